@@ -1,0 +1,53 @@
+"""All-MLP networks for images and language: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.
+
+import allmlp
+model = allmlp.create("mixer_b16", classes=10)
+print(model.describe())
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Names are imported when first used, so that the command line answers without loading torch.
+_PLACES = {
+    "Block": "allmlp.layers",
+    "Cache": "allmlp.layers",
+    "Cost": "allmlp.models.cost",
+    "Encoder": "allmlp.models.encoder",
+    "EncoderDecoder": "allmlp.models.encoder_decoder",
+    "Model": "allmlp.models.model",
+    "UserError": "allmlp.errors",
+    "configure": "allmlp.models.zoo",
+    "create": "allmlp.models.zoo",
+    "list_models": "allmlp.models.zoo",
+    "load": "allmlp.weights.folder",
+    "measure": "allmlp.models.cost",
+    "preset": "allmlp.models.zoo",
+    "save": "allmlp.weights.folder",
+}
+
+__all__ = [*_PLACES, "__version__"]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from allmlp.errors import UserError
+    from allmlp.layers import Block, Cache
+    from allmlp.models.cost import Cost, measure
+    from allmlp.models.encoder import Encoder
+    from allmlp.models.encoder_decoder import EncoderDecoder
+    from allmlp.models.model import Model
+    from allmlp.models.zoo import configure, create, list_models, preset
+    from allmlp.weights.folder import load, save
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'allmlp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

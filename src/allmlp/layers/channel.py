@@ -1,0 +1,48 @@
+"""The channel MLP: the same two linear maps at every token, with room for a token operation inside."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allmlp.layers.act import ACTS, Act
+from allmlp.layers.context import Context, Site
+from allmlp.layers.linear import Linear
+from allmlp.layers.mixers.gate import SpatialGate
+from allmlp.spec import Count, Rate, Spec
+
+
+class ChannelMlp(Spec):
+    """Mixes channels inside each token.
+
+        Y = inner(act(X U^T + a)) V^T + c
+
+    Mixer eq. 1 (second line), ResMLP eq. 3; with a spatial gate as `inner` it is gMLP's block.
+    Parameters CF + F + FC + C (without inner), multiply-adds 2SCF.
+    """
+
+    hidden: Count
+    act: Act = "gelu"
+    inner: SpatialGate | None = None
+    dropout: Rate = 0.0
+
+    def build(self, site: Site) -> nn.Module:
+        return ChannelMlpLayer(self, site)
+
+
+class ChannelMlpLayer(nn.Module):
+    def __init__(self, spec: ChannelMlp, site: Site) -> None:
+        super().__init__()
+        self.act = ACTS[spec.act]
+        self.dropout = spec.dropout
+        self.up = Linear(site.channels, spec.hidden, site.init)
+        self.inner = spec.inner.build(site, spec.hidden) if spec.inner else None
+        width = spec.inner.width(spec.hidden) if spec.inner else spec.hidden
+        self.down = Linear(width, site.channels, site.init)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        h = self.act(self.up(x))  # b s f
+        h = F.dropout(h, self.dropout, self.training)
+        if self.inner is not None:
+            h = self.inner(h, x, context)
+        return self.down(h)

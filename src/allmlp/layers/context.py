@@ -1,0 +1,79 @@
+"""What a layer may know beside its input: its place when it is built, its context when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from allmlp.layers.init import Init
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the parent hands down at build time: sizes and the initialisation of plain linear maps."""
+
+    tokens: int
+    channels: int
+    init: Init
+    grid: tuple[int, int] | None = None
+
+    def at(self, **changes: int) -> Site:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+class Cache:
+    """What a causal model remembers of the tokens it has read, so that the next one costs one row.
+
+    Each layer keeps the activations it mixes over (b t c); `length` counts the tokens read before
+    the current call.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.seen: dict[nn.Module, Tensor] = {}
+        self.fixed: dict[nn.Module, Tensor] = {}
+
+    def extend(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Append the new tokens of `layer` and return all of them."""
+        if layer in self.seen:
+            x = torch.cat([self.seen[layer], x], dim=1)
+        self.seen[layer] = x
+        return x
+
+    def once(self, layer: nn.Module, make: Callable[[], Tensor]) -> Tensor:
+        """What does not change from step to step, computed at the first."""
+        if layer not in self.fixed:
+            self.fixed[layer] = make()
+        return self.fixed[layer]
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order (beam search)."""
+        for store in (self.seen, self.fixed):
+            for layer, x in store.items():
+                store[layer] = x.index_select(0, rows)
+
+
+class Context(NamedTuple):
+    """What runs beside the activations through a stack of blocks."""
+
+    mask: Tensor | None = None
+    """b s, True where a token is real; None where all are."""
+    memory: Tensor | None = None
+    """b m c, what cross-attention reads."""
+    memory_mask: Tensor | None = None
+    bias: Tensor | None = None
+    """h s s, relative-position scores shared by all attention layers."""
+    cache: Cache | None = None
+
+    @property
+    def start(self) -> int:
+        """The position of the first token of this call."""
+        return 0 if self.cache is None else self.cache.length
+
+    def hide(self, x: Tensor) -> Tensor:
+        """Set padding to zero, so that a fixed mixing matrix cannot read it."""
+        return x if self.mask is None else x * self.mask.unsqueeze(-1).to(x.dtype)

@@ -1,0 +1,85 @@
+"""How parameters start: named distributions, and the pair of them that a linear map needs."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from allmlp.spec import NonNegative, Spec
+
+
+class Distribution(Spec, abstract=True):
+    """Fills one tensor; `fan_in` is the number of inputs of the linear map it belongs to."""
+
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        raise NotImplementedError
+
+
+class Constant(Distribution):
+    value: float
+
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        nn.init.constant_(tensor, self.value)
+
+
+class Zeros(Distribution):
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        nn.init.zeros_(tensor)
+
+
+class Normal(Distribution):
+    std: NonNegative
+
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        nn.init.normal_(tensor, std=self.std)
+
+
+class TruncatedNormal(Distribution):
+    """N(0, std^2) redrawn outside [-limit, limit]."""
+
+    std: NonNegative = 0.02
+    limit: NonNegative = 2.0
+
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        nn.init.trunc_normal_(tensor, std=self.std, a=-self.limit, b=self.limit)
+
+
+class LecunNormal(Distribution):
+    """Variance 1 / fan_in, truncated at two standard deviations (Flax's default)."""
+
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        # 0.8796... is the standard deviation of a unit normal truncated to [-2, 2].
+        std = math.sqrt(1 / fan_in) / 0.87962566103423978
+        nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
+
+
+class XavierUniform(Distribution):
+    """U(-a, a) with a = gain * sqrt(6 / (fan_in + fan_out))."""
+
+    gain: NonNegative = 1.0
+
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        limit = self.gain * math.sqrt(6 / (fan_in + tensor.shape[0]))
+        nn.init.uniform_(tensor, -limit, limit)
+
+
+class Uniform(Distribution):
+    limit: NonNegative
+
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        nn.init.uniform_(tensor, -self.limit, self.limit)
+
+
+class TorchDefault(Distribution):
+    """U(-a, a) with a = 1 / sqrt(fan_in): what torch.nn.Linear and Conv2d do."""
+
+    def fill(self, tensor: Tensor, fan_in: int) -> None:
+        nn.init.uniform_(tensor, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+
+
+class Init(Spec):
+    """The start of a linear map: its weight and its bias."""
+
+    weight: Distribution = XavierUniform()
+    bias: Distribution = Zeros()

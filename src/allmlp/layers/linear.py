@@ -1,0 +1,45 @@
+"""torch.nn's linear map, convolution and table, started as their spec says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from allmlp.layers.init import Distribution, Init
+
+
+class Linear(nn.Linear):
+    """Y = X W^T + b over channels. A fused projection of `parts` maps is initialised part by part."""
+
+    def __init__(self, inputs: int, outputs: int, init: Init, bias: bool = True, parts: int = 1) -> None:
+        # Set first: torch.nn's constructor ends by calling reset_parameters.
+        self.init, self.parts = init, parts
+        super().__init__(inputs, outputs, bias=bias)
+
+    def reset_parameters(self) -> None:
+        for part in self.weight.detach().chunk(self.parts):
+            self.init.weight.fill(part, self.in_features)
+        if self.bias is not None:
+            self.init.bias.fill(self.bias, self.in_features)
+
+
+class Conv2d(nn.Conv2d):
+    def __init__(self, inputs: int, outputs: int, kernel: int, init: Init, **kwargs: Any) -> None:
+        self.init = init
+        super().__init__(inputs, outputs, kernel, **kwargs)
+
+    def reset_parameters(self) -> None:
+        fan_in = self.weight[0].numel()
+        self.init.weight.fill(self.weight, fan_in)
+        if self.bias is not None:
+            self.init.bias.fill(self.bias, fan_in)
+
+
+class Embedding(nn.Embedding):
+    def __init__(self, rows: int, channels: int, init: Distribution) -> None:
+        self.init = init
+        super().__init__(rows, channels)
+
+    def reset_parameters(self) -> None:
+        self.init.fill(self.weight, self.embedding_dim)

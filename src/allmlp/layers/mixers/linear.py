@@ -1,0 +1,25 @@
+"""ResMLP's token mixer: one linear map over tokens, no hidden layer."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from allmlp.layers.context import Site
+from allmlp.layers.mixers.mixer import TokenMixer
+from allmlp.layers.mixers.projection import Dense, Projection, TokenProjection
+
+
+class TokenLinear(TokenMixer):
+    """Each channel is mixed over tokens by the same matrix.
+
+        f(X) = A X + b 1^T
+
+    Source: ResMLP, eq. 2; causal=True is the triangular A of its decoder. Sequences shorter than S
+    use the leading submatrix. Parameters S^2 + S, multiply-adds S^2 C.
+    """
+
+    project: Projection = Dense()
+    causal: bool = False
+
+    def build(self, site: Site) -> nn.Module:
+        return TokenProjection(self.project, site.tokens, self.causal, site.init)

@@ -1,0 +1,20 @@
+"""What every token mixer is: a spec that builds a module from `b s c` to `b s c`."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from allmlp.layers.context import Site
+from allmlp.spec import Spec
+
+
+class TokenMixer(Spec, abstract=True):
+    """Fits the `token` slot of a block. The module's call is `forward(x, context)`."""
+
+    def build(self, site: Site) -> nn.Module:
+        raise NotImplementedError
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no token can see a later one."""
+        return bool(getattr(self, "causal", False))

@@ -1,0 +1,85 @@
+"""Square matrices over tokens: free or Toeplitz, bidirectional or causal, cropped to the input's length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allmlp.layers.context import Context
+from allmlp.layers.init import Init
+from allmlp.spec import Spec
+
+
+class Projection(Spec, abstract=True):
+    """How the S x S matrix over tokens is parametrised."""
+
+    def shape(self, tokens: int, causal: bool) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def matrix(self, weight: Tensor, start: int, stop: int, causal: bool) -> Tensor:
+        """Rows start..stop-1 and columns 0..stop-1 of the matrix that `weight` stands for."""
+        raise NotImplementedError
+
+
+class Dense(Projection):
+    """Every entry free: S^2 numbers. A causal one is cut to its lower triangle in the product,
+    so that no optimiser step can refill the upper one.
+
+        W[i, j] = w[i, j]
+    """
+
+    def shape(self, tokens: int, causal: bool) -> tuple[int, ...]:
+        return tokens, tokens
+
+    def matrix(self, weight: Tensor, start: int, stop: int, causal: bool) -> Tensor:
+        block = weight[start:stop, :stop]
+        return block.tril(start) if causal else block
+
+
+class Toeplitz(Projection):
+    """One number per distance: 2S - 1 of them (S if causal). A crop is the Toeplitz matrix of the
+    cropped vector, so any shorter length is natural.
+
+        W[i, j] = w[j - i + S - 1]
+
+    Source: gMLP, appendix C; the papers' language models have it.
+    """
+
+    def shape(self, tokens: int, causal: bool) -> tuple[int, ...]:
+        return (tokens if causal else 2 * tokens - 1,)
+
+    def matrix(self, weight: Tensor, start: int, stop: int, causal: bool) -> Tensor:
+        if causal:
+            weight = F.pad(weight, (0, weight.shape[0] - 1))
+        tokens = (weight.shape[0] + 1) // 2
+        # Row i begins at w[S-1-i]: the windows of w read backwards are the rows.
+        return weight[tokens - stop : tokens - 1 - start + stop].unfold(0, stop, 1).flip(0)
+
+
+class TokenProjection(nn.Module):
+    """Y[i] = sum_j W[i, j] X[j] + b[i], the same for every channel."""
+
+    def __init__(self, spec: Projection, tokens: int, causal: bool, init: Init) -> None:
+        super().__init__()
+        self.spec, self.tokens, self.causal, self.init = spec, tokens, causal, init
+        self.weight = nn.Parameter(torch.empty(spec.shape(tokens, causal)))
+        self.bias = nn.Parameter(torch.empty(tokens))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.init.weight.fill(self.weight, self.tokens)
+        self.init.bias.fill(self.bias, self.tokens)
+
+    def matrix(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.spec.matrix(self.weight, start, stop or self.tokens, self.causal)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        start = context.start
+        if context.cache is not None:
+            x = context.cache.extend(self, x)
+        x, stop = context.hide(x), x.shape[1]
+        return self.matrix(start, stop) @ x + self.bias[start:stop, None]
+
+    def extra_repr(self) -> str:
+        return f"{self.spec!r}, tokens={self.tokens}, causal={self.causal}"

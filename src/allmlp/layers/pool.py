@@ -1,0 +1,114 @@
+"""From tokens to one vector per example."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from allmlp.layers.block import Block, Residual
+from allmlp.layers.channel import ChannelMlp
+from allmlp.layers.context import Context, Site
+from allmlp.layers.linear import Linear
+from allmlp.spec import Count, Spec
+
+
+class Pool(Spec, abstract=True):
+    def build(self, site: Site, block: Block) -> PoolLayer:
+        raise NotImplementedError
+
+
+class PoolLayer(nn.Module):
+    """`prepare` runs before the final norm and may add tokens, `forward` picks the vector after it."""
+
+    def prepare(self, x: Tensor, context: Context) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class Mean(Pool):
+    """The average of all tokens (of the real ones where there is padding).
+
+    y = 1/S sum_i X[i]
+    """
+
+    def build(self, site: Site, block: Block) -> PoolLayer:
+        return MeanLayer()
+
+
+class MeanLayer(PoolLayer):
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return x.mean(dim=1)
+        weight = mask.to(x.dtype)
+        return torch.einsum("bsc,bs->bc", x, weight) / weight.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+class First(Pool):
+    """The first token: ViT's class token, BERT's [CLS].
+
+    y = X[0]
+    """
+
+    def build(self, site: Site, block: Block) -> PoolLayer:
+        return FirstLayer()
+
+
+class FirstLayer(PoolLayer):
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x[:, 0]
+
+
+class ClassMlp(Pool):
+    """ResMLP's Class-MLP: after the last block a class token gathers the frozen patch tokens.
+
+        u = c + scale(a^T norm([c; X]) + b),   c' = u + scale(mlp(norm(u)))       `layers` times
+        y = c
+
+    Only the class row of the token matrix exists; norm, scale and channel MLP are the block's own.
+    Source: ResMLP, "average pooling -> Class-MLP" (17.7 M parameters for S12 confirm the single row).
+    Parameters C + layers (S + 2 + channel MLP + norms + scales).
+    """
+
+    layers: Count = 2
+
+    def build(self, site: Site, block: Block) -> PoolLayer:
+        return ClassMlpPool(self, site, block)
+
+
+class ClassMlpPool(PoolLayer):
+    def __init__(self, spec: ClassMlp, site: Site, block: Block) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.empty(site.channels))
+        channel = block.channel.replace(inner=None) if block.channel else ChannelMlp(4 * site.channels)
+        self.gathers = nn.ModuleList(ClassGather(block, site) for _ in range(spec.layers))
+        self.channels = nn.ModuleList(Residual(block, channel.build(site), site, 0.0) for _ in range(spec.layers))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.token, std=0.02)
+
+    def prepare(self, x: Tensor, context: Context) -> Tensor:
+        c = self.token.expand(x.shape[0], 1, -1)
+        for gather, channel in zip(self.gathers, self.channels, strict=True):
+            c = channel(gather(c, x, context), Context())
+        return torch.cat([c, x], dim=1)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x[:, 0]
+
+
+class ClassGather(nn.Module):
+    """One row of token mixing over the class token and the patches."""
+
+    def __init__(self, block: Block, site: Site) -> None:
+        super().__init__()
+        self.norm = block.norm.build(site.channels)
+        self.mix = Linear(1 + site.tokens, 1, site.init)
+        self.scale = block.scale.build(site.channels) if block.scale else nn.Identity()
+
+    def forward(self, c: Tensor, x: Tensor, context: Context) -> Tensor:
+        tokens = torch.cat([self.norm(c), context.hide(self.norm(x))], dim=1)
+        row = self.mix.weight[:, : tokens.shape[1]]
+        return c + self.scale(row @ tokens + self.mix.bias)

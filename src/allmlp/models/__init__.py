@@ -1,0 +1,1 @@
+"""Models and their presets. `allmlp.models.zoo` finds them by name."""

@@ -1,0 +1,138 @@
+"""gMLP and aMLP (Liu et al., 2021): a channel MLP with a spatial gate inside, for images and text.
+
+No code was released with the paper. Images are initialised as timm's gMLP is (Xavier uniform,
+biases N(0, 1e-6), classifier zero, gate weight N(0, 1e-6) and bias 1); text as BERT, with the same gate.
+The language models have Toeplitz spatial weights: only so do the published counts come out.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from allmlp.layers import (
+    Block,
+    ChannelMlp,
+    Classes,
+    Constant,
+    Init,
+    LayerNorm,
+    LecunNormal,
+    Mean,
+    Normal,
+    Patches,
+    SpatialGate,
+    TinyAttention,
+    Toeplitz,
+    Tokens,
+    Vocabulary,
+    XavierUniform,
+    Zeros,
+)
+from allmlp.models.bert import TEXT_INIT
+from allmlp.models.encoder import Encoder
+from allmlp.models.preset import Preset, Published
+
+Combine = Literal["split", "multiply", "add", "linear"]
+
+NEAR_ONE = Init(Normal(1e-6), Constant(1.0))
+"""A product with f(Z) starts as the identity."""
+NEAR_ZERO = Init(Normal(1e-6), Zeros())
+"""A sum with f(Z) starts as the identity."""
+GATE_INIT = {
+    "split": NEAR_ONE,
+    "multiply": NEAR_ONE,
+    "add": NEAR_ZERO,
+    # Alone, a near-zero f(Z) would cut the branch off; the paper does not say what it does here.
+    "linear": Init(LecunNormal()),
+}
+
+
+def gmlp(
+    depth: int, width: int, patch: int = 16, image: int = 224, classes: int = 1000, side: TinyAttention | None = None
+) -> Encoder:
+    gate = SpatialGate(norm=LayerNorm(1e-5), side=side, init=NEAR_ONE)
+    return Encoder(
+        width=width,
+        depth=depth,
+        stem=Patches(image, patch, init=Init(LecunNormal())),
+        block=Block(channel=ChannelMlp(6 * width, inner=gate)),
+        pool=Mean(),
+        head=Classes(classes, init=Init(Zeros())),
+        init=Init(XavierUniform(), Normal(1e-6)),
+    )
+
+
+def gmlp_text(
+    depth: int,
+    width: int,
+    hidden: int,
+    length: int = 128,
+    vocabulary: int = 32_000,
+    combine: Combine = "split",
+    side: TinyAttention | None = None,
+    causal: bool = False,
+) -> Encoder:
+    gate = SpatialGate(combine, Toeplitz(), causal, side=side, init=GATE_INIT[combine])
+    return Encoder(
+        width=width,
+        depth=depth,
+        stem=Tokens(vocabulary, length),
+        block=Block(channel=ChannelMlp(hidden, inner=gate)),
+        head=Vocabulary(),
+        init=TEXT_INIT,
+    )
+
+
+WIDTHS = {"ti16": 128, "s16": 256, "b16": 512}
+MACS = "the paper's FLOPs count slightly more than the matrix products"
+VISION = {
+    "ti16": Published("6", "gMLP, table 1", "1.4", note=MACS),
+    "s16": Published("20", "gMLP, table 1", "4.5", note=f"its sizes give 19.4 M; {MACS}"),
+    "b16": Published("73", "gMLP, table 1", "15.8", note=MACS),
+}
+
+UNSPLIT = "the caption's d_ffn 3072 gives 130.0 M; 2048, used here, gives the printed 92"
+
+
+def table(number: int, parameters: str, note: str = "") -> Published:
+    return Published(parameters, f"gMLP, table {number}", note=note)
+
+
+PRESETS = (
+    {f"gmlp_{size}": Preset(gmlp(30, width), "gMLP", VISION[size]) for size, width in WIDTHS.items()}
+    | {
+        f"amlp_{size}": Preset(gmlp(30, width, side=TinyAttention(64, bias=False)), "aMLP")
+        for size, width in WIDTHS.items()
+    }
+    | {
+        "gmlp_nano": Preset(gmlp(10, 96, patch=4, image=32, classes=10), "gMLP"),
+        "gmlp_micro": Preset(gmlp(12, 256, patch=4, image=32, classes=10), "gMLP"),
+        "amlp_nano": Preset(gmlp(8, 96, patch=4, image=32, classes=10, side=TinyAttention(32, bias=False)), "aMLP"),
+        "amlp_micro": Preset(gmlp(12, 256, patch=4, image=32, classes=10, side=TinyAttention(64, bias=False)), "aMLP"),
+        "gmlp_l18": Preset(gmlp_text(18, 512, 3072), "gMLP", table(4, "59")),
+        "gmlp_l36": Preset(gmlp_text(36, 512, 3072), "gMLP", table(3, "102")),
+        "gmlp_l72": Preset(gmlp_text(72, 512, 3072), "gMLP", table(4, "187")),
+        "gmlp_l144": Preset(gmlp_text(144, 512, 3072), "gMLP", table(4, "357")),
+        "gmlp_l36_linear": Preset(gmlp_text(36, 512, 2048, combine="linear"), "gMLP", table(3, "92", UNSPLIT)),
+        "gmlp_l36_additive": Preset(gmlp_text(36, 512, 2048, combine="add"), "gMLP", table(3, "92", UNSPLIT)),
+        "gmlp_l36_multiplicative": Preset(
+            gmlp_text(36, 512, 2048, combine="multiply"), "gMLP", table(3, "92", UNSPLIT)
+        ),
+        "gmlp_base": Preset(gmlp_text(48, 512, 3072, length=512), "gMLP", table(5, "130")),
+        "gmlp_large": Preset(gmlp_text(96, 768, 3072, length=512), "gMLP", table(5, "365")),
+        "gmlp_xlarge": Preset(gmlp_text(144, 1024, 4096, length=512), "gMLP", table(5, "941")),
+        "amlp_base": Preset(gmlp_text(36, 512, 3072, length=512, side=TinyAttention(64)), "aMLP", table(5, "109")),
+        "amlp_large": Preset(gmlp_text(72, 768, 3072, length=512, side=TinyAttention(128)), "aMLP", table(5, "316")),
+        "gmlp_mlm_tiny": Preset(gmlp_text(6, 128, 768, vocabulary=8192), "gMLP"),
+        "gmlp_mlm_small": Preset(gmlp_text(12, 256, 1536, vocabulary=16_384), "gMLP"),
+        "amlp_mlm_tiny": Preset(gmlp_text(6, 128, 768, vocabulary=8192, side=TinyAttention(32)), "aMLP"),
+        "amlp_mlm_small": Preset(gmlp_text(12, 256, 1536, vocabulary=16_384, side=TinyAttention(64)), "aMLP"),
+        "gmlp_causal_tiny": Preset(gmlp_text(6, 128, 768, vocabulary=8192, causal=True), "gMLP"),
+        "gmlp_causal_small": Preset(gmlp_text(12, 256, 1536, length=256, vocabulary=16_384, causal=True), "gMLP"),
+        "gmlp_causal_l18": Preset(gmlp_text(18, 512, 3072, length=512, causal=True), "gMLP"),
+        "gmlp_causal_l36": Preset(gmlp_text(36, 512, 3072, length=512, causal=True), "gMLP"),
+        "amlp_causal_small": Preset(
+            gmlp_text(12, 256, 1536, length=256, vocabulary=16_384, side=TinyAttention(64), causal=True), "aMLP"
+        ),
+    }
+)

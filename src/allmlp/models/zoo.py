@@ -1,0 +1,109 @@
+"""Every model by its name: find it, change it, build it."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+import allmlp.models
+from allmlp.errors import lookup
+from allmlp.models.model import Model, ModelSpec
+from allmlp.models.preset import Preset
+from allmlp.spec import override
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """All presets of the modules beside this one: a new family is a new file with a PRESETS table."""
+    found: dict[str, Preset] = {}
+    for module in pkgutil.iter_modules(allmlp.models.__path__):
+        table = getattr(importlib.import_module(f"allmlp.models.{module.name}"), "PRESETS", {})
+        for name, entry in table.items():
+            if name in found:
+                raise TypeError(f"two presets are called {name}")
+            found[name] = entry
+    return found
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of the zoo that match a shell pattern or contain a word: list_models("gmlp_*")."""
+    return matching(presets(), pattern)
+
+
+def matching(names: Any, pattern: str) -> list[str]:
+    pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+
+
+def preset(name: str) -> Preset:
+    return lookup(name, presets(), "model")
+
+
+def configure(
+    spec: ModelSpec,
+    *,
+    classes: int | None = None,
+    image: int | tuple[int, int] | None = None,
+    patch: int | tuple[int, int] | None = None,
+    in_channels: int | None = None,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    drop_path: float | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ModelSpec:
+    """`spec` with its input, its output or any field changed. Dotted `overrides` take text or values."""
+    options = {
+        "classes": classes,
+        "image": image,
+        "patch": patch,
+        "in_channels": in_channels,
+        "vocabulary": vocabulary,
+        "length": length,
+        "drop_path": drop_path,
+    }
+    spec = spec.configure(**{name: value for name, value in options.items() if value is not None})
+    for path, value in (overrides or {}).items():
+        spec = override(spec, path, value)
+    return spec
+
+
+def create(
+    model: str | ModelSpec,
+    *,
+    seed: int | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    **changes: Any,
+) -> Model:
+    """Build a model by name, or from a spec, with its own initialisation.
+
+        create("mixer_b16")
+        create("resmlp_s24", classes=10, image=(160, 256), drop_path=0.1)
+        create("gmlp_l18", overrides={"block.channel.inner.combine": "add"}, seed=0)
+
+    `changes` are those of `configure`: classes, image, patch, in_channels, vocabulary, length,
+    drop_path, overrides. A `seed` makes the initial weights repeatable and leaves torch's own
+    generator untouched.
+    """
+    spec = configure(resolve(model), **known(changes))
+    with torch.random.fork_rng(enabled=seed is not None), torch.device(device or torch.get_default_device()):
+        if seed is not None:
+            torch.manual_seed(seed)
+        built = spec.build()
+    return built if dtype is None else built.to(dtype)
+
+
+def resolve(model: str | ModelSpec) -> ModelSpec:
+    return preset(model).spec if isinstance(model, str) else model
+
+
+def known(changes: dict[str, Any]) -> dict[str, Any]:
+    for name in changes:
+        lookup(name, configure.__kwdefaults__ or {}, "option of create")
+    return changes
