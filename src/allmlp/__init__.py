@@ -30,7 +30,23 @@ _PLACES = {
     "save": "allmlp.weights.folder",
 }
 
-__all__ = [*_PLACES, "__version__"]  # noqa: PLE0604
+__all__ = [
+    "Block",
+    "Cache",
+    "Cost",
+    "Encoder",
+    "EncoderDecoder",
+    "Model",
+    "UserError",
+    "__version__",
+    "configure",
+    "create",
+    "list_models",
+    "load",
+    "measure",
+    "preset",
+    "save",
+]
 
 if TYPE_CHECKING:
     from allmlp.errors import UserError

@@ -39,7 +39,7 @@ class Range:
     high: float = math.inf
 
     def __str__(self) -> str:
-        return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
+        return f"at least {self.low:,}" if self.high == math.inf else f"between {self.low:,} and {self.high:,}"
 
 
 LARGEST = 2**24
@@ -61,6 +61,8 @@ class Spec:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, repr=False)(cls)
         if not abstract:
+            if "kind" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+                raise TypeError(f"{cls.__name__}: 'kind' is the name of the class in JSON, not a field")
             if cls.__name__ in Spec.kinds:
                 raise TypeError(f"two specs are called {cls.__name__}")
             Spec.kinds[cls.__name__] = cls
@@ -191,7 +193,7 @@ def from_dict(data: Any, path: str = "config") -> Any:
         return data
     if "kind" not in data:
         raise UserError(f"{path} has no 'kind'")
-    kind = lookup(data["kind"], Spec.kinds, f"kind in {path}")
+    kind = lookup(data["kind"], Spec.kinds, f"kind of {path}")
     known = hints(kind)
     values = {}
     for name, value in data.items():
@@ -228,7 +230,7 @@ def from_json(text: str | bytes) -> Any:
 # --- dotted overrides --------------------------------------------------------------------------------
 
 
-def override(spec: Spec, path: str, value: Any) -> Any:
+def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
     """A new spec with one leaf changed: override(model, "block.channel.hidden", "512").
 
     A text is read as on the command line, anything else is taken as it is.
@@ -236,11 +238,11 @@ def override(spec: Spec, path: str, value: Any) -> Any:
     head, _, rest = path.partition(".")
     hint = lookup(head, hints(type(spec)), f"{type(spec).__name__} field")
     if not rest:
-        return spec.replace(**{head: parse(value, hint, path) if isinstance(value, str) else value})
+        return spec.replace(**{head: parse(value, hint, above + head) if isinstance(value, str) else value})
     child = getattr(spec, head)
     if not isinstance(child, Spec):
-        raise UserError(f"{head} of {type(spec).__name__} is {child!r}: it has no field {rest!r}")
-    return spec.replace(**{head: override(child, rest, value)})
+        raise UserError(f"{above}{head} is {child!r}: it has no field {rest!r}")
+    return spec.replace(**{head: override(child, rest, value, f"{above}{head}.")})
 
 
 def parse(text: str, hint: Any, path: str) -> Any:

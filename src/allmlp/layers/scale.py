@@ -46,8 +46,9 @@ class LayerScaleLayer(nn.Module):
 class DropPath(Spec):
     """Stochastic depth: in training, a whole branch of an example is dropped.
 
-        drop_path(y) = y * keep / (1 - rate),   keep ~ Bernoulli(1 - rate), one draw per example
+        drop_path(y) = y * keep / (1 - rate),   keep ~ Bernoulli(1 - rate)
 
+    One draw per example.
     `linear` grows the rate from 0 at the first block to `rate` at the last (Mixer, DeiT, gMLP);
     `flat` uses `rate` in every block (ResMLP).
     """

@@ -13,9 +13,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from allmlp.layers.block import BlockLayer
+from allmlp.layers.block import BlockLayer, Residual
+from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
+from allmlp.models.foreign import ForeignModel
 from allmlp.models.model import Model, ModelSpec
 
 
@@ -60,11 +62,17 @@ def measure(spec: ModelSpec) -> Cost:
         model(*inputs)
     root = type(model).__name__
     flops = {name.removeprefix(f"{root}."): sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}  # a shared weight has one name here
     parts = []
-    for path, module in pieces(model):
+    for label, path in shown(model).items():
         times = next((depth for stack, depth in depths.items() if path.startswith(stack)), 1)
-        parameters = sum(weight.numel() for weight in module.parameters())
-        parts.append(Part(path.replace(".0", ""), parameters * times, inside(path, module, flops) // 2 * times))
+        parameters = sum(size for name, size in sizes.items() if name.startswith(f"{path}."))
+        macs = inside(path, model.get_submodule(path), flops) // 2
+        parts.append(Part(label, parameters * times, macs * times))
+    if isinstance(model, ForeignModel):
+        known = Cost(tuple(parts))
+        rest = sum(sizes.values()) - known.parameters, counter.get_total_flops() // 2 - known.macs
+        parts.append(Part("other", *rest))
     return Cost(tuple(part for part in parts if part.parameters or part.macs))
 
 
@@ -78,11 +86,21 @@ def one_block(spec: ModelSpec) -> tuple[ModelSpec, dict[str, int]]:
     return spec, {}
 
 
+OPENED = (Model, nn.ModuleList, BlockLayer, Residual, ChannelMlpLayer)
+
+
+def shown(model: Model) -> dict[str, str]:
+    """Label -> path of every part in the table."""
+    if isinstance(model, ForeignModel):
+        return model.parts()
+    return {path.replace(".0", ""): path for path, _ in pieces(model)}
+
+
 def pieces(model: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The parts a table shows: stem, the slots of the one block, norm, pool, head."""
+    """The parts a table shows: stem, what is in the one block, norm, pool, head."""
     parts: list[tuple[str, nn.Module]] = []
     for name, child in model.named_children():
-        if isinstance(child, (Model, nn.ModuleList, BlockLayer)):
+        if isinstance(child, OPENED):
             parts += pieces(child, f"{prefix}{name}.")
         else:
             parts.append((f"{prefix}{name}", child))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from allmlp.errors import UserError, lookup
-from allmlp.layers.block import Block
+from allmlp.layers.block import Block, BlockLayer
 from allmlp.layers.context import Cache, Context, Site
 from allmlp.layers.head import Classes, Head, Pair
 from allmlp.layers.init import Init
@@ -18,7 +18,7 @@ from allmlp.layers.mixers.attention import Attention
 from allmlp.layers.norm import LayerNorm, Norm
 from allmlp.layers.pool import Pool
 from allmlp.layers.scale import DropPath
-from allmlp.layers.stem import Patches, Stem, Tokens
+from allmlp.layers.stem import Patches, Stem, Tokens, TokenStem
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, Depth
 
@@ -77,12 +77,12 @@ class Encoder(ModelSpec):
         return Classes(classes)
 
 
-class EncoderModel(Model):
+class EncoderModel(Model[Encoder]):
     """`table=False` leaves the token table out: a decoder that shares the encoder's."""
 
     def __init__(self, spec: Encoder, table: bool = True) -> None:
         super().__init__()
-        self.spec: Encoder = spec
+        self.spec = spec
         self.checkpointing = False
         site = spec.site
         self.stem = spec.stem.build(site, table) if isinstance(spec.stem, Tokens) else spec.stem.build(site)
@@ -103,6 +103,7 @@ class EncoderModel(Model):
         self,
         x: Tensor,
         mask: Tensor | None = None,
+        *,
         segments: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
@@ -113,13 +114,16 @@ class EncoderModel(Model):
 
         mask [B, S] is True at real tokens. With a `cache`, x continues what the cache has read.
         """
-        features = self.forward_features(x, mask, segments, memory, memory_mask, cache, table)
+        features = self.forward_features(
+            x, mask, segments=segments, memory=memory, memory_mask=memory_mask, cache=cache, table=table
+        )
         return self.forward_head(features, mask, table)
 
     def forward_features(
         self,
         x: Tensor,
         mask: Tensor | None = None,
+        *,
         segments: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
@@ -140,9 +144,13 @@ class EncoderModel(Model):
         x = features if self.pool is None else self.pool(features, mask)
         if self.head is None:
             return x
-        if table is None and isinstance(self.spec.stem, Tokens):
-            table = self.stem.embedding.weight
-        return self.head(x, table)
+        return self.head(x, self.table if table is None else table)
+
+    @property
+    def table(self) -> Tensor | None:
+        """The token embedding, which a tied head shares."""
+        stem = self.stem
+        return stem.embedding.weight if isinstance(stem, TokenStem) and stem.embedding is not None else None
 
     def forward_intermediates(
         self, x: Tensor, names: Iterable[str] | None = None, mask: Tensor | None = None, segments: Tensor | None = None
@@ -152,6 +160,7 @@ class EncoderModel(Model):
         context = self.context(x, mask, None, None, None)
         x = kept["stem"] = self.embed(x, segments, context, None)
         for i, block in enumerate(self.blocks):
+            assert isinstance(block, BlockLayer)
             for slot, residual in block.residuals():
                 x = kept[f"blocks.{i}.{slot}"] = residual(x, context)
             kept[f"blocks.{i}"] = x
@@ -181,7 +190,7 @@ class EncoderModel(Model):
         return Context(mask, memory, memory_mask, bias, cache)
 
     def embed(self, x: Tensor, segments: Tensor | None, context: Context, table: Tensor | None) -> Tensor:
-        if isinstance(self.spec.stem, Tokens):
+        if isinstance(self.stem, TokenStem):
             return self.stem(x, segments, context.start, table)
         return self.stem(x)
 

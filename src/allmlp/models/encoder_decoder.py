@@ -54,10 +54,10 @@ class EncoderDecoder(ModelSpec):
         return self.replace(encoder=self.encoder.configure(**options), decoder=self.decoder.configure(**options))
 
 
-class EncoderDecoderModel(Model):
+class EncoderDecoderModel(Model[EncoderDecoder]):
     def __init__(self, spec: EncoderDecoder) -> None:
         super().__init__()
-        self.spec: EncoderDecoder = spec
+        self.spec = spec
         self.encoder = EncoderModel(spec.encoder)
         self.decoder = EncoderModel(spec.decoder, table=not spec.share)
 
@@ -84,10 +84,10 @@ class EncoderDecoderModel(Model):
         cache: Cache | None = None,
     ) -> Tensor:
         """Scores for `target`; with a cache it holds only the tokens since the last call."""
-        table = self.encoder.stem.embedding.weight if self.spec.share else None
-        return self.decoder(target, mask, None, memory, memory_mask, cache, table)
+        table = self.encoder.table if self.spec.share else None
+        return self.decoder(target, mask, memory=memory, memory_mask=memory_mask, cache=cache, table=table)
 
-    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The encoder's output, b s c."""
         return self.encode(x, mask)
 

@@ -54,7 +54,7 @@ def gmlp(
     return Encoder(
         width=width,
         depth=depth,
-        stem=Patches(image, patch, init=Init(LecunNormal())),
+        stem=Patches((image, image), (patch, patch), init=Init(LecunNormal())),
         block=Block(channel=ChannelMlp(6 * width, inner=gate)),
         pool=Mean(),
         head=Classes(classes, init=Init(Zeros())),

@@ -32,7 +32,7 @@ def mixer(
     return Encoder(
         width=width,
         depth=depth,
-        stem=Patches(image, patch),
+        stem=Patches((image, image), (patch, patch)),
         block=Block(
             token=TokenMlp(token_hidden or width // 2, act="gelu_tanh"),
             channel=ChannelMlp(4 * width, act="gelu_tanh"),

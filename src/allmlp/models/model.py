@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,15 @@ class ModelSpec(Spec, abstract=True):
         return self.replace(**options)
 
 
-class Model(nn.Module):
+S = TypeVar("S", bound=ModelSpec)
+
+
+class Model(nn.Module, Generic[S]):
     """A network with its spec. `forward` is `forward_head(forward_features(x))`."""
 
-    spec: ModelSpec
+    spec: S
 
-    def forward_features(self, x: Tensor, **kwargs: Any) -> Tensor:
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Tokens after the last norm, b s c."""
         raise NotImplementedError
 

@@ -46,7 +46,7 @@ def resmlp(
     return Encoder(
         width=width,
         depth=depth,
-        stem=Patches(image, patch, init=Init(TorchDefault(), TorchDefault())),
+        stem=Patches((image, image), (patch, patch), init=Init(TorchDefault(), TorchDefault())),
         block=Block(token or TokenLinear(), channel=ChannelMlp(4 * width), norm=norm, scale=LayerScale(scale)),
         norm=norm,
         pool=pool,
@@ -56,29 +56,31 @@ def resmlp(
     )
 
 
-def published(parameters: str, macs: str) -> Published:
-    return Published(parameters, "ResMLP, ablation table", macs)
+def published(parameters: str, macs: str, note: str = "") -> Published:
+    return Published(parameters, "ResMLP, ablation table", macs, note=note)
 
 
-def s12(macs: str, parameters: str, about: str, **variant: object) -> Preset:
-    return Preset(resmlp(12, 384, 0.1, **variant), "ResMLP", published(parameters, macs), about)  # type: ignore[arg-type]
+def s12(parameters: str, macs: str, about: str, note: str = "", **variant: object) -> Preset:
+    return Preset(resmlp(12, 384, 0.1, **variant), "ResMLP", published(parameters, macs, note), about)  # type: ignore[arg-type]
 
 
 PRESETS = {
-    "resmlp_s12": s12("3.0", "15.4", ""),
+    "resmlp_s12": s12("15.4", "3.0", ""),
     "resmlp_s24": Preset(resmlp(24, 384, 1e-5), "ResMLP", published("30.0", "6.0")),
     "resmlp_s36": Preset(resmlp(36, 384, 1e-6), "ResMLP", Published("45", "ResMLP, released weights", "8.9")),
     "resmlp_b24": Preset(resmlp(24, 768, 1e-6), "ResMLP", published("115.7", "23.0")),
-    "resmlp_s12_14": s12("4.0", "15.6", "patch 14", patch=14),
-    "resmlp_s12_8": s12("14.0", "22.1", "patch 8", patch=8),
+    "resmlp_s12_14": s12("15.6", "4.0", "patch 14", patch=14),
+    "resmlp_s12_8": s12("22.1", "14.0", "patch 8", patch=8),
     "resmlp_b24_8": Preset(resmlp(24, 768, 1e-6, patch=8), "ResMLP", published("129.1", "100.2"), "patch 8"),
-    "resmlp_s12_ln": s12("3.0", "15.4", "Affine -> LayerNorm", norm=LayerNorm()),
-    "resmlp_s12_class": s12("3.0", "17.7", "average pooling -> Class-MLP", pool=ClassMlp(layers=2)),
-    "resmlp_s12_none": s12("2.8", "14.9", "linear -> none", token=NoMixing()),
-    "resmlp_s12_mlp": s12("4.3", "18.6", "linear -> MLP, 4S hidden", token=TokenMlp(expansion=4.0)),
-    "resmlp_s12_conv": s12("6.0", "30.8", "linear -> conv 3x3", token=TokenConv("full")),
-    "resmlp_s12_dw": s12("2.8", "14.9", "linear -> depth-wise 3x3", token=TokenConv("depthwise")),
-    "resmlp_s12_dwsep": s12("3.2", "16.7", "linear -> depth-separable 3x3", token=TokenConv("separable")),
+    "resmlp_s12_ln": s12("15.4", "3.0", "Affine -> LayerNorm", norm=LayerNorm()),
+    "resmlp_s12_class": s12("17.7", "3.0", "average pooling -> Class-MLP", pool=ClassMlp(layers=2)),
+    "resmlp_s12_none": s12("14.9", "2.8", "linear -> none", token=NoMixing()),
+    "resmlp_s12_mlp": s12(
+        "18.6", "4.3", "linear -> MLP, 4S hidden", "4.249 G is printed rounded up", token=TokenMlp(expansion=4.0)
+    ),
+    "resmlp_s12_conv": s12("30.8", "6.0", "linear -> conv 3x3", token=TokenConv("full")),
+    "resmlp_s12_dw": s12("14.9", "2.8", "linear -> depth-wise 3x3", token=TokenConv("depthwise")),
+    "resmlp_s12_dwsep": s12("16.7", "3.2", "linear -> depth-separable 3x3", token=TokenConv("separable")),
     "resmlp_nano": Preset(resmlp(10, 96, 0.1, patch=4, image=32, classes=10), "ResMLP"),
     "resmlp_micro": Preset(resmlp(12, 256, 0.1, patch=4, image=32, classes=10), "ResMLP"),
 }

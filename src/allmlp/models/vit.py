@@ -12,8 +12,8 @@ from allmlp.layers import (
     Classes,
     First,
     Init,
-    LecunNormal,
     Learned,
+    LecunNormal,
     Patches,
     XavierUniform,
     Zeros,
@@ -26,7 +26,7 @@ def vit(depth: int, width: int, heads: int, patch: int, image: int = 224, classe
     return Encoder(
         width=width,
         depth=depth,
-        stem=Patches(image, patch, class_token=True, positions=Learned(), init=Init(LecunNormal())),
+        stem=Patches((image, image), (patch, patch), class_token=True, positions=Learned(), init=Init(LecunNormal())),
         block=Block(token=Attention(heads), channel=ChannelMlp(4 * width)),
         pool=First(),
         head=Classes(classes, init=Init(Zeros())),

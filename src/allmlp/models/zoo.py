@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import torch
 
 import allmlp.models
 from allmlp.errors import lookup
+from allmlp.models.catalog import matching
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset
 from allmlp.spec import override
@@ -34,11 +34,6 @@ def presets() -> dict[str, Preset]:
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the zoo that match a shell pattern or contain a word: list_models("gmlp_*")."""
     return matching(presets(), pattern)
-
-
-def matching(names: Any, pattern: str) -> list[str]:
-    pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
 def preset(name: str) -> Preset:

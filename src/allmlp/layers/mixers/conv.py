@@ -16,14 +16,15 @@ from allmlp.spec import Count
 class TokenConv(TokenMixer):
     """Tokens as a picture of C channels, convolved with zero padding.
 
-        full:       f(X) = conv_kxk(X), all channels to all channels      k^2 C^2 + C parameters
-        depthwise:  f(X) = conv_kxk(X), each channel alone                k^2 C + C
-        separable:  f(X) = conv_1x1(depthwise(X))                         (k^2 + 1) C + C^2 + C
+        full:       f(X) = conv_kxk(X), all channels to all channels
+        depthwise:  f(X) = conv_kxk(X), each channel alone
+        separable:  f(X) = conv_1x1(depthwise(X))
 
-    Source: ResMLP, patch-communication ablation. Multiply-adds S times the weights.
+    Source: ResMLP, patch-communication ablation. Parameters k^2 C^2 + C, k^2 C + C and
+    (k^2 + 1) C + C^2 + C; multiply-adds S times the weights.
     """
 
-    kind: Literal["full", "depthwise", "separable"] = "full"
+    variant: Literal["full", "depthwise", "separable"] = "full"
     kernel: Count = 3
 
     def check(self) -> None:
@@ -41,9 +42,9 @@ class TokenConvLayer(nn.Module):
         super().__init__()
         self.grid = grid
         channels = site.channels
-        groups = 1 if spec.kind == "full" else channels
+        groups = 1 if spec.variant == "full" else channels
         self.space = Conv2d(channels, channels, spec.kernel, site.init, padding=spec.kernel // 2, groups=groups)
-        self.point = Conv2d(channels, channels, 1, site.init) if spec.kind == "separable" else None
+        self.point = Conv2d(channels, channels, 1, site.init) if spec.variant == "separable" else None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         picture = context.hide(x).transpose(1, 2).unflatten(2, self.grid)  # b c h w

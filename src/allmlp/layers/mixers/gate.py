@@ -18,7 +18,7 @@ from allmlp.spec import Spec
 class SpatialGate(Spec):
     """The token operation inside gMLP's channel MLP; Z is the hidden activation, S x F.
 
-        f(Z) = W norm(Z) + b 1^T  (+ attention(X) in aMLP, X being the block's normalised input)
+        f(Z) = W norm(Z) + b 1^T   (+ attention(X) in aMLP, X the block's normed input)
         split:    Z1 * f(Z2),  Z = [Z1 Z2]        multiply:  Z * f(Z)
         add:      Z + f(Z)                        linear:    f(Z)
 

@@ -1,0 +1,225 @@
+"""The command line: thin, and quick to answer because everything heavy is imported where it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from allmlp import __version__
+from allmlp.errors import UserError, did_you_mean, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from allmlp.show import Page
+
+# typer brings its own click or uses the installed one: the base of its errors is taken from what it exports.
+CommandError = typer.BadParameter.__mro__[2]
+
+
+def examples(*lines: str) -> str:
+    return "\n\n".join(["Examples:", *lines])
+
+
+app = typer.Typer(
+    help="All-MLP networks for images and language: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.",
+    epilog=examples("allmlp list gmlp", "allmlp show mixer_b16", "allmlp show resmlp_s12 --image 160x256"),
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def console() -> Console:
+    """Tables are at most 100 columns wide, and as wide when the output is a file."""
+    from rich.console import Console
+
+    screen = Console(highlight=False)
+    screen.width = min(screen.width, 100) if screen.is_terminal else 100
+    return screen
+
+
+def millions(count: float) -> str:
+    return f"{count / 1e6:,.2f} M"
+
+
+def billions(count: float) -> str:
+    return f"{count / 1e9:,.3f} G"
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"allmlp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("list", epilog=examples("allmlp list", "allmlp list 'resmlp_s12*'", "allmlp list hf: --json"))
+def list_command(
+    pattern: Annotated[str, typer.Argument(help="A word in the name, or a shell pattern.")] = "*",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for machines.")] = False,
+) -> None:
+    """The zoo: every model, what it reads, its size and cost, and the figure its paper prints."""
+    from allmlp.models.catalog import matching, rows
+
+    table = {row.name: row for row in rows()}
+    names = matching(table, pattern)
+    if not names:
+        raise UserError(f"no model matches {pattern!r}{did_you_mean(pattern, table)}")
+    if as_json:
+        print(json.dumps([table[name]._asdict() for name in names], indent=2))
+        return
+    from rich.table import Table
+
+    view = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("model", "family", "reads"):
+        view.add_column(title, no_wrap=True)
+    for title in ("parameters", "MACs", "published"):
+        view.add_column(title, justify="right", no_wrap=True)
+    for row in map(table.__getitem__, names):
+        view.add_row(row.name, row.family, row.reads, millions(row.parameters), billions(row.macs), row.published)
+    console().print(view)
+
+
+@app.command(
+    epilog=examples(
+        "allmlp show gmlp_s16",
+        "allmlp show mixer_b16 --classes 10 --image 160x256",
+        "allmlp show gmlp_l36 --set block.channel.inner.combine=add",
+        "allmlp show path/to/model --json",
+    )
+)
+def show(
+    model: Annotated[str, typer.Argument(help="A name from `allmlp list`, timm:NAME, or a model folder.")],
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    image: Annotated[str | None, typer.Option(help="Image size: 224 or 160x256 (height x width).")] = None,
+    patch: Annotated[str | None, typer.Option(help="Patch size: 16 or 8x16.")] = None,
+    in_channels: Annotated[int | None, typer.Option(help="Colour channels of the image.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Size of the vocabulary.")] = None,
+    length: Annotated[int | None, typer.Option(help="Longest sequence.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Any field: block.channel.hidden=512.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
+) -> None:
+    """One page about one model: its sentence, equations, cost by part, published figures, state-dict keys."""
+    from allmlp.models.zoo import configure, preset
+    from allmlp.show import page
+    from allmlp.spec import parse
+    from allmlp.weights.folder import read_spec
+
+    is_folder = Path(model).is_dir()
+    spec = read_spec(Path(model)) if is_folder else preset(model).spec
+    size = tuple[int, int]
+    changed = configure(
+        spec,
+        classes=classes,
+        image=None if image is None else parse(image, size, "--image"),
+        patch=None if patch is None else parse(patch, size, "--patch"),
+        in_channels=in_channels,
+        vocabulary=vocabulary,
+        length=length,
+        overrides=assignments(overrides or []),
+    )
+    if is_folder or changed != spec:
+        sheet = page(model, changed)
+    else:
+        sheet = page(model, spec, preset(model).published, preset(model).about)
+    if as_json:
+        print(json.dumps(sheet.as_json(), indent=2))
+    else:
+        print_page(sheet)
+
+
+def assignments(texts: list[str]) -> dict[str, str]:
+    """--set a.b=c, as a dictionary."""
+    pairs = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        if not equals or not path:
+            raise UserError(f"--set takes FIELD=VALUE, not {text!r}")
+        pairs[path.strip()] = value
+    return pairs
+
+
+def print_page(sheet: Page) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from allmlp.show import equations, files, sentence, state_dict_keys
+
+    screen = console()
+
+    def heading(text: str) -> None:
+        screen.print(Text(f"\n{text}", style="bold"))
+
+    about = f", {sheet.about}" if sheet.about else ""
+    screen.print(Text(sheet.name, style="bold"), f"reads {sheet.spec.reads}{about}")
+    heading("Sentence")
+    screen.print(Text(sentence(sheet.spec)))
+    heading("Equations")
+    for kind, lines in equations(sheet.spec).items():
+        for number, line in enumerate(lines):
+            screen.print(Text(f"{kind if number == 0 else '':<18}{line}"))
+    heading("Cost of one example")
+    view = Table(box=None, pad_edge=False, header_style="bold")
+    view.add_column("part")
+    for title in ("parameters", "MACs", "share of MACs"):
+        view.add_column(title, justify="right")
+    for part in sheet.cost.parts:
+        view.add_row(part.name, f"{part.parameters:,}", f"{part.macs:,}", f"{part.macs / max(sheet.cost.macs, 1):.1%}")
+    view.add_row("total", f"{sheet.cost.parameters:,}", f"{sheet.cost.macs:,}", "", style="bold")
+    screen.print(view)
+    if sheet.published is not None:
+        print_published(screen, sheet)
+    heading("State dict")
+    for key, shape in state_dict_keys(sheet.spec).items():
+        screen.print(Text(f"{key:<48} {shape}"))
+    heading("Files")
+    screen.print(Text("  ".join(files(sheet.spec))))
+
+
+def print_published(screen: Console, sheet: Page) -> None:
+    printed = sheet.published
+    assert printed is not None
+    scope = "" if printed.head else ", without the head"
+    screen.print(f"\n[bold]Published[/bold] ({printed.source}{scope})")
+    screen.print(f"parameters  {printed.parameters:>8} M   here {millions(sheet.parameters)}")
+    if printed.macs:
+        screen.print(f"MACs        {printed.macs:>8} G   here {billions(sheet.cost.macs)}")
+    if printed.note:
+        screen.print(f"note: {printed.note}", style="italic")
+
+
+def fail(message: object) -> NoReturn:
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command; whatever the user got wrong becomes one line on stderr and exit code 2."""
+    try:
+        status = app(arguments, prog_name="allmlp", standalone_mode=False)
+    except UserError as reason:
+        fail(reason)
+    except CommandError as reason:
+        fail(reason.format_message())  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has gone; python must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(status if isinstance(status, int) else 0)

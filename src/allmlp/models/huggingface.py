@@ -1,0 +1,226 @@
+"""Baselines from transformers (Hugging Face), built from their configurations: no weights, no network access."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from allmlp.errors import UserError, lookup, require
+from allmlp.models.foreign import Foreign, ForeignModel, flatten
+from allmlp.models.model import ModelSpec, S
+from allmlp.models.preset import Preset, Published
+from allmlp.spec import Count
+
+
+class Architecture(NamedTuple):
+    """What transformers calls `{family}Config` and `{family}For...`, and the options of the former."""
+
+    family: str
+    options: dict[str, Any]
+    image: int = 224
+
+
+def resnet(*depths: int) -> Architecture:
+    return Architecture("ResNet", {"depths": depths})
+
+
+def regnet_y(depths: list[int], channels: list[int], group: int) -> Architecture:
+    options = {"depths": depths, "hidden_sizes": channels, "groups_width": group, "layer_type": "y"}
+    return Architecture("RegNet", options)
+
+
+def bit(factor: int, *depths: int) -> Architecture:
+    """`width_factor` of the configuration would leave out the stem and the last norm."""
+    channels = [256 * factor, 512 * factor, 1024 * factor, 2048 * factor]
+    return Architecture("Bit", {"depths": depths, "hidden_sizes": channels, "embedding_size": 64 * factor})
+
+
+def deit(width: int, heads: int) -> Architecture:
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width}
+    return Architecture("DeiT", sizes)
+
+
+def efficientnet(width: float, depth: float, image: int, dropout: float, hidden: int) -> Architecture:
+    options = {
+        "width_coefficient": width,
+        "depth_coefficient": depth,
+        "hidden_dim": hidden,
+        "dropout_rate": dropout,
+        "batch_norm_momentum": 0.01,  # torch counts the new share, TensorFlow's 0.99 the old one
+    }
+    return Architecture("EfficientNet", options, image)
+
+
+def bert(depth: int, width: int, heads: int) -> Architecture:
+    sizes = {"num_hidden_layers": depth, "hidden_size": width, "num_attention_heads": heads}
+    return Architecture("Bert", sizes | {"intermediate_size": 4 * width})
+
+
+IMAGES = {
+    "resnet50": resnet(3, 4, 6, 3),
+    "resnet152": resnet(3, 8, 36, 3),
+    "regnety_040": regnet_y([2, 6, 12, 2], [128, 192, 512, 1088], 64),
+    "regnety_080": regnet_y([2, 4, 10, 1], [168, 448, 896, 2016], 56),
+    "regnety_160": regnet_y([2, 4, 11, 1], [224, 448, 1232, 3024], 112),
+    "efficientnet_b0": efficientnet(1.0, 1.0, 224, 0.2, 1280),
+    "efficientnet_b1": efficientnet(1.0, 1.1, 240, 0.2, 1280),
+    "efficientnet_b2": efficientnet(1.1, 1.2, 260, 0.3, 1408),
+    "efficientnet_b3": efficientnet(1.2, 1.4, 300, 0.3, 1536),
+    "efficientnet_b4": efficientnet(1.4, 1.8, 380, 0.4, 1792),
+    "efficientnet_b5": efficientnet(1.6, 2.2, 456, 0.4, 2048),
+    "efficientnet_b6": efficientnet(1.8, 2.6, 528, 0.5, 2304),
+    "efficientnet_b7": efficientnet(2.0, 3.1, 600, 0.5, 2560),
+    "bit_r152x4": bit(4, 3, 8, 36, 3),
+    "deit_ti16": deit(192, 3),
+    "deit_s16": deit(384, 6),
+    "deit_b16": deit(768, 12),
+}
+TEXTS = {"bert_base": bert(12, 768, 12), "bert_large": bert(24, 1024, 16)}
+
+
+class HuggingFaceImages(Foreign):
+    """An image classifier of transformers."""
+
+    def check(self) -> None:
+        lookup(self.name, IMAGES, "image model of transformers")
+
+    @property
+    def native(self) -> tuple[int, int]:
+        return (IMAGES[self.name].image,) * 2
+
+    def build(self) -> HuggingFaceImagesModel:
+        architecture = IMAGES[self.name]
+        options = architecture.options | {"num_labels": self.classes, "num_channels": self.in_channels}
+        if architecture.family == "DeiT":
+            options["image_size"] = self.size
+        if architecture.family == "EfficientNet":
+            options["depthwise_padding"] = odd_blocks(self.size[0], options["depth_coefficient"])
+        network = construct(architecture.family, "ForImageClassification", options)
+        for module in network.modules():
+            # Those of EfficientNet are drawn around zero there, which silences every block.
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.ones_(module.weight)
+        return HuggingFaceImagesModel(self, network)
+
+
+class HuggingFaceText(ModelSpec):
+    """A masked language model of transformers."""
+
+    name: str
+    vocabulary: Count = 30_522
+    length: Count = 512
+
+    def check(self) -> None:
+        lookup(self.name, TEXTS, "language model of transformers")
+
+    @property
+    def reads(self) -> str:
+        return f"{self.length} tokens"
+
+    def build(self) -> HuggingFaceTextModel:
+        architecture = TEXTS[self.name]
+        sizes = {"vocab_size": self.vocabulary, "max_position_embeddings": self.length}
+        return HuggingFaceTextModel(self, construct(architecture.family, "ForMaskedLM", architecture.options | sizes))
+
+
+def construct(family: str, task: str, options: dict[str, Any]) -> nn.Module:
+    folder = f"transformers.models.{family.lower()}"
+    configuration = require(f"{folder}.configuration_{family.lower()}", "baselines")
+    modeling = require(f"{folder}.modeling_{family.lower()}", "baselines")
+    return getattr(modeling, family + task)(getattr(configuration, f"{family}Config")(**options))
+
+
+def odd_blocks(size: int, depth: float) -> list[int]:
+    """EfficientNet's blocks that halve a map of odd size: TensorFlow pads these on all four sides."""
+    found, block, size = [], 0, size // 2
+    for repeats, stride in zip((1, 2, 2, 3, 3, 4, 1), (1, 2, 2, 2, 1, 2, 1)):
+        if stride == 2:
+            found += [block] * (size % 2)
+            size = math.ceil(size / 2)
+        block += math.ceil(depth * repeats)
+    return found
+
+
+class HuggingFaceModel(ForeignModel[S]):
+    head_name: str
+    """Where transformers keeps the head."""
+
+    def parts(self) -> dict[str, str]:
+        body = self.network.base_model_prefix
+        inner = {name: f"network.{body}.{name}" for name, _ in self.network.base_model.named_children()}
+        return inner | {"head": f"network.{self.head_name}"}
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers of all stages, or of the one stack."""
+        stack = next(module for module in self.network.modules() if isinstance(module, nn.ModuleList))
+        return [block for stage in stack for block in getattr(stage, "layers", [stage])]
+
+    def set_grad_checkpointing(self, enable: bool = True) -> Self:
+        """transformers itself can do this for its Transformers only. Batch norm then averages each batch twice."""
+        for block in self.blocks():
+            vars(block).pop("forward", None)
+            if enable:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        return self
+
+
+class HuggingFaceImagesModel(HuggingFaceModel[HuggingFaceImages]):
+    head_name = "classifier"
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return flatten(self.network.base_model(x).last_hidden_state)
+
+    def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """DeiT reads its class token, a convolutional network the mean; EfficientNet drops some of it out."""
+        pooled = features[:, 0] if IMAGES[self.spec.name].family == "DeiT" else features.mean(1)
+        dropout = getattr(self.network, "dropout", nn.Identity())
+        return self.network.classifier(dropout(pooled))
+
+    def reset_head(self, classes: int) -> Self:
+        """Replace the classifier with a fresh one."""
+        self.spec = self.spec.replace(classes=classes)
+        classifier = self.network.classifier
+        old = classifier if isinstance(classifier, nn.Linear) else classifier[-1]
+        fresh = nn.Linear(old.in_features, classes, device=self.device, dtype=self.dtype)
+        self.network._init_weights(fresh)
+        if classifier is old:
+            self.network.classifier = fresh
+        else:
+            classifier[-1] = fresh
+        self.network.num_labels = self.network.config.num_labels = classes
+        return self
+
+
+class HuggingFaceTextModel(HuggingFaceModel[HuggingFaceText]):
+    head_name = "cls"
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Scores of every token; mask [B, S] is True at real tokens."""
+        return self.forward_head(self.forward_features(ids, mask, segments))
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        return self.network.base_model(x, attention_mask=mask, token_type_ids=segments).last_hidden_state
+
+    def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.network.cls(features)
+
+    def reset_head(self, classes: int) -> Self:
+        raise UserError(f"transformers' {self.spec.name} answers at every token; bert_base can be given another head")
+
+    def example(self, batch: int = 1) -> tuple[Tensor, ...]:
+        return (torch.randint(self.spec.vocabulary, (batch, self.spec.length), device=self.device),)
+
+
+PRESETS: dict[str, Preset] = {}
+for _n, _a in IMAGES.items():
+    PRESETS[f"hf:{_n}"] = Preset(HuggingFaceImages(_n, image=(_a.image, _a.image)), _a.family)
+for _n, _a in TEXTS.items():
+    PRESETS[f"hf:{_n}"] = Preset(HuggingFaceText(_n), "BERT")

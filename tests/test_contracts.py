@@ -1,0 +1,404 @@
+"""What every model of the zoo promises, parametrised over all distinct sentences of the grammar."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+import allmlp
+from allmlp.layers import Cache, Classes, First, Mean, Pair, Patches, Span
+from allmlp.models.encoder_decoder import EncoderDecoderModel
+from allmlp.models.model import initialise
+from allmlp.models.zoo import presets
+from allmlp.spec import from_json, to_json
+from tiny import CAUSAL, IMAGES, SENTENCES, TEXTS, TRANSLATORS, randomise, text_model, tiny_model
+
+EVERY = list(SENTENCES)
+
+
+def inputs(model: allmlp.Model, batch: int = 3) -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    return model.example(batch)
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> bool:
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+# --- all models -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_output_is_finite_and_every_parameter_learns(name: str) -> None:
+    model = tiny_model(name).train()
+    output = model(*inputs(model))
+    assert output.shape[0] == 3 and output.isfinite().all()
+    output.square().mean().backward()
+    idle = [key for key, weight in model.named_parameters() if weight.grad is None or not weight.grad.abs().sum() > 0]
+    assert not idle
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_gradient_is_the_derivative(name: str) -> None:
+    """Along a random direction through all parameters, in float64."""
+    model = tiny_model(name)
+    x = inputs(model, 1)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    direction = [torch.randn_like(weight) for weight in weights]
+    probe = torch.randn_like(model(*x))
+    slopes = torch.autograd.grad((model(*x) * probe).sum(), weights)
+    expected = sum((slope * step).sum() for slope, step in zip(slopes, direction))
+
+    def shifted(amount: float) -> Tensor:
+        moved = {key: weight + amount * step for (key, weight), step in zip(model.named_parameters(), direction)}
+        return (torch.func.functional_call(model, moved, x) * probe).sum()
+
+    step = 1e-7  # small enough not to cross the corners of ReLU
+    with torch.no_grad():
+        measured = (shifted(step) - shifted(-step)) / (2 * step)
+    assert measured.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_examples_do_not_see_each_other(name: str) -> None:
+    model = tiny_model(name)
+    x = inputs(model)
+    together = model(*x)
+    for row in range(3):
+        assert close(together[row : row + 1], model(*(part[row : row + 1] for part in x)))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_seed_decides_the_weights(name: str) -> None:
+    first, again, other = (allmlp.create(SENTENCES[name], seed=seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+def test_seed_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    allmlp.create("mixer_nano", seed=5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_initialise_repeats_the_constructor(name: str) -> None:
+    """A model made on the meta device and initialised later is the model made at once."""
+    torch.manual_seed(7)
+    direct = SENTENCES[name].build()
+    with torch.device("meta"):
+        late = SENTENCES[name].build()
+    late = late.to_empty(device="cpu")
+    with torch.no_grad():
+        for weight in late.parameters():
+            weight.fill_(float("nan"))
+    torch.manual_seed(7)
+    initialise(late)
+    for key, weight in late.state_dict().items():
+        assert weight.isfinite().all(), f"{key} is never initialised"
+        expected = direct.state_dict()[key]
+        assert weight.std(correction=0).item() == pytest.approx(expected.std(correction=0).item(), rel=0.6, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_configuration_survives_json(name: str) -> None:
+    spec = presets()[name].spec
+    assert from_json(to_json(spec)) == spec
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(name: str, dtype: torch.dtype) -> None:
+    exact = tiny_model(name)
+    model = copy.deepcopy(exact).to(dtype)
+    x = inputs(exact)
+    expected = exact(*x)
+    output = model(*(part.to(dtype) if part.is_floating_point() else part for part in x))
+    assert output.dtype == dtype
+    error = (output.double() - expected).norm() / expected.norm()
+    assert error < (0.1 if dtype == torch.bfloat16 else 1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_compiles_as_one_graph(name: str) -> None:
+    torch.compiler.reset()
+    model = tiny_model(name, torch.float32)
+    x = inputs(model)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert close(compiled(*x), model(*x), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixer_nano", "gmlp_mlm_tiny"])
+def test_inductor_agrees(name: str) -> None:
+    torch.compiler.reset()
+    model = allmlp.create(name, seed=0, overrides={"depth": 2}).eval()
+    randomise(model, spread=0.05)
+    x = model.example(2)
+    assert close(torch.compile(model, fullgraph=True)(*x), model(*x), 1e-4)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_exports_with_any_batch(name: str) -> None:
+    model = tiny_model(name, torch.float32)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    x = inputs(model, 2)
+    program = torch.export.export(model, x, dynamic_shapes=tuple({0: batch} for _ in x))
+    larger = inputs(model, 5)
+    assert close(program.module()(*larger), model(*larger), 1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_checkpointing_changes_memory_not_gradients(name: str) -> None:
+    model = tiny_model(name).train()
+    x = inputs(model)
+    gradients = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable).zero_grad()
+        model(*x).square().mean().backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters()])
+    assert all(close(a, b) for a, b in zip(*gradients))
+
+
+@pytest.mark.parametrize("name", [*IMAGES, *TEXTS])
+def test_intermediates_are_those_of_the_forward_pass(name: str) -> None:
+    model = text_model(name)
+    (x,) = inputs(model)
+    kept = model.forward_intermediates(x)
+    assert close(kept["head"], model(x)) and close(kept["norm"], model.forward_features(x))
+    assert next(iter(kept)) == "stem" and torch.equal(kept["blocks.1"], kept[f"blocks.1.{model.blocks[1].slots[-1]}"])
+    assert list(model.forward_intermediates(x, ["blocks.0", "stem"])) == ["blocks.0", "stem"]
+    with pytest.raises(allmlp.UserError, match=r"did you mean .blocks\.0"):
+        model.forward_intermediates(x, ["block.0"])
+
+
+# --- images -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize(("image", "patch"), [((4, 4), (2, 2)), ((6, 15), (3, 5)), ((8, 4), (8, 4))])
+def test_any_image_size_and_patch(name: str, image: tuple[int, int], patch: tuple[int, int]) -> None:
+    model = allmlp.create(SENTENCES[name], image=image, patch=patch, classes=7, in_channels=1)
+    assert model(torch.rand(2, 1, *image)).shape == (2, 7)
+
+
+def test_the_size_in_the_readme_sentence() -> None:
+    model = allmlp.create("resmlp_s24", classes=10, image=(160, 256), overrides={"depth": 2})
+    assert model(torch.rand(1, 3, 160, 256)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_reset_head(name: str) -> None:
+    model = text_model(name)
+    assert model.reset_head(4) is model
+    (x,) = inputs(model)
+    assert model(x).shape == (3, 4) and model.spec.head.classes == 4 and model.dtype == torch.float64
+    assert from_json(to_json(model.spec)).build()(x.float()).shape == (3, 4)
+
+
+def test_patches_run_row_by_row() -> None:
+    """Token i is the linear map of patch i, so a change in one patch moves one token."""
+    model = text_model("mixer_s32")
+    assert isinstance(model.spec.stem, Patches)
+    (x,) = inputs(model, 1)
+    changed = x.clone()
+    changed[:, :, 2:4, 6:8] += 1
+    moved = (model.stem(changed) - model.stem(x)).abs().sum(dim=-1)[0]
+    assert moved.nonzero().flatten().tolist() == [1 * 4 + 3]
+
+
+# --- text -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_padding_does_not_leak(name: str) -> None:
+    """Real tokens get the same answer however far, and with whatever, the batch is padded."""
+    model = text_model(name)
+    (ids,) = inputs(model, 2)
+    alone = model(ids[:, :5])
+    for length in (6, 9, 12):
+        mask = torch.arange(length).expand(2, -1) < 5
+        assert close(model(ids[:, :length], mask)[:, :5], alone, 1e-9)
+    ragged = torch.tensor([[True] * 5 + [False] * 4, [True] * 9])
+    assert close(model(ids[:, :9], ragged)[0, :5], alone[0])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("pool", [Mean(), First()])
+def test_padding_does_not_leak_into_the_pool(name: str, pool: object) -> None:
+    model = SENTENCES[name].replace(pool=pool, head=Pair(3)).build().double().eval()
+    randomise(model)
+    (ids,) = inputs(model, 2)
+    mask = torch.arange(12).expand(2, -1) < 5
+    assert close(model(ids, mask), model(ids[:, :5]))
+
+
+def test_padding_does_not_leak_into_class_mlp() -> None:
+    spec = SENTENCES["gmlp_l18"].replace(pool=allmlp.layers.ClassMlp(), head=Classes(3))
+    model = spec.build().double().eval()
+    randomise(model)
+    (ids,) = inputs(model, 2)
+    mask = torch.arange(12).expand(2, -1) < 5
+    assert close(model(ids, mask), model(ids[:, :5]))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_shorter_sequences(name: str) -> None:
+    model = text_model(name)
+    (ids,) = inputs(model)
+    for length in (1, 7, 12):
+        assert model(ids[:, :length]).shape == (3, length, 31)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_span_and_pair_heads(name: str) -> None:
+    model = text_model(name).reset_head(Span())
+    (ids,) = inputs(model)
+    assert model(ids).shape == (3, 12, 2)
+    judge = SENTENCES[name].replace(pool=First(), head=Pair(3)).build()
+    assert judge(ids).shape == (3, 3)
+
+
+def future_changes_nothing(model: allmlp.Model, run: object) -> None:
+    torch.manual_seed(2)
+    for t in range(12):
+        ids = torch.randint(31, (1, 12))
+        other = ids.clone()
+        other[:, t:] = (ids[:, t:] + torch.randint(1, 31, (1, 12 - t))) % 31
+        before, after = run(ids), run(other)  # type: ignore[operator]
+        assert torch.equal(before[:, :t], after[:, :t]) or close(before[:, :t], after[:, :t], 1e-12)
+        assert not close(before[:, t:], after[:, t:], 1e-6)
+
+
+def train_with_decay(model: allmlp.Model, *x: Tensor) -> None:
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5)
+    for _ in range(3):
+        model(*x).square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_no_token_sees_the_future(name: str) -> None:
+    model = text_model(name)
+    future_changes_nothing(model, model)
+    train_with_decay(model, *inputs(model))
+    future_changes_nothing(model, model)
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name not in CAUSAL])
+def test_bidirectional_models_see_the_future(name: str) -> None:
+    model = text_model(name)
+    (ids,) = inputs(model, 1)
+    other = ids.clone()
+    other[:, -1] = (ids[:, -1] + 1) % 31
+    assert not close(model(ids)[:, 0], model(other)[:, 0], 1e-6)
+    with pytest.raises(allmlp.UserError, match="causal"):
+        model(ids, cache=Cache())
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("chunks", [[1] * 12, [5, 1, 1, 5], [12]])
+def test_step_by_step_is_the_parallel_pass(name: str, chunks: list[int]) -> None:
+    model = text_model(name)
+    (ids,) = inputs(model)
+    cache = Cache()
+    steps = [model(part, cache=cache) for part in ids.split(chunks, dim=1)]
+    assert close(torch.cat(steps, dim=1), model(ids))
+    with pytest.raises(allmlp.UserError, match="13 tokens are longer than the 12"):
+        model(ids[:, :1], cache=cache)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_step_by_step_with_padding(name: str) -> None:
+    model = text_model(name)
+    (ids,) = inputs(model)
+    mask = torch.rand(3, 12) > 0.3
+    mask[:, 0] = True
+    cache = Cache()
+    steps = [model(ids[:, t : t + 1], mask[:, t : t + 1], cache=cache) for t in range(12)]
+    assert close(torch.cat(steps, dim=1), model(ids, mask))
+
+
+def causal_attention() -> allmlp.Model:
+    """No preset decodes with relative positions; the grammar can, so it must be right."""
+    spec = SENTENCES["bert_base_rel"]
+    return spec.replace(block=spec.block.replace(token=spec.block.token.replace(causal=True))).build().double().eval()
+
+
+def test_causal_attention_with_relative_positions() -> None:
+    model = causal_attention()
+    randomise(model)
+    (ids,) = inputs(model)
+    future_changes_nothing(model, model)
+    cache = Cache()
+    steps = [model(ids[:, t : t + 1], cache=cache) for t in range(12)]
+    assert close(torch.cat(steps, dim=1), model(ids))
+
+
+# --- translation ------------------------------------------------------------------------------------
+
+
+def translator(name: str) -> EncoderDecoderModel:
+    model = tiny_model(name)
+    assert isinstance(model, EncoderDecoderModel)
+    return model
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_decoder_is_causal(name: str) -> None:
+    model = translator(name)
+    source, target = inputs(model, 1)
+    future_changes_nothing(model, lambda ids: model(source, ids))
+    train_with_decay(model, source, target)
+    future_changes_nothing(model, lambda ids: model(source, ids))
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_incremental_decoding(name: str) -> None:
+    model = translator(name)
+    source, target = inputs(model)
+    mask = torch.arange(12).expand(3, -1) < torch.tensor([[12], [7], [3]])
+    memory = model.encode(source, mask)
+    cache = Cache()
+    steps = [model.decode(target[:, t : t + 1], memory, mask, cache=cache) for t in range(12)]
+    assert close(torch.cat(steps, dim=1), model(source, target, mask))
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_reordered_cache_continues_other_rows(name: str) -> None:
+    """What beam search does: row 0 continues twice, row 1 is dropped."""
+    model = translator(name)
+    source, target = inputs(model, 2)
+    rows = torch.tensor([0, 0])
+    cache = Cache()
+    memory = model.encode(source)
+    model.decode(target[:, :4], memory, cache=cache)
+    cache.reorder(rows)
+    continued = model.decode(target[rows, 4:5], memory[rows], cache=cache)
+    assert close(continued, model(source[rows], target[rows, :5])[:, 4:])
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_translation_padding_does_not_leak(name: str) -> None:
+    model = translator(name)
+    source, target = inputs(model, 2)
+    alone = model(source[:, :5], target[:, :4])
+    source_mask = torch.arange(12).expand(2, -1) < 5
+    target_mask = torch.arange(9).expand(2, -1) < 4
+    assert close(model(source, target[:, :9], source_mask, target_mask)[:, :4], alone)
+    assert close(model(source, target[:, :9], source_mask)[:, :4], alone)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_one_table_serves_source_target_and_output(name: str) -> None:
+    model = translator(name)
+    tables = [key for key, weight in model.state_dict().items() if weight.shape == (31, 16)]
+    assert tables == ["encoder.stem.embedding.weight"]
+    separate = model.spec.replace(share=False).build()
+    assert sum(weight.shape == (31, 16) for weight in separate.state_dict().values()) == 2

@@ -1,0 +1,192 @@
+"""Every published number is a test, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import allmlp
+from allmlp.models.cost import measure
+from allmlp.models.zoo import presets
+from allmlp.show import page
+
+PUBLISHED = {name: preset for name, preset in presets().items() if preset.published is not None}
+
+# Exact counts known from the papers' released code and weights, or derived from their sizes by hand.
+EXACT = {
+    "mixer_s32": (19_104_624, 18_591_624),
+    "mixer_s16": (18_528_264, 18_015_264),
+    "mixer_b32": (60_293_428, 59_524_428),
+    "mixer_b16": (59_880_472, 59_111_472),
+    "mixer_l32": (206_939_264, 205_914_264),
+    "mixer_l16": (208_196_168, 207_171_168),
+    "mixer_h14": (432_350_952, 431_069_952),
+    "resmlp_s12": (15_350_872, 14_965_872),
+    "resmlp_s24": (30_020_680, 29_635_680),
+    "resmlp_s36": (44_690_488, 44_305_488),
+    "resmlp_b24_8": (129_138_280, 128_369_280),
+    "gmlp_ti16": (5_867_328, 5_738_328),
+    "gmlp_s16": (19_422_656, 19_165_656),
+    "gmlp_b16": (73_075_392, 72_562_392),
+}
+EXACT_WITH_HEAD = {
+    "resmlp_b24": 115_736_776,
+    "resmlp_s12_14": 15_607_912,
+    "resmlp_s12_8": 22_051_624,
+    "resmlp_s12_ln": 15_350_872,
+    "resmlp_s12_class": 17_719_396,
+    "resmlp_s12_none": 14_887_528,
+    "resmlp_s12_mlp": 18_587_224,
+    "resmlp_s12_conv": 30_817_384,
+    "resmlp_s12_dw": 14_933_608,
+    "resmlp_s12_dwsep": 16_707_688,
+    "amlp_ti16": 7_353_408,
+    "amlp_s16": 22_394_816,
+    "amlp_b16": 79_019_712,
+    "vit_ti16": 5_717_416,
+    "vit_s16": 22_050_664,
+    "vit_b16": 86_567_656,
+    "vit_l16": 304_326_632,
+    "gmlp_l18": 58_997_486,
+    "gmlp_l36": 101_609_948,
+    "gmlp_l72": 186_834_872,
+    "gmlp_l144": 357_284_720,
+    "gmlp_l36_linear": 92_172_764,
+    "gmlp_l36_additive": 92_172_764,
+    "gmlp_l36_multiplicative": 92_172_764,
+    "gmlp_base": 130_073_552,
+    "gmlp_large": 365_274_528,
+    "gmlp_xlarge": 940_582_768,
+    "amlp_base": 108_791_516,
+    "amlp_large": 315_627_960,
+    "bert_base_uncased": 109_514_298,
+}
+# Billions of multiply-adds at 224 pixels, counted by an independent tool on the released code.
+GMACS = {
+    "mixer_s32": 1.002,
+    "mixer_s16": 3.777,
+    "mixer_b32": 3.238,
+    "mixer_b16": 12.602,
+    "mixer_l32": 11.253,
+    "mixer_l16": 44.548,
+    "mixer_h14": 120.990,
+    "resmlp_s12": 3.010,
+    "resmlp_s12_14": 3.984,
+    "resmlp_s12_8": 13.989,
+    "resmlp_s24": 5.961,
+    "resmlp_s36": 8.913,
+    "resmlp_b24": 23.021,
+    "resmlp_b24_8": 100.231,
+    "resmlp_s12_none": 2.833,
+    "resmlp_s12_mlp": 4.249,
+    "resmlp_s12_conv": 5.954,
+    "resmlp_s12_dw": 2.841,
+    "resmlp_s12_dwsep": 3.188,
+    "gmlp_ti16": 1.329,
+    "gmlp_s16": 4.392,
+    "gmlp_b16": 15.720,
+}
+# gMLP, table 5: FLOPs (two per multiply-add) of one sequence of 512, the vocabulary scored at the masked tokens only.
+TABLE_5 = {
+    "bert_base": 100.8,
+    "gmlp_base": 158.0,
+    "amlp_base": 128.9,
+    "bert_large": 341.2,
+    "gmlp_large": 430.1,
+    "amlp_large": 370.3,
+    "gmlp_xlarge": 1091.3,
+}
+# Printed counts that the paper's own sizes do not give: the preset's note says so in words.
+CONTRADICTIONS = {"gmlp_s16"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_parameters(name: str) -> None:
+    """Equal to every printed digit, with or without the head as the paper counts."""
+    preset = PUBLISHED[name]
+    assert preset.published is not None
+    printed = preset.published.parameters
+    ours = page(name, preset.spec, preset.published).parameters / 1e6
+    if name in CONTRADICTIONS or name.startswith("hf:"):
+        assert ours == pytest.approx(float(printed), rel=0.05)
+        assert preset.published.note or f"{ours:.{decimals(printed)}f}" == printed
+    else:
+        assert f"{ours:.{decimals(printed)}f}" == printed
+
+
+@pytest.mark.parametrize("name", [name for name, preset in PUBLISHED.items() if preset.published.macs])  # type: ignore[union-attr]
+def test_published_macs(name: str) -> None:
+    """Equal to the printed digits; within 6 % where the paper counts more than matrix products and says so."""
+    published = PUBLISHED[name].published
+    assert published is not None and published.macs is not None
+    ours = measure(PUBLISHED[name].spec).macs / 1e9
+    if published.note:
+        assert ours == pytest.approx(float(published.macs), rel=0.06)
+    else:
+        assert f"{ours:.{decimals(published.macs)}f}" == published.macs
+
+
+def decimals(printed: str) -> int:
+    return len(printed.partition(".")[2])
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_parameters_with_and_without_head(name: str) -> None:
+    cost = measure(presets()[name].spec)
+    assert (cost.parameters, cost.parameters - cost.head_parameters) == EXACT[name]
+
+
+@pytest.mark.parametrize("name", EXACT_WITH_HEAD)
+def test_exact_parameters(name: str) -> None:
+    assert measure(presets()[name].spec).parameters == EXACT_WITH_HEAD[name]
+
+
+@pytest.mark.parametrize("name", GMACS)
+def test_exact_macs(name: str) -> None:
+    assert measure(presets()[name].spec).macs / 1e9 == pytest.approx(GMACS[name], abs=6e-4)
+
+
+@pytest.mark.parametrize("name", TABLE_5)
+def test_flops_of_the_language_models(name: str) -> None:
+    cost = measure(presets()[name].spec)
+    head = next(part.macs for part in cost.parts if part.name == "head")
+    masked = math.ceil(0.15 * 512)
+    assert 2 * (cost.macs - head + head * masked / 512) / 1e9 == pytest.approx(TABLE_5[name], rel=0.006)
+
+
+def test_captions_that_contradict_their_counts() -> None:
+    """The printed widths do not give the printed counts; the widths used here do, and the note tells."""
+    wide = {"block.channel.hidden": 3072}
+    for name, caption, printed in [("mixer_mlm", 140.4, "112"), ("gmlp_l36_linear", 130.0, "92")]:
+        preset = presets()[name]
+        assert measure(allmlp.configure(preset.spec, overrides=wide)).parameters / 1e6 == pytest.approx(
+            caption, abs=0.05
+        )
+        assert preset.published is not None and preset.published.parameters == printed
+        assert f"{caption}" in preset.published.note and "3072" in preset.published.note
+
+
+def test_class_mlp_has_one_row_not_a_square() -> None:
+    """A full token matrix would be printed as 17.8 M: the published 17.7 M means the class row alone."""
+    ours = measure(presets()["resmlp_s12_class"].spec).parameters
+    square = ours + 2 * 196 * (196 + 1 + 1)
+    assert f"{ours / 1e6:.1f}" == "17.7" and f"{square / 1e6:.1f}" == "17.8"
+
+
+@pytest.mark.parametrize(
+    "name", ["mixer_s32", "resmlp_s12_class", "gmlp_causal_tiny", "bert_base_rel", "resmlp_seq2seq_tiny"]
+)
+def test_the_cost_table_counts_the_built_model(name: str) -> None:
+    """One block times the depth is the whole model."""
+    import torch
+
+    with torch.device("meta"):
+        model = allmlp.create(name)
+    assert sum(parameter.numel() for parameter in model.parameters()) == model.describe().parameters
+
+
+@pytest.mark.parametrize("family", ["mixer", "resmlp", "gmlp", "amlp", "vit"])
+def test_small_presets_are_small(family: str) -> None:
+    assert measure(presets()[f"{family}_nano"].spec).parameters < 1e6
+    assert measure(presets()[f"{family}_micro"].spec).parameters < 10e6
