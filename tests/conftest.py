@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
 import torch
 
 # The models here are small: more threads only get in each other's way.
@@ -34,3 +35,9 @@ def name_missing_operators() -> torch.library.Library | None:
 
 # The names last as long as the library does.
 MISSING_OPERATORS = name_missing_operators()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same numbers whenever it runs."""
+    torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -134,6 +135,7 @@ def test_compiles_as_one_graph(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("name", ["mixer_nano", "gmlp_mlm_tiny"])
 def test_inductor_agrees(name: str) -> None:
     torch.compiler.reset()

@@ -36,7 +36,7 @@ def require(module: str, extra: str) -> ModuleType:
     """Import an optional package, or say in one sentence which extra brings it."""
     try:
         return importlib.import_module(module)
-    except ImportError as reason:
+    except Exception as reason:  # what a package raises whose compiled part does not load is not always an ImportError
         package = module.partition(".")[0]
         if isinstance(reason, ModuleNotFoundError) and (reason.name or "").partition(".")[0] == package:
             raise MissingExtra(f"this needs {package}: pip install 'allmlp[{extra}]'") from reason

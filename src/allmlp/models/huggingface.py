@@ -219,8 +219,48 @@ class HuggingFaceTextModel(HuggingFaceModel[HuggingFaceText]):
         return (torch.randint(self.spec.vocabulary, (batch, self.spec.length), device=self.device),)
 
 
-PRESETS: dict[str, Preset] = {}
-for _n, _a in IMAGES.items():
-    PRESETS[f"hf:{_n}"] = Preset(HuggingFaceImages(_n, image=(_a.image, _a.image)), _a.family)
-for _n, _a in TEXTS.items():
-    PRESETS[f"hf:{_n}"] = Preset(HuggingFaceText(_n), "BERT")
+def table(parameters: str, macs: str, note: str = "", source: str = "ResMLP, table 1") -> Published:
+    return Published(parameters, source, macs, note=note)
+
+
+SCALED, GMLP = "EfficientNet, table 2", "gMLP, table 2"
+PUBLISHED = {
+    "resnet50": table("25", "4.1", "25.56 M is cut, not rounded, to 25", "ResMLP, DINO table"),
+    "resnet152": table(
+        "60", "11.3", "the first ResNets halve the map in a 1x1 convolution, transformers in the 3x3 one: 11.5 G", GMLP
+    ),
+    "regnety_040": table("21", "4.0"),
+    "regnety_080": table("39", "8.0"),
+    "regnety_160": table("84", "16.0", "16 G is what the family's size is called; it counts 15.9 G"),
+    "efficientnet_b0": table("5.3", "0.39", source=SCALED),
+    "efficientnet_b1": table("7.8", "0.70", "counts 0.69 G", SCALED),
+    "efficientnet_b2": table("9.2", "1.0", "9.11 M; with batch norm's running averages it is 9.18 M", SCALED),
+    "efficientnet_b3": table("12", "1.8"),
+    "efficientnet_b4": table("19", "4.2", "counts 4.4 G at its 380 pixels"),
+    "efficientnet_b5": table("30", "9.9", "counts 10.3 G at its 456 pixels"),
+    "efficientnet_b6": table("43", "19", source=SCALED),
+    "efficientnet_b7": table("66", "37.0", "counts 37.7 G at its 600 pixels", GMLP),
+    "deit_ti16": Published("5.7", "DeiT, table 1"),
+    "deit_s16": table("22", "4.6"),
+    "deit_b16": table(
+        "86", "17.5", "86.57 M and 17.58 G are cut, not rounded; the distillation token adds another 0.08 G"
+    ),
+    "bert_base": Published("110", "BERT, section 3"),
+    "bert_large": Published("340", "BERT, section 3", note="the released sizes give 335.2 M"),
+}
+NAMES = {"Bit": "BiT", "Bert": "BERT"}
+ABOUT = {
+    "Bit": "group norm and standardised weights",
+    "DeiT": "with the distillation token, which transformers always keeps",
+    "Bert": "Google's released model with its masked-language head",
+}
+
+
+def entry(name: str, spec: ModelSpec, family: str) -> Preset:
+    return Preset(spec, NAMES.get(family, family), PUBLISHED.get(name), ABOUT.get(family, ""))
+
+
+PRESETS = {
+    f"hf:{name}": entry(name, HuggingFaceImages(name, image=(known.image, known.image)), known.family)
+    for name, known in IMAGES.items()
+} | {f"hf:{name}": entry(name, HuggingFaceText(name), known.family) for name, known in TEXTS.items()}

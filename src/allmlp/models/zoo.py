@@ -12,6 +12,7 @@ import torch
 
 import allmlp.models
 from allmlp.errors import lookup
+from allmlp.models import timm
 from allmlp.models.catalog import matching
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset
@@ -33,10 +34,12 @@ def presets() -> dict[str, Preset]:
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the zoo that match a shell pattern or contain a word: list_models("gmlp_*")."""
-    return matching(presets(), pattern)
+    return matching(timm.names() if pattern.startswith(timm.PREFIX) else presets(), pattern)
 
 
 def preset(name: str) -> Preset:
+    if name.startswith(timm.PREFIX):
+        return timm.preset(name)
     return lookup(name, presets(), "model")
 
 

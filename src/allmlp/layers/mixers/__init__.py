@@ -1,5 +1,8 @@
 """Token mixers: one file is one way for tokens to exchange information."""
 
+import importlib
+import pkgutil
+
 from allmlp.layers.mixers.attention import Attention, CrossAttention, RelativePositions, TinyAttention
 from allmlp.layers.mixers.conv import TokenConv
 from allmlp.layers.mixers.gate import SpatialGate
@@ -21,3 +24,7 @@ __all__ = [
     "TokenLinear",
     "TokenMlp",
 ]
+
+# A new file beside this one is a new mixer: importing it registers its spec.
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

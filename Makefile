@@ -1,0 +1,36 @@
+# make demo   a tour of the zoo on this machine
+# make test   every check: ruff, pyrefly, pytest
+# make zoo    write src/allmlp/models/zoo.json anew after a change to the models
+
+PYTHON ?= python3
+WORKERS ?= auto
+BIN := .venv/bin
+CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-cpu.txt)
+PINS := pyproject.toml constraints.txt constraints-cpu.txt
+
+.PHONY: demo test zoo clean
+
+demo: .venv/.run
+	$(BIN)/python examples/demo.py
+
+test: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+zoo: .venv/.dev
+	$(BIN)/python -m allmlp.models.catalog
+
+.venv/.run: $(PINS)
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e .
+	touch $@
+
+.venv/.dev: $(PINS)
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	touch .venv/.run $@
+
+clean:
+	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis

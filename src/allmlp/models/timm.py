@@ -1,0 +1,122 @@
+"""Any model of timm as `timm:NAME`, built without its pretrained weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from allmlp.errors import UserError, lookup, one_line, require
+from allmlp.models.foreign import Foreign, ForeignModel, flatten
+from allmlp.models.preset import Preset
+from allmlp.spec import Rate
+
+PREFIX = "timm:"
+
+
+def package() -> ModuleType:
+    return require("timm", "parity")
+
+
+def names() -> list[str]:
+    return [PREFIX + name for name in package().list_models()]
+
+
+def preset(name: str) -> Preset:
+    """The model that timm calls what follows the prefix, at its own image size."""
+    spec = Timm(name.removeprefix(PREFIX))
+    return Preset(spec.replace(image=spec.native), "timm")
+
+
+class Timm(Foreign):
+    """An image classifier of timm. A name may carry timm's tag of a set of weights, for its image size."""
+
+    drop_path: Rate = 0.0
+
+    @property
+    def defaults(self) -> Any:
+        """What timm knows about the model: its image size, and whether it can read others."""
+        timm = package()
+        lookup(self.name.partition(".")[0], dict.fromkeys(timm.list_models()), "model of timm")
+        try:
+            return timm.get_pretrained_cfg(self.name)
+        except RuntimeError as reason:
+            raise UserError(f"timm does not know {self.name}: {one_line(reason)}") from None
+
+    @property
+    def native(self) -> tuple[int, int]:
+        known = self.defaults
+        return tuple(known.input_size[-2:]) if known else (224, 224)
+
+    def build(self) -> TimmModel:
+        return TimmModel(self, self.network())
+
+    def network(self) -> nn.Module:
+        options: dict[str, Any] = {"num_classes": self.classes, "in_chans": self.in_channels}
+        known = self.defaults
+        if known is not None and known.fixed_input_size:
+            options["img_size"] = self.size
+        if self.drop_path:
+            options["drop_path_rate"] = self.drop_path
+        try:
+            return package().create_model(self.name, pretrained=False, **options)
+        except Exception as reason:
+            raise UserError(f"timm cannot build {self.name} with these options: {one_line(reason)}") from reason
+
+
+@cache
+def layout(spec: Timm) -> tuple[int, ...]:
+    """The shape of the features, b c h w, b h w c or b s c, at the image size of the spec."""
+    with torch.device("meta"), torch.no_grad():
+        images = torch.empty(1, spec.in_channels, *spec.size)
+        return tuple(spec.network().eval().forward_features(images).shape)
+
+
+class TimmModel(ForeignModel[Timm]):
+    def parts(self) -> dict[str, str]:
+        known = self.network.pretrained_cfg.get("classifier") or ""
+        head = (known if isinstance(known, str) else known[0]).partition(".")[0]
+        return {"head" if name == head else name: f"network.{name}" for name, _ in self.network.named_children()}
+
+    @property
+    def channels_last(self) -> bool:
+        return getattr(self.network, "output_fmt", "NCHW") == "NHWC"
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images)
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        features = self.network.forward_features(x)
+        if not isinstance(features, Tensor):
+            raise UserError(f"the features of timm's {self.spec.name} are not one map of tokens")
+        return flatten(features, self.channels_last)
+
+    def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """timm pools a map. Where the tokens are not those of the spec's image, a column does as well."""
+        shape = layout(self.spec)
+        if len(shape) == 4:
+            grid = shape[1:3] if self.channels_last else shape[2:4]
+            if grid[0] * grid[1] != features.shape[1]:
+                grid = (features.shape[1], 1)
+            features = features.unflatten(1, grid)
+            features = features if self.channels_last else features.permute(0, 3, 1, 2)
+        return self.network.forward_head(features)
+
+    def reset_head(self, classes: int) -> Self:
+        """Replace the classifier with a fresh one."""
+        self.spec = self.spec.replace(classes=classes)
+        device, dtype = self.device, self.dtype
+        with device:
+            self.network.reset_classifier(classes)
+        self.network.to(dtype)
+        return self
+
+    def set_grad_checkpointing(self, enable: bool = True) -> Self:
+        try:
+            self.network.set_grad_checkpointing(enable)
+        except (AttributeError, AssertionError) as reason:
+            raise UserError(f"timm's {self.spec.name} cannot recompute its blocks") from reason
+        return self

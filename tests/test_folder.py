@@ -1,0 +1,163 @@
+"""A model as a folder: what is saved comes back, what is damaged is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import allmlp
+from allmlp.weights import folder as folders
+from tiny import SENTENCES, tiny_model
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name, torch.float32)
+    allmlp.save(model, tmp_path / "a")
+    again = allmlp.load(tmp_path / "a")
+    assert again.spec == model.spec and not again.training
+    x = model.example(2)
+    assert torch.equal(again(*x), model(*x))
+    assert sorted(file.name for file in (tmp_path / "a").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_keys_are_public(tmp_path: Path) -> None:
+    """Changing a key breaks every checkpoint: it needs a migration in `weights`."""
+    allmlp.save(allmlp.create("resmlp_nano", overrides={"depth": 1}), tmp_path)
+    assert sorted(load_file(tmp_path / "model.safetensors")) == [
+        "blocks.0.channel.mix.down.bias",
+        "blocks.0.channel.mix.down.weight",
+        "blocks.0.channel.mix.up.bias",
+        "blocks.0.channel.mix.up.weight",
+        "blocks.0.channel.norm.alpha",
+        "blocks.0.channel.norm.beta",
+        "blocks.0.channel.scale.gamma",
+        "blocks.0.token.mix.bias",
+        "blocks.0.token.mix.weight",
+        "blocks.0.token.norm.alpha",
+        "blocks.0.token.norm.beta",
+        "blocks.0.token.scale.gamma",
+        "head.proj.bias",
+        "head.proj.weight",
+        "norm.alpha",
+        "norm.beta",
+        "stem.proj.bias",
+        "stem.proj.weight",
+    ]
+
+
+def test_precision_is_kept(tmp_path: Path) -> None:
+    allmlp.save(tiny_model("mixer_s32", torch.bfloat16), tmp_path)
+    assert allmlp.load(tmp_path).dtype == torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return allmlp.save(tiny_model("mixer_s32", torch.float32), tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(allmlp.UserError) as caught:
+        allmlp.load(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_truncated_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "damaged or not a safetensors file" in refusal(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"not weights", pickle.dumps({"a": 1}), b"\xff" * 8 + b"{}"])
+def test_foreign_weights(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    assert "damaged or not a safetensors file" in refusal(folder)
+
+
+def test_weights_of_another_model(folder: Path, tmp_path: Path) -> None:
+    other = allmlp.save(tiny_model("resmlp_s12", torch.float32), tmp_path / "other")
+    shutil.copy(other / "model.safetensors", folder)
+    message = refusal(folder)
+    assert "missing (" in message and "unknown (" in message and "blocks.0.token" in message
+
+
+def test_misshapen_weights(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    state["head.proj.weight"] = state["head.proj.weight"][:, :-1].contiguous()
+    save_file(state, folder / "model.safetensors")
+    assert "1 of another shape (head.proj.weight)" in refusal(folder)
+
+
+def test_weights_without_our_metadata_are_welcome(folder: Path) -> None:
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
+    assert allmlp.load(folder).spec.width == 16
+
+
+def test_configuration_and_weights_belong_together(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["block"]["channel"]["act"] = "relu"
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "config.json was changed after the weights were written" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "must be a JSON object"),
+        (lambda folder: (folder / "config.json").write_text('{"kind": "Affine"}'), "describes a Affine, not a model"),
+        (shutil.rmtree, "is not a model folder"),
+    ],
+)
+def test_damaged_folders(folder: Path, damage: object, message: str) -> None:
+    damage(folder)  # type: ignore[operator]
+    assert message in refusal(folder)
+
+
+@given(st.binary(max_size=300), st.sampled_from(["config.json", "model.safetensors"]), st.integers(0, 400))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_load_or_are_refused(saved: Path, tmp_path: Path, noise: bytes, name: str, position: int) -> None:
+    target = tmp_path / "fuzz"
+    shutil.copytree(saved, target, dirs_exist_ok=True)
+    content = (target / name).read_bytes()
+    (target / name).write_bytes(content[:position] + noise + content[position + len(noise) :])
+    try:
+        allmlp.load(target)
+    except allmlp.UserError as reason:
+        assert "\n" not in str(reason)
+
+
+def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def full_disk(state: object, file: Path, metadata: object) -> None:
+        Path(file).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders, "save_file", full_disk)
+    with pytest.raises(allmlp.UserError, match="No space left on device"):
+        allmlp.save(tiny_model("mixer_s32", torch.float32), folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_saving_into_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(allmlp.UserError, match="cannot write the model"):
+        allmlp.save(tiny_model("mixer_s32", torch.float32), tmp_path / "file")

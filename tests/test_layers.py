@@ -1,0 +1,268 @@
+"""Contracts of the single layers, over every spec that is registered: a new mixer is tested by existing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import allmlp
+from allmlp.layers import (
+    Affine,
+    Attention,
+    Block,
+    ChannelMlp,
+    Constant,
+    Context,
+    CrossAttention,
+    Dense,
+    DropPath,
+    Init,
+    LayerScale,
+    LecunNormal,
+    Normal,
+    RelativePositions,
+    SpatialGate,
+    TinyAttention,
+    Toeplitz,
+    TokenLinear,
+    TokenMlp,
+    TorchDefault,
+    TruncatedNormal,
+    Uniform,
+    XavierUniform,
+    Zeros,
+)
+from allmlp.layers.context import Site
+from allmlp.layers.init import Distribution
+from allmlp.layers.mixers.mixer import TokenMixer
+from allmlp.layers.mixers.projection import TokenProjection
+from allmlp.layers.norm import Norm
+from allmlp.layers.pool import Pool
+from allmlp.layers.scale import DropPathLayer
+from allmlp.spec import Spec, from_dict, to_dict
+from tiny import randomise
+
+SITE = Site(tokens=6, channels=4, init=Init(), grid=(2, 3))
+# Kinds with required fields; every other kind is built from its defaults.
+ARGUMENTS = {
+    "TokenMlp": {"hidden": 3},
+    "Attention": {"heads": 2},
+    "CrossAttention": {"heads": 2},
+    "ChannelMlp": {"hidden": 6},
+    "Classes": {"classes": 3},
+    "Pair": {"classes": 3},
+    "Constant": {"value": 0.5},
+    "Normal": {"std": 0.1},
+    "Uniform": {"limit": 0.1},
+}
+
+
+def kinds(base: type[Spec]) -> list[Spec]:
+    return [
+        kind(**ARGUMENTS.get(name, {}))
+        for name, kind in Spec.kinds.items()
+        if issubclass(kind, base) and kind.__module__.startswith("allmlp.layers")
+    ]
+
+
+MIXERS = [
+    *kinds(TokenMixer),
+    TokenLinear(Toeplitz()),
+    TokenLinear(causal=True),
+    TokenLinear(Toeplitz(), causal=True),
+    TokenMlp(expansion=1.5, act="gelu_tanh"),
+    Attention(2, causal=True),
+    *(allmlp.layers.TokenConv(variant) for variant in ("depthwise", "separable")),
+]
+GATES = [
+    SpatialGate(combine, project, causal, side=side)
+    for combine in ("split", "multiply", "add", "linear")
+    for project in (Dense(), Toeplitz())
+    for causal in (False, True)
+    for side in (None, TinyAttention(2))
+]
+
+
+def prepared(module: nn.Module) -> nn.Module:
+    module = module.double()
+    randomise(module)
+    return module
+
+
+def tokens(batch: int = 2, channels: int = 4) -> Tensor:
+    return torch.randn(batch, 6, channels, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("spec", kinds(Spec), ids=repr)
+def test_every_kind_survives_json(spec: Spec) -> None:
+    assert from_dict(to_dict(spec)) == spec
+
+
+@pytest.mark.parametrize("spec", MIXERS, ids=repr)
+def test_mixer_shape_gradient_and_batch(spec: TokenMixer) -> None:
+    module = prepared(spec.build(SITE))
+    x = tokens().requires_grad_()
+    assert module(x, Context()).shape == x.shape
+    assert torch.autograd.gradcheck(lambda x: module(x, Context()), x)
+    check_parameter_gradients(module, lambda: module(x.detach(), Context()))
+    assert torch.allclose(module(x, Context())[:1], module(x[:1], Context()))
+
+
+def check_parameter_gradients(module: nn.Module, run: object) -> None:
+    names, weights = zip(*module.named_parameters(), strict=True) if list(module.parameters()) else ((), ())
+
+    def with_weights(*values: Tensor) -> Tensor:
+        for name, value in zip(names, values):
+            owner, _, leaf = name.rpartition(".")
+            target = module.get_submodule(owner)
+            target._parameters[leaf] = value  # type: ignore[assignment]
+        return run()  # type: ignore[operator]
+
+    if weights:
+        assert torch.autograd.gradcheck(with_weights, tuple(weight.detach().requires_grad_() for weight in weights))
+
+
+@pytest.mark.parametrize("spec", GATES, ids=repr)
+def test_gate_gradients_and_causality(spec: SpatialGate) -> None:
+    module = prepared(spec.build(SITE, hidden=4))
+    z, x = tokens(channels=4).requires_grad_(), tokens(channels=4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z, x: module(z, x, Context()), (z, x))
+    check_parameter_gradients(module, lambda: module(z.detach(), x.detach(), Context()))
+    changed = z.detach().clone()
+    changed[:, 3:] = -changed[:, 3:].flip(-1)
+    moved = (module(changed, x, Context()) - module(z, x, Context())).abs().sum(dim=(0, 2)) > 1e-12
+    assert moved.tolist() == ([False] * 3 if spec.causal else [True] * 3) + [True] * 3
+
+
+def test_cross_attention_gradients() -> None:
+    module = prepared(CrossAttention(2).build(SITE))
+    x, memory = tokens().requires_grad_(), tokens()[:, :3].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, m: module(x, Context(memory=m)), (x, memory))
+    with pytest.raises(allmlp.UserError, match="memory"):
+        module(x, Context())
+
+
+@pytest.mark.parametrize("pool", kinds(Pool), ids=repr)
+def test_pool_gradients(pool: Pool) -> None:
+    block = Block(TokenLinear(), channel=ChannelMlp(6), norm=Affine(), scale=LayerScale(0.5))
+    module = prepared(pool.build(SITE, block))
+    x = tokens().requires_grad_()
+    assert module(module.prepare(x, Context()), None).shape == (2, 4)
+    assert torch.autograd.gradcheck(lambda x: module(module.prepare(x, Context()), None), x)
+
+
+@pytest.mark.parametrize("norm", kinds(Norm), ids=repr)
+def test_norm_gradients(norm: Norm) -> None:
+    module = prepared(norm.build(4))
+    assert torch.autograd.gradcheck(module, tokens().requires_grad_())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_toeplitz_is_constant_along_diagonals_and_crops(causal: bool) -> None:
+    full = prepared(TokenProjection(Toeplitz(), 6, causal, Init(Normal(1.0))))
+    matrix = full.matrix()
+    for offset in range(-5, 6):
+        diagonal = matrix.diagonal(offset)
+        assert torch.equal(diagonal, diagonal[:1].expand_as(diagonal))
+    assert bool((matrix.triu(1) == 0).all()) == causal
+    assert torch.equal(full.matrix(0, 4), matrix[:4, :4]) and torch.equal(full.matrix(2, 5), matrix[2:5, :5])
+    assert full.weight.numel() == (6 if causal else 11)
+
+
+def test_causal_dense_matrix_cannot_be_refilled() -> None:
+    module = prepared(TokenProjection(Dense(), 6, True, Init(Normal(1.0))))
+    assert module.weight.triu(1).abs().sum() > 0 and module.matrix().triu(1).abs().sum() == 0
+    module(tokens(), Context()).sum().backward()
+    assert module.weight.grad is not None and module.weight.grad.triu(1).abs().sum() == 0
+
+
+# --- how parameters start ---------------------------------------------------------------------------
+
+SPREADS = {
+    Zeros(): 0.0,
+    Constant(0.5): 0.0,
+    Normal(0.3): 0.3,
+    Uniform(0.3): 0.3 / math.sqrt(3),
+    TruncatedNormal(0.02): 0.02,
+    TruncatedNormal(0.02, limit=0.04): 0.02 * 0.8796,
+    LecunNormal(): math.sqrt(1 / 400),
+    XavierUniform(): math.sqrt(2 / (400 + 300)),
+    TorchDefault(): 1 / math.sqrt(3 * 400),
+}
+
+
+@pytest.mark.parametrize("spec", SPREADS, ids=repr)
+def test_distributions(spec: Distribution) -> None:
+    tensor = torch.empty(300, 400)
+    spec.fill(tensor, fan_in=400)
+    assert tensor.std().item() == pytest.approx(SPREADS[spec], rel=0.02, abs=1e-9)
+
+
+def test_every_distribution_is_tested() -> None:
+    assert {type(spec) for spec in kinds(Distribution)} == {type(spec) for spec in SPREADS}
+
+
+def spread(model: nn.Module, key: str) -> float:
+    return model.state_dict()[key].std().item()
+
+
+def test_initialisation_of_the_sources() -> None:
+    """Google's Mixer, FAIR's ResMLP, timm's gMLP: the values that matter when training from scratch."""
+    mixer = allmlp.create("mixer_s32", seed=0)
+    assert spread(mixer, "blocks.0.token.mix.up.weight") == pytest.approx(49**-0.5, rel=0.02)
+    assert spread(mixer, "stem.proj.weight") == pytest.approx((3 * 32 * 32) ** -0.5, rel=0.02)
+    assert spread(mixer, "head.proj.weight") == 0
+    resmlp = allmlp.create("resmlp_s12", seed=0)
+    assert spread(resmlp, "blocks.0.token.mix.weight") == pytest.approx(0.02, rel=0.02)
+    assert spread(resmlp, "stem.proj.weight") == pytest.approx((3 * 768) ** -0.5, rel=0.02)
+    for name, gamma in [("resmlp_s12", 0.1), ("resmlp_s24", 1e-5), ("resmlp_s36", 1e-6), ("resmlp_b24_8", 1e-6)]:
+        assert allmlp.preset(name).spec.block.scale.value == gamma
+    gmlp = allmlp.create("gmlp_ti16", seed=0).state_dict()
+    assert gmlp["blocks.0.channel.mix.inner.proj.weight"].abs().max() < 1e-4
+    assert (gmlp["blocks.0.channel.mix.inner.proj.bias"] == 1).all()
+    vit = allmlp.create("vit_ti16", seed=0)
+    assert spread(vit, "blocks.0.token.mix.qkv.weight") == pytest.approx(math.sqrt(2 / (192 + 192)), rel=0.02)
+
+
+@pytest.mark.parametrize("combine", ["split", "multiply", "additive"])
+def test_a_gate_starts_as_a_plain_mlp(combine: str) -> None:
+    """Before training no token knows of any other."""
+    name = {"split": "gmlp_l36", "multiply": "gmlp_l36_multiplicative", "additive": "gmlp_l36_additive"}[combine]
+    model = allmlp.create(name, seed=0, vocabulary=50, length=8, overrides={"depth": 2}).eval()
+    ids = torch.randint(50, (1, 8))
+    other = ids.clone()
+    other[:, 4] = (ids[:, 4] + 1) % 50
+    moved = (model(ids) - model(other)).abs().amax(dim=(0, 2))
+    assert moved[4] > 1e-2 and moved[[0, 1, 2, 3, 5, 6, 7]].max() < 1e-4
+
+
+# --- stochastic depth -------------------------------------------------------------------------------
+
+
+def test_drop_path_schedules() -> None:
+    assert [DropPath(0.3).at(i, 4) for i in range(4)] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert [DropPath(0.3, "flat").at(i, 4) for i in range(4)] == [0.3] * 4
+    assert DropPath(0.3).at(0, 1) == 0
+    model = allmlp.create("resmlp_nano", drop_path=0.2)
+    assert {layer.rate for layer in model.modules() if isinstance(layer, DropPathLayer)} == {0.2}
+
+
+def test_drop_path_drops_whole_examples_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    layer = DropPathLayer(0.25).train()
+    y = layer(torch.ones(4000, 2, 3))
+    assert y.unique().tolist() == pytest.approx([0, 1 / 0.75])
+    assert (y.flatten(1).min(dim=1).values == y.flatten(1).max(dim=1).values).all()
+    assert y.mean().item() == pytest.approx(1, abs=0.05)
+    assert torch.equal(layer.eval()(y), y)
+    assert DropPathLayer(1.0).train()(y).abs().sum() == 0
+
+
+def test_relative_positions_need_sense() -> None:
+    with pytest.raises(allmlp.UserError, match="buckets"):
+        RelativePositions(buckets=7)
+    with pytest.raises(allmlp.UserError, match="RelativePositions"):
+        Attention(2, scores="bias")

@@ -1,0 +1,53 @@
+"""Imports run one way: a room may use the rooms below it and nothing else of the package."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import allmlp
+
+ROOT = Path(allmlp.__file__).parent
+BELOW = {
+    "errors": set(),
+    "spec": {"errors"},
+    "layers": {"errors", "spec"},
+    "models": {"errors", "spec", "layers"},
+    "weights": {"errors", "spec", "models"},
+    "show": {"errors", "spec", "models"},
+    "cli": {"errors", "spec", "models", "weights", "show"},
+    "__main__": {"cli"},
+    "__init__": {"errors", "layers", "models", "weights"},
+}
+
+
+def room(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(file: Path) -> set[str]:
+    """Rooms of allmlp that a file imports, also inside functions; the package's own version is no room."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{file}: imports are written in full"
+            names.add(node.module)
+    return {name.split(".")[1] for name in names if name.startswith("allmlp.")}
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_imports_run_one_way(file: Path) -> None:
+    here = room(file)
+    assert here in BELOW, f"{here} is a new room: say in this test what it may import"
+    assert imports(file) - {here} <= BELOW[here]
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_every_file_says_what_it_is(file: Path) -> None:
+    source = file.read_text(encoding="utf8")
+    assert ast.get_docstring(ast.parse(source)) and source.count("\n") <= 500
+    assert not {"utils", "helpers", "common", "misc"} & set(file.relative_to(ROOT).with_suffix("").parts)
