@@ -20,7 +20,7 @@ def name_missing_operators() -> torch.library.Library | None:
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:
         return None
-    for compiled in Path(found.origin).parent.glob("_C*.[sp][oy]*"):
+    for compiled in Path(found.origin).parent.glob("_C.*"):
         try:
             torch.ops.load_library(compiled)
         except OSError:

@@ -52,8 +52,9 @@ class Sinusoidal(Positions):
 
 class SinusoidalPositions(nn.Module):
     def forward(self, x: Tensor, start: int) -> Tensor:
-        position = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(1)
-        even = torch.arange(0, x.shape[2], 2, device=x.device)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        position = torch.arange(start, start + x.shape[1], device=x.device, dtype=dtype).unsqueeze(1)
+        even = torch.arange(0, x.shape[2], 2, device=x.device, dtype=dtype)
         angle = position * torch.exp(even * (-math.log(10_000) / x.shape[2]))  # s c/2
         wave = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, : x.shape[2]]
         return x + wave.to(x.dtype)

@@ -1,0 +1,116 @@
+"""Mixer, ResMLP, gMLP and ViT against timm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agree import Weights, assert_parity, relabel, shaped, weights
+from torch import nn
+
+import allmlp
+from allmlp.models.gmlp import gmlp
+from allmlp.models.mixer import mixer
+from allmlp.models.resmlp import resmlp
+from allmlp.models.vit import vit
+
+timm = pytest.importorskip("timm")
+from timm.layers import GatedMlp  # noqa: E402
+from timm.models import mlp_mixer  # noqa: E402
+from timm.models.mlp_mixer import MlpMixer  # noqa: E402
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
+
+MEMBERS = {
+    "mixer_s32": "mixer_s32_224",
+    "mixer_s16": "mixer_s16_224",
+    "mixer_b32": "mixer_b32_224",
+    "mixer_b16": "mixer_b16_224",
+    "mixer_l32": "mixer_l32_224",
+    "mixer_l16": "mixer_l16_224",
+    "resmlp_s12": "resmlp_12_224",
+    "resmlp_s24": "resmlp_24_224",
+    "resmlp_s36": "resmlp_36_224",
+    "resmlp_b24_8": "resmlp_big_24_224",
+    "gmlp_ti16": "gmlp_ti16_224",
+    "gmlp_s16": "gmlp_s16_224",
+    "gmlp_b16": "gmlp_b16_224",
+    "vit_ti16": "vit_tiny_patch16_224",
+    "vit_s16": "vit_small_patch16_224",
+    "vit_b16": "vit_base_patch16_224",
+    "vit_b32": "vit_base_patch32_224",
+    "vit_l16": "vit_large_patch16_224",
+    "vit_h14": "vit_huge_patch14_224",
+}
+RUN = ["mixer_s16", "mixer_b16", "resmlp_s12", "resmlp_s24", "gmlp_ti16", "gmlp_s16", "vit_ti16", "vit_s16"]
+
+
+def rename(tensors: Weights) -> Weights:
+    return relabel(
+        tensors,
+        {
+            r"^patch_embed\.": "stem.",
+            r"^cls_token$": "stem.token",
+            r"^pos_embed$": "stem.positions.weight",
+            r"\.norm1\.": ".token.norm.",
+            r"\.norm2\.": ".channel.norm.",
+            r"^(blocks\.\d+)\.norm\.": r"\1.channel.norm.",
+            r"\.mlp_tokens\.": ".token.mix.",
+            r"\.linear_tokens\.": ".token.mix.",
+            r"\.attn\.qkv\.": ".token.mix.qkv.",
+            r"\.attn\.proj\.": ".token.mix.out.",
+            r"\.(mlp_channels|mlp)\.": ".channel.mix.",
+            r"\.gate\.": ".inner.",
+            r"\.fc1\.": ".up.",
+            r"\.fc2\.": ".down.",
+            r"\.ls1$": ".token.scale.gamma",
+            r"\.ls2$": ".channel.scale.gamma",
+            r"^head\.": "head.proj.",
+        },
+    )
+
+
+def exact_gelu(name: str) -> dict[str, str] | None:
+    """timm's Mixer has the exact GELU, Google's the tanh formula."""
+    return {"block.token.act": "gelu", "block.channel.act": "gelu"} if name.startswith("mixer") else None
+
+
+FAMILIES = {
+    "mixer": (mixer(3, 12, 4), MlpMixer, {"num_blocks": 3}),
+    "resmlp": (
+        resmlp(3, 12, 0.1, 4),
+        MlpMixer,
+        {"num_blocks": 3, "mlp_ratio": 4, "block_layer": mlp_mixer.ResBlock, "norm_layer": mlp_mixer.Affine},
+    ),
+    "gmlp": (
+        gmlp(3, 12, 4),
+        MlpMixer,
+        {"num_blocks": 3, "mlp_ratio": 6, "block_layer": mlp_mixer.SpatialGatingBlock, "mlp_layer": GatedMlp},
+    ),
+    "vit": (vit(3, 12, 3, 4), VisionTransformer, {"depth": 3, "num_heads": 3}),
+}
+
+
+@pytest.mark.parametrize("image", [(16, 16), (8, 20)], ids=["square", "wide"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tiny(name, image):
+    spec, kind, options = FAMILIES[name]
+    peer = kind(img_size=image, patch_size=4, embed_dim=12, num_classes=5, **options)
+    ours = allmlp.create(spec, image=image, classes=5, overrides=exact_gelu(name))
+    assert_parity(ours, peer, rename, torch.randn(3, 3, *image))
+
+
+def pair(name: str) -> tuple[nn.Module, nn.Module]:
+    with torch.device("meta"):
+        return allmlp.create(name, overrides=exact_gelu(name)), timm.create_model(MEMBERS[name], num_classes=1000)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_full_size(name):
+    ours, peer = (model.to_empty(device="cpu") for model in pair(name))
+    assert_parity(ours, peer, rename, torch.randn(1, 3, 224, 224), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_same_tensors(name):
+    ours, peer = pair(name)
+    shaped(rename(weights(peer)), ours)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in peer.parameters())
