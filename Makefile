@@ -20,7 +20,7 @@ test: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 
 zoo: .venv/.dev
-	$(BIN)/python -m allmlp.models.catalog
+	ALLMLP_WRITE_ZOO=1 $(BIN)/pytest tests/test_cli.py -k test_list_is_the_zoo
 
 .venv/.run: $(PINS)
 	$(PYTHON) -m venv .venv

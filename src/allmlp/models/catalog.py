@@ -48,7 +48,3 @@ def write() -> None:
     table: list[dict[str, Any]] = [row._asdict() for row in count_all()]
     lines = ",\n".join(f"  {json.dumps(row)}" for row in table)
     FILE.write_text(f"[\n{lines}\n]\n", encoding="utf8")
-
-
-if __name__ == "__main__":
-    write()

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from allmlp.errors import UserError, lookup, one_line, require
 from allmlp.models.foreign import Foreign, ForeignModel, flatten
@@ -18,7 +18,7 @@ PREFIX = "timm:"
 
 
 def package() -> ModuleType:
-    return require("timm", "parity")
+    return require("timm", "timm")
 
 
 def names() -> list[str]:
@@ -54,17 +54,30 @@ class Timm(Foreign):
     def build(self) -> TimmModel:
         return TimmModel(self, self.network())
 
-    def network(self) -> nn.Module:
+    def network(self) -> Any:
         options: dict[str, Any] = {"num_classes": self.classes, "in_chans": self.in_channels}
         known = self.defaults
         if known is not None and known.fixed_input_size:
-            options["img_size"] = self.size
+            height, width = self.size
+            options["img_size"] = height if height == width else self.size  # some only take one number
         if self.drop_path:
             options["drop_path_rate"] = self.drop_path
         try:
-            return package().create_model(self.name, pretrained=False, **options)
+            return construct(self.name, options)
         except Exception as reason:
             raise UserError(f"timm cannot build {self.name} with these options: {one_line(reason)}") from reason
+
+
+def construct(name: str, options: dict[str, Any]) -> Any:
+    """Some constructors compute with tensors, which a meta device cannot do: these are moved there afterwards."""
+    create = package().create_model
+    try:
+        return create(name, pretrained=False, **options)
+    except RuntimeError:
+        if torch.get_default_device().type != "meta":
+            raise
+        with torch.device("cpu"):
+            return create(name, pretrained=False, **options).to("meta")
 
 
 @cache
@@ -78,8 +91,9 @@ def layout(spec: Timm) -> tuple[int, ...]:
 class TimmModel(ForeignModel[Timm]):
     def parts(self) -> dict[str, str]:
         known = self.network.pretrained_cfg.get("classifier") or ""
-        head = (known if isinstance(known, str) else known[0]).partition(".")[0]
-        return {"head" if name == head else name: f"network.{name}" for name, _ in self.network.named_children()}
+        classifier = (known if isinstance(known, str) else known[0]).partition(".")[0]
+        labels = {"head": "body", classifier: "head"}  # SelecSLS has a head in front of its classifier
+        return {labels.get(name, name): f"network.{name}" for name, _ in self.network.named_children()}
 
     @property
     def channels_last(self) -> bool:

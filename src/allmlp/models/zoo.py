@@ -29,7 +29,7 @@ def presets() -> dict[str, Preset]:
             if name in found:
                 raise TypeError(f"two presets are called {name}")
             found[name] = entry
-    return found
+    return dict(sorted(found.items(), key=lambda item: ":" in item[0]))  # our own first
 
 
 def list_models(pattern: str = "*") -> list[str]:
