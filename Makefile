@@ -5,6 +5,7 @@
 PYTHON ?= python3
 WORKERS ?= auto
 BIN := .venv/bin
+CODE := src tests examples
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-cpu.txt)
 PINS := pyproject.toml constraints.txt constraints-cpu.txt
 
@@ -14,8 +15,8 @@ demo: .venv/.run
 	$(BIN)/python examples/demo.py
 
 test: .venv/.dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pyrefly check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 
