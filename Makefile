@@ -1,4 +1,4 @@
-# make demo   a tour of the zoo on this machine
+# make demo   train one small model of each family on the embedded digits, and compare them
 # make test   every check: ruff, pyrefly, pytest
 # make zoo    write src/allmlp/models/zoo.json anew after a change to the models
 
@@ -25,7 +25,7 @@ zoo: .venv/.dev
 
 .venv/.run: $(PINS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[train,analysis]'
 	touch $@
 
 .venv/.dev: $(PINS)

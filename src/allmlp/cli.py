@@ -74,6 +74,9 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for machines.")] = False,
 ) -> None:
     """The zoo: every model, what it reads, its size and cost, and the figure its paper prints."""
+    if pattern == "recipes":
+        list_recipes(as_json)
+        return
     from allmlp.models.catalog import matching, rows
 
     table = {row.name: row for row in rows()}
@@ -93,6 +96,17 @@ def list_command(
     for row in map(table.__getitem__, names):
         view.add_row(row.name, row.family, row.reads, millions(row.parameters), billions(row.macs), row.published)
     console().print(view)
+
+
+def list_recipes(as_json: bool) -> None:
+    from allmlp.recipes import recipes
+
+    texts = {recipe.name: recipe.text for recipe in recipes().values()}
+    if as_json:
+        print(json.dumps(texts, indent=2))
+        return
+    for name, text in texts.items():
+        print(f"{name:<26}{text.splitlines()[0] if text else ''}"[:100])
 
 
 @app.command(
@@ -141,6 +155,90 @@ def show(
         print(json.dumps(sheet.as_json(), indent=2))
     else:
         print_page(sheet)
+
+
+@app.command(
+    epilog=examples(
+        "allmlp train digits_mixer",
+        "allmlp train cifar10_gmlp --set optim.lr=2e-3 --out runs/a",
+        "allmlp train --resume runs/a",
+        "torchrun --nproc-per-node 8 -m allmlp train cifar10_gmlp --out runs/b",
+    )
+)
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A name from `allmlp list recipes`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/RECIPE if not given.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Any field: optim.lr=2e-3.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
+) -> None:
+    """Train a recipe: one loop for every model and task, alone or under torchrun. It can be killed and resumed."""
+    from allmlp import recipes
+    from allmlp.spec import override
+    from allmlp.train import read_run, train
+
+    if (recipe is None) == (resume is None):
+        raise UserError("name a recipe, or a folder to --resume")
+    if resume is not None:
+        print_results({resume.name: train(read_run(resume), resume, device)})
+        return
+    made = recipes.recipe(str(recipe)).make()
+    runs = made if isinstance(made, dict) else {str(recipe): made}
+    results = {}
+    for name, run in runs.items():
+        for path, value in assignments(overrides or []).items():
+            run = override(run, path, value)  # noqa: PLW2901
+        place = out or Path("runs") / str(recipe)
+        results[name] = train(run, place / name if isinstance(made, dict) else place, device)
+    print_results(results)
+
+
+def print_results(results: dict[str, dict[str, float]]) -> None:
+    from allmlp.log import show
+
+    if os.environ.get("RANK", "0") == "0":
+        for name, values in results.items():
+            print(name, "  ".join(f"{key} {show(key, value)}" for key, value in values.items()))
+
+
+@app.command("eval", epilog=examples("allmlp eval runs/a"))
+def eval_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+) -> None:
+    """Judge a trained model on its test split again."""
+    from allmlp.train import judge_again
+
+    print_results({str(run): judge_again(run, device)})
+
+
+@app.command(
+    epilog=examples(
+        "allmlp predict photo.jpg",
+        "allmlp predict runs/a photo.jpg",
+        "allmlp predict runs/a photos/*.png --top 3 --json",
+    )
+)
+def predict(
+    pictures: Annotated[
+        list[Path],
+        typer.Argument(help="Picture files; a folder in front is the model, else the CIFAR-10 model that comes along."),
+    ],
+    top: Annotated[int, typer.Option(help="How many classes to name.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
+) -> None:
+    """What a trained model sees in pictures."""
+    from allmlp.predict import predict, shipped
+
+    folder = pictures.pop(0) if pictures[0].is_dir() else shipped()
+    if not pictures:
+        raise UserError(f"name a picture for the model in {folder}")
+    answers = predict(folder, pictures, top)
+    if as_json:
+        print(json.dumps({str(file): [answer._asdict() for answer in row] for file, row in zip(pictures, answers)}))
+        return
+    for file, row in zip(pictures, answers):
+        print(file, "  ".join(f"{answer.name} {answer.probability:.1%}" for answer in row))
 
 
 def assignments(texts: list[str]) -> dict[str, str]:

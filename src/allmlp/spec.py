@@ -94,8 +94,9 @@ class Spec:
         yield self
         for name in hints(type(self)):
             value = getattr(self, name)
-            if isinstance(value, Spec):
-                yield from value.children()
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Spec):
+                    yield from part.children()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.changed().items())})"
@@ -132,7 +133,8 @@ def describe_hint(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) is tuple:
-        return f"{len(get_args(hint))} numbers"
+        parts = get_args(hint)
+        return f"a list, each {describe_hint(parts[0])}" if parts[-1] is Ellipsis else f"{len(parts)} numbers"
     if hint is type(None):
         return "none"
     return {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}.get(hint, hint.__name__)
@@ -156,7 +158,10 @@ def fits(value: Any, hint: Any, path: str) -> tuple[bool, Any]:
         return value in get_args(hint) and isinstance(value, str), value
     if get_origin(hint) is tuple:
         parts = get_args(hint)
-        if isinstance(value, int) and not isinstance(value, bool):
+        if parts[-1] is Ellipsis:  # tuple[X, ...]: as many as given; a lone one stands for a list of one
+            value = (value,) if isinstance(value, (int, float, Spec)) else value
+            parts = parts[:1] * len(value) if isinstance(value, (tuple, list)) else ()
+        elif isinstance(value, int) and not isinstance(value, bool):
             value = (value,) * len(parts)
         if not isinstance(value, (tuple, list)) or len(value) != len(parts):
             return False, value
@@ -182,13 +187,13 @@ def shorten(value: Any) -> str:
 def to_dict(value: Any) -> Any:
     if isinstance(value, Spec):
         return {"kind": type(value).__name__} | {name: to_dict(getattr(value, name)) for name in hints(type(value))}
-    return list(value) if isinstance(value, tuple) else value
+    return [to_dict(part) for part in value] if isinstance(value, tuple) else value
 
 
 def from_dict(data: Any, path: str = "config") -> Any:
     """The spec a dictionary describes. Unknown kinds and fields and missing ones are errors."""
     if isinstance(data, list):
-        return tuple(data)
+        return tuple(from_dict(part, f"{path}[{i}]") for i, part in enumerate(data))
     if not isinstance(data, dict):
         return data
     if "kind" not in data:

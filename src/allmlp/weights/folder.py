@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,13 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 def save(model: Model, folder: str | os.PathLike[str]) -> Path:
     """Write `model` to `folder`. A reader, or a crash, sees the old files or the new ones, never half of one."""
-    path = Path(folder)
-    config = to_json(model.spec)
-    state = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
+    return write(Path(folder), model.spec, model.state_dict())
+
+
+def write(path: Path, spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Spec and weights as a model folder."""
+    config = to_json(spec)
+    state = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     metadata = {"format": "pt", "allmlp": __version__, "config": digest(config)}
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -47,6 +51,22 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> 
     state = read_weights(path / WEIGHTS, expected, device, digest((path / CONFIG).read_text(encoding="utf8")))
     model.load_state_dict(state, assign=True)
     return model.eval()
+
+
+def transfer(model: Model, folder: str | os.PathLike[str]) -> list[str]:
+    """Start `model` from the weights in `folder`; returns the keys that keep their own start.
+
+    Everything but the head must be there and fit; a head with another number of classes stays fresh.
+    """
+    source = load(folder, device="cpu").state_dict()
+    own = model.state_dict()
+    fresh = [
+        name for name in own if name.startswith("head.") and source.get(name, own[name][:0]).shape != own[name].shape
+    ]
+    body = {name: tuple(tensor.shape) for name, tensor in own.items() if name not in fresh}
+    compare(Path(folder), body, {name: tuple(t.shape) for name, t in source.items() if name in body or name not in own})
+    model.load_state_dict({name: source[name] for name in body}, strict=False)
+    return fresh
 
 
 def read_spec(folder: Path) -> ModelSpec:

@@ -1,0 +1,149 @@
+"""What a run tells: a bar or plain lines, metrics.jsonl, TensorBoard where it is installed, curves at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from allmlp.errors import MissingExtra, require
+
+METRICS = "metrics.jsonl"
+
+
+class Log:
+    """The main process's voice; every other one has a silent log."""
+
+    def __init__(self, out: Path, start: int, steps: int | None, speaks: bool) -> None:
+        self.out, self.steps, self.speaks = out, steps, speaks
+        self.bar: Any = None
+        self.board: Any = None
+        if speaks:
+            forget_after(out / METRICS, start)
+            self.file = open(out / METRICS, "a", encoding="utf8")  # noqa: SIM115
+            self.board = tensorboard(out)
+            if sys.stderr.isatty():
+                self.bar = progress_bar(steps, start)
+
+    def write(self, kind: str, step: int, values: dict[str, float], left: float | None = None) -> None:
+        """One record: kind is "train" or "eval"; `left` is the time to go in seconds."""
+        if not self.speaks:
+            return
+        print(
+            json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}),
+            file=self.file,
+            flush=True,
+        )
+        if self.board is not None:
+            for name, value in values.items():
+                self.board.add_scalar(f"{kind}/{name}", value, step)
+        text = "  ".join(f"{name} {show(name, value)}" for name, value in values.items())
+        if self.bar is not None:
+            self.bar.update(0, completed=step, text=text) if kind == "train" else self.bar.print(f"step {step}  {text}")
+        else:
+            total = f"/{self.steps}" if self.steps else ""
+            ahead = "" if left is None else f"  left {clock(left)}"
+            print(f"{kind:5} step {step}{total}  {text}{ahead}", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        if self.speaks:
+            self.bar.print(text) if self.bar is not None else print(text, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+        if self.speaks:
+            self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def show(name: str, value: float) -> str:
+    if name in ("images/s", "step"):
+        return f"{value:,.0f}"
+    if name == "lr":
+        return f"{value:.2e}"
+    return f"{value:.2%}" if "accuracy" in name or "share" in name else f"{value:.4g}"
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(max(int(seconds), 0), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
+
+
+def forget_after(file: Path, step: int) -> None:
+    """Drop records of steps that a resumed run will do again."""
+    if file.exists():
+        kept = [record for record in read(file) if record["step"] <= step] if step else []
+        file.write_text("".join(f"{json.dumps(record)}\n" for record in kept), encoding="utf8")
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Records of a metrics file; a last line cut short by a crash is left out."""
+    records = []
+    for line in file.read_text(encoding="utf8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def tensorboard(out: Path) -> Any:
+    try:
+        return require("torch.utils.tensorboard", "train").SummaryWriter(out / "tensorboard")
+    except MissingExtra:
+        return None
+
+
+def progress_bar(steps: int | None, start: int) -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn(), "left")
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+    bar.add_task("train", total=steps, completed=start, text="")
+    bar.print = bar.console.print  # type: ignore[attr-defined]
+    return bar
+
+
+def draw_curves(out: Path) -> list[Path]:
+    """Loss and accuracy over the steps, as PNG and SVG; nothing where matplotlib is missing."""
+    try:
+        require("matplotlib", "analysis").use("Agg")
+        plt = require("matplotlib.pyplot", "analysis")
+    except MissingExtra:
+        return []
+
+    records = read(out / METRICS)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for axis, word in ((left, "loss"), (right, "accuracy")):
+        for kind in ("train", "eval"):
+            points = [(r["step"], r[word]) for r in records if r["kind"] == kind and word in r]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=kind, marker="." if len(points) < 30 else None)
+        axis.set(xlabel="step", ylabel=word, title=word)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    files = [out / "curves.png", out / "curves.svg"]
+    for file in files:
+        figure.savefig(file, dpi=120)
+    plt.close(figure)
+    return files

@@ -1,0 +1,65 @@
+"""Answers of a trained model: for pictures, and for the test split of the run that made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import allmlp
+from allmlp.data.decode import Decode, picture
+from allmlp.errors import UserError
+from allmlp.layers.stem import Patches
+from allmlp.models.encoder import Encoder
+from allmlp.models.foreign import Foreign
+from allmlp.models.model import Model
+from allmlp.weights.folder import load
+from allmlp.weights.inputs import read_inputs
+
+
+def shipped() -> Path:
+    """The model that comes along: a gMLP that knows CIFAR-10's ten classes."""
+    package = Path(allmlp.__file__).parent
+    for place in (package / "weights" / "cifar10", package.parent.parent / "weights" / "cifar10"):
+        if (place / "config.json").is_file():
+            return place
+    raise UserError("this installation came without the CIFAR-10 model; name a model folder in front of the picture")
+
+
+class Answer(NamedTuple):
+    name: str
+    probability: float
+
+
+def predict(folder: Path, files: list[Path], top: int = 5) -> list[list[Answer]]:
+    """The `top` classes of each picture, most probable first."""
+    model, inputs = load(folder).float(), read_inputs(folder)
+    size = image_size(model)
+    how = Decode(crop=inputs.crop, colour="rgb" if len(inputs.mean) == 3 else "grey")
+    pictures = []
+    for file in files:
+        try:
+            pictures.append(picture(file.read_bytes(), size, how))
+        except UserError as reason:
+            raise UserError(f"{file}: {reason}") from None
+        except OSError as reason:
+            raise UserError(f"cannot read {file}: {reason.strerror}") from None
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (inputs.mean, inputs.std))
+    with torch.inference_mode():
+        chances = model((torch.stack(pictures).float() / 255 - mean) / std).softmax(dim=1)
+    best = chances.topk(min(top, chances.shape[1]))
+    names = inputs.classes or tuple(map(str, range(chances.shape[1])))
+    return [
+        [Answer(names[number], chance) for number, chance in zip(numbers, values, strict=True)]
+        for numbers, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def image_size(model: Model) -> tuple[int, int]:
+    spec = model.spec
+    if isinstance(spec, Encoder) and isinstance(spec.stem, Patches):
+        return spec.stem.image
+    if isinstance(spec, Foreign):
+        return spec.size
+    raise UserError(f"the model reads {spec.reads}, not pictures")

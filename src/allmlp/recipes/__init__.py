@@ -1,0 +1,45 @@
+"""Recipes: functions that return a Run, or a table of runs; `allmlp train NAME` finds them by name.
+
+A recipe is a public function of a module beside this one. Its docstring says what it is, the command, the
+hardware, the time, the measured result and the published one.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from allmlp.errors import lookup
+
+if TYPE_CHECKING:
+    from allmlp.run import Run
+
+
+class Recipe(NamedTuple):
+    name: str
+    module: str
+    text: str
+    """The docstring."""
+
+    def make(self) -> Run | dict[str, Run]:
+        """The run, or a table of runs by name."""
+        return getattr(importlib.import_module(f"{__name__}.{self.module}"), self.name)()
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """All recipes, read from the sources without importing them: listing them takes no torch."""
+    found = {}
+    for file in sorted(Path(__file__).parent.glob("[!_]*.py")):
+        for node in ast.parse(file.read_text(encoding="utf8")).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not node.args.args:
+                text = ast.get_docstring(node) or ""
+                found[node.name] = Recipe(node.name, file.stem, text)
+    return found
+
+
+def recipe(name: str) -> Recipe:
+    return lookup(name, recipes(), "recipe")

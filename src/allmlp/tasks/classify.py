@@ -1,0 +1,101 @@
+"""Supervised classification: softmax or sigmoid loss on smoothed, mixed labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allmlp.data.images import Augment, Mix, one_hot
+from allmlp.data.images import Step as Place
+from allmlp.data.order import Step
+from allmlp.data.source import Batch, Dataset
+from allmlp.models.model import Model, ModelSpec
+from allmlp.spec import Rate
+from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule
+
+
+class Classify(Task):
+    """Cross-entropy against the (smoothed, mixed) label.
+
+    softmax:  L = - sum_k t_k log softmax(z)_k
+    sigmoid:  L = - sum_k t_k log s(z_k) + (1 - t_k) log s(-z_k)
+    """
+
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    smoothing: Rate = 0.0
+    augment: Augment = Augment()
+    mix: Mix | None = None
+
+    def fit(self, model: ModelSpec, dataset: Dataset) -> ModelSpec:
+        return model.configure(classes=len(dataset.classes))
+
+    def build(self, model: Model, dataset: Dataset) -> TaskModule:
+        return ClassifyModule(self, model, dataset)
+
+
+class ClassifyModule(TaskModule):
+    def __init__(self, spec: Classify, model: Model, dataset: Dataset) -> None:
+        super().__init__()
+        self.spec, self.model, self.classes = spec, model, len(dataset.classes)
+        self.pixels = Pixels(dataset)
+
+    def forward(self, step: Step, moment: Moment) -> Losses:
+        draws, mixing = draw(self.spec, step.batch.images, moment)
+        loss, accuracy = self.learn(step.batch, where(step), draws, mixing)
+        return Losses(loss, {"accuracy": accuracy})
+
+    def learn(self, batch: Batch, place: Place, draws: Tensor, mixing: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A pure function of its arguments, so that it compiles as one graph from bytes to loss."""
+        images, targets = prepare(self.spec, batch, place, draws, mixing, self.classes)
+        logits = self.model(self.pixels(images))
+        right = logits.argmax(1) == targets.argmax(1)
+        return cross_entropy(logits, targets, self.spec.loss), right.float().mean()
+
+    def quicken(self) -> None:
+        self.learn = torch.compile(self.learn, mode="reduce-overhead" if torch.cuda.is_available() else None)
+
+    def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
+        return judge(model, self.pixels, batches)
+
+
+def draw(spec: Classify, images: Tensor, moment: Moment) -> tuple[Tensor, Tensor | None]:
+    """The random numbers of one batch."""
+    mixing = moment.uniform(len(images), spec.mix.numbers()) if spec.mix else None
+    return moment.uniform(len(images), spec.augment.numbers()), mixing
+
+
+def where(step: Step) -> Place:
+    device = step.batch.labels.device
+    return Place(torch.tensor(int(step.epoch), device=device), step.indices.to(device))
+
+
+def prepare(
+    spec: Classify, batch: Batch, place: Place, draws: Tensor, mixing: Tensor | None, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Augmented pictures in [0, 1] and their targets, b k."""
+    images = spec.augment.transform(batch.images, draws, place)
+    targets = one_hot(batch.labels, classes, spec.smoothing)
+    return (images, targets) if spec.mix is None or mixing is None else spec.mix.transform(images, targets, mixing)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, kind: str) -> Tensor:
+    logits = logits.float()
+    if kind == "sigmoid":
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
+    return F.cross_entropy(logits, targets)
+
+
+def judge(model: Model, pixels: Pixels, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Accuracy and loss of a classifier, as sums and counts."""
+    right = wrong = torch.zeros((), dtype=torch.float64)
+    seen = torch.zeros((), dtype=torch.float64)
+    for images, labels in batches:
+        logits = model(pixels(images)).float()
+        right = right.to(logits.device) + (logits.argmax(1) == labels).sum()
+        wrong = wrong.to(logits.device) + F.cross_entropy(logits, labels, reduction="sum")
+        seen = seen.to(logits.device) + len(labels)
+    return {"accuracy": (right, seen), "loss": (wrong, seen)}

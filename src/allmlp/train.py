@@ -1,0 +1,351 @@
+"""The loop. One for every task, alone or under torchrun; read it top to bottom."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allmlp import __version__, checkpoint, parallel
+from allmlp.data.order import Loader, Order, Step, fold, in_order
+from allmlp.data.source import Batch, Dataset
+from allmlp.errors import UserError
+from allmlp.log import Log, draw_curves
+from allmlp.models.model import Model
+from allmlp.models.zoo import create
+from allmlp.optim import set_learning_rate
+from allmlp.run import Run
+from allmlp.spec import from_dict, to_dict
+from allmlp.tasks.task import Losses, Moment, TaskModule
+from allmlp.weights import folder
+from allmlp.weights.inputs import Inputs, write_inputs
+
+RUN = "run.json"
+
+
+def train(run: Run, out: str | os.PathLike[str], device: str | None = None) -> dict[str, float]:
+    """Train `run` into the folder `out`, going on where an earlier call stopped. Returns the last evaluation."""
+    with parallel.join(device) as world, interrupts() as stopped:
+        return learn(run, Path(out), world, stopped)
+
+
+def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> dict[str, float]:
+    """The loop itself. All it builds is gone when it returns, before the processes part."""
+    # 1. data
+    claim(path, run, world)
+    dataset = run.data.open().hold_out(run.hold_out)
+    order = Order(len(dataset.train), run.batch, run.seed, run.repeats)
+    loader = Loader(dataset.train, order, world.device, world.rank, world.size)
+    steps, seconds = limits(run, order)
+    if run.batch % world.size:
+        raise UserError(f"a batch of {run.batch} cannot be shared equally by {world.size} processes")
+
+    # 2. model and task
+    torch.set_float32_matmul_precision("high")
+    model = create(run.task.fit(run.model, dataset), seed=run.seed, device=world.device)
+    if run.init_from:
+        folder.transfer(model, run.init_from)
+    model.set_grad_checkpointing(run.checkpointing)
+    task = run.task.build(model, dataset).to(world.device).train()
+    if run.compile:
+        task.quicken()
+    wrapped = world.wrap(task, run.sharding)
+
+    # 3. optimiser, average, and what an earlier call left
+    optimizer = run.optim.build(task)
+    trained = list(task.model.parameters())
+    average = [weight.detach().clone() for weight in trained] if run.ema else []
+    step, spent = 0, 0.0
+    found = checkpoint.newest(path)
+    if found is not None:
+        checkpoint.load(found[0], task, optimizer, average)
+        step, spent = found[1]["step"], found[1]["seconds"]
+
+    # 4. one optimiser step per turn
+    results: dict[str, float] = {}
+    meter = Meter(run, task.model, world)
+    with Log(path, step, steps, world.is_main) as log:
+        if found is not None:
+            log.say(f"going on from step {step}")
+        started = time.monotonic() - spent
+        window: list[Losses] = []
+        for example in loader.steps(step, steps or sys.maxsize):
+            progress = max(step / steps if steps else 0.0, (time.monotonic() - started) / seconds)
+            if progress >= 1:
+                break
+            set_learning_rate(optimizer, run.schedule.at(progress))
+            moment = Moment(progress, generator(world, run.seed, step), world.rank, world.size)
+            losses = backward(run, world, wrapped, example, moment)
+            update(run, task, optimizer, losses, average)
+            task.after_step(progress)
+            step += 1
+            window.append(losses)
+
+            last = step == steps or (time.monotonic() - started) / seconds >= 1
+            stop = world.any(bool(stopped)) if due(step, 10, last) or world.size == 1 else False
+            if due(step, run.cadence.log, last or stop):
+                shown = summarise(run, world, window, step, path) | meter.read(len(window))
+                shown |= {"lr": optimizer.param_groups[0]["lr"], "epoch": order.epoch(step)}
+                window.clear()
+                left = (time.monotonic() - started - spent) * (1 - progress) / max(progress, 1e-9)
+                log.write("train", step, shown, left)
+            if due(step, run.cadence.evaluate, last) and not stop:
+                results = evaluate(task, averaged(task.model, trained, average), dataset, world, run)
+                log.write("eval", step, results)
+                meter.pause()
+            if due(step, run.cadence.save, last or stop):
+                state = {"step": step, "seconds": time.monotonic() - started}
+                checkpoint.save(path, world, task, optimizer, average, state, run.cadence.keep)
+                meter.pause()
+            if stop:
+                log.say(f"stopped at step {step}; go on with: allmlp train --resume {path}")
+                raise KeyboardInterrupt
+
+    # 5. the model as a folder, and a picture of how it went
+    with averaged(task.model, trained, average) as final:
+        keep_model(path, final, dataset, world, run)
+    if world.is_main:
+        draw_curves(path)
+    if not results:
+        results = evaluate(task, averaged(task.model, trained, average), dataset, world, run)
+    return results
+
+
+# --- the parts of a step ------------------------------------------------------------------------------
+
+
+def backward(run: Run, world: parallel.World, wrapped: nn.Module, example: Step, moment: Moment) -> Losses:
+    """Gradients of one batch, in one pass or several."""
+    pieces = split(example, run.accumulate)
+    total = []
+    for number, piece in enumerate(pieces, 1):
+        with world.sync(wrapped, number == len(pieces)), precision(run, world.device):
+            losses: Losses = wrapped(piece, moment)
+        (losses.total / len(pieces)).backward()
+        total.append(losses)
+    # Means are new tensors: a CUDA graph overwrites its own outputs at the next step.
+    means = {name: torch.stack([one.shown[name].detach() for one in total]).mean() for name in total[0].shown}
+    return Losses(torch.stack([one.total.detach() for one in total]).mean(), means)
+
+
+def split(example: Step, parts: int) -> list[Step]:
+    if parts == 1:
+        return [example]
+    sizes = zip(
+        example.indices.chunk(parts), example.batch.images.chunk(parts), example.batch.labels.chunk(parts), strict=True
+    )
+    return [Step(example.number, example.epoch, indices, Batch(images, labels)) for indices, images, labels in sizes]
+
+
+def update(run: Run, task: TaskModule, optimizer: torch.optim.Optimizer, losses: Losses, average: list[Tensor]) -> None:
+    if run.nan == "skip" and not bool(losses.total.isfinite()):
+        optimizer.zero_grad(set_to_none=True)
+        return
+    if run.clip:
+        nn.utils.clip_grad_norm_(task.parameters(), run.clip, foreach=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if average and run.ema:
+        torch._foreach_lerp_(average, [weight.detach() for weight in task.model.parameters()], 1 - run.ema)
+
+
+def precision(run: Run, device: torch.device) -> Any:
+    wanted = run.precision if run.precision != "auto" else ("bfloat16" if device.type == "cuda" else "float32")
+    return torch.autocast(device.type, torch.bfloat16) if wanted == "bfloat16" else nullcontext()
+
+
+def generator(world: parallel.World, seed: int, step: int) -> torch.Generator:
+    """Random numbers of one step, the same again after a resume: torch's own for each process, and shared ones."""
+    torch.manual_seed(fold(seed, step, world.rank, 2))
+    return torch.Generator(world.device).manual_seed(fold(seed, step, 3))
+
+
+def due(step: int, every: int, last: bool) -> bool:
+    return last or step % every == 0
+
+
+def limits(run: Run, order: Order) -> tuple[int | None, float]:
+    """Steps and seconds a run may take."""
+    budget = run.budget
+    limits = [order.steps(budget.epochs)] if budget.epochs is not None else []
+    limits += [budget.steps] if budget.steps is not None else []
+    if not limits and budget.minutes is None:
+        raise UserError("the run has no end: set budget.epochs, budget.steps or budget.minutes")
+    return min(limits, default=None), math.inf if budget.minutes is None else 60 * budget.minutes
+
+
+def summarise(run: Run, world: parallel.World, window: list[Losses], step: int, out: Path) -> dict[str, float]:
+    """Means since the last report; an infinite or undefined loss ends the run here, unless it is to be skipped."""
+    totals = torch.stack([losses.total for losses in window]).float()
+    names = list(window[0].shown)
+    columns = [torch.stack([losses.shown[name] for losses in window]).float().mean() for name in names]
+    if run.nan == "skip":
+        totals = totals[totals.isfinite()]
+    *means, loss = world.mean(torch.stack([*columns, totals.mean()])).tolist()
+    if run.nan == "stop" and not math.isfinite(loss):
+        bad = step - len(window) + int((~totals.isfinite()).float().argmax())
+        good = checkpoint.newest(out)
+        where = f"the last good checkpoint is {good[0]}" if good else "there is no checkpoint yet"
+        raise UserError(f"the loss became {loss} at step {bad}; {where}; lower optim.lr, set clip, or nan=skip")
+    return {"loss": loss, **dict(zip(names, means, strict=True))}
+
+
+# --- judging and keeping ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def evaluate(task: TaskModule, judged: Any, dataset: Dataset, world: parallel.World, run: Run) -> dict[str, float]:
+    task.eval()
+    # Judging is rare: the uncompiled model costs less than compiling it a second time.
+    with judged as model, precision(run, world.device), torch.compiler.set_stance("force_eager"):
+        sums = task.evaluate(model, in_order(dataset.test, run.batch, world.device, world.rank, world.size))
+    task.train()
+    totals = {name: world.sum(torch.stack(list(pair)).double()).tolist() for name, pair in sums.items()}
+    return {name: total / max(count, 1) for name, (total, count) in totals.items()}
+
+
+@contextmanager
+def averaged(model: Model, trained: list[nn.Parameter], average: list[Tensor]) -> Iterator[Model]:
+    """The model with its average weights for a while, where there is an average."""
+    if not average:
+        yield model
+        return
+    own = [weight.detach().clone() for weight in trained]
+    overwrite(trained, average)
+    try:
+        yield model
+    finally:
+        overwrite(trained, own)
+
+
+@torch.no_grad()
+def overwrite(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
+
+
+def keep_model(out: Path, model: Model, dataset: Dataset, world: parallel.World, run: Run) -> None:
+    state = checkpoint.whole(model.state_dict())
+    if world.is_main:
+        folder.write(out, model.spec, state)
+        write_inputs(out, Inputs(dataset.mean, dataset.std, dataset.classes))
+
+
+def claim(out: Path, run: Run, world: parallel.World) -> None:
+    """Write the run down, or see that the folder holds the same run."""
+    file = out / RUN
+    if file.exists():
+        before = read_run(out)
+        if before != run:
+            changes = ", ".join(differences(to_dict(before), to_dict(run)))
+            raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or change --out")
+    elif world.is_main:
+        record = {
+            "run": to_dict(run),
+            "allmlp": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+            "processes": world.size,
+            "command": sys.argv,
+        }
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            folder.write_atomically(file, lambda temporary: temporary.write_text(json.dumps(record, indent=1)))
+        except OSError as reason:
+            raise UserError(f"cannot write to {out}: {reason}") from reason
+    world.barrier()
+
+
+def read_run(out: Path) -> Run:
+    file = out / RUN
+    if not file.is_file():
+        raise UserError(f"{out} is not a run: it has no {RUN}")
+    try:
+        run = from_dict(json.loads(file.read_text(encoding="utf8"))["run"], "run")
+    except (ValueError, KeyError, TypeError) as reason:
+        raise UserError(f"{file}: {reason}") from None
+    return run
+
+
+def differences(a: Any, b: Any, path: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict) and a.get("kind") == b.get("kind"):
+        return [line for name in a for line in differences(a[name], b[name], f"{path}.{name}" if path else name)]
+    return [] if a == b else [path]
+
+
+def judge_again(out: Path, device: str | None = None) -> dict[str, float]:
+    """Evaluate the model that a run has kept."""
+    run = read_run(out)
+    with parallel.join(device) as world:
+        dataset = run.data.open().hold_out(run.hold_out)
+        model = folder.load(out, world.device)
+        task = run.task.build(model, dataset).to(world.device)
+        return evaluate(task, nullcontext(model), dataset, world, run)
+
+
+class Meter:
+    """Examples per second, and the share of the machine's matrix rate that they are."""
+
+    def __init__(self, run: Run, model: Model, world: parallel.World) -> None:
+        self.batch, self.world = run.batch, world
+        # Forward, and twice as much backward; two operations per multiply-add.
+        self.flops = 6 * model.describe().macs
+        self.peak = peak_rate(world.device) * world.size
+        self.start = time.monotonic()
+        self.away = 0.0
+
+    def pause(self) -> None:
+        """What happened since the last reading was not training."""
+        self.start = time.monotonic()
+
+    def read(self, steps: int) -> dict[str, float]:
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        self.start = time.monotonic()
+        rate = steps * self.batch / seconds
+        return {"images/s": rate, "share": rate * self.flops / self.peak}
+
+
+def peak_rate(device: torch.device) -> float:
+    """Measured floating-point operations per second of a large product."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    best = math.inf
+    for _ in range(4):
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM, so that the step in hand is finished and saved; a second one ends at once.
+
+    Under torchrun SIGTERM ends at once too: it comes when another process has died, and this one may wait for it.
+    """
+    caught: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    numbers = [signal.SIGINT] if "RANK" in os.environ else [signal.SIGINT, signal.SIGTERM]
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,42 @@
+"""The embedded digits: always the same 1,500 and 297."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from allmlp.data.digits import Digits
+from allmlp.data.source import Resident
+
+pytest.importorskip("sklearn")
+
+
+def resident(split: object) -> Resident:
+    assert isinstance(split, Resident)
+    return split
+
+
+def test_sizes_and_values() -> None:
+    data = Digits().open()
+    train, test = resident(data.train), resident(data.test)
+    assert train.images.shape == (1500, 1, 8, 8) and test.images.shape == (297, 1, 8, 8)
+    assert train.images.dtype == torch.uint8 and train.images.min() == 0 and train.images.max() == 255
+    assert data.classes == tuple("0123456789")
+    assert data.mean == pytest.approx((0.3054132,)) and data.std == pytest.approx((0.3760171,))
+
+
+def test_every_class_is_tested_by_its_share() -> None:
+    assert set(resident(Digits().open().test).labels.bincount().tolist()) == {29, 30}
+
+
+def test_the_split_never_changes() -> None:
+    held = resident(Digits().open().test)
+    assert (
+        held.labels[:20].tolist() == [0, 4, 2, 5, 7, 2, 0, 6, 8, 4, 0, 7, 3, 2, 0, 1, 7, 6, 3, 5]
+        and int(held.images.long().sum()) == 1_477_285
+    )
+
+
+def test_larger() -> None:
+    images, labels = Digits(image=(16, 12)).open().train.fetch(torch.arange(5))
+    assert images.shape == (5, 1, 16, 12) and images.dtype == torch.uint8 and labels.dtype == torch.int64

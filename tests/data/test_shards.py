@@ -1,0 +1,305 @@
+"""Tar shards: fetched at random, indexed once, local and remote."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from pictures import encode, scene
+
+from allmlp.data import shards
+from allmlp.data.decode import BrokenImage, Decode
+from allmlp.data.shards import Ranges, Shards, find, spread
+from allmlp.data.source import Dataset, Split
+from allmlp.errors import UserError
+
+SMALL = (8, 8)
+
+
+def members(start: int, count: int, label: str = "cls") -> list[tuple[str, bytes]]:
+    found = []
+    for number in range(start, start + count):
+        data = encode(scene(20, 16, seed=number), "WEBP", lossless=True)
+        answer = str(number % 3) if label == "cls" else json.dumps({"label": number % 3, "other": [1]})
+        found += [(f"part/{number:04}.webp", data), (f"part/{number:04}.{label}", answer.encode())]
+    return found
+
+
+def tar(entries: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=form) as archive:
+        for name, data in entries:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return target.getvalue()
+
+
+def write(folder: Path, label: str = "cls") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(2):
+        (folder / f"train-{number}.tar").write_bytes(tar(members(4 * number, 4, label)))
+    (folder / "val-0.tar").write_bytes(tar(members(100, 3, label)))
+    return folder
+
+
+def ranges(split: Split) -> Ranges:
+    assert isinstance(split, Ranges)
+    return split
+
+
+def read(path: object, **fields: object) -> Dataset:
+    return Shards(str(path), image=SMALL, **fields).open()  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shards that are scanned."""
+    scanned, scan = [], shards.scan
+    monkeypatch.setattr(shards, "scan", lambda shard, *rest: scanned.append(str(shard)) or scan(shard, *rest))
+    return scanned
+
+
+def check(data: Dataset) -> None:
+    assert data.classes == ("0", "1", "2") and len(data.train) == 8 and len(data.test) == 3
+    images, labels = data.train.fetch(torch.tensor([6, 0, 3]))
+    assert labels.tolist() == [0, 0, 0]
+    assert images[:, 2, 7, 7].tolist() == [number * 37 % 256 for number in (6, 0, 3)]
+    assert data.test.fetch(torch.arange(3)).labels.tolist() == [1, 2, 0]
+    assert ranges(data.train).bounds.tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize("label", ["cls", "json"])
+def test_a_folder(label: str, tmp_path: Path) -> None:
+    check(read(write(tmp_path / "data", label)))
+
+
+def test_patterns(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    check(read(f"{folder}/train-{{0..1}}.tar", test=f"{folder}/val-*.tar"))
+    check(read(f"{folder}/train-0.tar, {folder}/train-1.tar", test=f"{folder}/val-0.tar"))
+    assert spread("a-{008..010}-{0..1}.tar")[3:5] == ["a-009-1.tar", "a-010-0.tar"]
+    assert [shard.path for shard in find(f"{folder}/*.tar")] == sorted(map(str, folder.glob("*.tar")))
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tar_dialects_and_long_names(form: int, tmp_path: Path) -> None:
+    folder, deep = write(tmp_path / "data"), "d" * 60 + "/" + "e" * 60 + "/"
+    entries = [(deep + name, data) for name, data in reversed(members(0, 4))]  # labels may come first
+    (folder / "train-0.tar").write_bytes(tar(entries, form))
+    assert read(folder).train.fetch(torch.arange(4)).labels.tolist() == [0, 2, 1, 0]
+
+
+def test_what_has_no_label_or_no_picture_is_left_out(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    extra = [("a.jpg", b"?"), ("b.cls", b"1"), ("readme", b"text"), (".hidden.jpg", b"?"), ("a.seg.txt", b"?")]
+    (folder / "train-0.tar").write_bytes(tar(extra + members(0, 4)))
+    check(read(folder))
+
+
+def test_webdataset_writes_what_is_read(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    folder = write(tmp_path / "data")
+    with webdataset.TarWriter(str(folder / "train-0.tar")) as writer:
+        for number in range(4):
+            data = encode(scene(20, 16, seed=number), "WEBP", lossless=True)
+            writer.write({"__key__": f"{number:04}", "webp": data, "cls": number % 3})
+    check(read(folder))
+
+
+def test_class_names(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    names = tmp_path / "names.txt"
+    names.write_text("ant\nbee\ncow\n\n")
+    assert read(folder, classes=str(names)).classes == ("ant", "bee", "cow")
+    names.write_text("ant\nbee\n")
+    with pytest.raises(UserError, match="names 2 classes, the shards have labels up to 2"):
+        read(folder, classes=str(names))
+    with pytest.raises(UserError, match="cannot read class names"):
+        read(folder, classes=str(tmp_path / "absent"))
+
+
+# --- the index ------------------------------------------------------------------------------------------
+
+
+def test_the_index_is_used_again_and_made_again(tmp_path: Path, scans: list[str]) -> None:
+    folder = write(tmp_path / "data")
+    read(folder)
+    assert len(scans) == 3 and (folder / "train-0.tar.index").is_file()
+    scans.clear()
+    check(read(folder))
+    assert scans == []
+    (folder / "train-1.tar").write_bytes(tar(members(10, 2)))
+    assert len(read(folder).train) == 6 and scans == [str(folder / "train-1.tar")]
+    scans.clear()
+    os.utime(folder / "train-0.tar", ns=(1, 1))
+    read(folder)
+    assert scans == [str(folder / "train-0.tar")]
+    assert not [file for file in folder.iterdir() if file.name.startswith(".")]
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04junk"])
+def test_a_damaged_index_is_made_again(content: bytes, tmp_path: Path, scans: list[str]) -> None:
+    folder = write(tmp_path / "data")
+    read(folder)
+    scans.clear()
+    (folder / "train-0.tar.index").write_bytes(content)
+    check(read(folder))
+    assert scans == [str(folder / "train-0.tar")]
+
+
+def test_another_label_is_another_index(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", "json")
+    read(folder)
+    with pytest.raises(UserError, match=r"train-0.tar: no label in part/0000.json: KeyError 'answer'"):
+        read(folder, label="answer")
+
+
+def test_where_the_index_goes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, scans: list[str]) -> None:
+    folder, write_atomically = write(tmp_path / "data"), shards.write_atomically
+
+    def refuse(file: Path, *rest: object) -> None:
+        if file.parent == folder:
+            raise PermissionError("read-only file system")
+        write_atomically(file, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shards, "write_atomically", refuse)
+    read(folder)
+    assert not list(folder.glob("*.index")) and len(list(cache.rglob("*.index"))) == 3
+    scans.clear()
+    check(read(folder))
+    assert scans == []
+    read(folder, cache=str(tmp_path / "mine"))
+    assert len(list((tmp_path / "mine").rglob("*.index"))) == 3
+
+
+# --- damaged --------------------------------------------------------------------------------------------
+
+WHOLE = tar(members(0, 4))
+SECOND = WHOLE.index(b"part/0001.webp")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"junk" * 1000,
+        WHOLE[: SECOND + 700],
+        WHOLE[:SECOND],
+        WHOLE[: SECOND + 100],
+        WHOLE[:SECOND] + b"\xff" * 512 + WHOLE[SECOND + 512 :],
+    ],
+    ids=["empty", "junk", "cut in a picture", "cut before a header", "cut in a header", "overwritten header"],
+)
+def test_a_damaged_shard_is_named(content: bytes, tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    (folder / "train-1.tar").write_bytes(content)
+    with pytest.raises(UserError, match=r"train-1.tar is damaged or not a tar file"):
+        read(folder)
+
+
+@pytest.mark.parametrize("answer", [b"", b"cat", b"-1", b"1.5", b"99999999999"])
+def test_labels_that_are_none(answer: bytes, tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    (folder / "train-1.tar").write_bytes(tar([("a.jpg", b"?"), ("a.cls", answer)]))
+    with pytest.raises(UserError, match=r"train-1.tar: no label in a.cls"):
+        read(folder)
+
+
+@pytest.mark.parametrize("answer", [b"[", b"[" * 100_000, b"1", b'{"label": "cat"}', b'{"label": true}', b"\xff"])
+def test_json_labels_that_are_none(answer: bytes, tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    (folder / "train-1.tar").write_bytes(tar([("a.jpg", b"?"), ("a.json", answer)]))
+    with pytest.raises(UserError, match=r"train-1.tar: no label in a.json"):
+        read(folder)
+
+
+def test_other_mistakes(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    with pytest.raises(UserError, match="there is no shard"):
+        read(folder / "absent.tar")
+    with pytest.raises(UserError, match="no shards to test on"):
+        read(folder / "train-0.tar")
+    with pytest.raises(UserError, match="no shards to train on"):
+        read(f"{folder}/absent-*.tar", test=str(folder / "val-0.tar"))
+    with pytest.raises(UserError, match="is not a range"):
+        read("x-{9..0}.tar")
+    (folder / "train-1.tar").write_bytes(tar([("readme.txt", b"hello")]))
+    with pytest.raises(UserError, match="has no pictures with labels"):
+        read(folder)
+    (folder / "train-1.tar").write_bytes(tar([("a.jpg", b""), ("a.png", b""), ("a.cls", b"1")]))
+    with pytest.raises(UserError, match="a has two pictures"):
+        read(folder)
+    for file in folder.glob("*.tar"):
+        file.write_bytes(tar([("a.jpg", b"?"), ("a.cls", b"0")]))
+    with pytest.raises(UserError, match="has one class"):
+        read(folder)
+
+
+def test_a_broken_picture(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    (folder / "train-1.tar").write_bytes(tar([("a.jpg", b"?"), ("a.cls", b"1"), *members(5, 3)]))
+    with pytest.raises(BrokenImage, match=r"train-1.tar, picture at byte 512: not a picture"):
+        read(folder).train.fetch(torch.tensor([4]))
+    split = ranges(read(folder, decode=Decode(broken="skip")).train)
+    assert split.fetch(torch.tensor([4])).labels.tolist() == [2] and split.skipped == 1
+
+
+@pytest.mark.parametrize("broken", ["error", "skip"])
+def test_a_shard_that_vanishes_is_no_broken_picture(broken: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    split = ranges(read(folder, decode=Decode(broken=broken)).train)  # type: ignore[arg-type]
+    (folder / "train-1.tar").write_bytes(WHOLE[:600])
+    with pytest.raises(UserError, match="became shorter"):
+        split.fetch(torch.tensor([7]))
+    (folder / "train-1.tar").unlink()
+    with pytest.raises(UserError, match=r"cannot read .*train-1\.tar"):
+        split.fetch(torch.tensor([7]))
+    assert split.skipped == 0
+
+
+# --- remote ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> str:
+    """The shards in a file system that is not the local one."""
+    memory, folder = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
+    for file in write(tmp_path / "data").glob("*.tar"):
+        memory.pipe_file(f"{folder}/{file.name}", file.read_bytes())
+    return f"memory:/{folder}"
+
+
+def test_remote(remote: str, cache: Path, scans: list[str]) -> None:
+    check(read(remote))
+    assert len(scans) == 3 and scans[0].startswith("memory://") and len(list(cache.rglob("*.index"))) == 3
+    scans.clear()
+    check(read(f"{remote}/train-{{0..1}}.tar", test=f"{remote}/val-*.tar"))
+    assert scans == []
+    path = remote.removeprefix("memory:/") + "/train-1.tar"
+    fsspec.filesystem("memory").pipe_file(path, tar(members(10, 2)))
+    assert len(read(remote).train) == 6 and len(scans) == 1
+
+
+def test_remote_mistakes(remote: str) -> None:
+    with pytest.raises(UserError, match="cannot list nothing://x"):
+        read("nothing://x/*.tar")
+    with pytest.raises(UserError, match=r"cannot read memory://.*absent\.tar"):
+        read(f"{remote}/absent.tar", test=f"{remote}/val-0.tar")
+    path = remote.removeprefix("memory:/") + "/train-1.tar"
+    fsspec.filesystem("memory").pipe_file(path, WHOLE[:3000])
+    with pytest.raises(UserError, match=r"memory://.*train-1.tar is damaged"):
+        read(remote)

@@ -1,0 +1,101 @@
+"""Every recipe says what it is and takes a step; the model that comes along answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import allmlp
+from allmlp import train as loop
+from allmlp.cli import main
+from allmlp.data.source import Data, Dataset, Resident
+from allmlp.layers import Patches
+from allmlp.predict import predict, shipped
+from allmlp.recipes import recipe, recipes
+from allmlp.run import Budget, Run
+from allmlp.spec import from_dict, to_dict
+
+
+class Noise(Data):
+    """Random pictures of any size."""
+
+    channels: int
+    image: tuple[int, int]
+
+    def open(self) -> Dataset:
+        images = torch.randint(0, 255, (20, self.channels, *self.image), dtype=torch.uint8)
+        split = Resident(images, torch.arange(20) % 10)
+        numbers = (0.5,) * self.channels
+        return Dataset(split, split, tuple("abcdefghij"), numbers, numbers)
+
+
+def runs() -> dict[str, Run]:
+    found: dict[str, Run] = {}
+    for name, entry in recipes().items():
+        made = entry.make()
+        found |= {f"{name}/{row}": run for row, run in made.items()} if isinstance(made, dict) else {name: made}
+    return found
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_recipe_says_how_to_run_it(name: str) -> None:
+    assert f"allmlp train {name}" in recipes()[name].text
+
+
+@pytest.mark.parametrize(("name", "run"), runs().items(), ids=list(runs()))
+def test_recipe_takes_a_step(name: str, run: Run, tmp_path: Path) -> None:
+    assert from_dict(to_dict(run)) == run
+    stem = run.model.stem
+    assert isinstance(stem, Patches)
+    data = Noise(stem.in_channels, stem.image)
+    small = run.replace(data=data, batch=4, budget=Budget(steps=1), compile=False, model=run.model.replace(depth=2))
+    assert 0 <= loop.train(small, tmp_path, "cpu")["accuracy"] <= 1
+
+
+def test_unknown_recipe() -> None:
+    with pytest.raises(allmlp.UserError, match="unknown recipe 'digits_mixr'; did you mean 'digits_mixer'"):
+        recipe("digits_mixr")
+
+
+def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["list", "recipes"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(recipes()) and max(map(len, lines)) <= 100
+
+
+def test_train_eval_and_predict_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, picture = tmp_path / "run", tmp_path / "digit.png"
+    Image.fromarray(np.zeros((12, 12), dtype=np.uint8)).save(picture)
+
+    def command(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main(list(arguments))
+        assert not caught.value.code
+        return capsys.readouterr().out
+
+    short = ["--set", "budget.steps=2", "--set", "budget.epochs=none", "--device", "cpu"]
+    trained = command("train", "digits_resmlp", "--out", str(out), *short)
+    assert trained.startswith("digits_resmlp accuracy")
+    assert (
+        trained.split("accuracy")[1] == command("train", "--resume", str(out), "--device", "cpu").split("accuracy")[1]
+    )
+    assert trained.split("accuracy")[1] == command("eval", str(out), "--device", "cpu").split("accuracy")[1]
+    answers = json.loads(command("predict", str(out), str(picture), "--json"))[str(picture)]
+    assert len(answers) == 5 and all(answer["name"] in "0123456789" for answer in answers)
+
+
+def test_the_model_that_comes_along(tmp_path: Path) -> None:
+    file = tmp_path / "sky.png"
+    Image.fromarray(np.full((50, 80, 3), (120, 170, 230), dtype=np.uint8)).save(file)
+    ((best, *others),) = predict(shipped(), [file])
+    assert best.name in ("airplane", "bird", "ship") and len(others) == 4
+    assert (shipped() / "model.safetensors").stat().st_size <= 16 * 2**20
+    (tmp_path / "no.png").write_bytes(b"not a picture")
+    with pytest.raises(allmlp.UserError, match=r"no\.png: not a picture"):
+        predict(shipped(), [tmp_path / "no.png"])
