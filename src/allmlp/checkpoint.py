@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from allmlp.errors import UserError, one_line
+from allmlp.files import flush
 from allmlp.parallel import World
 
 FOLDER = "checkpoints"
@@ -134,15 +135,6 @@ def load(folder: Path, task: nn.Module, optimizer: Optimizer, average: list[Tens
     }
     # torch puts every number where the parameter is, and as its own state would be.
     optimizer.load_state_dict(record)
-
-
-def flush(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def digest(file: Path) -> str:

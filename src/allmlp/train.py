@@ -21,7 +21,9 @@ from allmlp import __version__, checkpoint, parallel
 from allmlp.data.order import Loader, Order, Step, fold, in_order
 from allmlp.data.source import Batch, Dataset
 from allmlp.errors import UserError
+from allmlp.files import write_atomically
 from allmlp.log import Log, draw_curves
+from allmlp.meter import Meter
 from allmlp.models.model import Model
 from allmlp.models.zoo import create
 from allmlp.optim import set_learning_rate
@@ -74,7 +76,7 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
 
     # 4. one optimiser step per turn
     results: dict[str, float] = {}
-    meter = Meter(run, task.model, world)
+    meter = Meter(run.batch, task.model, world.device, world.size)
     with Log(path, step, steps, world.is_main) as log:
         if found is not None:
             log.say(f"going on from step {step}")
@@ -262,7 +264,7 @@ def claim(out: Path, run: Run, world: parallel.World) -> None:
         }
         try:
             out.mkdir(parents=True, exist_ok=True)
-            folder.write_atomically(file, lambda temporary: temporary.write_text(json.dumps(record, indent=1)))
+            write_atomically(file, lambda temporary: temporary.write_text(json.dumps(record, indent=1)))
         except OSError as reason:
             raise UserError(f"cannot write to {out}: {reason}") from reason
     world.barrier()
@@ -293,40 +295,6 @@ def judge_again(out: Path, device: str | None = None) -> dict[str, float]:
         model = folder.load(out, world.device)
         task = run.task.build(model, dataset).to(world.device)
         return evaluate(task, nullcontext(model), dataset, world, run)
-
-
-class Meter:
-    """Examples per second, and the share of the machine's matrix rate that they are."""
-
-    def __init__(self, run: Run, model: Model, world: parallel.World) -> None:
-        self.batch, self.world = run.batch, world
-        # Forward, and twice as much backward; two operations per multiply-add.
-        self.flops = 6 * model.describe().macs
-        self.peak = peak_rate(world.device) * world.size
-        self.start = time.monotonic()
-        self.away = 0.0
-
-    def pause(self) -> None:
-        """What happened since the last reading was not training."""
-        self.start = time.monotonic()
-
-    def read(self, steps: int) -> dict[str, float]:
-        seconds = max(time.monotonic() - self.start, 1e-9)
-        self.start = time.monotonic()
-        rate = steps * self.batch / seconds
-        return {"images/s": rate, "share": rate * self.flops / self.peak}
-
-
-def peak_rate(device: torch.device) -> float:
-    """Measured floating-point operations per second of a large product."""
-    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
-    a = torch.randn(size, size, device=device, dtype=dtype)
-    best = math.inf
-    for _ in range(4):
-        start = time.perf_counter()
-        (a @ a)[0, 0].item()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
 
 
 @contextmanager

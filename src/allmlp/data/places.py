@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from allmlp.errors import UserError, one_line
+from allmlp.files import write_atomically
 
 
 def places(path: str, folder: str) -> list[Path]:
@@ -43,16 +43,3 @@ def copy(url: str, md5: str, file: Path) -> None:
             target.write(piece)
     if digest.hexdigest() != md5:
         raise UserError(f"{url} came with md5 {digest.hexdigest()} instead of {md5}; it was not kept: try again")
-
-
-def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
-    """Write beside `file`, then rename over it."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.chmod(0o644)
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)

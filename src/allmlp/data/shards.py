@@ -22,9 +22,9 @@ import torch
 
 from allmlp.data.decode import SUFFIXES, Decode
 from allmlp.data.encoded import Encoded, Workers, cores
-from allmlp.data.places import write_atomically
 from allmlp.data.source import Data, Dataset
 from allmlp.errors import UserError, one_line, require
+from allmlp.files import write_atomically
 from allmlp.spec import Size
 
 MOST_CLASSES = 1_000_000

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +13,7 @@ from safetensors.torch import save_file
 
 from allmlp import __version__
 from allmlp.errors import UserError, one_line
+from allmlp.files import write_atomically
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, to_json
@@ -122,18 +121,3 @@ def compare(file: Path, expected: dict[str, tuple[int, ...]], found: dict[str, t
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def write_atomically(file: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside `file`, flush to disk, then rename over it."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o644)
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)

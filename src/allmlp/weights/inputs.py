@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from allmlp.errors import UserError
+from allmlp.files import write_atomically
 from allmlp.spec import Rate, Spec, from_json, to_json
-from allmlp.weights.folder import write_atomically
 
 FILE = "inputs.json"
 
