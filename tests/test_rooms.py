@@ -41,7 +41,7 @@ BELOW = {
         "meter",
         "parallel",
         "checkpoint",
-    },  # fmt: skip
+    },
     "predict": {"errors", "layers", "models", "weights", "data"},
     "recipes": {"errors", "models", "data", "tasks", "run", "optim", "schedule"},
     "cli": {"errors", "spec", "models", "weights", "show", "train", "predict", "log", "recipes"},
