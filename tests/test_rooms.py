@@ -23,7 +23,7 @@ BELOW = {
     "schedule": {"spec"},
     "optim": {"spec", "layers"},
     "log": {"errors"},
-    "parallel": {"layers", "models"},
+    "parallel": {"errors", "layers", "models"},
     "checkpoint": {"errors", "files", "parallel"},
     "run": {"spec", "models", "data", "tasks", "optim", "schedule", "parallel"},
     "meter": {"models"},

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from allmlp.errors import UserError
 from allmlp.layers.block import BlockLayer
 from allmlp.models.model import Model
 
@@ -75,6 +76,10 @@ class World:
 def join(device: str | None = None) -> Iterator[World]:
     """Take this process's place: torchrun's variables where they are set, alone otherwise."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {kind!r}: use cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
     if "RANK" not in os.environ:
         yield World(0, 1, torch.device(kind))
         return

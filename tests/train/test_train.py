@@ -240,6 +240,14 @@ def test_a_run_without_an_end_is_refused(tmp_path: Path) -> None:
         loop.read_run(tmp_path / "nothing")
 
 
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(allmlp.UserError, match="unknown device 'gpu': use cpu or cuda"):
+        train(small(), tmp_path, "gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(allmlp.UserError, match="torch sees no CUDA device"):
+            train(small(), tmp_path, "cuda")
+
+
 # --- the loop knows no task -------------------------------------------------------------------------
 
 
