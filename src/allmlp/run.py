@@ -9,8 +9,12 @@ from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW, Optim
 from allmlp.parallel import Sharding
 from allmlp.schedule import Cosine, Schedule
-from allmlp.spec import Count, NonNegative, Range, Rate, Spec
+from allmlp.spec import Count, NonNegative, Range, Rate, Spec, discover
 from allmlp.tasks.task import Task
+
+# A run can be read back, or changed by name, only where every kind it may hold is known.
+for _room in ("allmlp.models", "allmlp.data", "allmlp.tasks"):
+    discover(_room)
 
 
 class Budget(Spec):

@@ -11,8 +11,10 @@ Every value is checked against its annotation when it is made, so a spec that ex
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
+import pkgutil
 import types
 from collections.abc import Iterator
 from typing import (
@@ -100,6 +102,12 @@ class Spec:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.changed().items())})"
+
+
+def discover(package: str) -> list[types.ModuleType]:
+    """Import every module of a package, so that their specs are known by name: adding a file is enough."""
+    path = importlib.import_module(package).__path__
+    return [importlib.import_module(module.name) for module in pkgutil.walk_packages(path, f"{package}.")]
 
 
 def default(field: dataclasses.Field[Any]) -> Any:

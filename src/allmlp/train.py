@@ -275,9 +275,12 @@ def read_run(out: Path) -> Run:
     if not file.is_file():
         raise UserError(f"{out} is not a run: it has no {RUN}")
     try:
-        run = from_dict(json.loads(file.read_text(encoding="utf8"))["run"], "run")
-    except (ValueError, KeyError, TypeError) as reason:
+        record = json.loads(file.read_text(encoding="utf8"))
+        run = from_dict(record.get("run") if isinstance(record, dict) else None, "run")
+    except (OSError, ValueError) as reason:
         raise UserError(f"{file}: {reason}") from None
+    if not isinstance(run, Run):
+        raise UserError(f"{file} does not describe a run")
     return run
 
 

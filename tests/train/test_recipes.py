@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,9 @@ def test_train_eval_and_predict_from_the_command_line(tmp_path: Path, capsys: py
         trained.split("accuracy")[1] == command("train", "--resume", str(out), "--device", "cpu").split("accuracy")[1]
     )
     assert trained.split("accuracy")[1] == command("eval", str(out), "--device", "cpu").split("accuracy")[1]
+    fresh = [sys.executable, "-m", "allmlp", "eval", str(out), "--device", "cpu"]
+    again = subprocess.run(fresh, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert trained.split("accuracy")[1] == again.split("accuracy")[1]
     answers = json.loads(command("predict", str(out), str(picture), "--json"))[str(picture)]
     assert len(answers) == 5 and all(answer["name"] in "0123456789" for answer in answers)
 

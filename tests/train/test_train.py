@@ -238,6 +238,10 @@ def test_a_run_without_an_end_is_refused(tmp_path: Path) -> None:
         train(small(budget=Budget()), tmp_path, "cpu")
     with pytest.raises(allmlp.UserError, match="is not a run"):
         loop.read_run(tmp_path / "nothing")
+    for content in ("[1]", "{}", '{"run": {"kind": "Affine"}}'):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(allmlp.UserError, match="does not describe a run"):
+            loop.read_run(tmp_path)
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import torch
 
-import allmlp.models
 from allmlp.errors import lookup
 from allmlp.models import timm
 from allmlp.models.catalog import matching
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset
-from allmlp.spec import override
+from allmlp.spec import discover, override
 
 
 @cache
 def presets() -> dict[str, Preset]:
     """All presets of the modules beside this one: a new family is a new file with a PRESETS table."""
     found: dict[str, Preset] = {}
-    for module in pkgutil.iter_modules(allmlp.models.__path__):
-        table = getattr(importlib.import_module(f"allmlp.models.{module.name}"), "PRESETS", {})
-        for name, entry in table.items():
+    for module in discover("allmlp.models"):
+        for name, entry in getattr(module, "PRESETS", {}).items():
             if name in found:
                 raise TypeError(f"two presets are called {name}")
             found[name] = entry

@@ -1,8 +1,5 @@
 """Token mixers: one file is one way for tokens to exchange information."""
 
-import importlib
-import pkgutil
-
 from allmlp.layers.mixers.attention import Attention, CrossAttention, RelativePositions, TinyAttention
 from allmlp.layers.mixers.conv import TokenConv
 from allmlp.layers.mixers.gate import SpatialGate
@@ -10,6 +7,7 @@ from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.mlp import TokenMlp
 from allmlp.layers.mixers.none import NoMixing
 from allmlp.layers.mixers.projection import Dense, Toeplitz
+from allmlp.spec import discover
 
 __all__ = [
     "Attention",
@@ -25,6 +23,5 @@ __all__ = [
     "TokenMlp",
 ]
 
-# A new file beside this one is a new mixer: importing it registers its spec.
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+# A new file beside this one is a new mixer.
+discover(__name__)
