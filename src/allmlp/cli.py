@@ -161,12 +161,15 @@ def show(
     epilog=examples(
         "allmlp train digits_mixer",
         "allmlp train cifar10_gmlp --set optim.lr=2e-3 --out runs/a",
+        "allmlp train cifar10_ablations/conv --set seed=1",
         "allmlp train --resume runs/a",
         "torchrun --nproc-per-node 8 -m allmlp train cifar10_gmlp --out runs/b",
     )
 )
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A name from `allmlp list recipes`.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A name from `allmlp list recipes`; NAME/ROW is one run of a table.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/RECIPE if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Any field: optim.lr=2e-3.")] = None,
@@ -182,14 +185,12 @@ def train(
     if resume is not None:
         print_results({resume.name: train(read_run(resume), resume, device)})
         return
-    made = recipes.recipe(str(recipe)).make()
-    runs = made if isinstance(made, dict) else {str(recipe): made}
     results = {}
-    for name, run in runs.items():
+    for name, run in recipes.runs(str(recipe)).items():
         for path, value in assignments(overrides or []).items():
             run = override(run, path, value)  # noqa: PLW2901
-        place = out or Path("runs") / str(recipe)
-        results[name] = train(run, place / name if isinstance(made, dict) else place, device)
+        place = out / name.partition("/")[2] if out else Path("runs") / name
+        results[name] = train(run, place, device)
     print_results(results)
 
 
@@ -201,15 +202,17 @@ def print_results(results: dict[str, dict[str, float]]) -> None:
             print(name, "  ".join(f"{key} {show(key, value)}" for key, value in values.items()))
 
 
-@app.command("eval", epilog=examples("allmlp eval runs/a"))
+@app.command("eval", epilog=examples("allmlp eval runs/a", "allmlp eval runs/a --knn 20"))
 def eval_command(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    knn: Annotated[int | None, typer.Option(help="Judge its features by this many nearest neighbours.", min=1)] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
 ) -> None:
     """Judge a trained model on its test split again."""
+    from allmlp.tasks.probe import Neighbours
     from allmlp.train import judge_again
 
-    print_results({str(run): judge_again(run, device)})
+    print_results({str(run): judge_again(run, device, Neighbours(knn) if knn else None)})
 
 
 @app.command(
@@ -228,7 +231,8 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
 ) -> None:
     """What a trained model sees in pictures."""
-    from allmlp.predict import predict, shipped
+    from allmlp.predict import predict
+    from allmlp.weights.pretrained import shipped
 
     folder = pictures.pop(0) if pictures[0].is_dir() else shipped()
     if not pictures:

@@ -73,7 +73,7 @@ def show(name: str, value: float) -> str:
         return f"{value:,.0f}"
     if name == "lr":
         return f"{value:.2e}"
-    return f"{value:.2%}" if "accuracy" in name or "share" in name else f"{value:.4g}"
+    return f"{value:.2%}" if any(word in name for word in ("accuracy", "agreement", "share")) else f"{value:.4g}"
 
 
 def clock(seconds: float) -> str:
@@ -136,12 +136,15 @@ def draw_curves(out: Path) -> list[Path]:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
     for axis, word in ((left, "loss"), (right, "accuracy")):
         for kind in ("train", "eval"):
-            points = [(r["step"], r[word]) for r in records if r["kind"] == kind and word in r]
-            if points:
-                axis.plot(*zip(*points, strict=True), label=kind, marker="." if len(points) < 30 else None)
+            names = {name for r in records if r["kind"] == kind for name in r if name.endswith(word)}
+            for name in sorted(names):
+                points = [(r["step"], r[name]) for r in records if r["kind"] == kind and name in r]
+                label = kind if name == word else f"{kind} {name.replace('_', ' ')}"
+                axis.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 30 else None)
         axis.set(xlabel="step", ylabel=word, title=word)
         axis.grid(alpha=0.3)
-        axis.legend()
+        if axis.lines:
+            axis.legend()
     files = [out / "curves.png", out / "curves.svg"]
     for file in files:
         figure.savefig(file, dpi=120)

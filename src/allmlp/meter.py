@@ -7,16 +7,13 @@ import time
 
 import torch
 
-from allmlp.models.model import Model
-
 
 class Meter:
     """Examples per second, and the share of the machine's matrix rate that they are."""
 
-    def __init__(self, batch: int, model: Model, device: torch.device, processes: int) -> None:
-        self.batch = batch
-        # Forward, and twice as much backward; two operations per multiply-add.
-        self.flops = 6 * model.describe().macs
+    def __init__(self, batch: int, flops: int, device: torch.device, processes: int) -> None:
+        """`flops` are those of one example."""
+        self.batch, self.flops = batch, flops
         self.peak = peak_rate(device) * processes
         self.start = time.monotonic()
 

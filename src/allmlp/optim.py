@@ -26,6 +26,12 @@ class Optim(Spec, abstract=True):
     lr: NonNegative = 1e-3
     decay: NonNegative = 0.05
     layer_decay: Rate = 1.0
+    last_decay: NonNegative | None = None
+    """Where the decay ends, along half a cosine from `decay`; constant if not given."""
+
+    def decay_at(self, progress: float) -> float:
+        last = self.decay if self.last_decay is None else self.last_decay
+        return last + (self.decay - last) * (1 + math.cos(math.pi * progress)) / 2
 
     def build(self, module: nn.Module) -> Optimizer:
         raise NotImplementedError
@@ -108,6 +114,7 @@ def parameter_groups(module: nn.Module, spec: Optim, muon: bool = False) -> list
         {
             "params": weights,
             "weight_decay": spec.decay if decays else 0.0,
+            "decays": decays,
             "lr": spec.lr * factor,
             "peak": spec.lr * factor,
             "muon": is_muon,
@@ -139,8 +146,10 @@ def hidden_matrices(module: nn.Module) -> set[int]:
     return {id(weight) for name, weight in module.named_parameters() if block_number(name) and weight.dim() == 2}
 
 
-def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
+def set_rates(optimizer: Optimizer, factor: float, decay: float) -> None:
+    """The learning rate as a factor of each group's peak, and the decay of the groups that have one."""
     for group in optimizer.param_groups:
+        group["weight_decay"] = decay if group["decays"] else 0.0
         lr = group["peak"] * factor
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)

@@ -7,24 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-import allmlp
 from allmlp.data.decode import Decode, picture
 from allmlp.errors import UserError
-from allmlp.layers.stem import Patches
-from allmlp.models.encoder import Encoder
-from allmlp.models.foreign import Foreign
-from allmlp.models.model import Model
 from allmlp.weights.folder import load
 from allmlp.weights.inputs import read_inputs
-
-
-def shipped() -> Path:
-    """The model that comes along: a gMLP that knows CIFAR-10's ten classes."""
-    package = Path(allmlp.__file__).parent
-    for place in (package / "weights" / "cifar10", package.parent.parent / "weights" / "cifar10"):
-        if (place / "config.json").is_file():
-            return place
-    raise UserError("this installation came without the CIFAR-10 model; name a model folder in front of the picture")
 
 
 class Answer(NamedTuple):
@@ -35,7 +21,9 @@ class Answer(NamedTuple):
 def predict(folder: Path, files: list[Path], top: int = 5) -> list[list[Answer]]:
     """The `top` classes of each picture, most probable first."""
     model, inputs = load(folder).float(), read_inputs(folder)
-    size = image_size(model)
+    size = model.spec.image_size
+    if size is None:
+        raise UserError(f"the model reads {model.spec.reads}, not pictures")
     how = Decode(crop=inputs.crop, colour="rgb" if len(inputs.mean) == 3 else "grey")
     pictures = []
     for file in files:
@@ -54,12 +42,3 @@ def predict(folder: Path, files: list[Path], top: int = 5) -> list[list[Answer]]
         [Answer(names[number], chance) for number, chance in zip(numbers, values, strict=True)]
         for numbers, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def image_size(model: Model) -> tuple[int, int]:
-    spec = model.spec
-    if isinstance(spec, Encoder) and isinstance(spec.stem, Patches):
-        return spec.stem.image
-    if isinstance(spec, Foreign):
-        return spec.size
-    raise UserError(f"the model reads {spec.reads}, not pictures")

@@ -26,10 +26,10 @@ from allmlp.log import Log, draw_curves
 from allmlp.meter import Meter
 from allmlp.models.model import Model
 from allmlp.models.zoo import create
-from allmlp.optim import set_learning_rate
+from allmlp.optim import set_rates
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
-from allmlp.tasks.task import Losses, Moment, TaskModule
+from allmlp.tasks.task import Losses, Moment, Task, TaskModule
 from allmlp.weights import folder
 from allmlp.weights.inputs import Inputs, write_inputs
 
@@ -76,7 +76,7 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
 
     # 4. one optimiser step per turn
     results: dict[str, float] = {}
-    meter = Meter(run.batch, task.model, world.device, world.size)
+    meter = Meter(run.batch, task.flops, world.device, world.size)
     with Log(path, step, steps, world.is_main) as log:
         if found is not None:
             log.say(f"going on from step {step}")
@@ -86,7 +86,7 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
             progress = max(step / steps if steps else 0.0, (time.monotonic() - started) / seconds)
             if progress >= 1:
                 break
-            set_learning_rate(optimizer, run.schedule.at(progress))
+            set_rates(optimizer, run.schedule.at(progress), run.optim.decay_at(progress))
             moment = Moment(progress, generator(world, run.seed, step), world.rank, world.size)
             losses = backward(run, world, wrapped, example, moment)
             update(run, task, optimizer, losses, average)
@@ -100,7 +100,8 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
                 shown = summarise(run, world, window, step, path) | meter.read(len(window))
                 shown |= {"lr": optimizer.param_groups[0]["lr"], "epoch": order.epoch(step)}
                 window.clear()
-                left = (time.monotonic() - started - spent) * (1 - progress) / max(progress, 1e-9)
+                done = max(step / steps if steps else 0.0, (time.monotonic() - started) / seconds)
+                left = (time.monotonic() - started) * (1 - done) / done
                 log.write("train", step, shown, left)
             if due(step, run.cadence.evaluate, last) and not stop:
                 results = evaluate(task, averaged(task.model, trained, average), dataset, world, run)
@@ -290,13 +291,13 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
     return [] if a == b else [path]
 
 
-def judge_again(out: Path, device: str | None = None) -> dict[str, float]:
-    """Evaluate the model that a run has kept."""
+def judge_again(out: Path, device: str | None = None, judge: Task | None = None) -> dict[str, float]:
+    """Evaluate the model that a run has kept, by its own task or by another one."""
     run = read_run(out)
     with parallel.join(device) as world:
         dataset = run.data.open().hold_out(run.hold_out)
         model = folder.load(out, world.device)
-        task = run.task.build(model, dataset).to(world.device)
+        task = (judge or run.task).judge(model, dataset).to(world.device)
         return evaluate(task, nullcontext(model), dataset, world, run)
 
 

@@ -43,6 +43,9 @@ class Decode(Spec):
     scale: tuple[Rate, Rate] = (0.08, 1.0)
     ratio: tuple[Ratio, Ratio] = (3 / 4, 4 / 3)
     colour: Literal["rgb", "grey"] = "rgb"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    """Of the pixels divided by 255, for the model's input; those of ImageNet's photographs if not given."""
     limit: Annotated[int, Range(1, 178_956_970)] = 2**26
     """Pixels a file may announce; the bound is Pillow's own."""
     broken: Literal["error", "skip"] = "error"
@@ -53,16 +56,17 @@ class Decode(Spec):
             low, high = getattr(self, name)
             if low > high:
                 raise UserError(f"Decode.{name} must be (smaller, larger), not {(low, high)}")
+        for name in ("mean", "std"):
+            if getattr(self, name) and len(getattr(self, name)) != self.channels:
+                raise UserError(f"Decode.{name} needs {self.channels} numbers, one for each colour")
 
     @property
     def channels(self) -> int:
         return 3 if self.colour == "rgb" else 1
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of photographs (ImageNet)."""
-        if self.colour == "rgb":
-            return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        return (0.449,), (0.226,)
+        mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if self.colour == "rgb" else ((0.449,), (0.226,))
+        return self.mean or mean, self.std or std
 
 
 def picture(data: bytes, size: tuple[int, int], how: Decode = Decode(), draws: Sequence[float] | None = None) -> Tensor:

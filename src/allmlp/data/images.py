@@ -20,21 +20,9 @@ from allmlp.data.augment.erase import Cutout, Erasing
 from allmlp.data.augment.geometry import AlternatingFlip, Flip, RandomResizedCrop, Translate, Warp
 from allmlp.data.augment.mix import Mix, one_hot
 from allmlp.data.augment.policy import AutoAugment, RandAugment
-from allmlp.data.augment.standard import (
-    DEIT_MIX,
-    MIXER_MIX,
-    cifar,
-    deit,
-    dino,
-    gmlp,
-    mixer_i1k,
-    resmlp,
-)
 from allmlp.data.augment.transform import Augment, Step, Transform, floats
 
 __all__ = [
-    "DEIT_MIX",
-    "MIXER_MIX",
     "AlternatingFlip",
     "Augment",
     "AutoAugment",
@@ -60,12 +48,6 @@ __all__ = [
     "Transform",
     "Translate",
     "Warp",
-    "cifar",
-    "deit",
-    "dino",
     "floats",
-    "gmlp",
-    "mixer_i1k",
     "one_hot",
-    "resmlp",
 ]

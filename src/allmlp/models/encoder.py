@@ -52,6 +52,10 @@ class Encoder(ModelSpec):
         return Site(self.stem.tokens, self.width, self.init, self.stem.grid)
 
     @property
+    def image_size(self) -> tuple[int, int] | None:
+        return self.stem.image if isinstance(self.stem, Patches) else None
+
+    @property
     def reads(self) -> str:
         if isinstance(self.stem, Patches):
             return "x".join(map(str, self.stem.image)) + " image"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,23 @@ class Foreign(ModelSpec, abstract=True):
         return self.image or self.native
 
     @property
+    def image_size(self) -> tuple[int, int]:
+        return self.size
+
+    @property
     def reads(self) -> str:
         return "x".join(map(str, self.size)) + " image"
+
+    def pretrained(self) -> Trained:
+        """The network with the weights its package publishes, from its cache or the network."""
+        raise NotImplementedError
+
+
+class Trained(NamedTuple):
+    model: ForeignModel
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Of the pixels divided by 255, as the weights expect them."""
 
 
 class ForeignModel(Model[S]):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from allmlp.errors import UserError, lookup, require
-from allmlp.models.foreign import Foreign, ForeignModel, flatten
+from allmlp.errors import UserError, lookup, one_line, require
+from allmlp.models.foreign import Foreign, ForeignModel, Trained, flatten
 from allmlp.models.model import ModelSpec, S
 from allmlp.models.preset import Preset, Published
 from allmlp.spec import Count
@@ -23,15 +23,18 @@ class Architecture(NamedTuple):
     family: str
     options: dict[str, Any]
     image: int = 224
+    hub: str | None = None
+    """Where its weights are published."""
 
 
 def resnet(*depths: int) -> Architecture:
-    return Architecture("ResNet", {"depths": depths})
+    layers = 3 * sum(depths) + 2
+    return Architecture("ResNet", {"depths": depths}, hub=f"microsoft/resnet-{layers}")
 
 
-def regnet_y(depths: list[int], channels: list[int], group: int) -> Architecture:
+def regnet_y(size: str, depths: list[int], channels: list[int], group: int) -> Architecture:
     options = {"depths": depths, "hidden_sizes": channels, "groups_width": group, "layer_type": "y"}
-    return Architecture("RegNet", options)
+    return Architecture("RegNet", options, hub=f"facebook/regnet-y-{size}")
 
 
 def bit(factor: int, *depths: int) -> Architecture:
@@ -40,12 +43,12 @@ def bit(factor: int, *depths: int) -> Architecture:
     return Architecture("Bit", {"depths": depths, "hidden_sizes": channels, "embedding_size": 64 * factor})
 
 
-def deit(width: int, heads: int) -> Architecture:
+def deit(size: str, width: int, heads: int) -> Architecture:
     sizes = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width}
-    return Architecture("DeiT", sizes)
+    return Architecture("DeiT", sizes, hub=f"facebook/deit-{size}-patch16-224")
 
 
-def efficientnet(width: float, depth: float, image: int, dropout: float, hidden: int) -> Architecture:
+def efficientnet(size: str, width: float, depth: float, image: int, dropout: float, hidden: int) -> Architecture:
     options = {
         "width_coefficient": width,
         "depth_coefficient": depth,
@@ -53,7 +56,7 @@ def efficientnet(width: float, depth: float, image: int, dropout: float, hidden:
         "dropout_rate": dropout,
         "batch_norm_momentum": 0.01,  # torch counts the new share, TensorFlow's 0.99 the old one
     }
-    return Architecture("EfficientNet", options, image)
+    return Architecture("EfficientNet", options, image, f"google/efficientnet-{size}")
 
 
 def bert(depth: int, width: int, heads: int) -> Architecture:
@@ -64,21 +67,21 @@ def bert(depth: int, width: int, heads: int) -> Architecture:
 IMAGES = {
     "resnet50": resnet(3, 4, 6, 3),
     "resnet152": resnet(3, 8, 36, 3),
-    "regnety_040": regnet_y([2, 6, 12, 2], [128, 192, 512, 1088], 64),
-    "regnety_080": regnet_y([2, 4, 10, 1], [168, 448, 896, 2016], 56),
-    "regnety_160": regnet_y([2, 4, 11, 1], [224, 448, 1232, 3024], 112),
-    "efficientnet_b0": efficientnet(1.0, 1.0, 224, 0.2, 1280),
-    "efficientnet_b1": efficientnet(1.0, 1.1, 240, 0.2, 1280),
-    "efficientnet_b2": efficientnet(1.1, 1.2, 260, 0.3, 1408),
-    "efficientnet_b3": efficientnet(1.2, 1.4, 300, 0.3, 1536),
-    "efficientnet_b4": efficientnet(1.4, 1.8, 380, 0.4, 1792),
-    "efficientnet_b5": efficientnet(1.6, 2.2, 456, 0.4, 2048),
-    "efficientnet_b6": efficientnet(1.8, 2.6, 528, 0.5, 2304),
-    "efficientnet_b7": efficientnet(2.0, 3.1, 600, 0.5, 2560),
+    "regnety_040": regnet_y("040", [2, 6, 12, 2], [128, 192, 512, 1088], 64),
+    "regnety_080": regnet_y("080", [2, 4, 10, 1], [168, 448, 896, 2016], 56),
+    "regnety_160": regnet_y("160", [2, 4, 11, 1], [224, 448, 1232, 3024], 112),
+    "efficientnet_b0": efficientnet("b0", 1.0, 1.0, 224, 0.2, 1280),
+    "efficientnet_b1": efficientnet("b1", 1.0, 1.1, 240, 0.2, 1280),
+    "efficientnet_b2": efficientnet("b2", 1.1, 1.2, 260, 0.3, 1408),
+    "efficientnet_b3": efficientnet("b3", 1.2, 1.4, 300, 0.3, 1536),
+    "efficientnet_b4": efficientnet("b4", 1.4, 1.8, 380, 0.4, 1792),
+    "efficientnet_b5": efficientnet("b5", 1.6, 2.2, 456, 0.4, 2048),
+    "efficientnet_b6": efficientnet("b6", 1.8, 2.6, 528, 0.5, 2304),
+    "efficientnet_b7": efficientnet("b7", 2.0, 3.1, 600, 0.5, 2560),
     "bit_r152x4": bit(4, 3, 8, 36, 3),
-    "deit_ti16": deit(192, 3),
-    "deit_s16": deit(384, 6),
-    "deit_b16": deit(768, 12),
+    "deit_ti16": deit("tiny", 192, 3),
+    "deit_s16": deit("small", 384, 6),
+    "deit_b16": deit("base", 768, 12),
 }
 TEXTS = {"bert_base": bert(12, 768, 12), "bert_large": bert(24, 1024, 16)}
 
@@ -106,6 +109,20 @@ class HuggingFaceImages(Foreign):
             if isinstance(module, nn.BatchNorm2d):
                 nn.init.ones_(module.weight)
         return HuggingFaceImagesModel(self, network)
+
+    def pretrained(self) -> Trained:
+        hub = IMAGES[self.name].hub
+        if hub is None:
+            raise UserError(f"no weights of hf:{self.name} are published")
+        transformers = require("transformers", "baselines")
+        model = self.build()
+        try:
+            trained = type(model.network).from_pretrained(hub)
+            pixels = transformers.AutoImageProcessor.from_pretrained(hub)
+        except (OSError, ValueError) as reason:
+            raise UserError(f"cannot get {hub}, neither from the cache nor from the hub: {one_line(reason)}") from None
+        model.network.load_state_dict(trained.state_dict())
+        return Trained(model, tuple(pixels.image_mean), tuple(pixels.image_std))
 
 
 class HuggingFaceText(ModelSpec):

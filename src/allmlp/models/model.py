@@ -26,6 +26,11 @@ class ModelSpec(Spec, abstract=True):
         """What the model is given, in a few words: "224x224 image", "128 tokens"."""
         raise NotImplementedError
 
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of the pictures it reads; None where it reads something else."""
+        return None
+
     def configure(self, **options: Any) -> Self:
         """This spec with its input or output changed; `options` as in `allmlp.create`, all of them set."""
         for name in options:

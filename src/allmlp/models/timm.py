@@ -1,4 +1,4 @@
-"""Any model of timm as `timm:NAME`, built without its pretrained weights."""
+"""Any model of timm as `timm:NAME`, built without its pretrained weights unless these are asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from allmlp.errors import UserError, lookup, one_line, require
-from allmlp.models.foreign import Foreign, ForeignModel, flatten
+from allmlp.models.foreign import Foreign, ForeignModel, Trained, flatten
 from allmlp.models.preset import Preset
 from allmlp.spec import Rate
 
@@ -54,8 +54,13 @@ class Timm(Foreign):
     def build(self) -> TimmModel:
         return TimmModel(self, self.network())
 
-    def network(self) -> Any:
-        options: dict[str, Any] = {"num_classes": self.classes, "in_chans": self.in_channels}
+    def pretrained(self) -> Trained:
+        network = self.network(pretrained=True)
+        known = network.pretrained_cfg
+        return Trained(TimmModel(self, network), tuple(known["mean"]), tuple(known["std"]))
+
+    def network(self, pretrained: bool = False) -> Any:
+        options: dict[str, Any] = {"num_classes": self.classes, "in_chans": self.in_channels, "pretrained": pretrained}
         known = self.defaults
         if known is not None and known.fixed_input_size:
             height, width = self.size
@@ -65,19 +70,21 @@ class Timm(Foreign):
         try:
             return construct(self.name, options)
         except Exception as reason:
-            raise UserError(f"timm cannot build {self.name} with these options: {one_line(reason)}") from reason
+            raise UserError(
+                f"timm cannot build {self.name} with these options{' and its weights' if pretrained else ''}: {one_line(reason)}"
+            ) from reason
 
 
 def construct(name: str, options: dict[str, Any]) -> Any:
     """Some constructors compute with tensors, which a meta device cannot do: these are moved there afterwards."""
     create = package().create_model
     try:
-        return create(name, pretrained=False, **options)
+        return create(name, **options)
     except RuntimeError:
         if torch.get_default_device().type != "meta":
             raise
         with torch.device("cpu"):
-            return create(name, pretrained=False, **options).to("meta")
+            return create(name, **options).to("meta")
 
 
 @cache

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from allmlp.errors import lookup
+from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
     from allmlp.run import Run
@@ -43,3 +43,16 @@ def recipes() -> dict[str, Recipe]:
 
 def recipe(name: str) -> Recipe:
     return lookup(name, recipes(), "recipe")
+
+
+def runs(name: str) -> dict[str, Run]:
+    """The runs of a recipe: one under its name, a table's under NAME/ROW. `name` may be such a row."""
+    table, _, row = name.partition("/")
+    made = recipe(table).make()
+    if not isinstance(made, dict):
+        if row:
+            raise UserError(f"recipe {table} is one run: it has no row {row!r}")
+        return {table: made}
+    if row:
+        lookup(row, made, f"row of {table}")
+    return {f"{table}/{key}": run for key, run in made.items() if row in ("", key)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allmlp.data.digits import Digits
 from allmlp.data.images import Augment, Translate
+from allmlp.layers import TinyAttention
 from allmlp.models.gmlp import gmlp
 from allmlp.models.mixer import mixer
 from allmlp.models.model import ModelSpec
@@ -60,3 +61,11 @@ def digits_vit() -> Run:
     Two CPU cores, under a minute: 94.3 % (one seed).
     """
     return _digits(vit(4, 64, 2, patch=2, image=8, classes=10))
+
+
+def digits_amlp() -> Run:
+    """aMLP on the embedded digits.
+
+    allmlp train digits_amlp
+    """
+    return _digits(gmlp(6, 48, patch=2, image=8, classes=10, side=TinyAttention(16, bias=False)))

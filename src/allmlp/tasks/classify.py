@@ -15,7 +15,7 @@ from allmlp.data.order import Step
 from allmlp.data.source import Batch, Dataset
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
-from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule
+from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule, compiled
 
 
 class Classify(Task):
@@ -41,22 +41,23 @@ class ClassifyModule(TaskModule):
     def __init__(self, spec: Classify, model: Model, dataset: Dataset) -> None:
         super().__init__()
         self.spec, self.model, self.classes = spec, model, len(dataset.classes)
-        self.pixels = Pixels(dataset)
+        self.pixels = Pixels(dataset.mean, dataset.std, model.spec.image_size)
 
     def forward(self, step: Step, moment: Moment) -> Losses:
         draws, mixing = draw(self.spec, step.batch.images, moment)
-        loss, accuracy = self.learn(step.batch, where(step), draws, mixing)
-        return Losses(loss, {"accuracy": accuracy})
+        return Losses(*self.learn(step.batch, where(step), draws, mixing))
 
-    def learn(self, batch: Batch, place: Place, draws: Tensor, mixing: Tensor | None) -> tuple[Tensor, Tensor]:
+    def learn(
+        self, batch: Batch, place: Place, draws: Tensor, mixing: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """A pure function of its arguments, so that it compiles as one graph from bytes to loss."""
         images, targets = prepare(self.spec, batch, place, draws, mixing, self.classes)
         logits = self.model(self.pixels(images))
         right = logits.argmax(1) == targets.argmax(1)
-        return cross_entropy(logits, targets, self.spec.loss), right.float().mean()
+        return cross_entropy(logits, targets, self.spec.loss), {"accuracy": right.float().mean()}
 
     def quicken(self) -> None:
-        self.learn = torch.compile(self.learn, mode="reduce-overhead" if torch.cuda.is_available() else None)
+        self.learn = compiled(self.learn)
 
     def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
         return judge(model, self.pixels, batches)

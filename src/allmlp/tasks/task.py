@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from allmlp.data.order import Step
 from allmlp.data.source import Batch, Dataset
@@ -44,6 +45,10 @@ class Task(Spec, abstract=True):
         """The module that holds `model` and everything else the loss needs."""
         raise NotImplementedError
 
+    def judge(self, model: Model, dataset: Dataset) -> TaskModule:
+        """The module that evaluates a finished model, without what only training needs."""
+        return self.build(model, dataset)
+
 
 class TaskModule(nn.Module):
     """Calling it gives the loss, so that a wrapper (DDP, compile) around it sees the whole step."""
@@ -53,6 +58,11 @@ class TaskModule(nn.Module):
 
     def forward(self, step: Step, moment: Moment) -> Losses:
         raise NotImplementedError
+
+    @property
+    def flops(self) -> int:
+        """Of one example's training step: forward, and twice as much backward; two per multiply-add."""
+        return 6 * self.model.describe().macs
 
     def quicken(self) -> None:
         """Compile what is worth compiling."""
@@ -66,16 +76,27 @@ class TaskModule(nn.Module):
         raise NotImplementedError
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """As one graph; on a GPU as one CUDA graph, since small models are bound by kernel launches."""
+    return torch.compile(function, mode="reduce-overhead" if torch.cuda.is_available() else None)
+
+
 class Pixels(nn.Module):
-    """uint8 pictures to what a model reads: divided by 255, centred and scaled by the training set's statistics."""
+    """uint8 pictures to what a model reads: divided by 255, brought to `size` where that is given and another one,
+    centred and scaled by the training set's statistics.
+    """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(dataset.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(dataset.std).view(-1, 1, 1), persistent=False)
-
-    def scale(self, images: Tensor) -> Tensor:
-        return images.float().div(255) if images.dtype == torch.uint8 else images
+        self.size = size
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return (self.scale(images) - self.mean) / self.std
+        images = images.float().div(255) if images.dtype == torch.uint8 else images
+        if self.size is not None and images.shape[2:] != self.size:
+            images = functional.interpolate(images, self.size, mode="bicubic", antialias=True)
+        return (images - self.mean) / self.std

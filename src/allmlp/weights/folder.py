@@ -17,6 +17,7 @@ from allmlp.files import write_atomically
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, to_json
+from allmlp.weights.resize import Resize, can_resize
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -55,9 +56,13 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> 
 def transfer(model: Model, folder: str | os.PathLike[str]) -> list[str]:
     """Start `model` from the weights in `folder`; returns the keys that keep their own start.
 
-    Everything but the head must be there and fit; a head with another number of classes stays fresh.
+    Everything but the head must be there and fit; a head with another number of classes stays fresh. Weights of
+    the same model for another image size are resized.
     """
-    source = load(folder, device="cpu").state_dict()
+    found = load(folder, device="cpu")
+    source = found.state_dict()
+    if can_resize(found.spec, model.spec):
+        source = Resize(found.spec, model.spec)(source)  # type: ignore[arg-type]
     own = model.state_dict()
     fresh = [
         name for name in own if name.startswith("head.") and source.get(name, own[name][:0]).shape != own[name].shape

@@ -1,4 +1,4 @@
-"""Augmentations that blank a part of the picture. They belong after `Normalise`, where zero is the mean colour."""
+"""Augmentations that blank a part of the picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from allmlp.data.augment.geometry import TRIES, boxes
-from allmlp.data.augment.transform import Span, Step, Transform, box, integer
+from allmlp.data.augment.transform import Span, Step, Transform, box, integer, table
 from allmlp.errors import UserError
 from allmlp.spec import Count, Rate
 
@@ -17,7 +17,8 @@ from allmlp.spec import Count, Rate
 class Erasing(Transform):
     """A rectangle of random area and shape is painted over with probability p.
 
-    mode "pixel": each value its own N(0, 1); "noise": one N(0, 1) colour per rectangle; "mean": zero.
+    mode "pixel": each value its own N(0, 1); "noise": one N(0, 1) colour per rectangle; "mean": zero. After
+    `Normalise` these are noise and the mean colour; before it, give `mean` and `std` of the pixels for the same.
     Source: Zhong et al., Random erasing, 2017; defaults and tries as timm and DeiT.
     """
 
@@ -25,6 +26,8 @@ class Erasing(Transform):
     area: Span = (0.02, 1 / 3)
     ratio: Span = (0.3, 1 / 0.3)
     mode: Literal["pixel", "noise", "mean"] = "pixel"
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
 
     def check(self) -> None:
         if not (0 < self.area[0] <= self.area[1] <= 1 and 0 < self.ratio[0] <= self.ratio[1]):
@@ -38,10 +41,11 @@ class Erasing(Transform):
         rows, columns, found = boxes(height, width, self.area, self.ratio, draws[:, 4:], spare=1)
         top, left = integer(draws[:, 1], height - rows + 1), integer(draws[:, 2], width - columns + 1)
         erased = box(top, left, torch.where(found & (draws[:, 0] < self.p), rows, 0), columns, images)
+        mean, std = (table(values, images.device)[:, None, None] for values in (self.mean, self.std))
         if self.mode == "mean":
-            return images.masked_fill(erased, 0)
+            return torch.where(erased, mean.to(images.dtype), images)
         size = (channels, 1, 1) if self.mode == "noise" else (channels, height, width)
-        return torch.where(erased, noise(draws[:, 3], size).to(images.dtype), images)
+        return torch.where(erased, (mean + std * noise(draws[:, 3], size)).to(images.dtype), images)
 
 
 def noise(draw: Tensor, size: tuple[int, int, int]) -> Tensor:

@@ -1,84 +1,54 @@
-"""The augmentations of the published recipes, and a strong one for CIFAR."""
+"""The augmentations of the published recipes, and a strong one for CIFAR.
+
+Each works on decoded pictures in [0, 1]: the random crop of a photograph is drawn where it is decoded
+(`data.decode.scale`), and the task normalises afterwards.
+"""
 
 from __future__ import annotations
 
-from allmlp.data.augment.colour import ColourJitter, Normalise
 from allmlp.data.augment.crops import MultiCrop
-from allmlp.data.augment.erase import Cutout, Erasing
-from allmlp.data.augment.geometry import AlternatingFlip, Filter, Flip, RandomResizedCrop, Translate
+from allmlp.data.augment.erase import Erasing
+from allmlp.data.augment.geometry import Flip, Translate
 from allmlp.data.augment.mix import Mix
 from allmlp.data.augment.policy import AutoAugment, RandAugment
-from allmlp.data.augment.transform import Augment, Transform
+from allmlp.data.augment.transform import Augment
 
-Colours = tuple[float, ...]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 DEIT_MIX = Mix(mixup=0.8, cutmix=1.0, per_sample=False)
 """DeiT, ResMLP and gMLP: one draw per batch, as timm's default mode; `per_sample` mixes each picture its own way."""
-MIXER_MIX = Mix(mixup=0.5, cutmix=0.0, per_sample=False, partner="rolled", dominant=True)
-"""big_vision's mixup of Mixer on ImageNet-1k."""
 
 
-def crop(image: int | tuple[int, int], filter: Filter = "bicubic", least: float = 0.08) -> RandomResizedCrop:
-    size = (image, image) if isinstance(image, int) else image
-    return RandomResizedCrop(scale=(least, 1.0), size=size, filter=filter)
+def mixer_mix(amount: float = 0.5) -> Mix:
+    """big_vision's mixup of Mixer."""
+    return Mix(mixup=amount, cutmix=0.0, per_sample=False, partner="rolled", dominant=True)
 
 
-def deit(image: int = 224, mean: Colours = IMAGENET_MEAN, std: Colours = IMAGENET_STD) -> Augment:
-    """DeiT: RandAugment m9 and erasing 0.25. Its colour jitter is off, as timm has it beside RandAugment."""
-    return Augment((crop(image), Flip(), RandAugment(), Normalise(mean, std), Erasing(0.25)))
+def deit() -> Augment:
+    """DeiT and ResMLP: RandAugment m9 and erasing 0.25. No colour jitter, as timm has it beside RandAugment."""
+    return Augment((Flip(), RandAugment(), Erasing(0.25, mean=IMAGENET_MEAN, std=IMAGENET_STD)))
 
 
-def resmlp(image: int = 224, mean: Colours = IMAGENET_MEAN, std: Colours = IMAGENET_STD) -> Augment:
-    """ResMLP as its author gave it (deit issue 106): DeiT's."""
-    return deit(image, mean, std)
-
-
-def mixer_i1k(image: int = 224) -> Augment:
-    """Mixer in big_vision: Inception crop, flip, RandAugment of two operations at 15, values in [-1, 1].
+def mixer(magnitude: float = 15.0) -> Augment:
+    """Mixer in big_vision: flip, and RandAugment of two operations at 15.
 
     Its levels go beyond 10, and a higher one is not always stronger. An operation is applied with a probability drawn
     from U(0.2, 0.8), which is 0.5. Of its sixteen operations cutout is left out, as in timm.
     """
-    policy = RandAugment(2, 15, std=0.0, increasing=False, ceiling=15)
-    return Augment((crop(image, "bilinear", 0.05), Flip(), policy, Normalise()))
+    return Augment((Flip(), RandAugment(2, magnitude, std=0.0, increasing=False, ceiling=max(magnitude, 10.0))))
 
 
-def gmlp(image: int = 224, mean: Colours = IMAGENET_MEAN, std: Colours = IMAGENET_STD) -> Augment:
+def gmlp() -> Augment:
     """gMLP: AutoAugment in place of RandAugment, no erasing."""
-    return Augment((crop(image), Flip(), AutoAugment("imagenet"), Normalise(mean, std)))
+    return Augment((Flip(), AutoAugment("imagenet")))
 
 
-def cifar(
-    mean: Colours = CIFAR10_MEAN,
-    std: Colours = CIFAR10_STD,
-    pixels: int = 4,
-    policy: Transform | None = RandAugment(),
-    colour: float = 0.0,
-    erasing: float = 0.25,
-    cutout: int = 0,
-    alternating: bool = False,
-) -> Augment:
-    """For 32-pixel pictures: shift with reflected border, flip, a policy, erasing or cutout.
-
-    `alternating` needs a `Step` at each call. Long runs of small models want less: erasing 0, or a weaker policy.
-    """
-    transforms: list[Transform] = [Translate(pixels), AlternatingFlip() if alternating else Flip()]
-    transforms += [policy] if policy else []
-    transforms += [ColourJitter(colour, colour, colour, 0.0)] if colour else []
-    transforms += [Normalise(mean, std)]
-    transforms += [Erasing(erasing)] if erasing else []
-    transforms += [Cutout(cutout)] if cutout else []
-    return Augment(tuple(transforms))
+def cifar() -> Augment:
+    """For 32-pixel pictures: flip, shift with reflected border, RandAugment, erasing in black."""
+    return Augment((Flip(), Translate(4), RandAugment(2, 9), Erasing(0.25, mode="mean")))
 
 
-def dino(
-    image: int = 224, local: int = 96, views: int = 8, mean: Colours = IMAGENET_MEAN, std: Colours = IMAGENET_STD
-) -> MultiCrop:
+def dino(image: int = 224, local: int = 96, views: int = 8) -> MultiCrop:
     """DINO's defaults; `local` is the size of its `views` small crops. Blur shrinks with the picture."""
-    sigma = (0.1, 2.0 * image / 224)
-    size, small = (image, image), (local, local)
-    return MultiCrop(
-        local=views, global_size=size, local_size=small, sigma=(min(sigma), max(sigma)), normalise=Normalise(mean, std)
-    )
+    sigma = (0.1, max(2.0 * image / 224, 0.1))
+    return MultiCrop(local=views, global_size=(image, image), local_size=(local, local), sigma=sigma)

@@ -1,0 +1,223 @@
+"""The papers' own recipes on ImageNet, read from tar shards: as published, not run here.
+
+`torchrun --nproc-per-node 8 -m allmlp train NAME --set data.path=shards/`; where a batch does not fit into memory,
+`--set accumulate=4` gives the same steps. Class names, other places: `allmlp.data.shards`.
+"""
+
+from __future__ import annotations
+
+from allmlp.data.augment import standard
+from allmlp.data.cifar import Cifar10
+from allmlp.data.decode import Decode
+from allmlp.data.images import Augment, Flip, RandomResizedCrop
+from allmlp.data.shards import Shards
+from allmlp.layers import Classes, Constant, Init, Zeros
+from allmlp.models.encoder import Encoder
+from allmlp.models.zoo import preset
+from allmlp.optim import AdamW, Lamb, Sgd
+from allmlp.run import Budget, Cadence, Run
+from allmlp.schedule import Cosine, Linear
+from allmlp.tasks.classify import Classify
+from allmlp.tasks.dino import Dino
+from allmlp.tasks.distill import Distill
+
+PICTURES = {"imagenet": 1_281_167, "imagenet21k": 14_197_122}
+CADENCE = Cadence(log=100, evaluate=5000, save=2500)
+MINUS_ONE_TO_ONE = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+def _spec(name: str, drop_path: float) -> Encoder:
+    spec = preset(name).spec.configure(drop_path=drop_path)
+    assert isinstance(spec, Encoder)
+    return spec
+
+
+def _mixer(name: str, magnitude: float, mixup: float, data: str = "imagenet") -> Run:
+    epochs, batch = 300, 4096
+    steps = epochs * PICTURES[data] / batch
+    mean, std = MINUS_ONE_TO_ONE
+    model = _spec(name, 0.1)
+    return Run(
+        # With a sigmoid loss every class starts as improbable as it is.
+        model=model.replace(head=Classes(1000, init=Init(Zeros(), Constant(-6.9)))),
+        task=Classify("sigmoid", augment=standard.mixer(magnitude), mix=standard.mixer_mix(mixup)),
+        data=Shards(data, decode=Decode(scale=(0.05, 1.0), mean=mean, std=std)),
+        batch=batch,
+        budget=Budget(epochs=epochs),
+        optim=AdamW(lr=1e-3, decay=0.1),
+        schedule=Linear(warmup=10_000 / steps, floor=0.01),
+        clip=1.0,
+        compile=True,
+        cadence=CADENCE,
+    )
+
+
+def imagenet_mixer_b16() -> Run:
+    """Mixer-B/16 on ImageNet-1k, as big_vision trains it.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_mixer_b16 --set data.path=shards/
+    Not run here. Published: 76.4 % (paper), 76.3 % in 2 h 11 min on a TPU v3-128 (big_vision).
+    """
+    return _mixer("mixer_b16", 15, 0.5)
+
+
+def imagenet_mixer_l16() -> Run:
+    """Mixer-L/16 on ImageNet-1k.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_mixer_l16 --set data.path=shards/
+    Not run here. Published: 71.8 %.
+    """
+    return _mixer("mixer_l16", 15, 0.5)
+
+
+def imagenet21k_mixer_b16() -> Run:
+    """Mixer-B/16 on ImageNet-21k, to be fine-tuned.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet21k_mixer_b16 --set data.path=shards21k/
+    Not run here. Published: 80.6 % on ImageNet-1k after fine-tuning.
+    """
+    return _mixer("mixer_b16", 10, 0.2, "imagenet21k")
+
+
+def imagenet21k_mixer_l16() -> Run:
+    """Mixer-L/16 on ImageNet-21k, to be fine-tuned.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet21k_mixer_l16 --set data.path=shards21k/
+    Not run here. Published: 82.9 % on ImageNet-1k after fine-tuning.
+    """
+    return _mixer("mixer_l16", 20, 0.5, "imagenet21k")
+
+
+def cifar10_finetune_mixer_b16() -> Run:
+    """Mixer-B/16, pre-trained on ImageNet, fine-tuned on CIFAR-10 at 224 pixels, as Google does.
+
+    allmlp train cifar10_finetune_mixer_b16 --set init_from=runs/imagenet_mixer_b16
+    Not run here. Published: 96.7 % from ImageNet-1k (3 hours on four V100), 96.8 % from 21k.
+    """
+    augment = Augment((RandomResizedCrop(scale=(0.05, 1.0), size=(224, 224), filter="bilinear"), Flip()))
+    return Run(
+        model=_spec("mixer_b16", 0.0).configure(classes=10),
+        task=Classify(augment=augment),
+        data=Cifar10(),
+        batch=512,
+        accumulate=8,
+        budget=Budget(steps=10_000),
+        optim=Sgd(lr=0.03, decay=0.0, nesterov=False),
+        schedule=Cosine(warmup=0.05),
+        clip=1.0,
+        compile=True,
+        cadence=CADENCE,
+        init_from="runs/imagenet_mixer_b16",
+    )
+
+
+def _resmlp(name: str, drop_path: float) -> Run:
+    epochs, batch = 400, 2048
+    return Run(
+        model=_spec(name, drop_path),
+        task=Classify(smoothing=0.1, augment=standard.deit(), mix=standard.DEIT_MIX),
+        data=Shards("imagenet", decode=Decode(crop=0.9)),
+        batch=batch,
+        # DeiT counts a repeated picture as a new one, so an epoch has as many steps as without repetition.
+        budget=Budget(steps=epochs * PICTURES["imagenet"] // batch),
+        repeats=3,
+        optim=Lamb(lr=5e-3, decay=0.2),
+        schedule=Cosine(warmup=5 / epochs),
+        precision="float32",
+        compile=True,
+        cadence=CADENCE,
+    )
+
+
+def imagenet_resmlp_s12() -> Run:
+    """ResMLP-S12 on ImageNet-1k: LAMB, 400 epochs, as its author gives it.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s12 --set data.path=shards/
+    Not run here. Published: 76.6 %.
+    """
+    return _resmlp("resmlp_s12", 0.05)
+
+
+def imagenet_resmlp_s24() -> Run:
+    """ResMLP-S24 on ImageNet-1k: LAMB, 400 epochs.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s24 --set data.path=shards/
+    Not run here. Published: 79.4 %. Its stochastic depth is that of the fine-tuning recipe, the only one given.
+    """
+    return _resmlp("resmlp_s24", 0.1)
+
+
+def imagenet_resmlp_s12_distilled() -> Run:
+    """ResMLP-S12 on ImageNet-1k, hard distillation from RegNetY-16GF.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s12_distilled --set data.path=shards/
+    Not run here. Published: 77.8 %, 1.2 more than without. The teacher (82.9 %) is fetched by timm.
+    """
+    run = _resmlp("resmlp_s12", 0.05)
+    assert isinstance(run.task, Classify)
+    return run.replace(task=Distill("timm:regnety_160.deit_in1k", run.task, "hard"))
+
+
+def imagenet_resmlp_s12_dino() -> Run:
+    """ResMLP-S12 on ImageNet-1k without labels: DINO, 300 epochs, with its code's defaults.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s12_dino --set data.path=shards/
+    Not run here. Published: k-NN 62.6, linear 67.5 %; how small crops passed through the model is not. Here pictures are
+    decoded to their central square at 288 pixels, and crops are cut from it.
+    """
+    epochs, batch = 300, 1024
+    return Run(
+        model=_spec("resmlp_s12", 0.1),
+        task=Dino(standard.dino(), frozen=1 / epochs),
+        data=Shards("imagenet", image=(288, 288), decode=Decode(crop=1.0, scale=(1.0, 1.0), ratio=(1.0, 1.0))),
+        batch=batch,
+        budget=Budget(epochs=epochs),
+        optim=AdamW(lr=5e-4 * batch / 256, decay=0.04, last_decay=0.4),
+        schedule=Cosine(warmup=10 / epochs, floor=1e-6 / (5e-4 * batch / 256)),
+        clip=3.0,
+        compile=True,
+        cadence=CADENCE,
+    )
+
+
+def _gmlp(name: str, drop_path: float) -> Run:
+    epochs, batch = 300, 4096
+    return Run(
+        model=_spec(name, drop_path),
+        task=Classify(smoothing=0.1, augment=standard.gmlp(), mix=standard.DEIT_MIX),
+        data=Shards("imagenet"),
+        batch=batch,
+        budget=Budget(epochs=epochs),
+        optim=AdamW(lr=1e-3, decay=0.05, eps=1e-6),
+        schedule=Cosine(warmup=10_000 * batch / (epochs * PICTURES["imagenet"])),
+        clip=1.0,
+        compile=True,
+        cadence=CADENCE,
+    )
+
+
+def imagenet_gmlp_ti16() -> Run:
+    """gMLP-Ti/16 on ImageNet-1k.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_gmlp_ti16 --set data.path=shards/
+    Not run here. Published: 72.3 %.
+    """
+    return _gmlp("gmlp_ti16", 0.0)
+
+
+def imagenet_gmlp_s16() -> Run:
+    """gMLP-S/16 on ImageNet-1k.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_gmlp_s16 --set data.path=shards/
+    Not run here. Published: 79.6 %.
+    """
+    return _gmlp("gmlp_s16", 0.05)
+
+
+def imagenet_gmlp_b16() -> Run:
+    """gMLP-B/16 on ImageNet-1k.
+
+    torchrun --nproc-per-node 8 -m allmlp train imagenet_gmlp_b16 --set data.path=shards/
+    Not run here. Published: 81.6 %.
+    """
+    return _gmlp("gmlp_b16", 0.2)
