@@ -64,7 +64,7 @@ def small_spec(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Where no member of a family is small: the same kind of network with small numbers."""
     package, _, member = name.partition(":")
     monkeypatch.setitem(huggingface.IMAGES, "resnet_small", huggingface.resnet(1, 1, 1, 1))
-    regnet = huggingface.regnet_y([1, 1, 1, 1], [16, 32, 48, 64], 16)
+    regnet = huggingface.regnet_y("small", [1, 1, 1, 1], [16, 32, 48, 64], 16)
     monkeypatch.setitem(huggingface.IMAGES, "regnety_small", regnet)
     monkeypatch.setitem(huggingface.IMAGES, "bit_small", huggingface.bit(1, 1, 1, 1, 1))
     monkeypatch.setitem(huggingface.TEXTS, "bert_small", huggingface.bert(2, 32, 2))

@@ -105,8 +105,9 @@ def list_recipes(as_json: bool) -> None:
     if as_json:
         print(json.dumps(texts, indent=2))
         return
+    width = max(map(len, texts)) + 2
     for name, text in texts.items():
-        print(f"{name:<26}{text.splitlines()[0] if text else ''}"[:100])
+        print(f"{name:<{width}}{text.splitlines()[0] if text else ''}"[:100])
 
 
 @app.command(

@@ -87,7 +87,11 @@ def join(device: str | None = None) -> Iterator[World]:
     place = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    store, rank, size = next(dist.rendezvous("env://"))
+    # torchrun keeps its store when it restarts dead workers: without a name of its own, a new life would find the
+    # addresses of the old one there and knock at closed doors.
+    life = dist.PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", store=life, rank=rank, world_size=size)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), place)
     finally:

@@ -59,6 +59,7 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
     if run.init_from:
         folder.transfer(model, run.init_from)
     model.set_grad_checkpointing(run.checkpointing)
+    torch.manual_seed(fold(run.seed, 4))  # what the task draws beside the model
     task = run.task.build(model, dataset).to(world.device).train()
     if run.compile:
         task.quicken()
@@ -246,14 +247,14 @@ def keep_model(out: Path, model: Model, dataset: Dataset, world: parallel.World,
 
 
 def claim(out: Path, run: Run, world: parallel.World) -> None:
-    """Write the run down, or see that the folder holds the same run."""
+    """Write the run down, or see that the folder holds the same run; one that never took a step is replaced."""
     file = out / RUN
-    if file.exists():
-        before = read_run(out)
-        if before != run:
-            changes = ", ".join(differences(to_dict(before), to_dict(run)))
-            raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or change --out")
-    elif world.is_main:
+    before = read_run(out) if file.exists() else None
+    if before not in (None, run) and checkpoint.complete(out):
+        changes = ", ".join(differences(to_dict(before), to_dict(run)))
+        raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or change --out")
+    world.barrier()
+    if before != run and world.is_main:
         record = {
             "run": to_dict(run),
             "allmlp": __version__,

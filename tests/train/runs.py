@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from allmlp.data.images import Augment, Flip, Mix, Translate
+from allmlp.data.images import Augment, Flip, Mix, MultiCrop, Translate
 from allmlp.data.source import Data, Dataset, Resident
 from allmlp.models.resmlp import resmlp
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Cadence, Run
 from allmlp.schedule import Cosine
 from allmlp.tasks.classify import Classify
+from allmlp.tasks.dino import Dino
 
 
 class Blobs(Data):
@@ -60,3 +61,12 @@ def quiet() -> Run:
     """Without what depends on the other examples of a process's share: mixing, and torch's own random numbers."""
     run = small()
     return run.replace(model=run.model.configure(drop_path=0.0), task=run.task.replace(mix=None))
+
+
+def selfsupervised() -> Run:
+    """DINO on the blobs, with small crops of a quarter of the size."""
+    run = small()
+    crops = MultiCrop(local=3, global_size=(8, 8), local_size=(4, 4), global_scale=(0.5, 1.0), local_scale=(0.2, 0.5))
+    task = Dino(crops, outputs=32, hidden=16, bottleneck=8)
+    model = run.model.configure(drop_path=0.0, patch=2)
+    return run.replace(task=task, model=model, ema=None, optim=AdamW(lr=3e-3))

@@ -10,27 +10,39 @@ from pathlib import Path
 import pytest
 
 from allmlp.train import train
-from train.runs import quiet
+from train.runs import quiet, selfsupervised
 from train.test_train import losses
 
 TESTS = Path(__file__).parent.parent
 CODE = """
-import sys
+import os, signal, sys
 from pathlib import Path
-from allmlp.train import train
-from train.runs import quiet
-train(quiet().replace(sharding=sys.argv[2]), Path(sys.argv[1]), "cpu")
+from allmlp import train as loop
+from train import runs
+out = Path(sys.argv[1])
+if len(sys.argv) > 4 and os.environ["RANK"] == sys.argv[4] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    backward = loop.backward
+
+    def die(run, world, wrapped, example, moment):
+        if example.number == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return backward(run, world, wrapped, example, moment)
+
+    loop.backward = die
+loop.train(getattr(runs, sys.argv[3])().replace(sharding=sys.argv[2]), out, "cpu")
 """
 
 
-def torchrun(out: Path, processes: int, sharding: str) -> None:
+def torchrun(out: Path, processes: int, sharding: str, run: str = "quiet", dies: int | None = None) -> None:
+    """Run under torchrun; process `dies` is killed at the seventh step of its first life."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += [] if dies is None else ["--max-restarts", "1"]
     script = out.with_suffix(".py")
     script.write_text(CODE)
     paths = os.pathsep.join([str(TESTS), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(script), str(out), sharding],
+        [*command, str(script), str(out), sharding, run, *([] if dies is None else [str(dies)])],
         env=environment,
         capture_output=True,
         text=True,
@@ -53,6 +65,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_have_the_losses_of_one(alone: Path, tmp_path: Path, sharding: str) -> None:
     torchrun(tmp_path / "two", 2, sharding)
     assert losses(tmp_path / "two") == pytest.approx(losses(alone), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [0, 1])
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_dead_process_is_replaced_and_nothing_changes(alone: Path, tmp_path: Path, sharding: str, dies: int) -> None:
+    torchrun(tmp_path / "two", 2, sharding, dies=dies)
+    assert losses(tmp_path / "two") == pytest.approx(losses(alone), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_centre(tmp_path: Path) -> None:
+    """DINO's centre is the mean over all processes, and small crops train together too."""
+    train(selfsupervised(), tmp_path / "one", "cpu")
+    torchrun(tmp_path / "two", 2, "ddp", "selfsupervised")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
 
 
 @pytest.mark.slow

@@ -46,7 +46,6 @@ RUNS = {name: run for recipe in recipes() for name, run in runs(recipe).items()}
 @pytest.mark.parametrize("name", recipes())
 def test_recipe_says_how_to_run_it(name: str) -> None:
     assert f"allmlp train {name}" in recipes()[name].text
-    assert "ublished" in recipes()[name].text or name.startswith("digits")
 
 
 @pytest.fixture(scope="module")

@@ -70,9 +70,8 @@ class Timm(Foreign):
         try:
             return construct(self.name, options)
         except Exception as reason:
-            raise UserError(
-                f"timm cannot build {self.name} with these options{' and its weights' if pretrained else ''}: {one_line(reason)}"
-            ) from reason
+            what = "these options and its weights" if pretrained else "these options"
+            raise UserError(f"timm cannot build {self.name} with {what}: {one_line(reason)}") from reason
 
 
 def construct(name: str, options: dict[str, Any]) -> Any:

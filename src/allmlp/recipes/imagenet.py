@@ -162,8 +162,8 @@ def imagenet_resmlp_s12_dino() -> Run:
     """ResMLP-S12 on ImageNet-1k without labels: DINO, 300 epochs, with its code's defaults.
 
     torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s12_dino --set data.path=shards/
-    Not run here. Published: k-NN 62.6, linear 67.5 %; how small crops passed through the model is not. Here pictures are
-    decoded to their central square at 288 pixels, and crops are cut from it.
+    Not run here. Published: k-NN 62.6, linear 67.5 %; how small crops passed through the model is not. Here pictures
+    are decoded to their central square at 288 pixels, and crops are cut from it.
     """
     epochs, batch = 300, 1024
     return Run(

@@ -1,0 +1,175 @@
+"""Distillation into one head: the losses as written, and a teacher that is only asked."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import allmlp
+from allmlp import train as loop
+from allmlp.data.source import Dataset, Resident
+from allmlp.models import huggingface
+from allmlp.run import Budget, Cadence
+from allmlp.tasks.classify import Classify
+from allmlp.tasks.distill import Distill, imitation
+from allmlp.weights.inputs import Inputs, write_inputs
+from allmlp.weights.pretrained import SHIPPED, pretrained
+from train.runs import Blobs, small
+from train.test_train import losses, same_weights
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Knows the blobs."""
+    out = tmp_path_factory.mktemp("runs") / "teacher"
+    plain = Classify()
+    run = small(task=plain, budget=Budget(steps=150), ema=None, cadence=Cadence(log=150, evaluate=150, save=150))
+    assert loop.train(run, out, "cpu")["accuracy"] == 1.0
+    return str(out)
+
+
+def test_hard_is_the_teacher_s_first_choice() -> None:
+    z, y = torch.randn(5, 4), torch.randn(5, 4)
+    chosen = z.log_softmax(1)[torch.arange(5), y.argmax(1)]
+    torch.testing.assert_close(imitation(z, y, "hard", 3.0), -chosen.mean())
+
+
+def test_soft_is_the_divergence_at_a_temperature() -> None:
+    z, y, t = torch.randn(5, 4), torch.randn(5, 4), 3.0
+    p, q = (y / t).softmax(1), (z / t).softmax(1)
+    torch.testing.assert_close(imitation(z, y, "soft", t), t**2 * (p * (p / q).log()).sum(1).mean())
+    assert imitation(z, z, "soft", t).item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("form", ["hard", "soft"])
+def test_a_student_learns_from_the_teacher_alone(form: str, teacher: str, tmp_path: Path) -> None:
+    task = Distill(teacher, form=form, share=1.0)
+    run = small(task=task, budget=Budget(steps=150), ema=None, cadence=Cadence(log=50, evaluate=150, save=150))
+    assert loop.train(run, tmp_path, "cpu")["accuracy"] > 0.9
+
+
+def test_the_share_mixes_both_losses(teacher: str, tmp_path: Path) -> None:
+    found = {}
+    for share in (0.0, 0.25, 1.0):
+        run = small(task=Distill(teacher, small().task, share=share), budget=Budget(steps=1))
+        loop.train(run, tmp_path / str(share), "cpu")
+        found[share] = losses(tmp_path / str(share))[1]
+    assert found[0.25] == pytest.approx(0.75 * found[0.0] + 0.25 * found[1.0], rel=1e-5)
+
+
+def test_the_teacher_is_neither_trained_nor_saved(teacher: str) -> None:
+    dataset = Blobs().open()
+    model = allmlp.create(small().model.configure(classes=4))
+    task = Distill(teacher).build(model, dataset)
+    assert {name.partition(".")[0] for name in task.state_dict()} == {"model"}
+    assert not any(weight.requires_grad for weight in task.teacher.model.parameters())  # type: ignore[union-attr]
+    assert not task.train().teacher.model.training  # type: ignore[union-attr]
+    assert task.flops > 6 * model.describe().macs
+
+
+def test_it_goes_on_after_a_break_and_is_judged_without_the_teacher(
+    teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = small(task=Distill(teacher, small().task))
+    loop.train(run, tmp_path / "whole", "cpu")
+    original = loop.backward
+
+    def dies(run: Any, world: Any, wrapped: Any, example: Any, moment: Any) -> Any:
+        if example.number == 6:
+            raise RuntimeError("the process dies here")
+        return original(run, world, wrapped, example, moment)
+
+    monkeypatch.setattr(loop, "backward", dies)
+    with pytest.raises(RuntimeError, match="dies here"):
+        loop.train(run, tmp_path / "cut", "cpu")
+    monkeypatch.setattr(loop, "backward", original)
+    before = loop.train(run, tmp_path / "cut", "cpu")
+    assert same_weights(tmp_path / "cut", tmp_path / "whole")
+    monkeypatch.setattr("allmlp.tasks.distill.pretrained", None)
+    assert loop.judge_again(tmp_path / "cut", "cpu") == before
+
+
+def test_a_teacher_of_another_image_size(teacher: str, tmp_path: Path) -> None:
+    """The student reads 8 pixels, the teacher 16."""
+    model = allmlp.create(small().model.configure(classes=4, image=16))
+    allmlp.save(model, tmp_path / "large")
+    write_inputs(tmp_path / "large", Inputs((0.3,), (0.25,)))
+    loop.train(small(task=Distill(str(tmp_path / "large")), budget=Budget(steps=1)), tmp_path / "run", "cpu")
+
+
+def test_teachers_that_do_not_fit(teacher: str, tmp_path: Path) -> None:
+    def learn_from(name: str, **changes: Any) -> None:
+        loop.train(small(task=Distill(name), budget=Budget(steps=1), **changes), tmp_path / "run", "cpu")
+
+    with pytest.raises(allmlp.UserError, match="nowhere is not a folder; name a trained model's folder"):
+        learn_from("nowhere")
+    with pytest.raises(allmlp.UserError, match="reads 3 colours, the data have 1"):
+        learn_from(SHIPPED)
+    folder = tmp_path / "five"
+    allmlp.save(allmlp.create(small().model.configure(classes=5)), folder)
+    write_inputs(folder, Inputs((0.3,), (0.25,)))
+    with pytest.raises(allmlp.UserError, match="knows 5 other classes than the 4 here"):
+        learn_from(str(folder))
+    with pytest.raises(allmlp.UserError, match="hf:bert_base is not an image classifier"):
+        learn_from("hf:bert_base")
+    with pytest.raises(allmlp.UserError, match="temperature must be above zero"):
+        Distill(teacher, temperature=0.0)
+
+
+# --- published weights -------------------------------------------------------------------------------------
+
+
+def test_published_weights_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's place is a folder here, written by transformers itself."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 8, 8], embedding_size=8, num_labels=1000
+    )
+    network = transformers.ResNetForImageClassification(config).eval()
+    network.save_pretrained(tmp_path)
+    transformers.ConvNextImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path)
+    options = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 8, 8], "embedding_size": 8}
+    tiny = huggingface.Architecture("ResNet", options, 32, str(tmp_path))
+    monkeypatch.setitem(huggingface.IMAGES, "resnet50", tiny)
+    found = pretrained("hf:resnet50")
+    assert found.inputs.mean == pytest.approx((0.1, 0.2, 0.3)) and found.inputs.std == pytest.approx((0.4, 0.5, 0.6))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(images), network(images).logits)
+    monkeypatch.setitem(huggingface.IMAGES, "resnet50", tiny._replace(hub=str(tmp_path / "nowhere")))
+    with pytest.raises(allmlp.UserError, match="neither from the cache nor from the hub"):
+        pretrained("hf:resnet50")
+    with pytest.raises(allmlp.UserError, match="no weights of hf:bit_r152x4 are published"):
+        pretrained("hf:bit_r152x4")
+
+
+def test_published_weights_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("resnet10t").eval()
+    torch.save(network.state_dict(), tmp_path / "model.pth")
+    original = timm.create_model
+    overlay = {"file": str(tmp_path / "model.pth")}
+    monkeypatch.setattr(timm, "create_model", lambda *a, **k: original(*a, pretrained_cfg_overlay=overlay, **k))
+    found = pretrained("timm:resnet10t")
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(images), network(images))
+    assert found.inputs.mean == (0.485, 0.456, 0.406)
+    monkeypatch.setattr(timm, "create_model", original)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(allmlp.UserError, match=r"timm cannot build .* and its weights"):
+        pretrained("timm:resnet10t.c3_in1k")
+
+
+def test_the_model_that_comes_along_is_a_teacher() -> None:
+    split = Resident(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    names = pretrained(SHIPPED).inputs.classes
+    dataset = Dataset(split, split, names, (0.5,) * 3, (0.5,) * 3)
+    student = allmlp.create("mixer_nano")
+    task = Distill(SHIPPED).build(student, dataset)
+    answers = task.teacher(torch.rand(2, 3, 32, 32))  # type: ignore[operator]
+    assert answers.shape == (2, 10) and math.isfinite(answers.sum().item())
