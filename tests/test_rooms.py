@@ -27,6 +27,7 @@ BELOW = {
     "checkpoint": {"errors", "files", "parallel"},
     "run": {"spec", "models", "data", "tasks", "optim", "schedule", "parallel"},
     "meter": set(),
+    "graph": set(),
     "train": {
         "errors",
         "files",
@@ -37,6 +38,7 @@ BELOW = {
         "tasks",
         "run",
         "optim",
+        "graph",
         "log",
         "meter",
         "parallel",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ class Optim(Spec, abstract=True):
     last_decay: NonNegative | None = None
     """Where the decay ends, along half a cosine from `decay`; constant if not given."""
 
+    records: ClassVar[bool] = False
+    """Whether a step on a GPU can be recorded as a CUDA graph."""
+
     def decay_at(self, progress: float) -> float:
         last = self.decay if self.last_decay is None else self.last_decay
         return last + (self.decay - last) * (1 + math.cos(math.pi * progress)) / 2
@@ -44,7 +47,8 @@ class AdamW(Optim):
 
     def build(self, module: nn.Module) -> Optimizer:
         groups = parameter_groups(module, self)
-        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+        options: dict[str, Any] = {"betas": (self.beta1, self.beta2), "eps": self.eps}
+        return torch.optim.AdamW(groups, lr=self.lr, fused=True, capturable=on_gpu(module), **options)
 
 
 class Sgd(Optim):
@@ -54,7 +58,7 @@ class Sgd(Optim):
     def build(self, module: nn.Module) -> Optimizer:
         groups = parameter_groups(module, self)
         nesterov = self.nesterov and self.momentum > 0
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=nesterov)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=nesterov, fused=True)
 
 
 class Adagrad(Optim):
@@ -87,6 +91,7 @@ class Muon(Optim):
     The factor gives steps of AdamW's size, so both share one learning rate.
     """
 
+    records: ClassVar[bool] = True
     momentum: Rate = 0.95
     beta1: Rate = 0.9
     beta2: Rate = 0.95
@@ -100,7 +105,11 @@ class Muon(Optim):
 
 
 def parameter_groups(module: nn.Module, spec: Optim, muon: bool = False) -> list[dict[str, Any]]:
-    """Parameters with equal decay, learning rate and update rule, together."""
+    """Parameters with equal decay, learning rate and update rule, together.
+
+    On a GPU learning rates and step counts are tensors, so that a step can be recorded.
+    """
+    tensors = spec.records and on_gpu(module)
     depth = max((block_number(name) for name, _ in module.named_parameters()), default=0)
     hidden = hidden_matrices(module) if muon else set()
     fixed = {id(weight) for weight in positions(module)}
@@ -115,12 +124,17 @@ def parameter_groups(module: nn.Module, spec: Optim, muon: bool = False) -> list
             "params": weights,
             "weight_decay": spec.decay if decays else 0.0,
             "decays": decays,
-            "lr": spec.lr * factor,
+            "lr": torch.tensor(spec.lr * factor, device=weights[0].device) if tensors else spec.lr * factor,
             "peak": spec.lr * factor,
             "muon": is_muon,
+            "capturable": tensors,
         }
         for (decays, factor, is_muon), weights in groups.items()
     ]
+
+
+def on_gpu(module: nn.Module) -> bool:
+    return next(module.parameters()).is_cuda
 
 
 def block_number(name: str) -> int:
@@ -184,7 +198,12 @@ class LambOptimizer(Optimizer):
                     for size, length in zip(sizes, steps, strict=True)
                 ]
                 torch._foreach_mul_(update, trust)
-            torch._foreach_add_(weights, update, alpha=-group["lr"])
+            descend(weights, update, group["lr"])
+
+
+def descend(weights: list[Tensor], update: list[Tensor], lr: float | Tensor) -> None:
+    torch._foreach_mul_(update, -lr)
+    torch._foreach_add_(weights, update)
 
 
 def with_gradients(weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -197,17 +216,18 @@ def adam(optimizer: Optimizer, weights: list[Tensor], gradients: list[Tensor], s
     for weight in weights:
         state = optimizer.state[weight]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.zeros((), device=weight.device)
             state["exp_avg"] = torch.zeros_like(weight)
             state["exp_avg_sq"] = torch.zeros_like(weight)
-        state["step"] += 1
     states = [optimizer.state[weight] for weight in weights]
-    first, second, t = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], int(states[0]["step"])
+    first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+    torch._foreach_add_(steps, 1)
+    t = steps[0]
     torch._foreach_lerp_(first, gradients, 1 - spec.beta1)
     torch._foreach_mul_(second, spec.beta2)
     torch._foreach_addcmul_(second, gradients, gradients, 1 - spec.beta2)
     scale = list(torch._foreach_sqrt(second))
-    torch._foreach_div_(scale, math.sqrt(1 - spec.beta2**t))
+    torch._foreach_div_(scale, (1 - spec.beta2**t).sqrt())
     torch._foreach_add_(scale, spec.eps)
     update = list(torch._foreach_div(first, scale))
     torch._foreach_div_(update, 1 - spec.beta1**t)
@@ -230,9 +250,9 @@ class MuonOptimizer(Optimizer):
             if group["muon"]:
                 self.step_muon(weights, gradients, group["lr"])
             else:
-                torch._foreach_add_(weights, adam(self, weights, gradients, self.spec), alpha=-group["lr"])
+                descend(weights, adam(self, weights, gradients, self.spec), group["lr"])
 
-    def step_muon(self, weights: list[Tensor], gradients: list[Tensor], lr: float) -> None:
+    def step_muon(self, weights: list[Tensor], gradients: list[Tensor], lr: float | Tensor) -> None:
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum"] = torch.zeros_like(weight)
@@ -247,7 +267,7 @@ class MuonOptimizer(Optimizer):
         for shape, numbers in shapes.items():
             steps = orthogonal(torch.stack([updates[number] for number in numbers]))
             chosen = [weights[number] for number in numbers]
-            torch._foreach_add_(chosen, list(steps.unbind()), alpha=-lr * 0.2 * math.sqrt(max(shape)))
+            descend(chosen, list((0.2 * math.sqrt(max(shape)) * steps).unbind()), lr)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:

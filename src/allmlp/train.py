@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from allmlp import __version__, checkpoint, parallel
 from allmlp.data.order import Loader, Order, Step, fold, in_order
 from allmlp.data.source import Batch, Dataset
 from allmlp.errors import UserError
 from allmlp.files import write_atomically
+from allmlp.graph import Recorded
 from allmlp.log import Log, draw_curves
 from allmlp.meter import Meter
 from allmlp.models.model import Model
@@ -61,8 +63,9 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
     model.set_grad_checkpointing(run.checkpointing)
     torch.manual_seed(fold(run.seed, 4))  # what the task draws beside the model
     task = run.task.build(model, dataset).to(world.device).train()
+    records = can_record(run, world)
     if run.compile:
-        task.quicken()
+        task.quicken(graphs=world.device.type == "cuda" and not records)
     wrapped = world.wrap(task, run.sharding)
 
     # 3. optimiser, average, and what an earlier call left
@@ -75,7 +78,15 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
         checkpoint.load(found[0], task, optimizer, average)
         step, spent = found[1]["step"], found[1]["seconds"]
 
+    def descend(*inputs: Tensor) -> Losses:
+        with precision(run, world.device):
+            losses = task.learn(*inputs)
+        losses.total.backward()
+        update(run, task, optimizer, losses, average)
+        return tree_map(torch.detach, losses)
+
     # 4. one optimiser step per turn
+    recorded = Recorded(descend) if records else None
     results: dict[str, float] = {}
     meter = Meter(run.batch, task.flops, world.device, world.size)
     with Log(path, step, steps, world.is_main) as log:
@@ -89,8 +100,11 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
                 break
             set_rates(optimizer, run.schedule.at(progress), run.optim.decay_at(progress))
             moment = Moment(progress, generator(world, run.seed, step), world.rank, world.size)
-            losses = backward(run, world, wrapped, example, moment)
-            update(run, task, optimizer, losses, average)
+            if recorded is not None:
+                losses = recorded(*task.prepare(example, moment))
+            else:
+                losses = backward(run, world, wrapped, example, moment)
+                update(run, task, optimizer, losses, average)
             task.after_step(progress)
             step += 1
             window.append(losses)
@@ -99,7 +113,7 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
             stop = world.any(bool(stopped)) if due(step, 10, last) or world.size == 1 else False
             if due(step, run.cadence.log, last or stop):
                 shown = summarise(run, world, window, step, path) | meter.read(len(window))
-                shown |= {"lr": optimizer.param_groups[0]["lr"], "epoch": order.epoch(step)}
+                shown |= {"lr": float(optimizer.param_groups[0]["lr"]), "epoch": order.epoch(step)}
                 window.clear()
                 done = max(step / steps if steps else 0.0, (time.monotonic() - started) / seconds)
                 left = (time.monotonic() - started) * (1 - done) / done
@@ -141,6 +155,13 @@ def backward(run: Run, world: parallel.World, wrapped: nn.Module, example: Step,
     # Means are new tensors: a CUDA graph overwrites its own outputs at the next step.
     means = {name: torch.stack([one.shown[name].detach() for one in total]).mean() for name in total[0].shown}
     return Losses(torch.stack([one.total.detach() for one in total]).mean(), means)
+
+
+def can_record(run: Run, world: parallel.World) -> bool:
+    """Whether a step is the same sequence of kernels every time, on one GPU, so that it can be replayed as one."""
+    plain = run.accumulate == 1 and not run.checkpointing and run.nan == "stop"
+    constant = run.optim.records and run.optim.last_decay is None
+    return run.compile and world.device.type == "cuda" and world.size == 1 and plain and constant
 
 
 def split(example: Step, parts: int) -> list[Step]:

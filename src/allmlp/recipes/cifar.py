@@ -41,19 +41,19 @@ def _cifar100(model: str) -> Run:
 
 
 def cifar10_mixer() -> Run:
-    """MLP-Mixer on CIFAR-10 from scratch.
+    """MLP-Mixer on CIFAR-10 from scratch: 6.53 M parameters.
 
-    allmlp train cifar10_mixer
-    Not yet run at full length; 40 epochs give 83.0 % on held-out training pictures. Best published: 90.8 %.
+    allmlp train cifar10_mixer --set budget.epochs=none --set budget.minutes=8.75
+    One H200 shared by three runs, 8.75 minutes, 176 epochs: 93.81 % (one seed). Best published: 90.8 %.
     """
     return _cifar10("mixer_micro")
 
 
 def cifar10_resmlp() -> Run:
-    """ResMLP on CIFAR-10 from scratch.
+    """ResMLP on CIFAR-10 from scratch: 6.39 M parameters.
 
-    allmlp train cifar10_resmlp
-    Not yet run at full length; 40 epochs give 80.1 % on held-out training pictures. None published.
+    allmlp train cifar10_resmlp --set budget.epochs=none --set budget.minutes=8.75
+    One H200 shared by three runs, 8.75 minutes, 195 epochs: 94.25 % (one seed). None published.
     """
     return _cifar10("resmlp_micro")
 
@@ -77,10 +77,10 @@ def cifar10_amlp() -> Run:
 
 
 def cifar10_vit() -> Run:
-    """ViT, the baseline, on CIFAR-10 from scratch.
+    """ViT, the baseline, on CIFAR-10 from scratch: 7.93 M parameters.
 
-    allmlp train cifar10_vit
-    Not yet run at full length.
+    allmlp train cifar10_vit --set budget.epochs=none --set budget.minutes=8.75
+    One H200 shared by three runs, 8.75 minutes, 185 epochs: 95.11 % (one seed).
     """
     return _cifar10("vit_micro")
 

@@ -67,5 +67,6 @@ def digits_amlp() -> Run:
     """aMLP on the embedded digits.
 
     allmlp train digits_amlp
+    Two CPU cores, under a minute: 97.0 % (one seed).
     """
     return _digits(gmlp(6, 48, patch=2, image=8, classes=10, side=TinyAttention(16, bias=False)))

@@ -16,8 +16,8 @@ from allmlp.tasks.probe import Probe
 def cifar10_dino() -> Run:
     """DINO on CIFAR-10 without labels: two crops of 32 pixels, four of 16 through resized token weights.
 
-    allmlp train cifar10_dino
-    Not yet run. None published for an MLP on CIFAR.
+    allmlp train cifar10_dino --set budget.epochs=none --set budget.minutes=11
+    One H200 shared with other runs, 11 minutes, 84 epochs: k-NN 76.71 % (one seed). None published for CIFAR.
     """
     crops = MultiCrop(
         local=4,
@@ -45,7 +45,7 @@ def cifar10_probe() -> Run:
     """A linear classifier on the frozen features of a run of cifar10_dino.
 
     allmlp train cifar10_probe --set init_from=runs/cifar10_dino
-    Not yet run. Published (ResMLP, DINO, ImageNet): S12 67.5, S24 72.8 %.
+    One H200, under a minute, after the run above: 80.73 % (one seed). Published (ResMLP, ImageNet): S12 67.5, S24 72.8 %.
     """
     return Run(
         model=preset("gmlp_micro").spec,

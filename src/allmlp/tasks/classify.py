@@ -15,7 +15,7 @@ from allmlp.data.order import Step
 from allmlp.data.source import Batch, Dataset
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
-from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule, compiled
+from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule
 
 
 class Classify(Task):
@@ -43,44 +43,29 @@ class ClassifyModule(TaskModule):
         self.spec, self.model, self.classes = spec, model, len(dataset.classes)
         self.pixels = Pixels(dataset.mean, dataset.std, model.spec.image_size)
 
-    def forward(self, step: Step, moment: Moment) -> Losses:
-        draws, mixing = draw(self.spec, step.batch.images, moment)
-        return Losses(*self.learn(step.batch, where(step), draws, mixing))
+    def prepare(self, step: Step, moment: Moment) -> tuple[Tensor, ...]:
+        images, labels = step.batch
+        epoch = torch.tensor(int(step.epoch), device=labels.device)
+        draws = moment.uniform(len(images), self.spec.augment.numbers())
+        mixing = moment.uniform(len(images), self.spec.mix.numbers() if self.spec.mix else 0)
+        return images, labels, epoch, step.indices.to(labels.device), draws, mixing
 
-    def learn(
-        self, batch: Batch, place: Place, draws: Tensor, mixing: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A pure function of its arguments, so that it compiles as one graph from bytes to loss."""
-        images, targets = prepare(self.spec, batch, place, draws, mixing, self.classes)
+    def learn(self, *inputs: Tensor) -> Losses:
+        images, targets = self.augmented(*inputs)
         logits = self.model(self.pixels(images))
         right = logits.argmax(1) == targets.argmax(1)
-        return cross_entropy(logits, targets, self.spec.loss), {"accuracy": right.float().mean()}
+        return Losses(cross_entropy(logits, targets, self.spec.loss), {"accuracy": right.float().mean()})
 
-    def quicken(self) -> None:
-        self.learn = compiled(self.learn)
+    def augmented(
+        self, images: Tensor, labels: Tensor, epoch: Tensor, indices: Tensor, draws: Tensor, mixing: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Pictures in [0, 1] and their targets, b k."""
+        images = self.spec.augment.transform(images, draws, Place(epoch, indices))
+        targets = one_hot(labels, self.classes, self.spec.smoothing)
+        return self.spec.mix.transform(images, targets, mixing) if self.spec.mix else (images, targets)
 
     def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
         return judge(model, self.pixels, batches)
-
-
-def draw(spec: Classify, images: Tensor, moment: Moment) -> tuple[Tensor, Tensor | None]:
-    """The random numbers of one batch."""
-    mixing = moment.uniform(len(images), spec.mix.numbers()) if spec.mix else None
-    return moment.uniform(len(images), spec.augment.numbers()), mixing
-
-
-def where(step: Step) -> Place:
-    device = step.batch.labels.device
-    return Place(torch.tensor(int(step.epoch), device=device), step.indices.to(device))
-
-
-def prepare(
-    spec: Classify, batch: Batch, place: Place, draws: Tensor, mixing: Tensor | None, classes: int
-) -> tuple[Tensor, Tensor]:
-    """Augmented pictures in [0, 1] and their targets, b k."""
-    images = spec.augment.transform(batch.images, draws, place)
-    targets = one_hot(batch.labels, classes, spec.smoothing)
-    return (images, targets) if spec.mix is None or mixing is None else spec.mix.transform(images, targets, mixing)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, kind: str) -> Tensor:

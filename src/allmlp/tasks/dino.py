@@ -21,7 +21,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import create
 from allmlp.spec import Count, NonNegative, Rate
 from allmlp.tasks.probe import Neighbours, judge_neighbours, spread
-from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule, compiled
+from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule
 from allmlp.weights.resize import Resized
 
 
@@ -80,8 +80,8 @@ class DinoModule(TaskModule):
         self.known = spread(dataset.train, spec.neighbours.bank)
         self.small = Resized(model, spec.crops.local_size) if spec.crops.local else None
         self.register_buffer("centre", torch.zeros(spec.outputs))
-        self.answers: list[Tensor] = []
-        """Mean outputs of the teacher since the last step."""
+        # Mean outputs of the teacher, summed over the passes since the last step.
+        self.answers, self.passes = torch.zeros(spec.outputs, device=model.device), 0
 
     @property
     def flops(self) -> int:
@@ -89,45 +89,42 @@ class DinoModule(TaskModule):
         small = measure(self.student.spec.configure(image=crops.local_size)).macs if crops.local else 0
         return crops.globals * (6 + 2) * large + crops.local * 6 * small
 
-    def forward(self, step: Step, moment: Moment) -> Losses:
+    def prepare(self, step: Step, moment: Moment) -> tuple[Tensor, ...]:
         images, spec = step.batch.images, self.spec
         if isinstance(next(self.student.parameters()), DTensor):
             raise UserError("DINO resizes whole token matrices, which sharding=fsdp has cut up; use sharding=ddp")
-        draws = moment.uniform(len(images), spec.crops.numbers())
+        self.passes += 1
         rise = min(10 * moment.progress, 1.0)
         temperature = spec.first_temperature + rise * (spec.teacher_temperature - spec.first_temperature)
         numbers = torch.tensor([temperature, float(moment.progress >= spec.frozen)], device=images.device)
-        loss, answer, entropy = self.learn(images, draws, *numbers)
-        self.answers.append(answer.clone())  # a CUDA graph overwrites its own outputs
-        return Losses(loss, {"entropy": entropy})
+        return images, moment.uniform(len(images), spec.crops.numbers()), numbers[0], numbers[1]
 
-    def learn(
-        self, images: Tensor, draws: Tensor, temperature: Tensor, learns: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, mean answer and mean entropy of the teacher: a pure function, so that it compiles as one graph."""
+    def learn(self, *inputs: Tensor) -> Losses:
+        images, draws, temperature, learns = inputs
         large, *small = (self.pixels(views) for views in self.spec.crops.transform(images, draws))
         with torch.no_grad():
             answers = self.head(self.model(large)).float()
             p = ((answers - self.centre) / temperature).softmax(1)
+            self.answers.add_(answers.mean(0))
         features = [self.student(large)] + [self.small(views) for views in small if self.small]
         q = (self.student_head(torch.cat(features), learns).float() / self.spec.student_temperature).log_softmax(1)
         loss = between_views(p.unflatten(0, (-1, len(images))), q.unflatten(0, (-1, len(images))))
-        return loss, answers.mean(0), -(p * p.clamp(min=1e-12).log()).sum(1).mean()
-
-    def quicken(self) -> None:
-        self.learn = compiled(self.learn)
+        return Losses(loss, {"entropy": -(p * p.clamp(min=1e-12).log()).sum(1).mean()})
 
     @torch.no_grad()
     def after_step(self, progress: float) -> None:
-        mean = torch.stack(self.answers).mean(0)
-        self.answers.clear()
+        mean = self.answers / self.passes
+        self.answers.zero_()
+        self.passes = 0
         if dist.is_initialized():
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
         self.centre.lerp_(mean, 0.1)
         keep = 1 - (1 - self.spec.momentum) * (1 + math.cos(math.pi * progress)) / 2
         for taught, learner in ((self.model, self.student), (self.head, self.student_head)):
-            torch._foreach_lerp_(list(taught.parameters()), list(learner.parameters()), 1 - keep)
+            follow: list[Tensor] = list(taught.parameters())
+            lead: list[Tensor] = list(learner.parameters())
+            torch._foreach_lerp_(follow, lead, 1 - keep)
 
     def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
         return judge_neighbours(self.spec.neighbours, model, self.whole, self.known, batches, self.classes)

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.images import Step as Place
-from allmlp.data.source import Batch, Dataset
+from allmlp.data.source import Dataset
 from allmlp.errors import UserError
 from allmlp.models.cost import measure
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import NonNegative, Rate
-from allmlp.tasks.classify import Classify, ClassifyModule, cross_entropy, prepare
-from allmlp.tasks.task import Pixels, Task, TaskModule
+from allmlp.tasks.classify import Classify, ClassifyModule, cross_entropy
+from allmlp.tasks.task import Losses, Pixels, Task, TaskModule
 from allmlp.weights.pretrained import pretrained
 
 
@@ -80,10 +79,8 @@ class DistillModule(ClassifyModule):
     def flops(self) -> int:
         return super().flops + 2 * measure(self.teacher.model.spec).macs
 
-    def learn(
-        self, batch: Batch, place: Place, draws: Tensor, mixing: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        images, targets = prepare(self.spec, batch, place, draws, mixing, self.classes)
+    def learn(self, *inputs: Tensor) -> Losses:
+        images, targets = self.augmented(*inputs)
         logits, answers = self.model(self.pixels(images)), self.teacher(images)
         labelled = cross_entropy(logits, targets, self.spec.loss)
         taught = imitation(logits.float(), answers, self.distill.form, self.distill.temperature)
@@ -91,7 +88,7 @@ class DistillModule(ClassifyModule):
             "accuracy": (logits.argmax(1) == targets.argmax(1)).float().mean(),
             "agreement": (logits.argmax(1) == answers.argmax(1)).float().mean(),
         }
-        return torch.lerp(labelled, taught, self.distill.share), shown
+        return Losses(torch.lerp(labelled, taught, self.distill.share), shown)
 
 
 def imitation(logits: Tensor, answers: Tensor, form: str, temperature: float) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,14 @@ class TaskModule(nn.Module):
     """What is trained, saved and used afterwards."""
 
     def forward(self, step: Step, moment: Moment) -> Losses:
+        return self.learn(*self.prepare(step, moment))
+
+    def prepare(self, step: Step, moment: Moment) -> tuple[Tensor, ...]:
+        """The inputs of `learn`: the examples, and the random numbers for them."""
+        raise NotImplementedError
+
+    def learn(self, *inputs: Tensor) -> Losses:
+        """A pure function of tensors, so that it compiles as one graph from bytes to loss."""
         raise NotImplementedError
 
     @property
@@ -64,9 +72,9 @@ class TaskModule(nn.Module):
         """Of one example's training step: forward, and twice as much backward; two per multiply-add."""
         return 6 * self.model.describe().macs
 
-    def quicken(self) -> None:
-        """Compile what is worth compiling."""
-        self.model.compile()
+    def quicken(self, graphs: bool) -> None:
+        """Compile the step; with `graphs` torch records the parts of it as CUDA graphs."""
+        self.learn = torch.compile(self.learn, mode="reduce-overhead" if graphs else None)
 
     def after_step(self, progress: float) -> None:
         """After the optimiser: averages, centres."""
@@ -74,14 +82,6 @@ class TaskModule(nn.Module):
     def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
         """Name -> (sum, count) over this process's share of the test examples, judging `model`."""
         raise NotImplementedError
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(function: F) -> F:
-    """As one graph; on a GPU as one CUDA graph, since small models are bound by kernel launches."""
-    return torch.compile(function, mode="reduce-overhead" if torch.cuda.is_available() else None)
 
 
 class Pixels(nn.Module):

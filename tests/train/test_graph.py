@@ -1,0 +1,57 @@
+"""A step that is recorded and replayed is the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from allmlp import parallel
+from allmlp import train as loop
+from allmlp.data.images import Mix
+from allmlp.optim import AdamW, Muon
+from train.runs import quiet, small
+from train.test_train import losses
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mix", [None, Mix()], ids=["plain", "mixed"])
+def test_replayed_steps_have_the_same_losses(mix: Mix | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small(task=small().task.replace(mix=mix), optim=Muon(lr=1e-2), precision="float32")
+    for name, records in (("plain", False), ("recorded", True)):
+        monkeypatch.setattr(loop, "can_record", lambda run, world, records=records: records)
+        loop.train(run, tmp_path / name, "cuda")
+    assert losses(tmp_path / "recorded") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_recorded_run_goes_on_after_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "can_record", lambda run, world: True)
+    run = small(optim=Muon(lr=1e-2), precision="float32")
+    loop.train(run, tmp_path / "whole", "cuda")
+    original = loop.Loader.fetch
+
+    def dies(self: loop.Loader, number: int) -> loop.Step:
+        if number == 6:
+            raise RuntimeError("the process dies here")
+        return original(self, number)
+
+    monkeypatch.setattr(loop.Loader, "fetch", dies)
+    with pytest.raises(RuntimeError, match="dies here"):
+        loop.train(run, tmp_path / "cut", "cuda")
+    monkeypatch.setattr(loop.Loader, "fetch", original)
+    loop.train(run, tmp_path / "cut", "cuda")
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
+
+
+def test_what_is_recorded() -> None:
+    gpu, cpu = (parallel.World(0, 1, torch.device(kind)) for kind in ("cuda", "cpu"))
+    run = quiet().replace(compile=True, optim=Muon())
+    assert loop.can_record(run, gpu) and not loop.can_record(run, cpu)
+    assert not loop.can_record(run, parallel.World(0, 2, torch.device("cuda")))
+    changes = [{"compile": False}, {"accumulate": 2}, {"checkpointing": True}, {"nan": "skip"}, {"optim": AdamW()}]
+    for change in [*changes, {"optim": Muon(last_decay=0.4)}]:
+        assert not loop.can_record(run.replace(**change), gpu), change
