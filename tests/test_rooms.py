@@ -16,7 +16,7 @@ BELOW = {
     "spec": {"errors"},
     "layers": {"errors", "spec"},
     "models": {"errors", "spec", "layers"},
-    "weights": {"errors", "files", "spec", "layers", "models"},
+    "weights": {"errors", "files", "spec", "layers", "models", "data"},
     "show": {"errors", "spec", "models"},
     "data": {"errors", "files", "spec"},
     "tasks": {"errors", "spec", "layers", "models", "data", "weights"},
@@ -26,7 +26,7 @@ BELOW = {
     "parallel": {"errors", "layers", "models"},
     "checkpoint": {"errors", "files", "parallel"},
     "run": {"spec", "models", "data", "tasks", "optim", "schedule", "parallel"},
-    "meter": set(),
+    "meter": {"tasks"},
     "graph": set(),
     "train": {
         "errors",

@@ -69,7 +69,7 @@ class Log:
 
 
 def show(name: str, value: float) -> str:
-    if name in ("images/s", "step"):
+    if name.endswith("/s") or name == "step":
         return f"{value:,.0f}"
     if name == "lr":
         return f"{value:.2e}"

@@ -7,13 +7,15 @@ import time
 
 import torch
 
+from allmlp.tasks.task import TaskModule
+
 
 class Meter:
     """Examples per second, and the share of the machine's matrix rate that they are."""
 
-    def __init__(self, batch: int, flops: int, device: torch.device, processes: int) -> None:
-        """`flops` are those of one example."""
-        self.batch, self.flops = batch, flops
+    def __init__(self, batch: int, task: TaskModule, device: torch.device, processes: int) -> None:
+        self.batch, self.flops = batch, task.flops
+        self.unit, self.units = task.unit
         self.peak = peak_rate(device) * processes
         self.start = time.monotonic()
 
@@ -25,7 +27,7 @@ class Meter:
         seconds = max(time.monotonic() - self.start, 1e-9)
         self.start = time.monotonic()
         rate = steps * self.batch / seconds
-        return {"images/s": rate, "share": rate * self.flops / self.peak}
+        return {f"{self.unit}/s": rate * self.units, "share": rate * self.flops / self.peak}
 
 
 def peak_rate(device: torch.device) -> float:

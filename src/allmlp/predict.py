@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from allmlp.data.decode import Decode, picture
+from allmlp.data.inputs import picture_inputs
 from allmlp.errors import UserError
 from allmlp.weights.folder import load
-from allmlp.weights.inputs import read_inputs
 
 
 class Answer(NamedTuple):
@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
 def predict(folder: Path, files: list[Path], top: int = 5) -> list[list[Answer]]:
     """The `top` classes of each picture, most probable first."""
-    model, inputs = load(folder).float(), read_inputs(folder)
+    model, inputs = load(folder).float(), picture_inputs(folder)
     size = model.spec.image_size
     if size is None:
         raise UserError(f"the model reads {model.spec.reads}, not pictures")

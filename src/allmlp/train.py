@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from allmlp import __version__, checkpoint, parallel
 from allmlp.data.order import Loader, Order, Step, fold, in_order
-from allmlp.data.source import Batch, Dataset
+from allmlp.data.source import Splits
 from allmlp.errors import UserError
 from allmlp.files import write_atomically
 from allmlp.graph import Recorded
@@ -33,7 +33,6 @@ from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
 from allmlp.tasks.task import Losses, Moment, Task, TaskModule
 from allmlp.weights import folder
-from allmlp.weights.inputs import Inputs, write_inputs
 
 RUN = "run.json"
 
@@ -48,7 +47,9 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
     """The loop itself. All it builds is gone when it returns, before the processes part."""
     # 1. data
     claim(path, run, world)
-    dataset = run.data.open().hold_out(run.hold_out)
+    data = run.data.like(run.init_from) if run.init_from else run.data
+    dataset = data.open().hold_out(run.hold_out)
+    run.task.accept(dataset)
     order = Order(len(dataset.train), run.batch, run.seed, run.repeats)
     loader = Loader(dataset.train, order, world.device, world.rank, world.size)
     steps, seconds = limits(run, order)
@@ -88,7 +89,7 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
     # 4. one optimiser step per turn
     recorded = Recorded(descend) if records else None
     results: dict[str, float] = {}
-    meter = Meter(run.batch, task.flops, world.device, world.size)
+    meter = Meter(run.batch, task, world.device, world.size)
     with Log(path, step, steps, world.is_main) as log:
         if found is not None:
             log.say(f"going on from step {step}")
@@ -132,7 +133,7 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
 
     # 5. the model as a folder, and a picture of how it went
     with averaged(task.model, trained, average) as final:
-        keep_model(path, final, dataset, world, run)
+        keep_model(path, final, dataset, world)
     if world.is_main:
         draw_curves(path)
     if not results:
@@ -167,10 +168,9 @@ def can_record(run: Run, world: parallel.World) -> bool:
 def split(example: Step, parts: int) -> list[Step]:
     if parts == 1:
         return [example]
-    sizes = zip(
-        example.indices.chunk(parts), example.batch.images.chunk(parts), example.batch.labels.chunk(parts), strict=True
-    )
-    return [Step(example.number, example.epoch, indices, Batch(images, labels)) for indices, images, labels in sizes]
+    kind = type(example.batch)
+    pieces = zip(example.indices.chunk(parts), *(tensor.chunk(parts) for tensor in example.batch), strict=True)
+    return [Step(example.number, example.epoch, indices, kind(*tensors)) for indices, *tensors in pieces]
 
 
 def update(run: Run, task: TaskModule, optimizer: torch.optim.Optimizer, losses: Losses, average: list[Tensor]) -> None:
@@ -230,14 +230,14 @@ def summarise(run: Run, world: parallel.World, window: list[Losses], step: int, 
 
 
 @torch.no_grad()
-def evaluate(task: TaskModule, judged: Any, dataset: Dataset, world: parallel.World, run: Run) -> dict[str, float]:
+def evaluate(task: TaskModule, judged: Any, dataset: Splits, world: parallel.World, run: Run) -> dict[str, float]:
     task.eval()
     # Judging is rare: the uncompiled model costs less than compiling it a second time.
     with judged as model, precision(run, world.device), torch.compiler.set_stance("force_eager"):
         sums = task.evaluate(model, in_order(dataset.test, run.batch, world.device, world.rank, world.size))
     task.train()
     totals = {name: world.sum(torch.stack(list(pair)).double()).tolist() for name, pair in sums.items()}
-    return {name: total / max(count, 1) for name, (total, count) in totals.items()}
+    return task.summary({name: total / max(count, 1) for name, (total, count) in totals.items()})
 
 
 @contextmanager
@@ -260,11 +260,12 @@ def overwrite(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         weight.copy_(value)
 
 
-def keep_model(out: Path, model: Model, dataset: Dataset, world: parallel.World, run: Run) -> None:
+def keep_model(out: Path, model: Model, dataset: Splits, world: parallel.World) -> None:
     state = checkpoint.whole(model.state_dict())
     if world.is_main:
         folder.write(out, model.spec, state)
-        write_inputs(out, Inputs(dataset.mean, dataset.std, dataset.classes))
+        for name, text in dataset.files().items():
+            write_atomically(out / name, lambda file, text=text: file.write_text(text, encoding="utf8"))
 
 
 def claim(out: Path, run: Run, world: parallel.World) -> None:
@@ -317,7 +318,7 @@ def judge_again(out: Path, device: str | None = None, judge: Task | None = None)
     """Evaluate the model that a run has kept, by its own task or by another one."""
     run = read_run(out)
     with parallel.join(device) as world:
-        dataset = run.data.open().hold_out(run.hold_out)
+        dataset = run.data.like(str(out)).open().hold_out(run.hold_out)
         model = folder.load(out, world.device)
         task = (judge or run.task).judge(model, dataset).to(world.device)
         return evaluate(task, nullcontext(model), dataset, world, run)

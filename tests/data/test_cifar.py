@@ -114,9 +114,9 @@ def resident(split: object) -> Resident:
 def check(data: Dataset) -> None:
     pixels, labels = (np.concatenate(parts) for parts in zip(*map(batch, range(5))))
     train, test = resident(data.train), resident(data.test)
-    assert torch.equal(train.images, torch.from_numpy(pixels.reshape(-1, 3, 32, 32)))
-    assert train.labels.tolist() == labels.tolist() and train.labels.dtype == torch.int64
-    assert test.labels.tolist() == batch(5)[1].tolist() and data.classes[3] == "cat"
+    assert torch.equal(train.examples.images, torch.from_numpy(pixels.reshape(-1, 3, 32, 32)))
+    assert train.examples.labels.tolist() == labels.tolist() and train.examples.labels.dtype == torch.int64
+    assert test.examples.labels.tolist() == batch(5)[1].tolist() and data.classes[3] == "cat"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -153,8 +153,8 @@ def test_cifar100(form: str, labels: str, tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(old_pickle(pixels, **lists))
     data = Cifar100(path=str(tmp_path), labels=labels).open()  # type: ignore[arg-type]
     wanted = batch(0, 100)[1] // (1 if labels == "fine" else 5)
-    assert resident(data.train).labels.tolist() == wanted.tolist()
-    assert torch.equal(resident(data.test).images.flatten(1), torch.from_numpy(batch(1, 100)[0]))
+    assert resident(data.train).examples.labels.tolist() == wanted.tolist()
+    assert torch.equal(resident(data.test).examples.images.flatten(1), torch.from_numpy(batch(1, 100)[0]))
     assert len(set(data.classes)) == len(data.classes) == (100 if labels == "fine" else 20)
 
 
@@ -318,12 +318,15 @@ def test_the_real_one() -> None:
         data = None
     if data is None:
         pytest.skip("no CIFAR-10 in $ALLMLP_DATA")
-    pixels = {len(split): resident(split).images.permute(0, 2, 3, 1).contiguous() for split in (data.train, data.test)}
+    pixels = {
+        len(split): resident(split).examples.images.permute(0, 2, 3, 1).contiguous()
+        for split in (data.train, data.test)
+    }
     digests = {count: hashlib.sha256(images.numpy().tobytes()).hexdigest() for count, images in pixels.items()}
     assert digests == {
         50000: "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
         10000: "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
     }
-    images = resident(data.train).images.double() / 255
+    images = resident(data.train).examples.images.double() / 255
     assert images.mean((0, 2, 3)).tolist() == pytest.approx(data.mean)
     assert images.std((0, 2, 3)).tolist() == pytest.approx(data.std, rel=1e-5)

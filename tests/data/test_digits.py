@@ -19,21 +19,25 @@ def resident(split: object) -> Resident:
 def test_sizes_and_values() -> None:
     data = Digits().open()
     train, test = resident(data.train), resident(data.test)
-    assert train.images.shape == (1500, 1, 8, 8) and test.images.shape == (297, 1, 8, 8)
-    assert train.images.dtype == torch.uint8 and train.images.min() == 0 and train.images.max() == 255
+    assert train.examples.images.shape == (1500, 1, 8, 8) and test.examples.images.shape == (297, 1, 8, 8)
+    assert (
+        train.examples.images.dtype == torch.uint8
+        and train.examples.images.min() == 0
+        and train.examples.images.max() == 255
+    )
     assert data.classes == tuple("0123456789")
     assert data.mean == pytest.approx((0.3054132,)) and data.std == pytest.approx((0.3760171,))
 
 
 def test_every_class_is_tested_by_its_share() -> None:
-    assert set(resident(Digits().open().test).labels.bincount().tolist()) == {29, 30}
+    assert set(resident(Digits().open().test).examples.labels.bincount().tolist()) == {29, 30}
 
 
 def test_the_split_never_changes() -> None:
     held = resident(Digits().open().test)
     assert (
-        held.labels[:20].tolist() == [0, 4, 2, 5, 7, 2, 0, 6, 8, 4, 0, 7, 3, 2, 0, 1, 7, 6, 3, 5]
-        and int(held.images.long().sum()) == 1_477_285
+        held.examples.labels[:20].tolist() == [0, 4, 2, 5, 7, 2, 0, 6, 8, 4, 0, 7, 3, 2, 0, 1, 7, 6, 3, 5]
+        and int(held.examples.images.long().sum()) == 1_477_285
     )
 
 

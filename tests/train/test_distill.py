@@ -11,12 +11,12 @@ import torch
 
 import allmlp
 from allmlp import train as loop
+from allmlp.data.inputs import Inputs, write_inputs
 from allmlp.data.source import Dataset, Resident
 from allmlp.models import huggingface
 from allmlp.run import Budget, Cadence
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.distill import Distill, imitation
-from allmlp.weights.inputs import Inputs, write_inputs
 from allmlp.weights.pretrained import SHIPPED, pretrained
 from train.runs import Blobs, small
 from train.test_train import losses, same_weights

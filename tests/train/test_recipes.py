@@ -15,6 +15,7 @@ from PIL import Image
 import allmlp
 from allmlp import train as loop
 from allmlp.cli import main
+from allmlp.data.inputs import Inputs, write_inputs
 from allmlp.data.source import Data, Dataset, Resident
 from allmlp.layers import Patches
 from allmlp.predict import predict
@@ -23,7 +24,6 @@ from allmlp.run import Budget, Run
 from allmlp.spec import from_dict, to_dict
 from allmlp.tasks.dino import Dino
 from allmlp.tasks.distill import Distill
-from allmlp.weights.inputs import Inputs, write_inputs
 from allmlp.weights.pretrained import shipped
 
 

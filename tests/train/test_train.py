@@ -20,10 +20,10 @@ import allmlp
 from allmlp import checkpoint, log
 from allmlp import train as loop
 from allmlp.data.images import Augment, Translate
+from allmlp.data.inputs import read_inputs
 from allmlp.optim import AdamW, Lamb, Muon, Sgd
 from allmlp.run import Budget, Cadence, Run
 from allmlp.spec import to_dict
-from allmlp.weights.inputs import read_inputs
 from train.runs import Blobs, small
 
 train = loop.train

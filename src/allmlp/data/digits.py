@@ -30,7 +30,7 @@ class Digits(Data):
             images = enlarged.round().clamp(0, 255).to(torch.uint8)
         held = stratified(labels, TEST)
         train, test = Resident(images[~held], labels[~held]), Resident(images[held], labels[held])
-        seen = train.images.double() / 255
+        seen = train.examples.images.double() / 255
         return Dataset(train, test, tuple("0123456789"), (seen.mean().item(),), (seen.std(correction=0).item(),))
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from allmlp.data.source import Batch, Resident, Split
+from allmlp.data.source import Examples, Resident, Split, each
 
 
 def fold(*numbers: int) -> int:
@@ -29,7 +29,7 @@ class Step(NamedTuple):
     number: int
     epoch: float
     indices: Tensor
-    batch: Batch
+    batch: Examples
 
 
 class Order:
@@ -84,8 +84,7 @@ class Loader:
         indices = self.order.indices(number)[self.rank :: self.world]
         generator = torch.Generator().manual_seed(fold(self.order.seed, number, 1))
         draws = torch.rand(self.order.batch, 4, generator=generator)[self.rank :: self.world]
-        images, labels = self.split.fetch(indices, draws)
-        moved = Batch(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
+        moved = each(self.split.fetch(indices, draws), lambda tensor: tensor.to(self.device, non_blocking=True))
         return Step(number, self.order.epoch(number), indices, moved)
 
     def steps(self, start: int, stop: int, ahead: int = 3) -> Iterator[Step]:
@@ -100,7 +99,7 @@ class Loader:
                 yield waiting.popleft().result()
 
 
-def in_order(split: Split, batch: int, device: torch.device, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+def in_order(split: Split, batch: int, device: torch.device, rank: int = 0, world: int = 1) -> Iterator[Examples]:
     """Every example once, this process's share of them, for evaluation.
 
     All processes get the same number of batches, the last one empty where need be: sharded models compute together.
@@ -109,5 +108,5 @@ def in_order(split: Split, batch: int, device: torch.device, rank: int = 0, worl
     own = torch.arange(rank, len(split), world)
     for start in range(0, math.ceil(len(split) / world), batch):
         indices = own[start : start + batch]
-        images, labels = split.fetch(indices if len(indices) else torch.tensor([0]))
-        yield Batch(images[: len(indices)].to(device), labels[: len(indices)].to(device))
+        found = split.fetch(indices if len(indices) else torch.tensor([0]))
+        yield each(found, lambda tensor, count=len(indices): tensor[:count].to(device))

@@ -6,13 +6,24 @@ keeps no position: a run that resumes asks for the same examples again.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from allmlp.data.inputs import FILE, Inputs
 from allmlp.errors import UserError
-from allmlp.spec import Spec
+from allmlp.spec import Spec, to_json
+
+Examples = Any
+"""A NamedTuple of tensors with the examples along the first axis: `Batch` for pictures, others for text."""
+
+
+def each(examples: Examples, change: Callable[[Tensor], Tensor]) -> Examples:
+    """The same kind of examples, every tensor changed."""
+    return type(examples)(*map(change, examples))
 
 
 class Batch(NamedTuple):
@@ -27,7 +38,7 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def fetch(self, indices: Tensor, draws: Tensor | None = None) -> Batch:
+    def fetch(self, indices: Tensor, draws: Tensor | None = None) -> Examples:
         """The examples at `indices` (int64, b), on the split's device.
 
         `draws` are uniform random numbers, b 4, for splits that crop while they decode; without them the
@@ -37,20 +48,20 @@ class Split(Protocol):
 
 
 class Resident:
-    """A split that is one tensor in memory: small pictures, on the device of the model."""
+    """A split that is in memory as a whole, on the device of the model: small pictures, sentences."""
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
+    def __init__(self, *tensors: Tensor, kind: Callable[..., Examples] = Batch) -> None:
+        self.examples = kind(*tensors)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.examples[0])
 
     def to(self, device: torch.device | str) -> Resident:
-        return Resident(self.images.to(device), self.labels.to(device))
+        return Resident(*(tensor.to(device) for tensor in self.examples), kind=type(self.examples))
 
-    def fetch(self, indices: Tensor, draws: Tensor | None = None) -> Batch:
-        indices = indices.to(self.labels.device)
-        return Batch(self.images[indices], self.labels[indices])
+    def fetch(self, indices: Tensor, draws: Tensor | None = None) -> Examples:
+        indices = indices.to(self.examples[0].device)
+        return each(self.examples, lambda tensor: tensor[indices])
 
 
 class Subset:
@@ -66,15 +77,14 @@ class Subset:
         return self.split.fetch(self.indices[indices.to(self.indices.device)], draws)
 
 
-class Dataset(NamedTuple):
+@dataclass(frozen=True)
+class Splits:
+    """What `Data.open` gives: examples to learn from and examples to judge on."""
+
     train: Split
     test: Split
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    """Of the pixels divided by 255, per colour channel."""
 
-    def hold_out(self, examples: int) -> Dataset:
+    def hold_out(self, examples: int) -> Self:
         """Judge on `examples` of the training split instead of the test split: for every choice one makes."""
         if not examples:
             return self
@@ -82,17 +92,38 @@ class Dataset(NamedTuple):
             raise UserError(f"cannot hold {examples} of {len(self.train)} training examples out")
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
         kept, held = order[examples:].sort().values, order[:examples].sort().values
-        return self._replace(train=subset(self.train, kept), test=subset(self.train, held))
+        return replace(self, train=subset(self.train, kept), test=subset(self.train, held))
+
+    def files(self) -> dict[str, str]:
+        """Name -> text of the files that must lie beside a model trained on these data, so that it can be used."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Dataset(Splits):
+    """Labelled pictures."""
+
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Of the pixels divided by 255, per colour channel."""
+
+    def files(self) -> dict[str, str]:
+        return {FILE: to_json(Inputs(self.mean, self.std, self.classes))}
 
 
 def subset(split: Split, indices: Tensor) -> Split:
     if isinstance(split, Resident):
-        return Resident(*split.fetch(indices))
+        return Resident(*split.fetch(indices), kind=type(split.examples))
     return Subset(split, indices)
 
 
 class Data(Spec, abstract=True):
     """Where examples come from."""
 
-    def open(self) -> Dataset:
+    def open(self) -> Splits:
         raise NotImplementedError
+
+    def like(self, folder: str) -> Self:
+        """These data as the model in `folder` reads them."""
+        return self

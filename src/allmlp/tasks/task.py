@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from allmlp.data.order import Step
-from allmlp.data.source import Batch, Dataset
+from allmlp.data.source import Dataset, Examples, Splits
+from allmlp.errors import UserError
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Spec
 
@@ -37,15 +38,23 @@ class Moment(NamedTuple):
 
 
 class Task(Spec, abstract=True):
-    def fit(self, model: ModelSpec, dataset: Dataset) -> ModelSpec:
+    reads: ClassVar[type[Splits]] = Dataset
+    """The kind of data it learns from, which is what `dataset` is below."""
+
+    def accept(self, dataset: Splits) -> None:
+        if not isinstance(dataset, self.reads):
+            kind, wanted = (cls.__doc__.split(":")[0].lower().rstrip(".") for cls in (type(dataset), self.reads))  # type: ignore[union-attr]
+            raise UserError(f"the task {type(self).__name__} learns from {wanted}, not from {kind}")
+
+    def fit(self, model: ModelSpec, dataset: Any) -> ModelSpec:
         """The model as this task and these data need it: its number of classes, for instance."""
         return model
 
-    def build(self, model: Model, dataset: Dataset) -> TaskModule:
+    def build(self, model: Model, dataset: Any) -> TaskModule:
         """The module that holds `model` and everything else the loss needs."""
         raise NotImplementedError
 
-    def judge(self, model: Model, dataset: Dataset) -> TaskModule:
+    def judge(self, model: Model, dataset: Any) -> TaskModule:
         """The module that evaluates a finished model, without what only training needs."""
         return self.build(model, dataset)
 
@@ -72,6 +81,11 @@ class TaskModule(nn.Module):
         """Of one example's training step: forward, and twice as much backward; two per multiply-add."""
         return 6 * self.model.describe().macs
 
+    @property
+    def unit(self) -> tuple[str, int]:
+        """What the speed of training is counted in, and how many of them an example has."""
+        return "images", 1
+
     def quicken(self, graphs: bool) -> None:
         """Compile the step; with `graphs` torch records the parts of it as CUDA graphs."""
         self.learn = torch.compile(self.learn, mode="reduce-overhead" if graphs else None)
@@ -79,9 +93,13 @@ class TaskModule(nn.Module):
     def after_step(self, progress: float) -> None:
         """After the optimiser: averages, centres."""
 
-    def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[Examples]) -> dict[str, tuple[Tensor, Tensor]]:
         """Name -> (sum, count) over this process's share of the test examples, judging `model`."""
         raise NotImplementedError
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        """What is told of the means over all test examples."""
+        return means
 
 
 class Pixels(nn.Module):

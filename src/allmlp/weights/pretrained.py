@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 
 import allmlp
+from allmlp.data.inputs import Inputs, picture_inputs
 from allmlp.errors import UserError
 from allmlp.models.foreign import Foreign
 from allmlp.models.model import Model
 from allmlp.models.zoo import preset
 from allmlp.weights import folder
-from allmlp.weights.inputs import Inputs, read_inputs
 
 
 class Pretrained(NamedTuple):
@@ -39,7 +39,7 @@ def pretrained(name: str, device: str | torch.device = "cpu") -> Pretrained:
     """
     place = shipped() if name == SHIPPED else Path(name)
     if place.is_dir():
-        return Pretrained(folder.load(place, device).float(), read_inputs(place))
+        return Pretrained(folder.load(place, device).float(), picture_inputs(place))
     if ":" not in name:
         raise UserError(f"{name} is not a folder; name a trained model's folder, {SHIPPED}, timm:NAME or hf:NAME")
     spec = preset(name).spec
