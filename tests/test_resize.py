@@ -132,3 +132,31 @@ def test_what_cannot_be_resized() -> None:
         Resize(text.spec, text.spec)  # type: ignore[arg-type]
     with pytest.raises(allmlp.UserError, match="only the image encoders"):
         Resized(allmlp.create("resmlp_seq2seq_tiny"), (16, 16))
+
+
+# --- text --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [16, 48])
+@pytest.mark.parametrize("name", ["gmlp_mlm_tiny", "gmlp_causal_tiny", "mixer_mlm_tiny", "bert_tiny", "amlp_mlm_tiny"])
+def test_another_length_of_text_mixes_the_first_tokens_as_before(name: str, length: int, tmp_path: Path) -> None:
+    old = allmlp.create(name, length=32, seed=0, overrides={"depth": 2}).eval()
+    with torch.no_grad():
+        for weight in old.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    allmlp.save(old, tmp_path)
+    new = allmlp.create(name, length=length, overrides={"depth": 2}).eval()
+    transfer(new, tmp_path)
+    ids = torch.randint(0, 8192, (2, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(new(ids), old(ids), atol=1e-4, rtol=1e-4)
+    assert torch.isfinite(new(torch.randint(0, 8192, (1, length)))).all()
+
+
+def test_distances_never_seen_start_at_zero() -> None:
+    weight = torch.arange(1.0, 8.0)  # four tokens: 4 on the diagonal
+    assert Toeplitz().crop(weight, 5, False).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0]
+    assert Toeplitz().crop(weight, 2, False).tolist() == [3, 4, 5]
+    assert Toeplitz().crop(weight[:4], 6, True).tolist() == [0, 0, 1, 2, 3, 4]
+    long, short = (Toeplitz().matrix(Toeplitz().crop(weight, n, False), 0, n, False) for n in (6, 3))
+    assert torch.equal(long[:3, :3], short)

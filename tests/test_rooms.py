@@ -44,7 +44,7 @@ BELOW = {
         "parallel",
         "checkpoint",
     },
-    "predict": {"errors", "weights", "data"},
+    "predict": {"errors", "models", "weights", "data", "tasks"},
     "recipes": {"errors", "layers", "models", "weights", "data", "tasks", "run", "optim", "schedule"},
     "cli": {"errors", "spec", "models", "weights", "tasks", "show", "train", "predict", "log", "recipes"},
     "__main__": {"cli"},

@@ -12,6 +12,8 @@ from typing import Any, Self
 from allmlp.errors import MissingExtra, require
 
 METRICS = "metrics.jsonl"
+SHARES = ("accuracy", "agreement", "share", "exact_match", "f1")
+"""Parts of the names of what is told in per cent."""
 
 
 class Log:
@@ -73,7 +75,7 @@ def show(name: str, value: float) -> str:
         return f"{value:,.0f}"
     if name == "lr":
         return f"{value:.2e}"
-    return f"{value:.2%}" if any(word in name for word in ("accuracy", "agreement", "share")) else f"{value:.4g}"
+    return f"{value:.2%}" if any(word in name for word in SHARES) else f"{value:.4g}"
 
 
 def clock(seconds: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from allmlp.errors import UserError
@@ -20,6 +20,8 @@ from allmlp.layers.block import BlockLayer
 from allmlp.models.model import Model
 
 Sharding = Literal["ddp", "fsdp"]
+OTHER_WAYS_IN = ("forward_features", "forward_head", "encode", "decode")
+"""Methods beside `forward` that tasks call: a sharded model must gather its weights for these too."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class World:
             for module in reversed(list(task.modules())):
                 if isinstance(module, (BlockLayer, Model)):
                     fully_shard(module)
+                for name in OTHER_WAYS_IN if isinstance(module, Model) else ():
+                    if hasattr(module, name):
+                        register_fsdp_forward_method(module, name)
             fully_shard(task)
             return task
         return DistributedDataParallel(task, device_ids=[self.device] if self.device.type == "cuda" else None)

@@ -35,7 +35,8 @@ class Cadence(Spec):
 
 
 class Run(Spec):
-    model: ModelSpec
+    model: ModelSpec | None
+    """None stands for the model to start from."""
     task: Task
     data: Data
     batch: Count = 128
@@ -60,4 +61,6 @@ class Run(Spec):
     cadence: Cadence = Cadence()
     seed: int = 0
     init_from: str | None = None
-    """A model folder or run to start from: its weights, with a new head where the classes differ."""
+    """A model folder or run to start from: its weights, resized where the input has another size, with a new head
+    where that differs.
+    """

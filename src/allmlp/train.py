@@ -58,7 +58,10 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
-    model = create(run.task.fit(run.model, dataset), seed=run.seed, device=world.device)
+    if run.model is None and run.init_from is None:
+        raise UserError("the run has no model of its own: name the one to start from, --set init_from=FOLDER")
+    spec = run.model or folder.read_spec(Path(str(run.init_from)))
+    model = create(run.task.fit(spec, dataset), seed=run.seed, device=world.device)
     if run.init_from:
         folder.transfer(model, run.init_from)
     model.set_grad_checkpointing(run.checkpointing)

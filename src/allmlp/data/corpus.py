@@ -21,7 +21,7 @@ from allmlp.data.inputs import TextInputs
 from allmlp.data.source import Data, Resident, Split, Splits
 from allmlp.data.text import Unit, documents, find
 from allmlp.data.tokenizer import FILE as TOKENIZER
-from allmlp.data.tokenizer import Tokenize, Tokenizer, load
+from allmlp.data.tokenizer import Tokenize, Tokenizer, cache_folder, load
 from allmlp.errors import UserError
 from allmlp.spec import Count, Rate, to_json
 
@@ -95,7 +95,7 @@ def build(spec: Corpus, stamps: list[str], train: Source, test: Source | None) -
     key = hashlib.sha256(repr((stamps, given, spec.unit, spec.field, spec.held, test is None)).encode()).hexdigest()[
         :24
     ]
-    root = Path(spec.cache or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp").expanduser() / "text"
+    root = cache_folder(spec.cache) / "text"
     folder = root / key
     try:
         root.mkdir(parents=True, exist_ok=True)

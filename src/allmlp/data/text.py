@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -59,7 +60,7 @@ def read(file: str, unit: Unit, field: str) -> Iterator[str]:
     if ".parquet" in kinds:
         yield from parquet(file, field)
         return
-    with unpack(file, kinds[-1] if kinds else "") as binary:
+    with unpack(file) as binary:
         lines = io.TextIOWrapper(binary, encoding="utf8", errors="replace", newline=None)
         if ".jsonl" in kinds or ".json" in kinds:
             yield from json_lines(lines, file, field)
@@ -67,15 +68,20 @@ def read(file: str, unit: Unit, field: str) -> Iterator[str]:
             yield from plain(lines, "line" if ".tsv" in kinds or ".csv" in kinds else unit)
 
 
-def unpack(file: str, suffix: str) -> IO[bytes]:
+@contextmanager
+def unpack(file: str) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed as its name says."""
     raw: Any = require("fsspec", "train").open(file, "rb").open() if "://" in file else open(file, "rb")  # noqa: SIM115
-    if suffix == ".gz":
-        return gzip.open(raw, "rb")  # type: ignore[return-value]
-    if suffix == ".xz":
-        return lzma.open(raw, "rb")  # type: ignore[return-value]
-    if suffix == ".zst":
-        return require("zstandard", "text").ZstdDecompressor().stream_reader(raw)
-    return raw
+    suffix = Path(file).suffix
+    with raw:
+        if suffix == ".gz":
+            yield gzip.GzipFile(fileobj=raw)  # type: ignore[misc]
+        elif suffix == ".xz":
+            yield lzma.LZMAFile(raw)  # type: ignore[misc]  # noqa: SIM115
+        elif suffix == ".zst":
+            yield require("zstandard", "text").ZstdDecompressor().stream_reader(raw)
+        else:
+            yield raw
 
 
 def plain(lines: io.TextIOWrapper, unit: Unit) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor
 
 from allmlp.errors import UserError, one_line, require
+from allmlp.files import write_atomically
 from allmlp.spec import Count, Spec
 
 FILE = "tokenizer.json"
@@ -31,6 +35,34 @@ class Tokenize(Spec):
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
         return load(self.path) if self.path else train(self, texts)
+
+    def kept(self, texts: list[str], cache: str = "") -> Tokenizer:
+        """As `build`, but trained only once for these texts and kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp):
+        the trainers need not give the same vocabulary again to another process, or to a run that resumes.
+        """
+        if self.path:
+            return load(self.path)
+        key = hashlib.sha256(repr(self).encode())
+        for text in texts:
+            key.update(text.encode("utf8", "replace") + b"\0")
+        file = cache_folder(cache) / "tokenizers" / f"{key.hexdigest()[:24]}.json"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # One process trains it, the others of a run wait.
+            with open(file.with_suffix(".lock"), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not file.is_file():
+                    json = train(self, texts).to_json()
+                    write_atomically(file, lambda temporary: temporary.write_text(json, encoding="utf8"))
+        except OSError as reason:
+            raise UserError(
+                f"cannot keep the tokenizer in {file.parent}: {one_line(reason)}; set data.cache"
+            ) from reason
+        return load(file)
+
+
+def cache_folder(cache: str) -> Path:
+    return Path(cache or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp").expanduser()
 
 
 class Tokenizer:

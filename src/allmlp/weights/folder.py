@@ -17,9 +17,11 @@ from allmlp.files import write_atomically
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, to_json
-from allmlp.weights.resize import Resize, can_resize
+from allmlp.weights.resize import Resize, can_crop, can_resize, other_length
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TOP = ("head.", "pool.")
+"""What a model has above its body, which another task may need otherwise."""
 
 
 def save(model: Model, folder: str | os.PathLike[str]) -> Path:
@@ -56,19 +58,21 @@ def load(folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> 
 def transfer(model: Model, folder: str | os.PathLike[str]) -> list[str]:
     """Start `model` from the weights in `folder`; returns the keys that keep their own start.
 
-    Everything but the head must be there and fit; a head with another number of classes stays fresh. Weights of
-    the same model for another image size are resized.
+    Everything but head and pool must be there and fit; these stay fresh where they differ. Weights of the same model
+    for another image size, or another length of text, are resized.
     """
     found = load(folder, device="cpu")
     source = found.state_dict()
     if can_resize(found.spec, model.spec):
         source = Resize(found.spec, model.spec)(source)  # type: ignore[arg-type]
+    elif can_crop(found.spec, model.spec):
+        source = other_length(source, model)
     own = model.state_dict()
-    fresh = [
-        name for name in own if name.startswith("head.") and source.get(name, own[name][:0]).shape != own[name].shape
-    ]
-    body = {name: tuple(tensor.shape) for name, tensor in own.items() if name not in fresh}
-    compare(Path(folder), body, {name: tuple(t.shape) for name, t in source.items() if name in body or name not in own})
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    given = {name: tuple(tensor.shape) for name, tensor in source.items()}
+    fresh = [name for name, shape in shapes.items() if name.startswith(TOP) and given.get(name) != shape]
+    body = {name: shape for name, shape in shapes.items() if name not in fresh}
+    compare(Path(folder), body, {name: s for name, s in given.items() if name in body or not name.startswith(TOP)})
     model.load_state_dict({name: source[name] for name in body}, strict=False)
     return fresh
 

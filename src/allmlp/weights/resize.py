@@ -1,4 +1,7 @@
-"""The weights of an image model for another image size: what runs over tokens is resampled to the new grid."""
+"""The weights of a model for inputs of another size: what runs over tokens is brought to the new number of them.
+
+Pictures are resampled from grid to grid. Text keeps its distances: a shorter model has the first part of a longer one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from allmlp.errors import UserError
 from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import Dense, TokenProjection
 from allmlp.layers.pool import ClassGather
-from allmlp.layers.stem import LearnedPositions, Patches
+from allmlp.layers.stem import LearnedPositions, Patches, Tokens
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 
@@ -80,6 +83,48 @@ def can_resize(old: ModelSpec, new: ModelSpec) -> bool:
         return False
     a, b = old.stem, new.stem
     return isinstance(a, Patches) and isinstance(b, Patches) and a.image != b.image and a.patch == b.patch
+
+
+def can_crop(old: ModelSpec, new: ModelSpec) -> bool:
+    """Whether two encoders read text of different lengths."""
+    if not (isinstance(old, Encoder) and isinstance(new, Encoder)):
+        return False
+    a, b = old.stem, new.stem
+    return isinstance(a, Tokens) and isinstance(b, Tokens) and a.length != b.length
+
+
+def other_length(weights: Mapping[str, Tensor], new: Model) -> dict[str, Tensor]:
+    """Weights of a text model for the length of `new`, cut or grown so that the first tokens mix as before.
+
+    Toeplitz: the same number per distance, 0 for distances never seen. Dense: the leading block, 0 beyond it. Biases
+    repeat their last value, learned positions start again from the first.
+    """
+    shapes = {name: weight.shape for name, weight in new.state_dict().items()}
+    changed = dict(weights)
+    for path, module in new.named_modules():
+        if isinstance(module, TokenProjection):
+            name = f"{path}.weight"
+            changed[name] = module.spec.crop(weights[name], module.tokens, module.causal)
+            changed[f"{path}.bias"] = grow(weights[f"{path}.bias"], module.tokens)
+        elif isinstance(module, TokenMlpLayer):
+            for part, axis in ((f"{path}.up.weight", 1), (f"{path}.down.weight", 0)):
+                changed[part] = cut(weights[part], axis, shapes[part][axis])
+            changed[f"{path}.down.bias"] = grow(weights[f"{path}.down.bias"], shapes[f"{path}.down.bias"][0])
+        elif isinstance(module, LearnedPositions):
+            table, rows = weights[f"{path}.weight"], shapes[f"{path}.weight"][0]
+            changed[f"{path}.weight"] = table.repeat(-(-rows // len(table)), 1)[:rows]
+    return changed
+
+
+def cut(weight: Tensor, axis: int, size: int) -> Tensor:
+    """The first `size` entries along an axis, zeros where there are none."""
+    kept = weight.narrow(axis, 0, min(size, weight.shape[axis]))
+    padding = [0, 0] * (weight.dim() - 1 - axis) + [0, size - kept.shape[axis]]
+    return F.pad(kept, padding)
+
+
+def grow(bias: Tensor, size: int) -> Tensor:
+    return bias[:size] if size <= len(bias) else torch.cat([bias, bias[-1:].expand(size - len(bias))])
 
 
 def grid(spec: Encoder) -> tuple[int, int]:

@@ -21,6 +21,10 @@ class Projection(Spec, abstract=True):
         """Rows start..stop-1 and columns 0..stop-1 of the matrix that `weight` stands for."""
         raise NotImplementedError
 
+    def crop(self, weight: Tensor, tokens: int, causal: bool) -> Tensor:
+        """The weight for another number of tokens: the same matrix where both have it, 0 elsewhere."""
+        raise NotImplementedError
+
 
 class Dense(Projection):
     """Every entry free: S^2 numbers. A causal one is cut to its lower triangle in the product,
@@ -35,6 +39,10 @@ class Dense(Projection):
     def matrix(self, weight: Tensor, start: int, stop: int, causal: bool) -> Tensor:
         block = weight[start:stop, :stop]
         return block.tril(start) if causal else block
+
+    def crop(self, weight: Tensor, tokens: int, causal: bool) -> Tensor:
+        more = tokens - len(weight)
+        return F.pad(weight, (0, more, 0, more))
 
 
 class Toeplitz(Projection):
@@ -55,6 +63,11 @@ class Toeplitz(Projection):
         tokens = (weight.shape[0] + 1) // 2
         # Row i begins at w[S-1-i]: the windows of w read backwards are the rows.
         return weight[tokens - stop : tokens - 1 - start + stop].unfold(0, stop, 1).flip(0)
+
+    def crop(self, weight: Tensor, tokens: int, causal: bool) -> Tensor:
+        # The diagonal stands in the middle, or last where nothing is to its right.
+        more = tokens - (len(weight) if causal else (len(weight) + 1) // 2)
+        return F.pad(weight, (more, 0 if causal else more))
 
 
 class TokenProjection(nn.Module):

@@ -1,0 +1,95 @@
+"""Labelled sentences from TSV files of many kinds."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from allmlp.data.sentences import Sentences, join
+from allmlp.data.tokenizer import Tokenize
+from allmlp.errors import UserError
+
+pytest.importorskip("tokenizers")
+SST2 = "sentence\tlabel\nvery good\t1\nvery bad\t0\n\nan emoji 🐑\t1\n"
+MNLI = """index\tsentence1\tsentence2\tgold_label
+0\tit rains\tit is wet\tentailment
+1\tit rains\tit is dry\tcontradiction
+2\ta\tb\t-
+"""
+
+
+def opened(folder: Path, train: str, *tests: str, **changes: Any) -> Any:
+    (folder / "train.tsv").write_text(train)
+    for number, test in enumerate(tests):
+        (folder / f"dev{number}.tsv").write_text(test)
+    names = ",".join(str(folder / f"dev{number}.tsv") for number in range(len(tests)))
+    spec = Sentences(str(folder / "train.tsv"), names, tokenize=Tokenize(vocabulary=100), length=12, cache=str(folder))
+    return spec.replace(**changes).open()
+
+
+def test_one_sentence(tmp_path: Path) -> None:
+    data = opened(tmp_path, SST2, SST2)
+    ids, segments, labels, part = data.train.fetch(torch.arange(3))
+    assert data.classes == ("0", "1") and labels.tolist() == [1, 0, 1] and part.tolist() == [0] * 3
+    assert data.tokenizer.decode(ids[0].tolist()) == "very good" and not segments.any()
+    assert ids[0, 0] == data.tokenizer.first and (ids[0] == data.tokenizer.last).sum() == 1
+
+
+def test_pairs_and_several_test_files(tmp_path: Path) -> None:
+    data = opened(tmp_path, MNLI, MNLI, MNLI)
+    ids, segments, labels, part = data.test.fetch(torch.arange(4))
+    assert data.classes == ("contradiction", "entailment") and labels.tolist() == [1, 0, 1, 0]
+    assert part.tolist() == [0, 0, 1, 1] and data.parts == ("dev0", "dev1")
+    second = ids[0][segments[0].bool()]
+    assert data.tokenizer.decode(second.tolist()) == "it is wet" and second[-1] == data.tokenizer.last
+
+
+def test_other_columns_and_packed_files(tmp_path: Path) -> None:
+    text = "review\tstars\nfine\t5\npoor\t1\n"
+    (tmp_path / "t.tsv.xz").write_bytes(lzma.compress(text.encode()))
+    data = opened(tmp_path, text, text, first="review", label="stars", path=str(tmp_path / "t.tsv.xz"))
+    assert data.classes == ("1", "5") and len(data.train) == 2
+
+
+def test_the_longer_sentence_is_cut() -> None:
+    tokenizer = Tokenize(vocabulary=60).build(["a b c d"])
+
+    def sizes(a: int, b: int, length: int) -> tuple[int, int]:
+        ids, segments = join([9] * a, [10] * b, tokenizer, length)
+        assert len(ids) == len(segments) == length
+        return ids.count(9), ids.count(10)
+
+    assert sizes(3, 3, 12) == (3, 3) and sizes(20, 0, 12) == (10, 0)
+    assert sizes(20, 2, 12) == (7, 2) and sizes(2, 20, 12) == (2, 7) and sizes(20, 20, 12) == (5, 4)
+    with pytest.raises(UserError, match="no room for sentences"):
+        join([9], [], tokenizer, 2)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (SST2, SST2.replace("bad\t0", "bad\tmaybe"), "unknown label 'maybe'"),
+        (SST2.replace("\t0", "\t1"), SST2, "has one class, '1'"),
+        ("sentence\tlabel\n", SST2, "has no labelled sentences"),
+        ("words\tlabel\nx\t1\n", SST2, r"no column for a sentence among words, label"),
+        ("sentence\tlabel\nonly text\n", SST2, r"line 2: 1 columns instead of 2"),
+        ("sentence\tsense\nx\t1\n", SST2, "no column for a label"),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, train: str, test: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path, train, test)
+
+
+def test_a_named_column_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no column 'sentnce'; did you mean 'sentence'"):
+        opened(tmp_path, SST2, SST2, first="sentnce")
+
+
+def test_the_same_tokenizer_for_every_process(tmp_path: Path) -> None:
+    assert opened(tmp_path, SST2, SST2).tokenizer == opened(tmp_path, SST2, SST2).tokenizer
+    assert len(list((tmp_path / "tokenizers").glob("*.json"))) == 1
