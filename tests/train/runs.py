@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from allmlp.data.corpus import Text, Texts
 from allmlp.data.images import Augment, Flip, Mix, MultiCrop, Translate
 from allmlp.data.source import Data, Dataset, Resident
+from allmlp.data.tokenizer import SPECIAL, Tokenizer
+from allmlp.models.gmlp import gmlp_text
 from allmlp.models.resmlp import resmlp
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Cadence, Run
 from allmlp.schedule import Cosine
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.dino import Dino
+from allmlp.tasks.mlm import MaskedLm
 
 
 class Blobs(Data):
@@ -70,3 +75,24 @@ def selfsupervised() -> Run:
     task = Dino(crops, outputs=32, hidden=16, bottleneck=8)
     model = run.model.configure(drop_path=0.0, patch=2)
     return run.replace(task=task, model=model, ema=None, optim=AdamW(lr=3e-3))
+
+
+class Counting(Data):
+    """Rows of digits that count on, with a vocabulary written down: the same in every process."""
+
+    def open(self) -> Texts:
+        tokenizers = pytest.importorskip("tokenizers")
+        words = {word: number for number, word in enumerate((*SPECIAL, *"0123456789"))}
+        plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+        plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        plain.add_special_tokens(list(SPECIAL))
+        tokenizer = Tokenizer(plain)
+        rows = [[tokenizer.first, *(5 + (start + i) % 10 for i in range(10)), tokenizer.last] for start in range(48)]
+        ids = torch.tensor(rows, dtype=torch.int32)
+        return Texts(Resident(ids, kind=Text), Resident(ids[:16], kind=Text), tokenizer, 12)
+
+
+def language() -> Run:
+    """A masked language model on the digits."""
+    run = small()
+    return run.replace(model=gmlp_text(2, 16, 32), task=MaskedLm(), data=Counting(), ema=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from allmlp.train import train
-from train.runs import quiet, selfsupervised
+from train.runs import language, quiet, selfsupervised
 from train.test_train import losses
 
 TESTS = Path(__file__).parent.parent
@@ -80,6 +80,14 @@ def test_two_processes_share_a_centre(tmp_path: Path) -> None:
     """DINO's centre is the mean over all processes, and small crops train together too."""
     train(selfsupervised(), tmp_path / "one", "cpu")
     torchrun(tmp_path / "two", 2, "ddp", "selfsupervised")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_two_processes_read_like_one(tmp_path: Path, sharding: str) -> None:
+    train(language(), tmp_path / "one", "cpu")
+    torchrun(tmp_path / "two", 2, sharding, "language")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
 
 

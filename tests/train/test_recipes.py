@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,21 @@ from PIL import Image
 import allmlp
 from allmlp import train as loop
 from allmlp.cli import main
+from allmlp.data.corpus import Corpus
+from allmlp.data.docstrings import Docstrings
 from allmlp.data.inputs import Inputs, write_inputs
+from allmlp.data.pairs import Pairs
+from allmlp.data.sentences import Sentences
 from allmlp.data.source import Data, Dataset, Resident
+from allmlp.data.squad import Squad
+from allmlp.data.tokenizer import Tokenize
 from allmlp.layers import Patches
+from allmlp.models.encoder import Encoder
+from allmlp.models.gmlp import gmlp_text
 from allmlp.predict import predict
 from allmlp.recipes import recipe, recipes, runs
 from allmlp.run import Budget, Run
-from allmlp.spec import from_dict, to_dict
+from allmlp.spec import from_dict, override, to_dict
 from allmlp.tasks.dino import Dino
 from allmlp.tasks.distill import Distill
 from allmlp.weights.pretrained import shipped
@@ -41,6 +50,8 @@ class Noise(Data):
 
 
 RUNS = {name: run for recipe in recipes() for name, run in runs(recipe).items()}
+PICTURES = {name: run for name, run in RUNS.items() if run.task.reads is Dataset}
+TEXTS = {name: run for name, run in RUNS.items() if name not in PICTURES}
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -57,7 +68,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(("name", "run"), RUNS.items(), ids=list(RUNS))
+@pytest.mark.parametrize(("name", "run"), PICTURES.items(), ids=list(PICTURES))
 def test_recipe_takes_a_step(name: str, run: Run, teacher: str, tmp_path: Path) -> None:
     """One step of the recipe as it is, but for depth, data, and models from elsewhere."""
     assert from_dict(to_dict(run)) == run
@@ -71,6 +82,49 @@ def test_recipe_takes_a_step(name: str, run: Run, teacher: str, tmp_path: Path) 
         run = run.replace(task=run.task.replace(outputs=64))
     results = loop.train(run, tmp_path, "cpu")
     assert 0 <= results.get("accuracy", results.get("knn_accuracy", -1)) <= 1
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files in every layout the recipes read."""
+    folder = tmp_path_factory.mktemp("texts")
+    words = "one two three four five six seven eight nine ten"
+    (folder / "prose.txt").write_text("\n\n".join([words] * 30))
+    (folder / "labels.tsv").write_text(f"sentence\tlabel\tentailment\n{words}\t0\tyes\nten\t1\tno\n")
+    (folder / "pairs.tsv").write_text(f"de\ten\tfr\n{words}\t{words}\t{words}\n" * 2)
+    answer = {"text": "three", "answer_start": words.index("three")}
+    question = {"id": "a", "question": "what follows two?", "answers": [answer], "is_impossible": False}
+    entry = {"paragraphs": [{"context": words, "qas": [question]}]}
+    (folder / "squad.json").write_text(json.dumps({"version": "1.1", "data": [entry]}))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "run"), TEXTS.items(), ids=list(TEXTS))
+def test_text_recipe_takes_a_step(name: str, run: Run, texts: Path, tmp_path: Path) -> None:
+    """One step of the recipe as it is, but for depth, size of the vocabulary, and files."""
+    pytest.importorskip("tokenizers"), pytest.importorskip("sacrebleu")
+    assert from_dict(to_dict(run)) == run
+    data, cache = run.data, str(tmp_path / "cache")
+    if isinstance(data, (Corpus, Docstrings)):
+        prose = str(texts / "prose.txt")
+        data = Corpus(prose, prose, data.tokenize.replace(vocabulary=120), data.length, cache=cache)
+    elif isinstance(data, Sentences):
+        file = str(texts / "labels.tsv")
+        data = data.replace(path=file, test=file, tokenize=Tokenize(vocabulary=120), cache=cache)
+    elif isinstance(data, Squad):
+        file = str(texts / "squad.json")
+        data = data.replace(train=file, test=file, tokenize=Tokenize(vocabulary=120), cache=cache)
+    else:
+        assert isinstance(data, Pairs)
+        file, columns = str(texts / "pairs.tsv"), {"source": "de", "target": "en"}
+        smaller = data.tokenize.replace(vocabulary=300)
+        data = data.replace(path=file, test=file, tokenize=smaller, length=24, cache=cache, **columns)
+    model = run.model or gmlp_text(2, 32, 64)
+    for path in ("depth", "encoder.depth", "decoder.depth"):
+        if path in ("depth",) if isinstance(model, Encoder) else path != "depth":
+            model = override(model, path, 1)
+    run = run.replace(model=model, data=data, batch=2, budget=Budget(steps=1), compile=False, init_from=None)
+    assert all(math.isfinite(value) for value in loop.train(run, tmp_path / "run", "cpu").values())
 
 
 def test_unknown_recipe() -> None:

@@ -118,7 +118,7 @@ def json_lines(lines: io.TextIOWrapper, file: str, field: str) -> Iterator[str]:
 
 
 def parquet(file: str, field: str) -> Iterator[str]:
-    reader = require("pyarrow.parquet", "text")
+    reader = require("pyarrow.parquet", "hub")
     source: Any = require("fsspec", "train").open(file, "rb").open() if "://" in file else file
     table = reader.ParquetFile(source)
     if field not in table.schema_arrow.names:

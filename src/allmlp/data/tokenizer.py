@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ class Tokenize(Spec):
     algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
     vocabulary: Count = 8192
     lowercase: bool = True
+    documents: Count = 100_000
+    """How many, the first ones, a vocabulary is made from."""
     path: str = ""
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
@@ -142,7 +145,7 @@ def train(spec: Tokenize, texts: Iterable[str]) -> Tokenizer:
         tokenizer.decoder = tokenizers.decoders.Metaspace()
         trainer = trainers.UnigramTrainer(unk_token=UNKNOWN, **options)
     try:
-        tokenizer.train_from_iterator((text for text in texts if text.strip()), trainer)
+        tokenizer.train_from_iterator((text for text in islice(texts, spec.documents) if text.strip()), trainer)
     except Exception as reason:  # the trainers raise plain exceptions, for instance on too little text
         raise UserError(f"cannot train a tokenizer on this text: {one_line(reason)}") from reason
     if tokenizer.get_vocab_size() <= len(SPECIAL):

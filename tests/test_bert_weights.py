@@ -1,0 +1,224 @@
+"""Published BERTs: the same answers as transformers gives, and one clear line for whatever is wrong in a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import allmlp
+from allmlp.layers import Vocabulary
+from allmlp.models.gmlp import gmlp_text
+from allmlp.models.resmlp import resmlp
+from allmlp.weights.bert import load_bert, principal, start_embeddings, word_embeddings
+
+transformers = pytest.importorskip("transformers")
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 9,
+    "type_vocab_size": 3,
+}
+
+
+def publish(folder: Path, kind: str = "BertModel", **options: Any) -> Any:
+    """A model with weights large enough that every one of them matters, saved by transformers itself."""
+    model = getattr(transformers, kind)(transformers.BertConfig(**SIZES | options)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    return model
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    mask = torch.arange(7) < torch.tensor([7, 5, 2])[:, None]
+    return torch.randint(40, (3, 7)), mask, torch.randint(3, (3, 7))
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    """Let `change` see the tensors of a folder by name before they are saved again."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors", {"format": "pt"})
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+@pytest.mark.parametrize("options", [{}, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-2}], ids=["plain", "other"])
+def test_features(options: dict[str, Any], tmp_path: Path) -> None:
+    peer, (ids, mask, segments) = publish(tmp_path, **options), inputs()
+    ours = load_bert(tmp_path)
+    assert not ours.training and ours.spec.head is None
+    with torch.no_grad():
+        for seen, kinds in ((mask, segments), (mask, None), (None, None)):
+            expected = peer(ids, attention_mask=seen, token_type_ids=kinds).last_hidden_state
+            found = ours(ids, seen, segments=kinds)
+            real = mask if seen is not None else torch.ones_like(mask)
+            torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
+def test_masked_words(kind: str, tmp_path: Path) -> None:
+    peer, (ids, mask, segments) = publish(tmp_path, kind, hidden_act="gelu_new"), inputs()
+    ours = load_bert(tmp_path)
+    assert isinstance(ours.spec.head, Vocabulary) and ours.spec.head.transform and ours.spec.head.bias
+    with torch.no_grad():
+        answers = peer(ids, attention_mask=mask, token_type_ids=segments)
+        expected = answers.logits if kind == "BertForMaskedLM" else answers.prediction_logits
+        torch.testing.assert_close(ours(ids, mask, segments=segments)[mask], expected[mask], rtol=0, atol=1e-5)
+    allmlp.save(ours, tmp_path / "ours")
+    assert allmlp.load(tmp_path / "ours").spec == ours.spec
+
+
+def test_names_of_the_first_published_models(tmp_path: Path) -> None:
+    """gamma and beta, positions counted, a copy of the tied table, half precision, a configuration with less in it."""
+    publish(tmp_path, "BertForMaskedLM", type_vocab_size=2)
+    now = load_bert(tmp_path).state_dict()
+
+    def older(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        named = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for name, tensor in tensors.items()
+        }
+        named["bert.embeddings.position_ids"] = torch.arange(9)[None]
+        named["cls.predictions.decoder.weight"] = named["bert.embeddings.word_embeddings.weight"].clone()
+        return {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in named.items()}
+
+    rewrite(tmp_path, older)
+    configure(tmp_path, layer_norm_eps=None, type_vocab_size=None, hidden_act=None, tie_word_embeddings=None)
+    then = load_bert(tmp_path).state_dict()
+    assert now.keys() == then.keys() and all(torch.equal(now[name].half().float(), then[name]) for name in now)
+
+
+def test_the_table_alone(tmp_path: Path) -> None:
+    for kind in ("BertModel", "BertForMaskedLM"):
+        peer = publish(tmp_path / kind, kind)
+        rewrite(tmp_path / kind, lambda tensors: {name: t for name, t in tensors.items() if "word_" in name})
+        assert torch.equal(word_embeddings(tmp_path / kind), peer.get_input_embeddings().weight)
+    rewrite(tmp_path / kind, lambda tensors: {"something.else": torch.zeros(1)})
+    with pytest.raises(allmlp.UserError, match=r"model.safetensors has no embeddings.word_embeddings.weight"):
+        word_embeddings(tmp_path / kind)
+
+
+# --- what is wrong with a folder ------------------------------------------------------------------------------
+
+
+def test_tensors_are_named(tmp_path: Path) -> None:
+    publish(tmp_path)
+
+    def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        del tensors["encoder.layer.1.attention.self.key.bias"]
+        tensors["encoder.layer.0.output.dense.weight"] = torch.zeros(12, 12)
+        return tensors | {"adapter.weight": torch.zeros(3)}
+
+    rewrite(tmp_path, spoil)
+    with pytest.raises(allmlp.UserError) as caught:
+        load_bert(tmp_path)
+    for words in (
+        "1 missing (encoder.layer.1.attention.self.key.bias)",
+        "1 unknown (adapter.weight)",
+        "1 of another shape (encoder.layer.0.output.dense.weight)",
+    ):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "roberta"}, "has the model_type 'roberta': only Hugging Face's 'bert' can be read"),
+        ({"model_type": None}, "has the model_type None"),
+        ({"hidden_size": None}, "config.json has no hidden_size"),
+        ({"hidden_size": "wide"}, "config.json: Encoder.width must be a whole number"),
+        ({"hidden_act": "mish"}, "the hidden_act 'mish' is not known"),
+        ({"position_embedding_type": "relative_key"}, "only a bidirectional BERT with absolute positions"),
+        ({"is_decoder": True}, "only a bidirectional BERT with absolute positions"),
+        ({"tie_word_embeddings": False}, "a head with a table of its own cannot be read"),
+        ({"num_attention_heads": 5}, "12 channels cannot be split into 5 heads"),
+        ({"vocab_size": 41}, r"of another shape \(cls.predictions.bias, embeddings.word_embeddings.weight\)"),
+    ],
+)
+def test_configurations_that_cannot_be_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    publish(tmp_path, "BertForMaskedLM")
+    configure(tmp_path, **changes)
+    with pytest.raises(allmlp.UserError, match=message) as caught:
+        load_bert(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [load_bert, word_embeddings])
+def test_files_that_are_missing_or_damaged(read: Any, tmp_path: Path) -> None:
+    with pytest.raises(allmlp.UserError, match=r"nowhere is not a model folder: it has no config.json"):
+        read(tmp_path / "nowhere")
+    publish(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(allmlp.UserError, match=r"model.safetensors is damaged or not a safetensors file"):
+        read(tmp_path)
+    weights.unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(allmlp.UserError, match=r"has no model.safetensors; other formats are not read"):
+        read(tmp_path)
+    for text, message in (("{", "cannot read .*config.json"), ("[]", "config.json is not a model's configuration")):
+        config.write_text(text)
+        with pytest.raises(allmlp.UserError, match=message):
+            read(tmp_path)
+
+
+# --- the table as a start ---------------------------------------------------------------------------------------
+
+
+def test_a_table_of_the_same_width_is_copied(tmp_path: Path) -> None:
+    publish(tmp_path)
+    model = allmlp.create(gmlp_text(1, 12, 8, vocabulary=40), seed=0)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    start_embeddings(model, tmp_path)
+    after = model.state_dict()
+    assert torch.equal(after.pop("stem.embedding.weight"), word_embeddings(tmp_path))
+    assert all(torch.equal(before[name], weight) for name, weight in after.items())
+
+
+@pytest.mark.parametrize("width", [5, 16])
+def test_a_table_of_another_width_is_projected(width: int, tmp_path: Path) -> None:
+    publish(tmp_path)
+    models = [allmlp.create(gmlp_text(1, width, 8, vocabulary=40), seed=0) for _ in range(2)]
+    std = models[0].table.std().item()
+    for model in models:
+        start_embeddings(model, tmp_path)
+    table = models[0].table.detach()
+    assert torch.equal(table, models[1].table) and table.std().item() == pytest.approx(std, rel=1e-5)
+    source = word_embeddings(tmp_path).double()
+    centred = source - source.mean(0)
+    kept = min(width, 12)
+    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    best = (u[:, :kept] * s[:kept]) @ (u[:, :kept] * s[:kept]).T
+    found = table.double() @ table.double().T
+    torch.testing.assert_close(found / found.norm(), best / best.norm(), rtol=0, atol=1e-6)
+    assert not table[:, kept:].any() and models[0].table.requires_grad
+
+
+def test_the_signs_of_components_are_fixed() -> None:
+    """A table and its mirror image have the same components, so the rows are mirrored and nothing else."""
+    table = torch.randn(30, 6)
+    torch.testing.assert_close(principal(-table, 4), -principal(table, 4))
+    variances = principal(table, 6).var(0)
+    assert torch.equal(variances, variances.sort(descending=True).values)
+
+
+def test_tables_that_do_not_fit(tmp_path: Path) -> None:
+    publish(tmp_path)
+    with pytest.raises(allmlp.UserError, match="has 40 words, the model 41: use its tokenizer"):
+        start_embeddings(allmlp.create(gmlp_text(1, 12, 8, vocabulary=41)), tmp_path)
+    with pytest.raises(allmlp.UserError, match="only an encoder of text has a table of words"):
+        start_embeddings(allmlp.create(resmlp(1, 8, 0.1, patch=4, image=8)), tmp_path)
