@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -107,7 +108,7 @@ def list_recipes(as_json: bool) -> None:
         return
     width = max(map(len, texts)) + 2
     for name, text in texts.items():
-        print(f"{name:<{width}}{text.splitlines()[0] if text else ''}"[:100])
+        print(f"{name:<{width}}{shorten(text.splitlines()[0], 100 - width, placeholder=' ...')}")
 
 
 @app.command(

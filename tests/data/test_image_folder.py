@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from pictures import BROKEN, encode, scene
+from PIL import Image
 
 from allmlp.data.decode import BrokenImage, Decode
 from allmlp.data.encoded import Encoded
@@ -212,3 +213,15 @@ def test_grey_and_json(tmp_path: Path) -> None:
     assert from_json(to_json(spec)) == spec
     data = spec.open()
     assert data.train.fetch(torch.tensor([0])).images.shape == (1, 1, 8, 8) and len(data.mean) == 1
+
+
+def test_a_model_remembers_how_its_pictures_were_cut(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(12):
+            Image.new("RGB", (20, 10), (number * 20, 0, 0)).save(tmp_path / name / f"{number}.png")
+    data = ImageFolder(str(tmp_path), image=(8, 8), decode=Decode(crop=0.9, mean=(0.5,) * 3, std=(0.5,) * 3)).open()
+    inputs = from_json(data.files()["inputs.json"])
+    assert (inputs.crop, inputs.mean, inputs.classes) == (0.9, (0.5, 0.5, 0.5), ("a", "b"))
+    with pytest.raises(UserError, match="needs 3 numbers"):
+        Decode(mean=(0.5,))

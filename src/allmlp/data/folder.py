@@ -61,7 +61,7 @@ class ImageFolder(Data):
         if empty:
             raise UserError(f"{train / classes[min(empty)]} has no pictures to train on: add some or remove the folder")
         mean, std = self.decode.statistics()
-        return Dataset(self.split(train, seen), self.split(test or train, unseen), classes, mean, std)
+        return Dataset(self.split(train, seen), self.split(test or train, unseen), classes, mean, std, self.decode.crop)
 
     def split(self, root: Path, listed: list[tuple[str, int]]) -> Files:
         return Files(root, listed, self.image, self.decode, self.workers)

@@ -60,7 +60,7 @@ class HubDataset(Data):
             encoded = table.cast_column(picture, library.Image(decode=False))
             where = f"{self.name}, {name}"
             splits.append(Rows(encoded, picture, numbers, where, self.image, self.decode, self.workers))
-        return Dataset(splits[0], splits[1], classes, mean, std)
+        return Dataset(splits[0], splits[1], classes, mean, std, self.decode.crop)
 
     def load(self, library: Any) -> Any:
         """The splits by name. A folder written by `save_to_disk` is read as it is."""

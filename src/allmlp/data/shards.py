@@ -68,7 +68,7 @@ class Shards(Data):
         if len(classes) == 1:
             raise UserError(f"{self.path} has one class: there is nothing to tell apart")
         mean, std = self.decode.statistics()
-        return Dataset(seen, unseen, classes, mean, std)
+        return Dataset(seen, unseen, classes, mean, std, self.decode.crop)
 
     def split(self, shards: list[Shard]) -> Ranges:
         with ThreadPoolExecutor(self.workers or cores()) as pool:

@@ -107,9 +107,11 @@ class Dataset(Splits):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Of the pixels divided by 255, per colour channel."""
+    crop: float = 1.0
+    """The share of a picture's short side that is kept when it is evaluated."""
 
     def files(self) -> dict[str, str]:
-        return {FILE: to_json(Inputs(self.mean, self.std, self.classes))}
+        return {FILE: to_json(Inputs(self.mean, self.std, self.classes, self.crop))}
 
 
 def subset(split: Split, indices: Tensor) -> Split:

@@ -22,7 +22,7 @@ def _docstrings(model: ModelSpec, task: Task = MaskedLm()) -> Run:
         task=task,
         data=Docstrings(),
         batch=64,
-        budget=Budget(epochs=8),
+        budget=Budget(epochs=5),
         optim=Muon(lr=3e-3, decay=0.05),
         schedule=Linear(warmup=0.1),
         clip=1.0,
