@@ -20,7 +20,7 @@ from allmlp.run import Budget, Cadence
 from allmlp.tasks.dino import Dino, DinoModule, between_views
 from allmlp.tasks.task import Moment
 from train.runs import Blobs, selfsupervised, small
-from train.test_train import losses, same_weights
+from train.test_train import losses, same_weights, train_with_break
 
 
 def module(**changes: Any) -> DinoModule:
@@ -116,18 +116,7 @@ def test_it_learns_and_keeps_the_teacher(tmp_path: Path) -> None:
 def test_interrupted_it_goes_on_as_if_nothing_had_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = selfsupervised()
     loop.train(run, tmp_path / "whole", "cpu")
-    original = loop.backward
-
-    def dies(run: Any, world: Any, wrapped: Any, example: Any, moment: Any) -> Any:
-        if example.number == 6:
-            raise RuntimeError("the process dies here")
-        return original(run, world, wrapped, example, moment)
-
-    monkeypatch.setattr(loop, "backward", dies)
-    with pytest.raises(RuntimeError, match="dies here"):
-        loop.train(run, tmp_path / "cut", "cpu")
-    monkeypatch.setattr(loop, "backward", original)
-    loop.train(run, tmp_path / "cut", "cpu")
+    train_with_break(run, tmp_path / "cut", monkeypatch)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert same_weights(tmp_path / "cut", tmp_path / "whole")
 

@@ -19,7 +19,7 @@ from allmlp.tasks.classify import Classify
 from allmlp.tasks.distill import Distill, imitation
 from allmlp.weights.pretrained import SHIPPED, pretrained
 from train.runs import Blobs, small
-from train.test_train import losses, same_weights
+from train.test_train import losses, same_weights, train_with_break
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +76,7 @@ def test_it_goes_on_after_a_break_and_is_judged_without_the_teacher(
 ) -> None:
     run = small(task=Distill(teacher, small().task))
     loop.train(run, tmp_path / "whole", "cpu")
-    original = loop.backward
-
-    def dies(run: Any, world: Any, wrapped: Any, example: Any, moment: Any) -> Any:
-        if example.number == 6:
-            raise RuntimeError("the process dies here")
-        return original(run, world, wrapped, example, moment)
-
-    monkeypatch.setattr(loop, "backward", dies)
-    with pytest.raises(RuntimeError, match="dies here"):
-        loop.train(run, tmp_path / "cut", "cpu")
-    monkeypatch.setattr(loop, "backward", original)
-    before = loop.train(run, tmp_path / "cut", "cpu")
+    before = train_with_break(run, tmp_path / "cut", monkeypatch)
     assert same_weights(tmp_path / "cut", tmp_path / "whole")
     monkeypatch.setattr("allmlp.tasks.distill.pretrained", None)
     assert loop.judge_again(tmp_path / "cut", "cpu") == before

@@ -23,7 +23,7 @@ from allmlp.tasks.causal import CausalLm, write
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.mlm import MaskedLm, Masking, Tables, fill, fixed_draws
 from train.runs import Blobs, small
-from train.test_train import losses, same_weights
+from train.test_train import losses, same_weights, train_with_break
 
 pytest.importorskip("tokenizers")
 TEXT = ["the unbelievable cat sat on the red mat", "a dog jumped over the blue fence quickly"] * 10
@@ -198,18 +198,7 @@ def test_interrupted_in_mid_corpus_it_goes_on(
 ) -> None:
     model = gmlp_text(2, 32, 64, causal=isinstance(task, CausalLm))
     loop.train(run(data, model, task), tmp_path / "whole", "cpu")
-    original = loop.backward
-
-    def dies(run: Any, world: Any, wrapped: Any, example: Any, moment: Any) -> Any:
-        if example.number == 6:
-            raise RuntimeError("the process dies here")
-        return original(run, world, wrapped, example, moment)
-
-    monkeypatch.setattr(loop, "backward", dies)
-    with pytest.raises(RuntimeError, match="dies here"):
-        loop.train(run(data, model, task), tmp_path / "cut", "cpu")
-    monkeypatch.setattr(loop, "backward", original)
-    loop.train(run(data, model, task), tmp_path / "cut", "cpu")
+    train_with_break(run(data, model, task), tmp_path / "cut", monkeypatch)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert same_weights(tmp_path / "cut", tmp_path / "whole")
 

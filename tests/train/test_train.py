@@ -38,6 +38,22 @@ def same_weights(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+def train_with_break(run: Run, out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A run that dies at its seventh step, and is called again."""
+    original = loop.backward
+
+    def dies(run: Run, world: Any, wrapped: Any, example: Any, moment: Any) -> Any:
+        if example.number == 6:
+            raise RuntimeError("the process dies here")
+        return original(run, world, wrapped, example, moment)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "backward", dies)
+        with pytest.raises(RuntimeError, match="dies here"):
+            train(run, out, "cpu")
+    return train(run, out, "cpu")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The uninterrupted run."""
@@ -81,18 +97,7 @@ def test_interrupted_anywhere_it_goes_on_as_if_nothing_had_happened(
 ) -> None:
     run = small(optim=optim)
     train(run, tmp_path / "whole", "cpu")
-    original = loop.backward
-
-    def dies(run: Run, world: Any, wrapped: Any, example: Any, moment: Any) -> Any:
-        if example.number == 6:
-            raise RuntimeError("the process dies here")
-        return original(run, world, wrapped, example, moment)
-
-    monkeypatch.setattr(loop, "backward", dies)
-    with pytest.raises(RuntimeError, match="dies here"):
-        train(run, tmp_path / "cut", "cpu")
-    monkeypatch.setattr(loop, "backward", original)
-    train(run, tmp_path / "cut", "cpu")
+    train_with_break(run, tmp_path / "cut", monkeypatch)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert same_weights(tmp_path / "cut", tmp_path / "whole")
 

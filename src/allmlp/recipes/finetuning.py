@@ -15,12 +15,12 @@ from allmlp.tasks.glue import ClassifyText
 from allmlp.tasks.squad import AnswerSpan
 
 
-def _sentences(name: str, test: str, epochs: float = 5, **columns: str) -> Run:
+def _sentences(name: str, test: str, epochs: float = 5, label: str = "") -> Run:
     """gMLP, table 9: length 128, batch 32, five epochs, a tenth of them rising; the rate is for small models."""
     return Run(
         model=None,
         task=ClassifyText(),
-        data=Sentences(f"data/{name}/train.tsv", test, length=128, **columns),
+        data=Sentences(f"data/{name}/train.tsv", test, length=128, label=label),
         batch=32,
         budget=Budget(epochs=epochs),
         optim=AdamW(lr=1e-4, decay=0.01, eps=1e-6, layer_decay=0.9),
