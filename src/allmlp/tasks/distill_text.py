@@ -20,7 +20,7 @@ from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
-from allmlp.tasks.mlm import Masked, MaskedLm, MaskedLmModule
+from allmlp.tasks.mlm import MaskedLm, MaskedLmModule, mean_answer
 from allmlp.tasks.task import Losses, Task, TaskModule
 from allmlp.weights import folder
 from allmlp.weights.bert import load_bert, read_config, start_embeddings
@@ -114,21 +114,11 @@ class DistillTextModule(MaskedLmModule):
         ids, draws = inputs
         real = ids != self.pad
         asked = self.spec.masking.apply(ids, draws, self.tables)
-        features = self.model.forward_features(asked.inputs, real if self.spec.mask_padding else None)
-        masked, accuracy = masked_loss(self.model, features, asked)
+        features = self.read(self.model, asked, ids)
+        masked, accuracy = mean_answer(self.model, features, asked)
         taught = distance(self.project(features).float(), self.teacher(ids, real), real)
         shown = {"accuracy": accuracy, "masked": masked, "agreement": 1 - taught}
         return Losses(torch.lerp(masked, taught, self.distill.share), shown)
-
-
-def masked_loss(model: Model, features: Tensor, asked: Masked) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and accuracy of the questions that count, from features that are known already."""
-    places = asked.positions.unsqueeze(2).expand(-1, -1, features.shape[2])
-    logits = model.forward_head(features.gather(1, places)).float()  # b m v
-    wrong = F.cross_entropy(logits.flatten(0, 1), asked.targets.flatten(), reduction="none").view_as(asked.weights)
-    right = (logits.argmax(2) == asked.targets).float()
-    total = asked.weights.sum().clamp(min=1)
-    return (wrong * asked.weights).sum() / total, (right * asked.weights).sum() / total
 
 
 def distance(mapped: Tensor, known: Tensor, real: Tensor) -> Tensor:

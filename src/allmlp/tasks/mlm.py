@@ -178,19 +178,12 @@ class MaskedLmModule(TaskModule):
     def learn(self, *inputs: Tensor) -> Losses:
         ids, draws = inputs
         asked = self.spec.masking.apply(ids, draws, self.tables)
-        wrong, right = self.answer(self.model, asked, ids)
-        total = asked.weights.sum().clamp(min=1)
-        return Losses(wrong.sum() / total, {"accuracy": right.sum() / total})
+        loss, accuracy = mean_answer(self.model, self.read(self.model, asked, ids), asked)
+        return Losses(loss, {"accuracy": accuracy})
 
-    def answer(self, model: Model, asked: Masked, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy and correctness of every question that counts, b m."""
-        mask = (ids != self.pad) if self.spec.mask_padding else None
-        features = model.forward_features(asked.inputs, mask)
-        places = asked.positions.unsqueeze(2).expand(-1, -1, features.shape[2])
-        logits = model.forward_head(features.gather(1, places)).float()  # b m v
-        wrong = F.cross_entropy(logits.flatten(0, 1), asked.targets.flatten(), reduction="none")
-        right = (logits.argmax(2) == asked.targets).float()
-        return wrong.view_as(asked.weights) * asked.weights, right * asked.weights
+    def read(self, model: Model, asked: Masked, ids: Tensor) -> Tensor:
+        """Features of the corrupted rows, b s c."""
+        return model.forward_features(asked.inputs, (ids != self.pad) if self.spec.mask_padding else None)
 
     def evaluate(self, model: Model, batches: Iterable[Text]) -> dict[str, tuple[Tensor, Tensor]]:
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
@@ -198,12 +191,28 @@ class MaskedLmModule(TaskModule):
             ids = rows.long()
             draws = fixed_draws(ids, self.spec.judged.numbers(ids.shape[1]))
             asked = self.spec.judged.apply(ids, draws, self.tables)
-            wrong, right = self.answer(model, asked, ids)
+            wrong, right = answer(model, self.read(model, asked, ids), asked)
             sums += torch.stack([wrong.sum(), right.sum(), asked.weights.sum()]).double()
         return {"loss": (sums[0], sums[2]), "accuracy": (sums[1], sums[2])}
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(means["loss"]), **means}
+
+
+def answer(model: Model, features: Tensor, asked: Masked) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and correctness of every question that counts, b m: the output layer runs for these alone."""
+    places = asked.positions.unsqueeze(2).expand(-1, -1, features.shape[2])
+    logits = model.forward_head(features.gather(1, places)).float()  # b m v
+    wrong = F.cross_entropy(logits.flatten(0, 1), asked.targets.flatten(), reduction="none")
+    right = (logits.argmax(2) == asked.targets).float()
+    return wrong.view_as(asked.weights) * asked.weights, right * asked.weights
+
+
+def mean_answer(model: Model, features: Tensor, asked: Masked) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and accuracy of the questions that count."""
+    total = asked.weights.sum().clamp(min=1)
+    wrong, right = answer(model, features, asked)
+    return wrong.sum() / total, right.sum() / total
 
 
 def perplexity(loss: float) -> float:
