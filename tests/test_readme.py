@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from allmlp.models.zoo import presets
+from allmlp.recipes import runs
+from allmlp.spec import override
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf8")
@@ -31,6 +34,20 @@ def test_commands_print_what_is_shown(command: str, shown: str) -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
     printed = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
     assert printed == [line[4:].rstrip() for line in shown.splitlines()]
+
+
+TRAINING = [
+    line.partition("#")[0].split("allmlp train ")[1] for line in README.splitlines() if " allmlp train " in line
+]
+
+
+@pytest.mark.parametrize("arguments", [text.strip() for text in TRAINING if not text.startswith("--resume")])
+def test_training_commands_name_recipes_and_fields(arguments: str) -> None:
+    name, *options = shlex.split(arguments)
+    for run in runs(name).values():
+        for option, value in itertools.pairwise(options):
+            if option == "--set":
+                override(run, *value.split("=", 1))
 
 
 def expand(pattern: str) -> list[str]:
