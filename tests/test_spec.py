@@ -13,7 +13,7 @@ import allmlp
 from allmlp.layers import Affine, Block, ChannelMlp, Learned, Patches, TokenConv, TokenLinear, TokenMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.zoo import presets
-from allmlp.spec import Spec, from_dict, from_json, override, to_dict, to_json
+from allmlp.spec import Spec, from_dict, from_json, override, override_all, to_dict, to_json
 
 MIXER = presets()["mixer_nano"].spec
 
@@ -211,3 +211,18 @@ def test_impossible_blocks_are_refused() -> None:
         allmlp.create("vit_nano", overrides={"width": 16})
     with pytest.raises(allmlp.UserError, match="even number of hidden channels, not 7"):
         allmlp.create(Encoder(8, 1, Block(channel=ChannelMlp(7, inner=allmlp.layers.SpatialGate())), image))
+
+
+def test_changes_that_only_fit_together_may_come_in_any_order() -> None:
+    class Shelf(Spec):
+        width: int = 10
+        book: int = 5
+
+        def check(self) -> None:
+            if self.book > self.width:
+                raise allmlp.UserError("the book is too wide")
+
+    assert override_all(Shelf(), {"book": "20", "width": "30"}) == Shelf(30, 20)
+    with pytest.raises(allmlp.UserError, match="too wide"):
+        override_all(Shelf(), {"book": "20", "width": "15"})
+    assert override_all(Shelf(), {}) == Shelf()

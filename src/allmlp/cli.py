@@ -179,7 +179,7 @@ def train(
 ) -> None:
     """Train a recipe: one loop for every model and task, alone or under torchrun. It can be killed and resumed."""
     from allmlp import recipes
-    from allmlp.spec import override
+    from allmlp.spec import override_all
     from allmlp.train import read_run, train
 
     if (recipe is None) == (resume is None):
@@ -189,10 +189,9 @@ def train(
         return
     results = {}
     for name, run in recipes.runs(str(recipe)).items():
-        for path, value in assignments(overrides or []).items():
-            run = override(run, path, value)  # noqa: PLW2901
+        changed = override_all(run, assignments(overrides or []))
         place = out / name.partition("/")[2] if out else Path("runs") / name
-        results[name] = train(run, place, device)
+        results[name] = train(changed, place, device)
     print_results(results)
 
 
@@ -254,7 +253,7 @@ def predict(
         return
     for thing, found in answers.items():
         for row in found:
-            print(thing, "  ".join(f"{answer.name} {answer.probability:.1%}" for answer in row))
+            print(f"{thing}:", "  ".join(map(str, row)))
 
 
 @app.command(

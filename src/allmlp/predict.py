@@ -21,7 +21,11 @@ from allmlp.weights.folder import load
 
 class Answer(NamedTuple):
     name: str
-    probability: float
+    probability: float | None = None
+    """None where the model gives one answer only."""
+
+    def __str__(self) -> str:
+        return self.name if self.probability is None else f"{self.name} {self.probability:.1%}"
 
 
 def predict(folder: Path, files: list[Path], top: int = 5) -> list[list[Answer]]:
@@ -93,7 +97,7 @@ def predict_text(folder: Path, text: str, context: str = "", top: int = 5) -> li
         return [[Answer(found.text, found.probability) for found in answer(model, tokenizer, text, context)[:top]]]
     from allmlp.tasks.translate import translate
 
-    return [[Answer(translate(model, tokenizer, [text])[0], 1.0)]]
+    return [[Answer(translate(model, tokenizer, [text])[0])]]
 
 
 def generate(folder: Path, prompt: str, tokens: int, temperature: float, top: int | None, seed: int | None) -> str:

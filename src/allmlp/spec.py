@@ -16,13 +16,14 @@ import json
 import math
 import pkgutil
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Literal,
     Self,
+    TypeVar,
     Union,
     dataclass_transform,
     get_args,
@@ -102,6 +103,9 @@ class Spec:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.changed().items())})"
+
+
+S = TypeVar("S", bound=Spec)
 
 
 def discover(package: str) -> list[types.ModuleType]:
@@ -256,6 +260,22 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
     if not isinstance(child, Spec):
         raise UserError(f"{above}{head} is {child!r}: it has no field {rest!r}")
     return spec.replace(**{head: override(child, rest, value, f"{above}{head}.")})
+
+
+def override_all(spec: S, changes: Mapping[str, Any]) -> S:
+    """Several leaves changed, in any order: one that only fits together with another waits for it."""
+    waiting = dict(changes)
+    while waiting:
+        refused: dict[str, UserError] = {}
+        for path, value in waiting.items():
+            try:
+                spec = override(spec, path, value)
+            except UserError as reason:
+                refused[path] = reason
+        if len(refused) == len(waiting):
+            raise next(iter(refused.values()))
+        waiting = {path: waiting[path] for path in refused}
+    return spec
 
 
 def parse(text: str, hint: Any, path: str) -> Any:

@@ -161,7 +161,7 @@ def test_fill_in_and_write_from_the_command_line(
 
     capsys.readouterr()
     text = "one two [MASK] four five six seven"
-    assert command("predict", str(tmp_path / "mlm"), text, "--top", "1").startswith(f"{text} three")
+    assert command("predict", str(tmp_path / "mlm"), text, "--top", "1").startswith(f"{text}: three")
     written = command("generate", str(tmp_path / "causal"), "--prompt", "four five", "--temperature", "0")
     assert written.startswith("four five six seven eight nine zero one")
     seeded = [command("generate", str(tmp_path / "causal"), "--seed", str(seed)) for seed in (3, 3, 4)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from allmlp.data.inputs import FILE as INPUTS
 from allmlp.data.inputs import TextInputs
-from allmlp.data.source import Data, Resident, Split, Splits
+from allmlp.data.source import Resident, Split, Splits
 from allmlp.data.text import Unit, documents, find
 from allmlp.data.tokenizer import FILE as TOKENIZER
-from allmlp.data.tokenizer import Tokenize, Tokenizer, cache_folder, load
+from allmlp.data.tokenizer import TextData, Tokenize, Tokenizer, cache_folder, load
 from allmlp.errors import UserError
 from allmlp.spec import Count, Rate, to_json
 
@@ -45,7 +45,7 @@ class Texts(Splits):
         return {TOKENIZER: self.tokenizer.to_json(), INPUTS: to_json(TextInputs("text", self.length))}
 
 
-class Corpus(Data):
+class Corpus(TextData):
     """Text files of any number and size: `path` and `test` as in `data.text.find`.
 
     Without a `test`, the hash of a document decides whether it belongs to the `held` share. With `mix` rows run on over
@@ -72,9 +72,6 @@ class Corpus(Data):
             lambda: documents(files, self.unit, self.field),
             (lambda: documents(tests, self.unit, self.field)) if tests else None,
         )
-
-    def like(self, folder: str) -> Self:
-        return self if self.tokenize.path else self.replace(tokenize=self.tokenize.replace(path=folder))
 
 
 def stamp(file: str) -> str:

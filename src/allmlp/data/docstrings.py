@@ -8,16 +8,14 @@ import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Self
 
 from allmlp.data.corpus import Corpus, Texts, build
-from allmlp.data.source import Data
-from allmlp.data.tokenizer import Tokenize
+from allmlp.data.tokenizer import TextData, Tokenize
 from allmlp.errors import UserError
 from allmlp.spec import Count, Rate
 
 
-class Docstrings(Data):
+class Docstrings(TextData):
     """Some megabytes of technical English, the same for everyone with the same version of Python."""
 
     tokenize: Tokenize = Tokenize(vocabulary=4096)
@@ -28,9 +26,6 @@ class Docstrings(Data):
     def open(self) -> Texts:
         corpus = Corpus("", tokenize=self.tokenize, length=self.length, held=self.held, cache=self.cache)
         return build(corpus, [f"docstrings of Python {sys.version}"], docstrings, None)
-
-    def like(self, folder: str) -> Self:
-        return self if self.tokenize.path else self.replace(tokenize=self.tokenize.replace(path=folder))
 
 
 @cache

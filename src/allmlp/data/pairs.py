@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from allmlp.data.inputs import FILE as INPUTS
 from allmlp.data.inputs import TextInputs
-from allmlp.data.source import Data, Resident, Splits
+from allmlp.data.source import Resident, Splits
 from allmlp.data.text import find, unpack
 from allmlp.data.tokenizer import FILE as TOKENIZER
-from allmlp.data.tokenizer import Tokenize, Tokenizer
+from allmlp.data.tokenizer import TextData, Tokenize, Tokenizer
 from allmlp.errors import UserError, one_line
 from allmlp.spec import Count, NonNegative, to_json
 
@@ -55,7 +55,7 @@ class SentencePairs(Splits):
         return {TOKENIZER: self.tokenizer.to_json(), INPUTS: to_json(TextInputs("translation", self.length))}
 
 
-class Pairs(Data):
+class Pairs(TextData):
     """Sentence pairs, `path` to train on and `test` to judge on: files as in `data.text.find`.
 
     `source` and `target` name columns of TSV files with a header (plain, .gz, .xz, .zst). A plus sign joins two files
@@ -100,9 +100,6 @@ class Pairs(Data):
             references,
             max(round(real / len(kept)), 1),
         )
-
-    def like(self, folder: str) -> Self:
-        return self if self.tokenize.path else self.replace(tokenize=self.tokenize.replace(path=folder))
 
     def complete(self, places: str) -> list[tuple[str, str]]:
         """The pairs of which neither side is empty."""

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from allmlp.data.inputs import FILE as INPUTS
 from allmlp.data.inputs import TextInputs
-from allmlp.data.source import Data, Resident, Splits
+from allmlp.data.source import Resident, Splits
 from allmlp.data.text import find, unpack
 from allmlp.data.tokenizer import FILE as TOKENIZER
-from allmlp.data.tokenizer import Tokenize, Tokenizer
+from allmlp.data.tokenizer import TextData, Tokenize, Tokenizer
 from allmlp.errors import UserError, did_you_mean
 from allmlp.spec import Count, to_json
 
@@ -54,7 +54,7 @@ class LabelledSentences(Splits):
         return {TOKENIZER: self.tokenizer.to_json(), INPUTS: to_json(inputs)}
 
 
-class Sentences(Data):
+class Sentences(TextData):
     """TSV files with a header (plain, .gz, .xz, .zst): `path` to train on, `test` to judge on, commas join several.
 
     `first`, `second` and `label` name columns; where they are not given GLUE's own names are looked for. Rows without a
@@ -93,9 +93,6 @@ class Sentences(Data):
         ]
         names = tuple(Path(file).name.partition(".")[0] for file in tests)
         return LabelledSentences(splits[0], splits[1], tokenizer, self.length, classes, names)
-
-    def like(self, folder: str) -> Self:
-        return self if self.tokenize.path else self.replace(tokenize=self.tokenize.replace(path=folder))
 
 
 class Row(NamedTuple):

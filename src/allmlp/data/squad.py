@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from allmlp.data.inputs import FILE as INPUTS
 from allmlp.data.inputs import TextInputs
-from allmlp.data.source import Data, Resident, Splits
+from allmlp.data.source import Resident, Splits
 from allmlp.data.text import unpack
 from allmlp.data.tokenizer import FILE as TOKENIZER
-from allmlp.data.tokenizer import Tokenize, Tokenizer
+from allmlp.data.tokenizer import TextData, Tokenize, Tokenizer
 from allmlp.errors import UserError, one_line
 from allmlp.spec import Count, to_json
 
@@ -156,7 +156,7 @@ class Questions(Splits):
         return {TOKENIZER: self.tokenizer.to_json(), INPUTS: to_json(TextInputs("span", self.length))}
 
 
-class Squad(Data):
+class Squad(TextData):
     """SQuAD's JSON files (plain, .gz, .xz): `train` to learn from, `test` to judge on.
 
         [CLS] question [SEP] context[k stride : k stride + room] [SEP],   k = 0, 1, ...
@@ -195,9 +195,6 @@ class Squad(Data):
         if not kept:
             raise UserError(f"{self.train} has no question to learn from: none has an answer that is in its text")
         return lay_out(kept, asked, tokenizer, self.frame)
-
-    def like(self, folder: str) -> Self:
-        return self if self.tokenize.path else self.replace(tokenize=self.tokenize.replace(path=folder))
 
 
 # --- from the file ------------------------------------------------------------------------------------------

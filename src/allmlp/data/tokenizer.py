@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
+from allmlp.data.source import Data
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import write_atomically
 from allmlp.spec import Count, Spec
@@ -62,6 +63,14 @@ class Tokenize(Spec):
                 f"cannot keep the tokenizer in {file.parent}: {one_line(reason)}; set data.cache"
             ) from reason
         return load(file)
+
+
+class TextData(Data, abstract=True):
+    """Text that is tokenised as its field `tokenize` says: a model to start from brings its own tokenizer."""
+
+    def like(self, folder: str) -> Self:
+        tokenize: Tokenize = self.tokenize  # type: ignore[attr-defined]
+        return self if tokenize.path else self.replace(tokenize=tokenize.replace(path=folder))
 
 
 def cache_folder(cache: str) -> Path:

@@ -13,7 +13,7 @@ from allmlp.models import timm
 from allmlp.models.catalog import matching
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset
-from allmlp.spec import discover, override
+from allmlp.spec import discover, override_all
 
 
 @cache
@@ -62,9 +62,7 @@ def configure(
         "drop_path": drop_path,
     }
     spec = spec.configure(**{name: value for name, value in options.items() if value is not None})
-    for path, value in (overrides or {}).items():
-        spec = override(spec, path, value)
-    return spec
+    return override_all(spec, overrides or {})
 
 
 def create(

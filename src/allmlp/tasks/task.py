@@ -1,4 +1,4 @@
-"""The four verbs of a task: build, loss, after_step, evaluate."""
+"""The verbs of a task: build; prepare, learn and after_step, once a step; evaluate."""
 
 from __future__ import annotations
 
