@@ -34,6 +34,7 @@ def stdlib_gmlp() -> Run:
     """gMLP, masked language model on the docstrings of Python's library.
 
     allmlp train stdlib_gmlp
+    Two CPU cores, four minutes: perplexity 83.5 on held-out docstrings (one seed).
     """
     return _docstrings(gmlp_text(4, 96, 384, length=64))
 
@@ -42,6 +43,7 @@ def stdlib_amlp() -> Run:
     """aMLP, masked language model on the docstrings of Python's library.
 
     allmlp train stdlib_amlp
+    Not yet run.
     """
     return _docstrings(gmlp_text(4, 96, 384, length=64, side=TinyAttention(32)))
 
@@ -50,6 +52,7 @@ def stdlib_mixer() -> Run:
     """MLP-Mixer, masked language model on the docstrings of Python's library.
 
     allmlp train stdlib_mixer
+    Not yet run.
     """
     return _docstrings(mixer_text(4, 96, 48, 288))
 
@@ -58,6 +61,7 @@ def stdlib_bert() -> Run:
     """BERT, the baseline, on the docstrings of Python's library.
 
     allmlp train stdlib_bert
+    Not yet run.
     """
     return _docstrings(bert(3, 96, 2, length=64))
 
