@@ -48,6 +48,8 @@ class Trained(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Of the pixels divided by 255, as the weights expect them."""
+    crop: float = 1.0
+    """The share of the short side that is kept."""
 
 
 class ForeignModel(Model[S]):

@@ -55,9 +55,12 @@ class Timm(Foreign):
         return TimmModel(self, self.network())
 
     def pretrained(self) -> Trained:
-        network = self.network(pretrained=True)
-        known = network.pretrained_cfg
-        return Trained(TimmModel(self, network), tuple(known["mean"]), tuple(known["std"]))
+        known = self.defaults
+        # With another number of classes timm would leave the published head out.
+        spec = self if known is None else self.replace(classes=known.num_classes or self.classes)
+        network = spec.network(pretrained=True)
+        found = network.pretrained_cfg
+        return Trained(TimmModel(spec, network), tuple(found["mean"]), tuple(found["std"]), found["crop_pct"])
 
     def network(self, pretrained: bool = False) -> Any:
         options: dict[str, Any] = {"num_classes": self.classes, "in_chans": self.in_channels, "pretrained": pretrained}

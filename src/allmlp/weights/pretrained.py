@@ -46,4 +46,4 @@ def pretrained(name: str, device: str | torch.device = "cpu") -> Pretrained:
     if not isinstance(spec, Foreign):
         raise UserError(f"{name} is not an image classifier")
     trained = spec.pretrained()
-    return Pretrained(trained.model.to(device).eval(), Inputs(trained.mean, trained.std))
+    return Pretrained(trained.model.to(device).eval(), Inputs(trained.mean, trained.std, crop=trained.crop))

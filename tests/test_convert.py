@@ -1,0 +1,478 @@
+"""Published image weights: the same answers as their source gives, bit for bit back again, and no file that harms."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save, save_file
+from torch import Tensor, nn
+
+import allmlp
+from allmlp.data.inputs import Inputs, picture_inputs
+from allmlp.layers import LayerNorm, Pair, TinyAttention
+from allmlp.models.foreign import Trained
+from allmlp.models.gmlp import gmlp, gmlp_text
+from allmlp.models.mixer import mixer
+from allmlp.models.resmlp import resmlp
+from allmlp.models.timm import Timm, TimmModel
+from allmlp.models.vit import vit
+from allmlp.weights import convert as conversion
+from allmlp.weights.convert import convert
+
+FAMILIES = ("mixer", "resmlp", "gmlp", "vit", "vit_scaled", "vit_gap")
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+Tensors = dict[str, Tensor]
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """All weights drawn, also those that start at zero or one, so that nothing agrees by being absent."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.2 + (0.3 if weight.squeeze().dim() < 2 else 0.0))
+    return model.eval()
+
+
+def peer(family: str, classes: int = 5) -> Any:
+    """A small model of timm's own classes, two blocks deep on 12-pixel images."""
+    pytest.importorskip("timm")
+    from timm.layers import GatedMlp
+    from timm.models import mlp_mixer, vision_transformer
+
+    sizes: dict[str, Any] = {"img_size": 12, "patch_size": 4, "num_classes": classes}
+    if family.startswith("vit"):
+        options = {"vit": {}, "vit_scaled": {"init_values": 0.1}}.get(
+            family, {"class_token": False, "global_pool": "avg", "fc_norm": False}
+        )
+        return randomise(vision_transformer.VisionTransformer(**sizes, embed_dim=128, depth=2, num_heads=2, **options))
+    options = {
+        "mixer": {},
+        "resmlp": {"block_layer": mlp_mixer.ResBlock, "norm_layer": mlp_mixer.Affine, "mlp_ratio": 4},
+        "gmlp": {"block_layer": mlp_mixer.SpatialGatingBlock, "mlp_layer": GatedMlp, "mlp_ratio": 6},
+    }[family]
+    return randomise(mlp_mixer.MlpMixer(**sizes, embed_dim=16, num_blocks=2, **options))
+
+
+def same(found: Tensors, expected: Tensors) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) for name, tensor in expected.items()
+    )
+
+
+def assert_answers(folder: Path, expected: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    ours = allmlp.load(folder)
+    assert ours.dtype == dtype
+    images = torch.randn(3, 3, *ours.spec.stem.image, dtype=dtype)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        wanted = expected(images)
+        torch.testing.assert_close(ours(images), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        assert wanted.abs().max() > 0.1
+
+
+# --- timm --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_timm(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = peer(family).to(dtype)
+    save_file(model.state_dict(), tmp_path / "file")  # recognised by what is in it, not by its name
+    folder = convert(str(tmp_path / "file"), str(tmp_path / "ours"))
+    assert_answers(folder, model, dtype)
+    back = convert(str(folder), str(tmp_path / "deeper" / "back.safetensors"), to="timm")
+    assert same(load_file(back), model.state_dict())
+
+
+@pytest.mark.parametrize("family", FAMILIES[:4])
+def test_timm_without_a_head(family: str, tmp_path: Path) -> None:
+    model = peer(family, classes=0)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    folder = convert(str(tmp_path / "weights.pth"), str(tmp_path / "ours"))
+    assert allmlp.load(folder).spec.head is None  # type: ignore[attr-defined]
+    assert_answers(folder, model, torch.float32)
+
+
+def test_timm_inputs(tmp_path: Path) -> None:
+    for family, mean, crop in (
+        ("mixer", 0.5, 0.875),
+        ("resmlp", 0.485, 0.875),
+        ("gmlp", 0.5, 0.875),
+        ("vit", 0.5, 0.9),
+    ):
+        save_file(peer(family).state_dict(), tmp_path / "file")
+        inputs = picture_inputs(convert(str(tmp_path / "file"), str(tmp_path / family)))
+        assert (inputs.mean[0], inputs.crop, inputs.classes) == (mean, crop, ())
+
+
+@pytest.mark.parametrize("classes", [5, 0])
+def test_published_weights(classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = peer("resmlp")
+    network.pretrained_cfg = {"crop_pct": 0.95}
+    asked = []
+
+    def trained(spec: Timm) -> Trained:
+        asked.append(spec.classes)
+        return Trained(TimmModel(spec, network), (0.1,) * 3, (0.2,) * 3)
+
+    monkeypatch.setattr(Timm, "pretrained", trained)
+    monkeypatch.setattr(Timm, "defaults", SimpleNamespace(input_size=(3, 12, 12), num_classes=classes))
+    folder = convert("timm:resmlp_12_224", str(tmp_path / "ours"))
+    assert asked == [classes or 1000]
+    assert_answers(folder, network if classes else lambda x: network.forward_features(x).mean(1), torch.float32)
+    assert picture_inputs(folder) == Inputs((0.1,) * 3, (0.2,) * 3, crop=0.95)
+    network.blocks[0].mlp_channels.act = nn.ReLU()
+    with pytest.raises(allmlp.UserError, match="does not answer like the model its weights describe"):
+        convert("timm:resmlp_12_224", str(tmp_path / "ours"))
+
+
+# --- Google ------------------------------------------------------------------------------------------------
+
+WIDTH, TOKENS, TOKEN_HIDDEN, HIDDEN, PATCH = 8, 4, 6, 20, 2
+
+
+def mixer_arrays(classes: int = 5, pre_logits: bool = False, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """A Mixer of two blocks by the names in Google's files."""
+    shapes: dict[str, tuple[int, ...]] = {"stem/kernel": (PATCH, PATCH, 3, WIDTH), "stem/bias": (WIDTH,)}
+    norms = ["pre_head_layer_norm"]
+    dense = {"head": (WIDTH, classes)} if classes else {}
+    dense |= {"pre_logits": (WIDTH, WIDTH)} if pre_logits else {}
+    for i in range(2):
+        norms += [f"MixerBlock_{i}/LayerNorm_0", f"MixerBlock_{i}/LayerNorm_1"]
+        dense |= {
+            f"MixerBlock_{i}/token_mixing/Dense_0": (TOKENS, TOKEN_HIDDEN),
+            f"MixerBlock_{i}/token_mixing/Dense_1": (TOKEN_HIDDEN, TOKENS),
+            f"MixerBlock_{i}/channel_mixing/Dense_0": (WIDTH, HIDDEN),
+            f"MixerBlock_{i}/channel_mixing/Dense_1": (HIDDEN, WIDTH),
+        }
+    for name, shape in dense.items():
+        shapes |= {f"{name}/kernel": shape, f"{name}/bias": shape[1:]}
+    for name in norms:
+        shapes |= {f"{name}/scale": (WIDTH,), f"{name}/bias": (WIDTH,)}
+    random = np.random.default_rng(0)
+    return {name: random.normal(0.1, 0.4, shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def flax_mixer(arrays: dict[str, np.ndarray]) -> Callable[[Tensor], Tensor]:
+    """Google's equations in numpy, in double precision."""
+    weights = {name: array.astype("float64") for name, array in arrays.items()}
+
+    def dense(x: np.ndarray, name: str) -> np.ndarray:
+        return x @ weights[f"{name}/kernel"] + weights[f"{name}/bias"]
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+        return scaled * weights[f"{name}/scale"] + weights[f"{name}/bias"]
+
+    def mlp(x: np.ndarray, name: str) -> np.ndarray:
+        h = dense(x, f"{name}/Dense_0")
+        h = h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        return dense(h, f"{name}/Dense_1")
+
+    def forward(images: Tensor) -> Tensor:
+        pixels = images.double().numpy().transpose(0, 2, 3, 1)
+        rows, columns = pixels.shape[1] // PATCH, pixels.shape[2] // PATCH
+        patches = pixels.reshape(-1, rows, PATCH, columns, PATCH, 3)
+        x = np.einsum("nrhcwk,hwkd->nrcd", patches, weights["stem/kernel"]) + weights["stem/bias"]
+        x = x.reshape(len(x), rows * columns, -1)
+        for i in range(2):
+            y = norm(x, f"MixerBlock_{i}/LayerNorm_0").swapaxes(1, 2)
+            x = x + mlp(y, f"MixerBlock_{i}/token_mixing").swapaxes(1, 2)
+            x = x + mlp(norm(x, f"MixerBlock_{i}/LayerNorm_1"), f"MixerBlock_{i}/channel_mixing")
+        x = norm(x, "pre_head_layer_norm").mean(1)
+        x = np.tanh(dense(x, "pre_logits")) if "pre_logits/kernel" in weights else x
+        return torch.from_numpy(dense(x, "head") if "head/kernel" in weights else x).to(images.dtype)
+
+    return forward
+
+
+def older(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same under the names from before linen, with axes of size one."""
+    renamed = {}
+    for name, array in arrays.items():
+        top, _, rest = name.partition("/")
+        if top == "stem":
+            name = f"embedding/{rest}"  # noqa: PLW2901
+        elif top == "pre_head_layer_norm":
+            name = f"Mixer/encoder_norm/{rest}"  # noqa: PLW2901
+        elif top.startswith("MixerBlock_"):
+            name = f"Mixer/encoderblock_{top[-1]}/{rest}"  # noqa: PLW2901
+            for i in range(2):
+                for kind in ("kernel", "bias"):
+                    name = name.replace(f"_mixing/Dense_{i}/{kind}", f"_mixing_phase_0/{kind}{i + 1}")  # noqa: PLW2901
+        renamed[name] = array[None] if "_phase_0" in name else array
+    return renamed
+
+
+@pytest.mark.parametrize(("classes", "pre_logits"), [(5, False), (0, False), (7, True)], ids=["head", "none", "two"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", ["today", "older"])
+def test_google(classes: int, pre_logits: bool, dtype: str, layout: str, tmp_path: Path) -> None:
+    arrays = mixer_arrays(classes, pre_logits, dtype)
+    np.savez(tmp_path / "file.npz", **(arrays if layout == "today" else older(arrays)))
+    folder = convert(str(tmp_path / "file.npz"), str(tmp_path / "ours"))
+    assert_answers(folder, flax_mixer(arrays), getattr(torch, dtype))
+    spec: Any = allmlp.load(folder).spec
+    assert isinstance(spec.head, Pair) == pre_logits and (spec.head is None) == (classes == 0)
+    assert picture_inputs(folder).mean == (0.5, 0.5, 0.5) == picture_inputs(folder).std
+    back = np.load(convert(str(folder), str(tmp_path / "back.npz"), to="google"), allow_pickle=False)
+    assert set(back.files) == arrays.keys()
+    assert all(back[name].dtype == arrays[name].dtype and (back[name] == arrays[name]).all() for name in arrays)
+
+
+def test_google_in_other_precisions(tmp_path: Path) -> None:
+    """Compressed, half precision, the other byte order and columns first are all plain arrays."""
+    arrays = mixer_arrays()
+    np.savez_compressed(tmp_path / "half.npz", **{name: array.astype("float16") for name, array in arrays.items()})
+    assert allmlp.load(convert(str(tmp_path / "half.npz"), str(tmp_path / "half"))).dtype == torch.float16
+    np.savez(tmp_path / "big.npz", **{n: np.asfortranarray(array.astype(">f4")) for n, array in arrays.items()})
+    assert_answers(convert(str(tmp_path / "big.npz"), str(tmp_path / "big")), flax_mixer(arrays), torch.float32)
+    assert allmlp.load(tmp_path / "half").state_dict().keys() == allmlp.load(tmp_path / "big").state_dict().keys()
+
+
+def test_google_to_timm(tmp_path: Path) -> None:
+    """The same weights for timm, which has the other GELU."""
+    np.savez(tmp_path / "file.npz", **mixer_arrays())
+    path = convert(str(tmp_path / "file.npz"), str(tmp_path / "file.safetensors"), to="timm")
+    back = convert(str(path), str(tmp_path / "back.npz"), to="google")
+    assert all((np.load(back)[name] == array).all() for name, array in mixer_arrays().items())
+
+
+# --- FAIR --------------------------------------------------------------------------------------------------
+
+
+def fair_names(tensors: Tensors) -> Tensors:
+    """timm's ResMLP by FAIR's names."""
+    names = {"stem.": "patch_embed.", ".linear_tokens.": ".attn.", ".mlp_channels.": ".mlp.", ".ls": ".gamma_"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, new in names.items():
+            name = name.replace(old, new)  # noqa: PLW2901
+        renamed[name] = tensor.flatten().clone() if name.endswith(("alpha", "beta")) else tensor
+    return renamed
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": state, "epoch": 3}], ids=["", "model"])
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_fair(wrap: Callable[[Tensors], Any], zipped: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = peer("resmlp").to(dtype)
+    state = fair_names(model.state_dict())
+    torch.save(wrap(state), tmp_path / "weights.pth", _use_new_zipfile_serialization=zipped)
+    folder = convert(str(tmp_path / "weights.pth"), str(tmp_path / "ours"))
+    assert_answers(folder, model, dtype)
+    assert picture_inputs(folder).crop == 0.9 and picture_inputs(folder).mean == (0.485, 0.456, 0.406)
+    back = convert(str(folder), str(tmp_path / "back.pth"), to="fair")
+    assert same(torch.load(back, weights_only=True), state)
+
+
+# --- what has no place there -------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {"patch": 4, "image": 8, "classes": 3}
+
+
+@pytest.mark.parametrize(
+    ("spec", "to", "message"),
+    [
+        (resmlp(1, 8, 0.1, **SMALL), "google", "Google's layout has no ResMLP; it has Mixer"),
+        (mixer(1, 8, **SMALL), "fair", "FAIR's layout has no Mixer; it has ResMLP"),
+        (resmlp(1, 8, 0.1, norm=LayerNorm(), **SMALL), "fair", "block.norm is LayerNorm"),
+        (gmlp(1, 8, side=TinyAttention(4), **SMALL), "timm", "no place for blocks.0.channel.mix.inner.side.qkv.weight"),
+        (vit(1, 12, 3, **SMALL), "timm", "how many heads a ViT of width 12 has is not written"),
+        (vit(1, 128, 4, **SMALL), "timm", "block.token.heads is 4, there it would be 2"),
+        (gmlp(1, 8, **SMALL).configure(image=(8, 12)), "timm", "6 tokens are not a square image"),
+        (gmlp(1, 8, **SMALL).replace(norm=LayerNorm(1e-3)), "timm", "norm.eps is 0.001, there it would be 1e-06"),
+        (gmlp_text(1, 8, 16, vocabulary=9), "timm", "is not one of our image models"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
+)
+def test_models_without_a_layout(spec: Any, to: str, message: str, tmp_path: Path) -> None:
+    allmlp.save(spec.build(), tmp_path / "ours")
+    refused(tmp_path / "ours", message, to=to)
+
+
+def test_words_that_are_wrong(tmp_path: Path) -> None:
+    allmlp.save(mixer(1, 8, **SMALL).build(), tmp_path / "ours")
+    refused(tmp_path / "ours", "is one of our folders already")
+    refused(tmp_path / "ours", "unknown layout 'tim'; did you mean 'timm'", to="tim")
+    refused(tmp_path / "nowhere", "nowhere is not there; name a weights file")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(allmlp.UserError, match="cannot write"):
+        convert(str(tmp_path / "ours"), str(tmp_path / "file" / "below.npz"), to="google")
+
+
+# --- damaged and hostile files -----------------------------------------------------------------------------
+
+
+def refused(source: Path, message: str, to: str | None = None) -> None:
+    """One line, and nothing is written."""
+    target = source.parent / "target"
+    with pytest.raises(allmlp.UserError) as caught:
+        convert(str(source), str(target), to=to)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert not target.exists()
+
+
+def change(tensors: Tensors, **changes: Any) -> Tensors:
+    """Weights with some of them replaced, or left out (None)."""
+    return {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
+
+
+def test_weights_are_named(tmp_path: Path) -> None:
+    file, state = tmp_path / "file.safetensors", peer("mixer").state_dict()
+    spoilt = {"blocks.1.norm1.bias": None, "norm.bias": torch.zeros(3), "adapter.weight": torch.zeros(2)}
+    save_file(change(state, **spoilt), file)
+    for words in ("1 missing (blocks.1.norm1.bias)", "1 unknown (adapter.weight)", "of another shape (norm.bias)"):
+        refused(file, words)
+    for name, tensor, words in (
+        ("blocks.0.mlp_tokens.fc1.weight", None, "but has no blocks.0.mlp_tokens.fc1.weight"),
+        ("stem.proj.weight", torch.zeros(3), "has a stem.proj.weight of the shape [3], not with 4 axes"),
+        ("head.weight", torch.zeros(0), "Classes.classes must be"),
+        ("norm.bias", torch.full((16,), torch.nan), "norm.bias holds NaN or infinite numbers"),
+        ("norm.bias", torch.full((16,), -torch.inf), "norm.bias holds NaN or infinite numbers"),
+        ("norm.bias", torch.zeros(16, dtype=torch.int8), "norm.bias holds int8 numbers, not weights"),
+    ):
+        save_file(change(state, **{name: tensor}), file)
+        refused(file, words)
+    for name in ("two\nlines", "\x1b[2J", "x" * 1000):
+        save_file(state | {name: torch.zeros(1)}, file)
+        refused(file, "is not the name of a weight")
+    save_file({"conv1.weight": torch.zeros(2)}, file)
+    refused(file, "holds none of the models that can be converted")
+
+
+def test_precision_is_kept(tmp_path: Path) -> None:
+    state = peer("gmlp").state_dict()
+    for dtype in (torch.float16, torch.bfloat16):
+        save_file({name: tensor.to(dtype) for name, tensor in state.items()}, tmp_path / "file")
+        assert allmlp.load(convert(str(tmp_path / "file"), str(tmp_path / "ours"))).dtype == dtype
+    save_file(change(state, **{"norm.bias": state["norm.bias"].double()}), tmp_path / "file")
+    assert allmlp.load(convert(str(tmp_path / "file"), str(tmp_path / "ours"))).dtype == torch.float64
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x02", b"model: mixer\nwidth: 8\n", b"PK\x03\x04" + bytes(99)])
+def test_files_that_are_something_else(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "weights.npz").write_bytes(content)
+    refused(tmp_path / "weights.npz", "weights.npz is ")
+
+
+class Harm:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.folder,)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    harm = Harm(tmp_path / "harm")
+    torch.save({"model": harm}, tmp_path / "zip.pth")
+    torch.save({"model": harm}, tmp_path / "legacy.pth", _use_new_zipfile_serialization=False)
+    (tmp_path / "plain.pth").write_bytes(pickle.dumps(harm))
+    np.savez(tmp_path / "object.npz", **{"stem/kernel": np.array([harm], dtype=object)})
+    for name in ("zip.pth", "legacy.pth", "plain.pth"):
+        refused(tmp_path / name, "loading it could run code, so it is refused")
+    refused(tmp_path / "object.npz", "stem/kernel holds object numbers, not weights")
+    assert not (tmp_path / "harm").exists()
+
+
+def npz(file: Path, header: bytes, zeros: int, version: bytes = b"\x01\x00") -> None:
+    """One array under a header of our making, followed by compressed zeros."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("stem/kernel.npy", "w") as stream:
+        length = len(header).to_bytes(2 if version == b"\x01\x00" else 4, "little")
+        stream.write(b"\x93NUMPY" + version + length + header)
+        for _ in range(zeros // 2**20):
+            stream.write(bytes(2**20))
+
+
+def test_archives_that_claim_too_much(tmp_path: Path) -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,)}\n"
+    npz(tmp_path / "bomb.npz", header % 2**24, zeros=2**26)
+    refused(tmp_path / "bomb.npz", "claims far more numbers than a file of its size can hold")
+    npz(tmp_path / "claim.npz", header % 2**29, zeros=0)
+    refused(tmp_path / "claim.npz", "stem/kernel claims the shape [536870912], but has 0 bytes")
+    npz(tmp_path / "negative.npz", b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}\n", zeros=0)
+    refused(tmp_path / "negative.npz", "stem/kernel claims the shape [-1]")
+    npz(tmp_path / "header.npz", header % 1, zeros=2**20, version=b"\x02\x00")
+    refused(tmp_path / "header.npz", "stem/kernel is not a plain array")
+    with zipfile.ZipFile(tmp_path / "method.npz", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("stem/kernel.npy", bytes(99))
+    refused(tmp_path / "method.npz", "is compressed as numpy never does it")
+    for dtype in ("int32", "complex64", "bool", "S4"):
+        np.savez(tmp_path / "kind.npz", **{"stem/kernel": np.zeros(2, dtype)})
+        refused(tmp_path / "kind.npz", "numbers, not weights")
+
+
+def test_pickles_that_claim_too_much(tmp_path: Path) -> None:
+    torch.save({"stem.proj.weight": torch.zeros(1).expand(2**20, 2**20)}, tmp_path / "view.pth")
+    refused(tmp_path / "view.pth", "its tensors claim more numbers than the file holds")
+    torch.save({"stem.proj.weight": torch.eye(2).to_sparse()}, tmp_path / "sparse.pth")
+    refused(tmp_path / "sparse.pth", "stem.proj.weight is not a plain tensor")
+    torch.save({"epoch": 3}, tmp_path / "number.pth")
+    refused(tmp_path / "number.pth", "'epoch' is not a tensor")
+    torch.save({"two\nlines": 3}, tmp_path / "name.pth")
+    refused(tmp_path / "name.pth", "is not a tensor")
+    torch.save([1, 2], tmp_path / "list.pth")
+    refused(tmp_path / "list.pth", "holds no state dict")
+    torch.save({"a": torch.zeros(2**16)}, tmp_path / "whole.pth")
+    with zipfile.ZipFile(tmp_path / "whole.pth") as whole, zipfile.ZipFile(tmp_path / "small.pth", "w") as small:
+        for name in whole.namelist():
+            small.writestr(name, whole.read(name), zipfile.ZIP_DEFLATED)
+    refused(tmp_path / "small.pth", "is compressed, as torch never writes it")
+
+
+def good_files() -> dict[str, tuple[bytes, Tensors]]:
+    """Good files by kind, with the weights they hold."""
+    torch.manual_seed(0)
+    arrays = {name: torch.from_numpy(array) for name, array in mixer_arrays().items()}
+    stream, pickled, legacy = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.savez(stream, **{name: array.numpy() for name, array in arrays.items()})
+    model = randomise(resmlp(1, 8, 0.1, **SMALL).build())
+    state = conversion.export(conversion.SOURCES["fair"], conversion.Found(model.spec, model.state_dict(), None))  # type: ignore[arg-type]
+    torch.save(state, pickled)
+    torch.save(state, legacy, _use_new_zipfile_serialization=False)
+    return {
+        "npz": (stream.getvalue(), arrays),
+        "pth": (pickled.getvalue(), state),
+        "legacy": (legacy.getvalue(), state),
+        "safetensors": (save(state), state),
+    }
+
+
+GOOD = good_files()
+CHECKSUMS = ("npz", "pth")
+"""The kinds of file in which every changed number is seen."""
+
+
+@pytest.mark.parametrize("kind", GOOD)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_damage_is_seen(kind: str, data: st.DataObject, tmp_path: Path) -> None:
+    """Whatever bytes are flipped or cut: the same weights, or one line; finite ones where there is no checksum."""
+    content, weights = bytearray(GOOD[kind][0]), GOOD[kind][1]
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        for _ in range(data.draw(st.integers(1, 3))):
+            content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    file = tmp_path / "weights"
+    file.write_bytes(content)
+    try:
+        found = conversion.read(file)
+        state = conversion.adopt(file, found).state
+    except allmlp.UserError as reason:
+        assert "\n" not in str(reason)
+    else:
+        assert same(found, weights) or kind not in CHECKSUMS
+        assert all(tensor.isfinite().all() for tensor in state.values())
