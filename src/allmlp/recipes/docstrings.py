@@ -71,6 +71,6 @@ def stdlib_causal() -> Run:
 
     allmlp train stdlib_causal
     allmlp generate runs/stdlib_causal --prompt "Return the"
-    One CPU core, nine minutes: perplexity 80.4 on held-out docstrings (one seed).
+    One CPU core, eight minutes: perplexity 80.4 on held-out docstrings (one seed).
     """
     return _docstrings(gmlp_text(4, 96, 384, length=64, causal=True), CausalLm())
