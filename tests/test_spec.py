@@ -214,7 +214,7 @@ def test_impossible_blocks_are_refused() -> None:
 
 
 def test_changes_that_only_fit_together_may_come_in_any_order() -> None:
-    class Shelf(Spec):
+    class Bookcase(Spec):
         width: int = 10
         book: int = 5
 
@@ -222,7 +222,7 @@ def test_changes_that_only_fit_together_may_come_in_any_order() -> None:
             if self.book > self.width:
                 raise allmlp.UserError("the book is too wide")
 
-    assert override_all(Shelf(), {"book": "20", "width": "30"}) == Shelf(30, 20)
+    assert override_all(Bookcase(), {"book": "20", "width": "30"}) == Bookcase(30, 20)
     with pytest.raises(allmlp.UserError, match="too wide"):
-        override_all(Shelf(), {"book": "20", "width": "15"})
-    assert override_all(Shelf(), {}) == Shelf()
+        override_all(Bookcase(), {"book": "20", "width": "15"})
+    assert override_all(Bookcase(), {}) == Bookcase()
