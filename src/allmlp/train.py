@@ -171,9 +171,8 @@ def can_record(run: Run, world: parallel.World) -> bool:
 def split(example: Step, parts: int) -> list[Step]:
     if parts == 1:
         return [example]
-    kind = type(example.batch)
     pieces = zip(example.indices.chunk(parts), *(tensor.chunk(parts) for tensor in example.batch), strict=True)
-    return [Step(example.number, example.epoch, indices, kind(*tensors)) for indices, *tensors in pieces]
+    return [example._replace(indices=indices, batch=type(example.batch)(*tensors)) for indices, *tensors in pieces]
 
 
 def update(run: Run, task: TaskModule, optimizer: torch.optim.Optimizer, losses: Losses, average: list[Tensor]) -> None:
@@ -320,10 +319,12 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
 def judge_again(out: Path, device: str | None = None, judge: Task | None = None) -> dict[str, float]:
     """Evaluate the model that a run has kept, by its own task or by another one."""
     run = read_run(out)
+    judge = judge or run.task
     with parallel.join(device) as world:
         dataset = run.data.like(str(out)).open().hold_out(run.hold_out)
+        judge.accept(dataset)
         model = folder.load(out, world.device)
-        task = (judge or run.task).judge(model, dataset).to(world.device)
+        task = judge.judge(model, dataset).to(world.device)
         return evaluate(task, nullcontext(model), dataset, world, run)
 
 

@@ -15,7 +15,7 @@ from allmlp.data.source import Resident
 from allmlp.run import Budget, Cadence
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.probe import Neighbours, Probe, directions, spread, vote
-from train.runs import Blobs, small
+from train.runs import Blobs, language, small
 
 
 def test_the_nearest_vote_by_their_similarity() -> None:
@@ -73,5 +73,10 @@ def test_any_run_can_be_judged_by_its_neighbours(tmp_path: Path, capsys: pytest.
         main(["eval", str(out), "--knn", "5", "--device", "cpu"])
     assert not caught.value.code
     assert capsys.readouterr().out == f"{out} knn_accuracy {expected:.2%}\n"
+    loop.train(language(), tmp_path / "text", "cpu")
+    with pytest.raises(
+        allmlp.UserError, match="the task Neighbours learns from labelled pictures, not from running text"
+    ):
+        loop.judge_again(tmp_path / "text", "cpu", Neighbours(5))
     with pytest.raises(allmlp.UserError, match="only judges"):
         loop.train(small(task=Neighbours()), tmp_path / "none", "cpu")
