@@ -93,12 +93,12 @@ def mlm_bert_base() -> Run:
     return _published("bert_base", full=True)
 
 
-def _wiki(model: ModelSpec, vocabulary: int = 16_384) -> Run:
+def _wiki(model: ModelSpec) -> Run:
     return Run(
         model=model,
         task=MaskedLm(masking=Masking(0.25)),
-        data=Corpus("data/text/wiki-train-*.txt.xz", "data/text/wiki-valid.txt.xz", Tokenize(vocabulary=vocabulary)),
-        batch=512,
+        data=Corpus("data/text/train*", "data/text/valid*", Tokenize(path="data/bert-base-uncased-vocab.txt")),
+        batch=256,
         budget=Budget(minutes=20),
         optim=Muon(lr=2e-3, decay=0.05),
         schedule=Linear(warmup=0.05),
@@ -114,7 +114,7 @@ def wiki_gmlp() -> Run:
     allmlp train wiki_gmlp --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     Not yet run.
     """
-    return _wiki(gmlp_text(18, 512, 3072, vocabulary=16_384))
+    return _wiki(gmlp_text(12, 512, 3072))
 
 
 def wiki_amlp() -> Run:
@@ -123,7 +123,7 @@ def wiki_amlp() -> Run:
     allmlp train wiki_amlp --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     Not yet run.
     """
-    return _wiki(gmlp_text(16, 512, 3072, vocabulary=16_384, side=TinyAttention(64)))
+    return _wiki(gmlp_text(11, 512, 3072, side=TinyAttention(64)))
 
 
 def wiki_bert() -> Run:
@@ -132,7 +132,7 @@ def wiki_bert() -> Run:
     allmlp train wiki_bert --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     Not yet run.
     """
-    return _wiki(bert(13, 512, 8, vocabulary=16_384))
+    return _wiki(bert(9, 512, 8))
 
 
 def wiki_gmlp_taught() -> dict[str, Run]:
@@ -142,7 +142,7 @@ def wiki_gmlp_taught() -> dict[str, Run]:
     `minilm` is the folder of a pretrained BERT of Hugging Face (task.teacher, task.embeddings, data.tokenize.path).
     Not yet run. Published for gMLP with BERT's help on SST-2: 88.6 % (80.4 % without).
     """
-    plain = _wiki(gmlp_text(18, 384, 2304, vocabulary=30_522))
+    plain = _wiki(gmlp_text(18, 384, 2304))
     plain = plain.replace(data=override(plain.data, "tokenize.path", "minilm"))
     masking = MaskedLm(masking=Masking(0.25))
     tasks = {
@@ -174,5 +174,5 @@ def wiki_table3() -> dict[str, Run]:
         "dense": override(gmlp_text(12, 256, 1536), "block.channel.inner.project", Dense()),
         "amlp": gmlp_text(11, 256, 1536, side=TinyAttention(64)),
     }
-    short = _wiki(models["split"], 8192).replace(task=MaskedLm(), budget=Budget(steps=6000), batch=512)
+    short = _wiki(models["split"]).replace(task=MaskedLm(), budget=Budget(steps=2000))
     return {row: short.replace(model=model) for row, model in models.items()}
