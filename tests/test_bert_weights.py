@@ -139,14 +139,14 @@ def test_tensors_are_named(tmp_path: Path) -> None:
     [
         ({"model_type": "roberta"}, "has the model_type 'roberta': only Hugging Face's 'bert' can be read"),
         ({"model_type": None}, "has the model_type None"),
-        ({"hidden_size": None}, "config.json has no hidden_size"),
-        ({"hidden_size": "wide"}, "config.json: Encoder.width must be a whole number"),
+        ({"hidden_size": 13}, "its configuration says hidden_size 13, its weights say 12"),
+        ({"hidden_size": "wide"}, "its configuration says hidden_size 'wide', its weights say 12"),
         ({"hidden_act": "mish"}, "the hidden_act 'mish' is not known"),
         ({"position_embedding_type": "relative_key"}, "only a bidirectional BERT with absolute positions"),
         ({"is_decoder": True}, "only a bidirectional BERT with absolute positions"),
         ({"tie_word_embeddings": False}, "a head with a table of its own cannot be read"),
         ({"num_attention_heads": 5}, "12 channels cannot be split into 5 heads"),
-        ({"vocab_size": 41}, r"of another shape \(cls.predictions.bias, embeddings.word_embeddings.weight\)"),
+        ({"vocab_size": 41}, "its configuration says vocab_size 41, its weights say 40"),
     ],
 )
 def test_configurations_that_cannot_be_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -168,7 +168,10 @@ def test_files_that_are_missing_or_damaged(read: Any, tmp_path: Path) -> None:
         read(tmp_path)
     weights.unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(allmlp.UserError, match=r"has no model.safetensors; other formats are not read"):
+    with pytest.raises(allmlp.UserError, match=r"pytorch_model.bin is not a weights file"):
+        read(tmp_path)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(allmlp.UserError, match=r"has neither model.safetensors nor pytorch_model.bin"):
         read(tmp_path)
     for text, message in (("{", "cannot read .*config.json"), ("[]", "config.json is not a model's configuration")):
         config.write_text(text)

@@ -20,8 +20,10 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
 import allmlp
+from allmlp.cli import main
 from allmlp.data.inputs import Inputs, picture_inputs
-from allmlp.layers import LayerNorm, Pair, TinyAttention
+from allmlp.layers import LayerNorm, Pair, TinyAttention, TokenLinear, Vocabulary
+from allmlp.models.bert import bert
 from allmlp.models.foreign import Trained
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.mixer import mixer
@@ -30,6 +32,7 @@ from allmlp.models.timm import Timm, TimmModel
 from allmlp.models.vit import vit
 from allmlp.weights import convert as conversion
 from allmlp.weights.convert import convert
+from allmlp.weights.tensors import read
 
 FAMILIES = ("mixer", "resmlp", "gmlp", "vit", "vit_scaled", "vit_gap")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -293,7 +296,7 @@ SMALL: dict[str, Any] = {"patch": 4, "image": 8, "classes": 3}
         (vit(1, 128, 4, **SMALL), "timm", "block.token.heads is 4, there it would be 2"),
         (gmlp(1, 8, **SMALL).configure(image=(8, 12)), "timm", "6 tokens are not a square image"),
         (gmlp(1, 8, **SMALL).replace(norm=LayerNorm(1e-3)), "timm", "norm.eps is 0.001, there it would be 1e-06"),
-        (gmlp_text(1, 8, 16, vocabulary=9), "timm", "is not one of our image models"),
+        (gmlp_text(1, 8, 16, vocabulary=9), "timm", "timm's layout has no gMLP for text; it has Mixer"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
 )
@@ -312,14 +315,36 @@ def test_words_that_are_wrong(tmp_path: Path) -> None:
         convert(str(tmp_path / "ours"), str(tmp_path / "file" / "below.npz"), to="google")
 
 
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a file does not say is said with --set; the place is printed, and what was left out beside it."""
+    model = allmlp.create(bert(1, 128, 4, length=4, vocabulary=9, head=Vocabulary(bias=True, transform=True)))
+    allmlp.save(model, tmp_path / "ours")
+    steps = [["ours", "theirs", "--to", "hf"], ["theirs/model.safetensors", "b"], ["alone", "c"]]
+    steps += [["alone", "d", "--set", "block.token.heads=4"]]
+    for step in steps:
+        if step[0] == "alone":
+            tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+            save_file(tensors | {"bert.pooler.dense.bias": torch.zeros(128)}, tmp_path / "alone")
+        source, target, *rest = step
+        with pytest.raises(SystemExit) as caught:
+            main(["convert", str(tmp_path / source), str(tmp_path / target), *rest])
+        output = capsys.readouterr()
+        assert not caught.value.code and output.out == f"{tmp_path / target}\n"
+        assert ("left out, for there is no place for them here: pooler.dense.bias" in output.err) == (source == "alone")
+    heads = [allmlp.load(tmp_path / name).spec.block.token.heads for name in "bcd"]  # type: ignore[attr-defined]
+    assert heads == [4, 2, 4]
+    refused(tmp_path / "alone", "unknown Encoder field 'blok'", overrides={"blok": 1})
+    refused(tmp_path / "alone", "has no place for blocks.0.token.mix.weight", overrides={"block.token": TokenLinear()})
+
+
 # --- damaged and hostile files -----------------------------------------------------------------------------
 
 
-def refused(source: Path, message: str, to: str | None = None) -> None:
+def refused(source: Path, message: str, to: str | None = None, overrides: Any = None) -> None:
     """One line, and nothing is written."""
     target = source.parent / "target"
     with pytest.raises(allmlp.UserError) as caught:
-        convert(str(source), str(target), to=to)
+        convert(str(source), str(target), to=to, overrides=overrides)
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert not target.exists()
 
@@ -335,6 +360,9 @@ def test_weights_are_named(tmp_path: Path) -> None:
     save_file(change(state, **spoilt), file)
     for words in ("1 missing (blocks.1.norm1.bias)", "1 unknown (adapter.weight)", "of another shape (norm.bias)"):
         refused(file, words)
+    names = [name for name in state if ".norm1." in name]
+    save_file(change(state, **dict.fromkeys(names), **{f"block.{i}.x": torch.zeros(1) for i in (0, 2, 3)}), file)
+    refused(file, "4 missing (blocks.{0..1}.norm1.bias, blocks.{0..1}.norm1.weight); 3 unknown (block.{0,2..3}.x)")
     for name, tensor, words in (
         ("blocks.0.mlp_tokens.fc1.weight", None, "but has no blocks.0.mlp_tokens.fc1.weight"),
         ("stem.proj.weight", torch.zeros(3), "has a stem.proj.weight of the shape [3], not with 4 axes"),
@@ -418,7 +446,7 @@ def test_pickles_that_claim_too_much(tmp_path: Path) -> None:
     torch.save({"stem.proj.weight": torch.zeros(1).expand(2**20, 2**20)}, tmp_path / "view.pth")
     refused(tmp_path / "view.pth", "its tensors claim more numbers than the file holds")
     torch.save({"stem.proj.weight": torch.eye(2).to_sparse()}, tmp_path / "sparse.pth")
-    refused(tmp_path / "sparse.pth", "stem.proj.weight is not a plain tensor")
+    refused(tmp_path / "sparse.pth", "holds more than plain tensors (torch._utils._rebuild_sparse_tensor)")
     torch.save({"epoch": 3}, tmp_path / "number.pth")
     refused(tmp_path / "number.pth", "'epoch' is not a tensor")
     torch.save({"two\nlines": 3}, tmp_path / "name.pth")
@@ -439,7 +467,7 @@ def good_files() -> dict[str, tuple[bytes, Tensors]]:
     stream, pickled, legacy = io.BytesIO(), io.BytesIO(), io.BytesIO()
     np.savez(stream, **{name: array.numpy() for name, array in arrays.items()})
     model = randomise(resmlp(1, 8, 0.1, **SMALL).build())
-    state = conversion.export(conversion.SOURCES["fair"], conversion.Found(model.spec, model.state_dict(), None))  # type: ignore[arg-type]
+    state = conversion.export(conversion.SOURCES["fair"], conversion.Found(model.spec, model.state_dict()))  # type: ignore[arg-type]
     torch.save(state, pickled)
     torch.save(state, legacy, _use_new_zipfile_serialization=False)
     return {
@@ -469,8 +497,8 @@ def test_damage_is_seen(kind: str, data: st.DataObject, tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(content)
     try:
-        found = conversion.read(file)
-        state = conversion.adopt(file, found).state
+        found = read(file)
+        state = conversion.adopt(file, dict(found), {}).state
     except allmlp.UserError as reason:
         assert "\n" not in str(reason)
     else:

@@ -10,11 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import allmlp
-from allmlp.layers import ClassMlp, SpatialGate, Toeplitz
+from allmlp.cli import main
+from allmlp.data.inputs import Inputs, TextInputs, read_inputs, write_inputs
+from allmlp.layers import ClassMlp, Context, SpatialGate, Toeplitz
 from allmlp.models.encoder import Encoder
+from allmlp.models.grid import Resize, Resized, Rule, at_image, interpolation
 from allmlp.models.resmlp import resmlp
 from allmlp.weights.folder import transfer
-from allmlp.weights.resize import Resize, Resized, interpolation
+from allmlp.weights.resize import resized
+from tiny import randomise
 
 FAMILIES = ["mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano", "vit_nano", "class"]
 
@@ -30,10 +34,13 @@ def bring(x: Tensor, source: tuple[int, int], target: tuple[int, int]) -> Tensor
     return F.interpolate(maps, target, mode="bilinear", antialias=True).flatten(2).transpose(1, 2)
 
 
+@pytest.mark.parametrize("rule", ["interpolate", "tile"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_to_the_same_size_nothing_changes(name: str) -> None:
+def test_to_the_same_size_nothing_changes(name: str, rule: Rule) -> None:
     state = allmlp.create(spec(name), seed=0).state_dict()
-    assert all(torch.equal(state[key], new) for key, new in Resize(spec(name), spec(name))(state).items())
+    assert at_image(spec(name), 32, rule) == spec(name)
+    new = Resize(spec(name), spec(name), rule=rule)(state)
+    assert all(torch.equal(state[key], new[key]) for key in state)
 
 
 @pytest.mark.parametrize("image", [16, 48, 64, (24, 40)])
@@ -41,7 +48,7 @@ def test_to_the_same_size_nothing_changes(name: str) -> None:
 def test_the_resized_weights_fit(name: str, image: int | tuple[int, int]) -> None:
     model = allmlp.create(spec(name), seed=0)
     other = allmlp.create(spec(name, image))
-    other.load_state_dict(Resize(model.spec, other.spec)(model.state_dict()))  # type: ignore[arg-type]
+    other.load_state_dict(Resize(model.spec, other.spec)(model.state_dict()))
     assert torch.isfinite(other(*other.example(2))).all()
 
 
@@ -53,7 +60,7 @@ def test_mixing_is_resample_mix_resample(target: tuple[int, int]) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(generator=generator)
-    resize = Resize(model.spec, model.spec.configure(image=(4 * target[0], 4 * target[1])))  # type: ignore[arg-type]
+    resize = Resize(model.spec, model.spec.configure(image=(4 * target[0], 4 * target[1])))
     state = model.state_dict()
     new = resize(state)
     x = torch.randn(2, target[0] * target[1], 3, dtype=torch.float64, generator=generator)
@@ -65,7 +72,7 @@ def test_mixing_is_resample_mix_resample(target: tuple[int, int]) -> None:
 
 def test_mixer_s_two_matrices() -> None:
     model = allmlp.create(spec("mixer_nano"), seed=0)
-    new = Resize(model.spec, spec("mixer_nano", 16))(model.state_dict())  # type: ignore[arg-type]
+    new = Resize(model.spec, spec("mixer_nano", 16))(model.state_dict())
     x, mix = torch.randn(2, 16, 5), model.blocks[0].token.mix
     hidden = new["blocks.0.token.mix.up.weight"] @ x
     torch.testing.assert_close(hidden, mix.up.weight.detach() @ bring(x, (4, 4), (8, 8)), atol=1e-5, rtol=1e-4)
@@ -76,20 +83,20 @@ def test_mixer_s_two_matrices() -> None:
 def test_rows_sum_to_one_and_class_tokens_stay() -> None:
     assert torch.allclose(interpolation((7, 5), (4, 9)).sum(1), torch.ones(36, dtype=torch.float64))
     model = allmlp.create(spec("vit_nano"), seed=0)
-    new = Resize(model.spec, spec("vit_nano", 48))(model.state_dict())  # type: ignore[arg-type]
+    new = Resize(model.spec, spec("vit_nano", 48))(model.state_dict())
     positions = model.state_dict()["stem.positions.weight"]
     assert new["stem.positions.weight"].shape[0] == 1 + 144
     assert torch.equal(new["stem.positions.weight"][0], positions[0])
     pooled = allmlp.create(spec("class"), seed=0)
     row = pooled.state_dict()["pool.gathers.0.mix.weight"]
-    wide = Resize(pooled.spec, spec("class", 48))(pooled.state_dict())["pool.gathers.0.mix.weight"]  # type: ignore[arg-type]
+    wide = Resize(pooled.spec, spec("class", 48))(pooled.state_dict())["pool.gathers.0.mix.weight"]
     assert torch.equal(wide[:, 0], row[:, 0])
     torch.testing.assert_close(wide.sum(), row.sum(), atol=1e-4, rtol=1e-4)
 
 
 def test_half_precision_stays_half() -> None:
     model = allmlp.create(spec("gmlp_nano"), seed=0).half()
-    new = Resize(model.spec, spec("gmlp_nano", 48))(model.state_dict())  # type: ignore[arg-type]
+    new = Resize(model.spec, spec("gmlp_nano", 48))(model.state_dict())
     assert {weight.dtype for weight in new.values()} == {torch.float16}
 
 
@@ -101,7 +108,7 @@ def test_gradients_reach_the_weights_through_a_smaller_picture() -> None:
     gradient = model.blocks[0].channel.mix.inner.proj.weight.grad
     assert gradient is not None and gradient.shape == (64, 64) and gradient.abs().sum() > 0
     other = allmlp.create(model.spec.configure(image=16))
-    other.load_state_dict(Resize(model.spec, other.spec)(model.state_dict()))  # type: ignore[arg-type]
+    other.load_state_dict(Resize(model.spec, other.spec)(model.state_dict()))
     torch.testing.assert_close(small(images), other(images))
 
 
@@ -110,7 +117,7 @@ def test_start_from_a_model_of_another_size(tmp_path: Path) -> None:
     allmlp.save(model, tmp_path)
     larger = allmlp.create(spec("resmlp_nano", 48).configure(classes=7), seed=1)
     assert transfer(larger, tmp_path) == ["head.proj.weight", "head.proj.bias"]
-    expected = Resize(model.spec, larger.spec)(model.state_dict())  # type: ignore[arg-type]
+    expected = Resize(model.spec, larger.spec)(model.state_dict())
     own = larger.state_dict()
     assert all(torch.equal(own[key], expected[key]) for key in own if not key.startswith("head."))
     coarser = allmlp.create(spec("resmlp_nano").configure(patch=8))
@@ -128,10 +135,149 @@ def test_what_cannot_be_resized() -> None:
     with pytest.raises(allmlp.UserError, match="only dense token weights"):
         Resize(striped, striped.configure(image=64))
     text = allmlp.create("gmlp_mlm_tiny")
-    with pytest.raises(allmlp.UserError, match="only image models have a grid"):
-        Resize(text.spec, text.spec)  # type: ignore[arg-type]
+    with pytest.raises(allmlp.UserError, match="image models have a grid"):
+        Resize(text.spec, text.spec)
     with pytest.raises(allmlp.UserError, match="only the image encoders"):
         Resized(allmlp.create("resmlp_seq2seq_tiny"), (16, 16))
+
+
+# --- Mixer's rule ------------------------------------------------------------------------------------------
+
+QUADRANTS = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
+"""The tokens of a 4 x 4 grid that lie in each of its four 2 x 2 parts, row by row."""
+
+
+def test_tiles_are_mixed_alone_by_mixer_s_own_mlp() -> None:
+    """The paper: W1' is block-diagonal with K^2 copies of W1 once tokens are ordered part by part, D_S' = K^2 D_S."""
+    model = allmlp.create(spec("mixer_nano", 8), seed=0)
+    randomise(model)
+    large = resized(model, image=16, rule="tile")
+    old, new = (each.blocks[0].token.mix for each in (model, large))
+    width = old.up.weight.shape[0]
+    assert new.up.weight.shape == (4 * width, 16)
+    order = [token for part in QUADRANTS for token in part]
+    assert torch.equal(new.up.weight[:, order], torch.block_diag(*[old.up.weight] * 4))
+    assert torch.equal(new.down.weight[order], torch.block_diag(*[old.down.weight] * 4))
+    assert torch.equal(new.up.bias, torch.cat([old.up.bias] * 4)) and torch.equal(
+        new.down.bias[order], torch.cat([old.down.bias] * 4)
+    )
+    x = torch.randn(2, 16, 5)
+    mixed = new(x, Context())
+    for part in QUADRANTS:
+        torch.testing.assert_close(mixed[:, part], old(x[:, part], Context()), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resmlp_nano", "gmlp_nano", "amlp_nano"])
+def test_square_matrices_become_block_diagonal(name: str) -> None:
+    model = allmlp.create(spec(name, 8), seed=0)
+    randomise(model)
+    large = resized(model, image=16, rule="tile")
+    key = "blocks.0.token.mix" if name == "resmlp_nano" else "blocks.0.channel.mix.inner.proj"
+    old, new = model.state_dict(), large.state_dict()
+    order = [token for part in QUADRANTS for token in part]
+    assert torch.equal(new[f"{key}.weight"][order][:, order], torch.block_diag(*[old[f"{key}.weight"]] * 4))
+    assert torch.equal(new[f"{key}.bias"][order], old[f"{key}.bias"].repeat(4))
+
+
+def test_a_picture_of_equal_tiles_is_answered_as_one_tile() -> None:
+    """With the mean of all tokens, and no attention, four copies of a picture are the picture."""
+    for name in ("mixer_nano", "resmlp_nano", "gmlp_nano", "class"):
+        model = allmlp.create(spec(name, 16), seed=0).eval()
+        randomise(model, spread=0.1)
+        image = torch.randn(1, 3, 16, 16)
+        large = resized(model, image=(32, 48), rule="tile")
+        with torch.no_grad():
+            torch.testing.assert_close(large(image.repeat(1, 1, 2, 3)), model(image), atol=1e-4, rtol=1e-4)
+
+
+def test_positions_are_repeated_and_the_class_token_keeps_its_own() -> None:
+    model = allmlp.create(spec("vit_nano", 8), seed=0)
+    table = model.state_dict()["stem.positions.weight"]
+    tiled = resized(model, image=16, rule="tile").state_dict()["stem.positions.weight"]
+    assert torch.equal(tiled[0], table[0])
+    for part in QUADRANTS:
+        assert torch.equal(tiled[1:][part], table[1:])
+
+
+def test_tiles_must_fit() -> None:
+    with pytest.raises(allmlp.UserError, match="does not tile one of 12x12"):
+        resized(allmlp.create(spec("gmlp_nano")), image=48, rule="tile")
+
+
+@pytest.mark.parametrize("rule", ["interpolate", "tile"])
+def test_a_token_mlp_as_wide_as_the_tokens_keeps_its_width(rule: Rule) -> None:
+    model = allmlp.create("resmlp_s12_mlp", image=32, overrides={"depth": 1})
+    assert model.spec.block.token.expansion == 4
+    larger = resized(model, image=64, rule=rule)
+    assert larger.spec.block.token.hidden == 16 * (1 if rule == "interpolate" else 4)
+    assert larger(torch.randn(1, 3, 64, 64)).shape == (1, 1000)
+
+
+# --- folders -----------------------------------------------------------------------------------------------
+
+
+def test_another_size_gives_an_error_that_names_resize() -> None:
+    with pytest.raises(
+        allmlp.UserError, match=r"32x32 images, got 48x40; .* allmlp resize FOLDER TARGET --image 48x40"
+    ):
+        allmlp.create(spec("mixer_nano"))(torch.randn(1, 3, 48, 40))
+    with pytest.raises(allmlp.UserError, match=r"130 tokens .* allmlp resize FOLDER TARGET --length 130"):
+        allmlp.create("bert_tiny", overrides={"depth": 1})(torch.zeros(1, 130, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("rule", "image", "text"), [("interpolate", (24, 40), "24x40"), ("tile", (64, 64), "64")])
+def test_the_command_writes_what_load_gives(
+    rule: Rule, image: tuple[int, int], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = allmlp.create(spec("mixer_nano"), seed=0)
+    allmlp.save(model, tmp_path / "a")
+    inputs = Inputs((0.5,) * 3, (0.25,) * 3, tuple("abcdefghij"), 0.9)
+    write_inputs(tmp_path / "a", inputs)
+    with pytest.raises(SystemExit) as end:
+        main(["resize", str(tmp_path / "a"), str(tmp_path / "b"), "--image", text, "--rule", rule])
+    assert end.value.code == 0 and f"32x32 image -> {image[0]}x{image[1]} image" in capsys.readouterr().out
+    assert read_inputs(tmp_path / "b") == inputs
+    written, given = allmlp.load(tmp_path / "b"), allmlp.load(tmp_path / "a", image=image, rule=rule)
+    assert written.spec == given.spec == resized(model, image, rule=rule).spec
+    assert all(torch.equal(weight, given.state_dict()[key]) for key, weight in written.state_dict().items())
+
+
+def test_text_keeps_its_tokenizer_and_learns_its_length(tmp_path: Path) -> None:
+    model = allmlp.create("resmlp_seq2seq_tiny", length=16, seed=0).eval()
+    allmlp.save(model, tmp_path / "a")
+    write_inputs(tmp_path / "a", TextInputs("translation", 16))
+    (tmp_path / "a" / "tokenizer.json").write_text("{}")
+    with pytest.raises(SystemExit) as end:
+        main(["resize", str(tmp_path / "a"), str(tmp_path / "b"), "--length", "24"])
+    assert end.value.code == 0
+    longer = allmlp.load(tmp_path / "b")
+    assert read_inputs(tmp_path / "b") == TextInputs("translation", 24)
+    assert (tmp_path / "b" / "tokenizer.json").read_text() == "{}"
+    source, target = torch.randint(0, 8192, (2, 16)), torch.randint(0, 8192, (2, 12))
+    mask = torch.ones(2, 16, dtype=torch.bool)
+    with torch.no_grad():
+        torch.testing.assert_close(longer(source, target, mask), model(source, target, mask), atol=1e-4, rtol=1e-4)
+        assert longer(torch.randint(0, 8192, (1, 24)), torch.randint(0, 8192, (1, 24))).shape == (1, 24, 8192)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--image", "50"], "nearest size that works is 48x48"),
+        (["--image", "48", "--rule", "tile"], "does not tile"),
+        (["--image", "48", "--rule", "cubic"], "--rule is interpolate or tile"),
+        (["--length", "48"], "only this library's text models have a length"),
+        (["--length", "48", "--rule", "tile"], "are for pictures"),
+        ([], "name one new size"),
+    ],
+)
+def test_mistakes_leave_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allmlp.save(allmlp.create(spec("gmlp_nano")), tmp_path / "a")
+    with pytest.raises(SystemExit) as end:
+        main(["resize", str(tmp_path / "a"), str(tmp_path / "b"), *arguments])
+    assert end.value.code == 2 and message in capsys.readouterr().err and not (tmp_path / "b").exists()
 
 
 # --- text --------------------------------------------------------------------------------------------------

@@ -23,11 +23,15 @@ _PLACES = {
     "UserError": "allmlp.errors",
     "configure": "allmlp.models.zoo",
     "create": "allmlp.models.zoo",
+    "fast": "allmlp.inference",
+    "from_pretrained": "allmlp.weights.pretrained",
     "list_models": "allmlp.models.zoo",
     "load": "allmlp.weights.folder",
     "measure": "allmlp.models.cost",
     "preset": "allmlp.models.zoo",
+    "push_to_hub": "allmlp.weights.hub",
     "save": "allmlp.weights.folder",
+    "save_pretrained": "allmlp.weights.hub",
 }
 
 __all__ = [
@@ -41,15 +45,20 @@ __all__ = [
     "__version__",
     "configure",
     "create",
+    "fast",
+    "from_pretrained",
     "list_models",
     "load",
     "measure",
     "preset",
+    "push_to_hub",
     "save",
+    "save_pretrained",
 ]
 
 if TYPE_CHECKING:
     from allmlp.errors import UserError
+    from allmlp.inference import fast
     from allmlp.layers import Block, Cache
     from allmlp.models.cost import Cost, measure
     from allmlp.models.encoder import Encoder
@@ -57,6 +66,8 @@ if TYPE_CHECKING:
     from allmlp.models.model import Model
     from allmlp.models.zoo import configure, create, list_models, preset
     from allmlp.weights.folder import load, save
+    from allmlp.weights.hub import push_to_hub, save_pretrained
+    from allmlp.weights.pretrained import from_pretrained
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import allmlp
-from allmlp.analysis.toeplitz import nearest_toeplitz, toeplitz_share, toeplitz_shares
+from allmlp.analysis.toeplitz import chance_share, mean_filter, nearest_toeplitz, toeplitz_share, toeplitz_shares
 from allmlp.layers import Toeplitz
 
 
@@ -32,3 +32,34 @@ def test_every_matrix_of_a_model() -> None:
     assert len(toeplitz_shares(allmlp.create("gmlp_nano"))) == 10
     striped = toeplitz_shares(allmlp.create("gmlp_mlm_tiny"))
     assert set(map(round, striped.values())) == {1} and all(name.endswith("inner.proj") for name in striped)
+
+
+def test_on_a_grid_the_mean_is_over_displacements_in_rows_and_columns() -> None:
+    matrix = torch.randn(6, 6, dtype=torch.float64)
+    places = [(row, column) for row in range(2) for column in range(3)]
+    groups: dict[tuple[int, int], list[float]] = {}
+    for i, (y, x) in enumerate(places):
+        for j, (v, u) in enumerate(places):
+            groups.setdefault((v - y, u - x), []).append(float(matrix[i, j]))
+    found = mean_filter(matrix, (2, 3))
+    assert found.shape == (3, 5) and len(groups) == 15
+    for (down, right), values in groups.items():
+        assert found[down + 1, right + 2].item() == pytest.approx(sum(values) / len(values))
+    energy = sum(len(values) * (sum(values) / len(values)) ** 2 for values in groups.values())
+    assert toeplitz_share(matrix, (2, 3)) == pytest.approx(energy / matrix.square().sum().item())
+    assert toeplitz_share(matrix, (2, 3)) >= toeplitz_share(matrix)
+
+
+def test_a_convolution_is_toeplitz_on_the_grid_only() -> None:
+    kernel = torch.randn(1, 1, 3, 3)
+    cells = torch.eye(20).view(20, 1, 4, 5)
+    matrix = torch.nn.functional.conv2d(cells, kernel, padding=1).view(20, 20).T
+    assert toeplitz_share(matrix, (4, 5)) == pytest.approx(1.0)
+    assert toeplitz_share(matrix) < 0.99
+    assert torch.allclose(mean_filter(matrix, (4, 5))[2:5, 3:6], kernel[0, 0], atol=1e-6)
+
+
+def test_chance_is_what_noise_has() -> None:
+    shares = [toeplitz_share(torch.randn(64, 64), (8, 8)) for _ in range(20)]
+    assert sum(shares) / 20 == pytest.approx(chance_share(64, (8, 8)), rel=0.1)
+    assert chance_share(64) == 127 / 64**2

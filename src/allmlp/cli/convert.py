@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples
+from allmlp.cli.app import app, assignments, examples
 
 
 @app.command(
     epilog=examples(
         "allmlp convert Mixer-B_16.npz mixer/",
-        "allmlp convert resmlp_12_no_dist.pth resmlp/",
+        "allmlp convert mixer_b16.google_in1k mixer/",
         "allmlp convert timm:gmlp_s16_224.ra3_in1k gmlp/",
+        "allmlp convert google-bert/bert-base-uncased bert/",
+        "allmlp convert gmlp.pth gmlp/ --set block.channel.inner.causal=true",
         "allmlp convert mixer/ out.npz --to google",
     )
 )
 def convert(
-    source: Annotated[str, typer.Argument(help="A file of Google, timm or FAIR, timm:NAME, or a model folder.")],
-    target: Annotated[str, typer.Argument(help="A model folder, or with --to a file.")],
-    to: Annotated[str | None, typer.Option(help="The layout to write: google, timm or fair.")] = None,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder of Google, timm, FAIR, Hugging Face or lucidrains; a model folder; a name of "
+            "`allmlp list weights`; timm:NAME; ORGANISATION/NAME on the hub."
+        ),
+    ],
+    target: Annotated[str, typer.Argument(help="A model folder, or with --to a file; for hf a folder.")],
+    to: Annotated[str | None, typer.Option(help="The layout to write: google, timm, fair, hf or lucidrains.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="What the file does not say: block.token.heads=4.")
+    ] = None,
 ) -> None:
-    """Published image weights into a model folder, with the same output; and back."""
+    """Published weights into a model folder, with the same output; and back."""
     from allmlp.weights.convert import convert
 
-    print(convert(source, target, to))
+    print(convert(source, target, to, assignments(overrides or []), say=partial(print, file=sys.stderr)))

@@ -10,6 +10,7 @@ from allmlp.files import write_atomically
 from allmlp.spec import Count, Rate, Spec, from_json, to_json
 
 FILE = "inputs.json"
+TOKENIZERS = ("tokenizer.json", "vocab.txt")
 
 
 class Inputs(Spec):
@@ -47,6 +48,21 @@ def read_inputs(folder: Path) -> Inputs | TextInputs:
     if not isinstance(inputs, (Inputs, TextInputs)):
         raise UserError(f"{file} describes a {type(inputs).__name__}, not inputs")
     return inputs
+
+
+def carry_inputs(source: Path, target: Path, length: int | None = None) -> None:
+    """Lay beside the model in `target` what lies beside the one in `source`: its inputs, for text of another length
+    where that is given, and its tokenizer.
+    """
+    if (source / FILE).is_file():
+        inputs = read_inputs(source)
+        if length is not None and isinstance(inputs, TextInputs):
+            inputs = inputs.replace(length=length)
+        write_inputs(target, inputs)
+    for name in TOKENIZERS:
+        if (source / name).is_file():
+            data = (source / name).read_bytes()
+            write_atomically(target / name, lambda temporary, data=data: temporary.write_bytes(data))
 
 
 def picture_inputs(folder: Path) -> Inputs:

@@ -148,9 +148,10 @@ class PatchStem(nn.Module):
         if images.shape[1] != self.spec.in_channels:
             raise UserError(f"the model reads {self.spec.in_channels}-channel images, got {images.shape[1]} channels")
         if tuple(images.shape[2:]) != self.spec.image:
+            size = f"{images.shape[2]}x{images.shape[3]}"
             raise UserError(
-                f"the model is built for {height}x{width} images, got {images.shape[2]}x{images.shape[3]}; "
-                f"resize the images, or build it with image=({images.shape[2]}, {images.shape[3]})"
+                f"the model is built for {height}x{width} images, got {size}; resize the images, or the model: "
+                f"allmlp resize FOLDER TARGET --image {size}, or create and load with dynamic=True"
             )
 
 
@@ -211,9 +212,10 @@ class TokenStem(nn.Module):
                 f"expected token ids of shape [B, S], got {str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
             )
         if start + ids.shape[1] > self.spec.length:
+            length = start + ids.shape[1]
             raise UserError(
-                f"{start + ids.shape[1]} tokens are longer than the {self.spec.length} the model is built "
-                f"for; shorten the input, or build it with length={start + ids.shape[1]}"
+                f"{length} tokens are longer than the {self.spec.length} the model is built for; shorten the input, "
+                f"or resize the model: allmlp resize FOLDER TARGET --length {length}"
             )
         # Reading values back would stall a GPU and break tracing: there the embedding itself refuses.
         if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
@@ -67,6 +69,19 @@ class Model(nn.Module, Generic[S]):
     def set_grad_checkpointing(self, enable: bool = True) -> Self:
         """Recompute blocks in the backward pass instead of keeping their activations."""
         raise NotImplementedError
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the model to `folder` with a card; the options are those of `allmlp.save_pretrained`."""
+        # By its public name: what is written lies above the models.
+        import allmlp
+
+        return allmlp.save_pretrained(self, folder, **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Publish the model on the Hugging Face hub; the options are those of `allmlp.push_to_hub`."""
+        import allmlp
+
+        return allmlp.push_to_hub(self, repo_id, **options)
 
     @property
     def device(self) -> torch.device:

@@ -12,12 +12,14 @@ from torch import Tensor
 from allmlp.errors import UserError, lookup, one_line, require
 from allmlp.models.foreign import Foreign, ForeignModel, Trained, flatten
 from allmlp.models.preset import Preset
+from allmlp.models.torchvision import name_missing_operators
 from allmlp.spec import Rate
 
 PREFIX = "timm:"
 
 
 def package() -> ModuleType:
+    name_missing_operators()
     return require("timm", "timm")
 
 

@@ -11,6 +11,7 @@ import torch
 from allmlp.errors import lookup
 from allmlp.models import timm
 from allmlp.models.catalog import matching
+from allmlp.models.grid import any_size
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset
 from allmlp.spec import discover, override_all
@@ -71,6 +72,7 @@ def create(
     seed: int | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    dynamic: bool = False,
     **changes: Any,
 ) -> Model:
     """Build a model by name, or from a spec, with its own initialisation.
@@ -81,13 +83,15 @@ def create(
 
     `changes` are those of `configure`: classes, image, patch, in_channels, vocabulary, length,
     drop_path, overrides. A `seed` makes the initial weights repeatable and leaves torch's own
-    generator untouched.
+    generator untouched. A `dynamic` image model reads every size that its patches divide, with token
+    weights resized as it goes.
     """
     spec = configure(resolve(model), **known(changes))
     with torch.random.fork_rng(enabled=seed is not None), torch.device(device or torch.get_default_device()):
         if seed is not None:
             torch.manual_seed(seed)
         built = spec.build()
+    built = any_size(built) if dynamic else built
     return built if dtype is None else built.to(dtype)
 
 

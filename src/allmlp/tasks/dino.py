@@ -17,12 +17,12 @@ from allmlp.data.source import Batch, Dataset
 from allmlp.errors import UserError
 from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
+from allmlp.models.grid import Resized
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import create
 from allmlp.spec import Count, NonNegative, Rate
 from allmlp.tasks.probe import Neighbours, judge_neighbours, spread
 from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule
-from allmlp.weights.resize import Resized
 
 
 class Dino(Task):

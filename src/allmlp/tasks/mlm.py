@@ -221,15 +221,28 @@ def perplexity(loss: float) -> float:
 
 def fill(model: Model, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
     """The likeliest words for every [MASK] of a text, with their probabilities."""
-    ids = [tokenizer.first, *tokenizer.encode([text])[0], tokenizer.last]
-    places = [place for place, number in enumerate(ids) if number == tokenizer.mask]
-    if not places:
+    return fill_all(model, tokenizer, [text], top)[0]
+
+
+def fill_all(
+    model: Model, tokenizer: Tokenizer, texts: list[str], top: int = 5
+) -> list[list[list[tuple[str, float]]]]:
+    """The same for several texts that are read together."""
+    rows = [[tokenizer.first, *ids, tokenizer.last] for ids in tokenizer.encode(texts)]
+    places = [[place for place, number in enumerate(row) if number == tokenizer.mask] for row in rows]
+    if not all(places):
         raise UserError("the text has no [MASK] to fill in")
+    lengths = torch.tensor([len(row) for row in rows])
+    width = int(lengths.max())
+    ids = torch.tensor([row + [tokenizer.pad] * (width - len(row)) for row in rows], device=model.device)
+    real = (torch.arange(width) < lengths[:, None]).to(model.device)
+    asked = torch.tensor([(number, place) for number, row in enumerate(places) for place in row], device=model.device)
     with torch.inference_mode():
-        row = torch.tensor([ids], device=model.device)
-        chances = model.forward_head(model.forward_features(row)[:, places])[0].float().softmax(1)
+        features = model.forward_features(ids, None if bool(real.all()) else real)[asked[:, 0], asked[:, 1]]
+        chances = model.forward_head(features[None])[0].float().softmax(1)
     best = chances.topk(min(top, chances.shape[1]), dim=1)
-    return [
+    words = iter(
         [(tokenizer.word(number), chance) for number, chance in zip(numbers, values)]
         for numbers, values in zip(best.indices.tolist(), best.values.tolist())
-    ]
+    )
+    return [[next(words) for _ in row] for row in places]

@@ -1,4 +1,4 @@
-"""Google's layout of Mixer: its names for our weights, the spec behind a file, and its .npz files.
+"""Google's layout of Mixer: its names for our weights and the spec behind an .npz file.
 
 Flax keeps a linear map as inputs x outputs and a convolution as height x width x colours x outputs. Its GELU is the
 tanh formula, its LayerNorm has eps 1e-6.
@@ -6,24 +6,21 @@ tanh formula, its LayerNorm has eps 1e-6.
 
 from __future__ import annotations
 
-import math
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from allmlp.data.inputs import Inputs
+from allmlp.data.inputs import Inputs, TextInputs
 from allmlp.errors import UserError
 from allmlp.layers.head import Pair
 from allmlp.layers.stem import Patches
 from allmlp.models.encoder import Encoder
 from allmlp.models.mixer import mixer
 from allmlp.spec import override_all
+from allmlp.weights.tensors import write_npz
 from allmlp.weights.timm import Shape, Shapes, blocks, classifier, square_image
 
 TITLE: str = "Google's"
@@ -36,6 +33,8 @@ SIGNATURES: dict[str, dict[str, int]] = {
     }
 }
 """The weights by which the family is known, with their number of axes."""
+SPARE: tuple[str, ...] = ()
+UNTOLD: dict[str, str] = {}
 
 NAMES = {
     "stem.proj": "stem",
@@ -52,19 +51,17 @@ NAMES = {
 """Our module, inside its block -> its name there."""
 
 OLDER = {
+    r"^params/": "",
     r"^Mixer/encoder_norm/": "pre_head_layer_norm/",
     r"^embedding/": "stem/",
     r"^Mixer/encoderblock_(\d+)/": r"MixerBlock_\1/",
     r"/(token|channel)_mixing_phase_0/(kernel|bias)1$": r"/\1_mixing/Dense_0/\2",
     r"/(token|channel)_mixing_phase_0/(kernel|bias)2$": r"/\1_mixing/Dense_1/\2",
 }
-"""Names from before Flax's linen -> those of today."""
-
-ROOM, RATIO = 2**24, 4
-"""An archive may hold 16 MiB and four times its own size: trained weights hardly compress."""
+"""Names of a whole Flax tree and from before Flax's linen -> those of today."""
 
 
-def inputs(family: str) -> Inputs:
+def inputs(family: str, spec: Encoder, config: Mapping[str, Any]) -> Inputs:
     """Pixels from -1 to 1. Google's own evaluation brings the picture to 256 pixels and keeps 224."""
     return Inputs((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop=0.875)
 
@@ -72,13 +69,13 @@ def inputs(family: str) -> Inputs:
 # --- names and shapes -------------------------------------------------------------------------------------
 
 
-def key(family: str, name: str) -> str:
+def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
     """Google's name of one of our weights; KeyError where it has none."""
     block = re.match(r"blocks\.(\d+)\.", name)
     start = f"MixerBlock_{block.group(1)}/" if block else ""
     module, _, kind = (name[block.end() :] if block else name).rpartition(".")
     kinds = {"bias": "bias", "weight": "scale" if module.endswith("norm") else "kernel"}
-    return f"{start}{NAMES[module]}/{kinds[kind]}"
+    return (f"{start}{NAMES[module]}/{kinds[kind]}",)
 
 
 def outward(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
@@ -96,7 +93,7 @@ def inward(family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor:
     return tensor.T if tensor.dim() == 2 else tensor
 
 
-def describe(family: str, shapes: Shapes) -> Encoder:
+def describe(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
     """The model whose weights have these names and shapes."""
     rows, columns, colours, width = shapes["stem/kernel"]
     tokens, token_hidden = shapes["MixerBlock_0/token_mixing/Dense_0/kernel"]
@@ -112,62 +109,22 @@ def describe(family: str, shapes: Shapes) -> Encoder:
     return override_all(spec, changes)
 
 
-# --- files -------------------------------------------------------------------------------------------------
-
-
-def read_npz(file: Path) -> dict[str, Tensor]:
-    """The arrays of an .npz file under the names of today. Each header is checked before its numbers are read."""
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
-            raise UserError(f"{file} is compressed as numpy never does it; save it again with numpy.savez")
-        if sum(member.file_size for member in members) > ROOM + RATIO * file.stat().st_size:
-            raise UserError(f"{file} claims far more numbers than a file of its size can hold; it is refused")
-        arrays = []
-        for member in members:
-            name = member.filename.removesuffix(".npy")
-            with archive.open(member) as stream:
-                array = read_array(f"{file}: {name}", stream, member.file_size)
-            arrays.append((name, torch.from_numpy(array)))
-    return modern(file, arrays)
-
-
-def read_array(where: str, stream: IO[bytes], size: int) -> np.ndarray:
-    """One array of plain floats that is exactly `size` bytes with its header."""
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise UserError(f"{where} is not a plain array")
-    shape, columns_first, dtype = np.lib.format.read_array_header_1_0(stream)
-    if dtype.kind != "f" or dtype.itemsize > 8:
-        raise UserError(f"{where} holds {dtype} numbers, not weights; float16, float32 and float64 can be read")
-    length = math.prod(shape) * dtype.itemsize
-    if length != size - stream.tell():
-        raise UserError(f"{where} claims the shape {list(shape)}, but has {size - stream.tell()} bytes")
-    content = stream.read(length)
-    # The checksum is compared where a stream ends.
-    if len(content) != length or stream.read(1):
-        raise UserError(f"{where} is cut short")
-    array = np.frombuffer(content, dtype).reshape(shape, order="F" if columns_first else "C")
-    return array.astype(dtype.newbyteorder("="))
-
-
-def modern(file: Path, arrays: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Older names in today's; the older weights of MLPs have axes of size one besides."""
     renamed: dict[str, Tensor] = {}
-    for old, array in arrays:
+    for old, array in tensors.items():
         new = old
         for pattern, replacement in OLDER.items():
             new = re.sub(pattern, replacement, new)
         if new in renamed:
-            raise UserError(f"{file} has {new} twice")
+            raise UserError(f"it has {new} twice")
         renamed[new] = array.squeeze() if "_phase_0/" in old else array
     return renamed
 
 
-def write(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """bfloat16, which numpy does not know, is written as float32."""
-    arrays = {
-        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
-        for name, tensor in tensors.items()
-    }
-    with file.open("wb") as stream:
-        np.savez(stream, **arrays)  # type: ignore[arg-type]
+def files(spec: Encoder, inputs: Inputs | TextInputs | None) -> dict[str, Any]:
+    return {}
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
+    write_npz(path, tensors)

@@ -1,4 +1,4 @@
-"""timm's layout of Mixer, ResMLP, gMLP and ViT: its names for our weights, the spec behind a file, safetensors.
+"""timm's layout of Mixer, ResMLP, gMLP and ViT: its names for our weights and the spec behind a file.
 
 timm's models take the exact GELU and LayerNorm with eps 1e-6, inside gMLP's gate 1e-5. A Mixer that learnt with the
 tanh GELU keeps its weights here and answers as timm's own copy of Google's does: about 3e-4 off.
@@ -10,12 +10,11 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from allmlp.data.inputs import Inputs
+from allmlp.data.inputs import Inputs, TextInputs
 from allmlp.errors import UserError
 from allmlp.layers.head import Classes
 from allmlp.layers.pool import First, Mean
@@ -27,6 +26,7 @@ from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
 from allmlp.models.vit import vit
 from allmlp.spec import override_all
+from allmlp.weights.tensors import write_safetensors
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -57,6 +57,8 @@ SIGNATURES: dict[str, dict[str, int]] = {
     },
 }
 """The weights by which a family is known, with their number of axes."""
+SPARE: tuple[str, ...] = ()
+UNTOLD: dict[str, str] = {}
 
 AROUND = {"stem.proj": "stem.proj", "norm": "norm", "head.proj": "head"}
 CHANNEL = {"channel.mix.up": "mlp_channels.fc1", "channel.mix.down": "mlp_channels.fc2"}
@@ -93,23 +95,33 @@ NAMES: dict[str, dict[str, str]] = {
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 """The published ViTs (So, H, g, G) whose heads are not 64 channels wide."""
 
+LAYERS = ("_layer", "_fn")
+"""How timm's arguments end that put another function in a layer's place."""
+
 HALF, CROP = (0.5, 0.5, 0.5), 0.875
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def inputs(family: str) -> Inputs:
-    """What most weights of a family expect; MIIL's Mixer (mean 0, std 1) and DeiT (ImageNet's) differ."""
+def inputs(family: str, spec: Encoder, config: Mapping[str, Any]) -> Inputs:
+    """What the configuration beside the weights says, else what most weights of a family expect: MIIL's Mixer (mean 0,
+    std 1) and DeiT (ImageNet's) differ.
+    """
+    usual = Inputs(HALF, HALF, crop=0.9 if family == "ViT" else CROP)
     if family == "ResMLP":
-        return Inputs(*IMAGENET, crop=CROP)
-    return Inputs(HALF, HALF, crop=0.9 if family == "ViT" else CROP)
+        usual = Inputs(*IMAGENET, crop=CROP)
+    said = config.get("pretrained_cfg")
+    if not isinstance(said, dict):
+        return usual
+    names = {"mean": "mean", "std": "std", "crop": "crop_pct"}
+    return usual.replace(**{ours: said[theirs] for ours, theirs in names.items() if said.get(theirs) is not None})
 
 
 # --- names and shapes -------------------------------------------------------------------------------------
 
 
-def key(family: str, name: str) -> str:
+def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
     """timm's name of one of our weights; KeyError where it has none."""
-    return translate(name, NAMES[family])
+    return (translate(name, NAMES[family]),)
 
 
 def translate(name: str, names: Mapping[str, str]) -> str:
@@ -144,11 +156,15 @@ def convolution(tensor: Tensor, spec: Encoder) -> Tensor:
 # --- the spec ----------------------------------------------------------------------------------------------
 
 
-def describe(family: str, shapes: Shapes) -> Encoder:
+def describe(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
     """The model whose weights have these names and shapes."""
+    said = config.get("model_args")
+    other = [name for name in said if str(name).endswith(LAYERS)] if isinstance(said, dict) else []
+    if other:
+        raise UserError(f"its configuration changes {', '.join(map(str, other))}; convert timm:NAME, which is compared")
     depth = blocks(shapes, r"blocks\.(\d+)\.")
-    width, colours, *patch = shapes[key(family, "stem.proj.weight")]
-    hidden = shapes[key(family, "blocks.0.channel.mix.up.weight")][0]
+    width, colours, *patch = shapes[translate("stem.proj.weight", NAMES[family])]
+    hidden = shapes[translate("blocks.0.channel.mix.up.weight", NAMES[family])][0]
     changes: dict[str, object] = {"block.channel.hidden": hidden, "stem.in_channels": colours}
     class_token = family == "ViT" and "cls_token" in shapes
     if family == "Mixer":
@@ -204,13 +220,9 @@ def scale_at(depth: int) -> float:
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
 
-# --- files -------------------------------------------------------------------------------------------------
+def files(spec: Encoder, inputs: Inputs | TextInputs | None) -> dict[str, Any]:
+    return {}
 
 
-def read_safetensors(file: Path) -> dict[str, Tensor]:
-    with safe_open(file, framework="pt") as source:
-        return {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
-
-
-def write(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
+    write_safetensors(path, tensors)

@@ -61,6 +61,8 @@ class Toeplitz(Projection):
         if causal:
             weight = F.pad(weight, (0, weight.shape[0] - 1))
         tokens = (weight.shape[0] + 1) // 2
+        if stop - start == 1:
+            return weight[tokens - stop : tokens].unsqueeze(0)
         # Row i begins at w[S-1-i]: the windows of w read backwards are the rows.
         return weight[tokens - stop : tokens - 1 - start + stop].unfold(0, stop, 1).flip(0)
 

@@ -1,0 +1,90 @@
+"""The files of an analysis: figures that can be opened, tables that say the same as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from allmlp.analysis.plots import mosaic, shrink
+from allmlp.analysis.subject import Pictures, Subject, default_inputs
+from allmlp.analysis.survey import Survey, survey
+from tiny import tiny_model
+
+pytest.importorskip("matplotlib")
+Image = pytest.importorskip("PIL.Image")
+
+
+def look(name: str, out: Path) -> Survey:
+    model = tiny_model(name, torch.float32).requires_grad_(False)
+    size = model.spec.image_size
+    pictures = Pictures(("a", "b", "c"), torch.rand(3, 3, *size)) if size else None
+    return survey(Subject(name, model, True, default_inputs(model.spec)), out, pictures)
+
+
+def painted(folder: Path) -> set[str]:
+    """The figures in a folder, each of which is a picture that can be opened and an XML file with its words."""
+    names = {file.stem for file in folder.glob("*.png")}
+    assert names == {file.stem for file in folder.glob("*.svg")}
+    for name in names:
+        with Image.open(folder / f"{name}.png") as picture:
+            picture.load()
+            assert picture.width >= 400 and picture.height >= 150 and picture.convert("L").getextrema()[0] < 128
+        root = ElementTree.parse(folder / f"{name}.svg").getroot()
+        words = "".join(root.itertext())
+        assert root.tag.endswith("svg") and len(words.strip()) > 40, name
+    return names
+
+
+FIGURES = {
+    "resmlp_s12": {
+        *("cost", "filters", "lines", "matrices", "kernels", "locality", "sparsity", "activations", "layerscale"),
+        *("saliency", "neighbours"),
+    },
+    "mixer_s32": {"cost", "filters", "units", "sparsity", "activations", "saliency", "neighbours"},
+    "gmlp_l18": {"cost", "lines", "matrices", "locality", "sparsity", "activations"},
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_and_tables(name: str, tmp_path: Path) -> None:
+    done = look(name, tmp_path)
+    assert painted(tmp_path) == FIGURES[name]
+    index = json.loads((tmp_path / "analysis.json").read_text())
+    named = [file for section in done.sections for file in section.files]
+    assert index["files"] == named and {*named, "analysis.json"} == {file.name for file in tmp_path.iterdir()}
+    for file in tmp_path.glob("*.csv"):
+        with open(file, newline="") as lines:
+            columns, *rows = csv.reader(lines)
+        table = json.loads(file.with_suffix(".json").read_text())
+        assert columns == table["columns"] and table["about"] and len(rows) == len(table["rows"]) > 0
+        assert rows == [["" if value is None else str(value) for value in row] for row in table["rows"]]
+
+
+def test_the_same_model_gives_the_same_files(tmp_path: Path) -> None:
+    for out in ("a", "b"):
+        torch.manual_seed(0)
+        look("transformer_l6", tmp_path / out)
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
+
+
+def test_a_mosaic_scales_each_tile_and_keeps_their_places() -> None:
+    tiles = torch.stack([torch.full((2, 3), 5.0), torch.full((2, 3), -0.1), torch.zeros(2, 3)])
+    picture = mosaic(tiles, across=2)
+    assert picture.shape == (2 * 8 + 3 * 3, 2 * 12 + 3 * 3)  # four pixels a weight, gaps of three
+    assert (picture[3:11, 3:15] == 1).all() and (picture[3:11, 18:30] == -1).all()
+    assert (picture[14:22, 3:15] == 0).all()
+    assert np.isfinite(picture).sum() == 3 * 8 * 12
+
+
+def test_a_large_matrix_is_drawn_as_the_means_of_blocks() -> None:
+    matrix = torch.randn(256, 384)
+    small = shrink(matrix)
+    assert small.shape == (128, 128) and torch.allclose(small, matrix.view(128, 2, 128, 3).mean((1, 3)), atol=1e-6)
+    assert shrink(torch.ones(5, 7)).shape == (5, 7)

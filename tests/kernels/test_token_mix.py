@@ -1,0 +1,118 @@
+"""The fused product over tokens is its definition: within twice the error that eager PyTorch has against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from allmlp.kernels.row_norm.reference import row_stats
+from allmlp.kernels.token_mix import reference
+from allmlp.kernels.token_mix.reference import Around
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The interpreter cannot multiply matrices of bfloat16; float16 takes the same path.
+TYPES = [torch.float32, torch.bfloat16 if DEVICE == "cuda" else torch.float16]
+
+
+def draw(*shape: int, spread: float = 1.0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64) * spread
+
+
+def example(norm: str, combine: str, gain: bool, sizes: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Around]:
+    batch, rows, tokens, channels = sizes
+    x, matrix = draw(batch, tokens, channels) + 0.3, draw(rows, tokens, spread=tokens**-0.5)
+    lift = draw(channels) if norm == "layer" else None
+    mean, rstd = row_stats(x, 1e-6, lift) if norm == "layer" else (None, None)
+    return (
+        x,
+        matrix,
+        Around(
+            bias=draw(rows),
+            scale=draw(channels) if norm != "none" else None,
+            shift=draw(channels) if norm != "none" else None,
+            mean=mean,
+            rstd=rstd,
+            lift=lift,
+            other=draw(batch, rows, channels) if combine != "none" else None,
+            gain=draw(channels) if gain else None,
+        ),
+    )
+
+
+def to(around: Around, dtype: torch.dtype) -> Around:
+    """Tensors as the kernel gets them: statistics are float32, the rest of type `dtype`."""
+    cast = {name: None if value is None else value.to(DEVICE, dtype) for name, value in around._asdict().items()}
+    for name in ("mean", "rstd"):
+        if cast[name] is not None:
+            cast[name] = getattr(around, name).to(DEVICE, torch.float32)
+    return Around(**cast)
+
+
+def check(mine: Tensor, eager: Tensor, truth: Tensor) -> None:
+    error, allowed = ((one.double().cpu() - truth).abs().max() for one in (mine, eager))
+    assert error <= 2 * allowed + 1e-6 * truth.abs().max(), (float(error), float(allowed))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("norm", "combine", "gain", "act"),
+    [
+        ("none", "none", False, "none"),
+        ("affine", "add", True, "none"),
+        ("layer", "multiply", False, "none"),
+        ("layer", "none", False, "gelu"),
+        ("layer", "none", False, "gelu_tanh"),
+        ("none", "add", False, "relu"),
+    ],
+)
+def test_forward(norm: str, combine: Any, gain: bool, act: Any, dtype: torch.dtype) -> None:
+    from allmlp.kernels.token_mix import triton
+
+    x, matrix, around = example(norm, combine, gain, (2, 37, 41, 70))
+    rounded, small = to(around, dtype), (x.to(DEVICE, dtype), matrix.to(DEVICE, dtype))
+    # The truth is that of the rounded inputs: what is measured is the arithmetic.
+    exact = Around(*(None if value is None else value.double().cpu() for value in rounded))
+    truth = reference.token_mix(small[0].double().cpu(), small[1].double().cpu(), exact, act, combine)
+    eager = reference.token_mix(*small, Around(*(None if v is None else v.to(dtype) for v in rounded)), act, combine)
+    check(triton.token_mix(*small, rounded, act, combine), eager, truth)
+
+
+@pytest.mark.parametrize(
+    ("norm", "combine", "gain", "act"),
+    [
+        ("none", "none", False, "none"),
+        ("affine", "add", True, "none"),
+        ("layer", "multiply", False, "none"),
+        ("layer", "none", False, "gelu"),
+        ("layer", "add", False, "gelu_tanh"),
+        ("affine", "multiply", False, "gelu"),
+    ],
+)
+def test_gradients(norm: str, combine: Any, gain: bool, act: Any) -> None:
+    """The operator's own gradients are autograd's of the definition, in float64."""
+    from allmlp.kernels.token_mix.op import token_mix
+
+    x, matrix, around = example(norm, combine, gain, (2, 5, 4, 3))
+    inputs = [value for value in (x, matrix, *around) if value is not None]
+
+    def gradients(function: Any) -> tuple[Tensor, ...]:
+        leaves = [value.clone().requires_grad_() for value in inputs]
+        left = iter(leaves)
+        new_x, new_matrix = next(left), next(left)
+        y = function(new_x, new_matrix, Around(*(None if v is None else next(left) for v in around)), act, combine)
+        return torch.autograd.grad(y.sin().sum(), leaves)
+
+    for mine, right in zip(gradients(token_mix), gradients(reference.token_mix), strict=True):
+        torch.testing.assert_close(mine, right)
+
+
+def test_torch_knows_the_operator() -> None:
+    from allmlp.kernels.token_mix.op import operator
+
+    x, matrix, around = example("layer", "multiply", False, (2, 5, 4, 3))
+    arguments = tuple(None if v is None else v.requires_grad_() for v in (x, matrix, *around))
+    torch.library.opcheck(operator, (*arguments, "gelu", "multiply"))

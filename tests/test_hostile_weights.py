@@ -1,0 +1,330 @@
+"""Files made to harm: refused in one line, without running anything and with little memory, whatever is in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import allmlp
+from allmlp.layers import LayerNorm, Vocabulary
+from allmlp.models.bert import bert
+from allmlp.models.gmlp import gmlp
+from allmlp.models.mixer import mixer
+from allmlp.models.vit import vit
+from allmlp.spec import to_json
+from allmlp.weights.convert import convert
+from allmlp.weights.tensors import read
+
+MIB = 2**20
+HUGE = 2**29
+"""Single-precision numbers in 2 GiB."""
+
+CHILD = """
+import json, resource, sys
+from allmlp.errors import UserError
+from allmlp.weights.convert import convert
+from allmlp.weights.tensors import read
+import allmlp
+
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + {room}, size + {room}))
+before, said = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, {{}}
+for name in sys.argv[1:]:
+    try:
+        convert(name, "target")
+    except UserError as reason:
+        said[name] = str(reason)
+said["grown"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps(said))
+"""
+
+
+def refused_with_little_memory(folder: Path, names: list[str], room: int = 192 * MIB) -> dict[str, str]:
+    """What a process that may take `room` more bytes says to each file."""
+    code = CHILD.format(room=room)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *names], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said.pop("grown") < 128 * 1024, "in KiB"
+    assert said.keys() == set(names) and not (folder / "target").exists()
+    assert all("\n" not in text for text in said.values())
+    return said
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+
+
+def zeros(archive: zipfile.ZipFile, name: str, start: bytes, length: int) -> None:
+    with archive.open(name, "w", force_zip64=True) as stream:
+        stream.write(start)
+        for _ in range(length // MIB):
+            stream.write(bytes(MIB))
+
+
+def array_header(shape: str, kind: str = "<f4") -> bytes:
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+def make_archives(folder: Path) -> dict[str, str]:
+    with zipfile.ZipFile(folder / "bomb.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        zeros(archive, "stem/kernel.npy", array_header(f"({256 * MIB // 4},)"), 256 * MIB)
+    with zipfile.ZipFile(folder / "claim.npz", "w") as archive:
+        archive.writestr("stem/kernel.npy", array_header(f"({HUGE},)"))
+    content = (folder / "bomb.npz").read_bytes()
+    entry = content.rindex(b"PK\x01\x02")
+    short = struct.pack("<I", len(array_header(f"({256 * MIB // 4},)")) + 256 * MIB)
+    place = content.index(short, entry)
+    # The directory says that little follows; the compressed stream is as long as before.
+    (folder / "lie.npz").write_bytes(content[:place] + struct.pack("<I", 1000) + content[place + 4 :])
+    with zipfile.ZipFile(folder / "bomb.pth", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}.")
+        zeros(archive, "archive/data/0", b"", 256 * MIB)
+    with zipfile.ZipFile(folder / "long.pth", "w") as archive:
+        zeros(archive, "archive/data.pkl", b"\x80\x02", 17 * MIB)
+    return {
+        "bomb.npz": "claims far more numbers than a file of its size can hold; it is refused",
+        "claim.npz": f"stem/kernel claims the shape [{HUGE}], but has 0 bytes",
+        "lie.npz": "is damaged or not a weights file: Bad CRC-32",
+        "bomb.pth": "is compressed, as torch never writes it; it is refused",
+        "long.pth": "has more than names and shapes beside its numbers; it is refused",
+    }
+
+
+class Call:
+    """A pickle that calls something."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def make_pickles(folder: Path) -> dict[str, str]:
+    torch.save({"stem.proj.weight": torch.zeros(1).expand(HUGE)}, folder / "view.pth")
+    stream = io.BytesIO()
+    torch.save({"stem.proj.weight": torch.zeros(300)}, stream, _use_new_zipfile_serialization=False)
+    few, many = b"M" + struct.pack("<H", 300), b"J" + struct.pack("<i", HUGE)
+    assert few in stream.getvalue()
+    (folder / "legacy.pth").write_bytes(stream.getvalue().replace(few, many))
+    for name, zipped in (("bytes.pth", True), ("bytes_legacy.pth", False)):
+        torch.save({"x": Call(bytearray, 2**31)}, folder / name, _use_new_zipfile_serialization=zipped)
+    torch.save({"x": Call(torch.Tensor, HUGE)}, folder / "tensor.pth")
+    (folder / "plain.pth").write_bytes(pickle.dumps({"x": Call(os.mkdir, str(folder / "harm"))}, protocol=4))
+    torch.save({"x": Call(os.mkdir, str(folder / "harm"))}, folder / "code.pth")
+    run = "loading it could run code, so it is refused"
+    return {
+        "view.pth": "its tensors claim more numbers than the file holds",
+        "legacy.pth": f"it claims {HUGE:,} numbers, more than the file holds",
+        "bytes.pth": f"holds more than plain tensors (__builtin__.bytearray); {run}",
+        "bytes_legacy.pth": f"holds more than plain tensors (__builtin__.bytearray); {run}",
+        "tensor.pth": run,
+        "plain.pth": run,
+        "code.pth": f"holds more than plain tensors (posix.mkdir); {run}",
+    }
+
+
+def make_safetensors(folder: Path) -> dict[str, str]:
+    header = json.dumps({"x": {"dtype": "F32", "shape": [HUGE], "data_offsets": [0, 4 * HUGE]}}).encode()
+    (folder / "claim.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (folder / "header.safetensors").write_bytes(struct.pack("<Q", 2**31) + b"{}")
+    (folder / "sparse.safetensors").write_bytes(struct.pack("<Q", 2**31 - 8) + b"{")
+    os.truncate(folder / "sparse.safetensors", 2**31)
+    return {
+        "claim.safetensors": "is damaged or not a safetensors file",
+        "header.safetensors": "is not a weights file",
+        "sparse.safetensors": "it claims 2,147,483,640 bytes of names",
+    }
+
+
+def make_folders(folder: Path) -> dict[str, str]:
+    deep = mixer(1, 8, patch=4, image=8, classes=3)
+    allmlp.save(deep.build(), folder / "deep")
+    (folder / "deep" / "config.json").write_text(to_json(deep.replace(depth=10_000)))
+    allmlp.save(deep.build(), folder / "long")
+    with (folder / "long" / "config.json").open("r+b") as stream:
+        stream.truncate(2**31)
+    (folder / "nested").mkdir()
+    (folder / "nested" / "config.json").write_text('{"a":' * 100_000)
+    save_file({"x": torch.zeros(1)}, folder / "nested" / "model.safetensors")
+    return {
+        "deep": "is one of our folders already",
+        "long": "is longer than such a file ever is; it is refused",
+        "nested": "cannot read nested/config.json",
+    }
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    expected: dict[str, str] = {}
+    for make in (make_archives, make_pickles, make_safetensors, make_folders):
+        expected |= make(tmp_path)
+    said = refused_with_little_memory(tmp_path, list(expected))
+    for name, words in expected.items():
+        assert words in said[name], (name, said[name])
+    assert not (tmp_path / "harm").exists()
+    with pytest.raises(allmlp.UserError, match="missing"):
+        allmlp.load(tmp_path / "deep")
+    with pytest.raises(allmlp.UserError, match="is longer than"):
+        allmlp.load(tmp_path / "long")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("to", "name"), [("google", "mixer.npz"), ("timm", "mixer.safetensors")])
+def test_a_large_mixer_needs_less_than_twice_its_size(to: str, name: str, tmp_path: Path) -> None:
+    """Mixer-L/16, 833 MB, there and back: everything that the process ever holds, torch itself too."""
+    with torch.device("meta"):
+        model = allmlp.create("mixer_l16")
+    model.to_empty(device="cpu")
+    for weight in model.parameters():
+        nn.init.constant_(weight, 0.5)
+    allmlp.save(model, tmp_path / "ours")
+    size = (tmp_path / "ours" / "model.safetensors").stat().st_size
+    del model
+    code = """
+import resource, sys
+from allmlp.weights.convert import convert
+from allmlp.weights.tensors import read
+convert(*sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+    for arguments in (["ours", name, to], [name, "again"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert int(done.stdout) < 2 * size, arguments
+
+
+# --- damage ------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {"patch": 4, "image": 8, "classes": 3}
+LUCIDRAINS = {name: LayerNorm(1e-5) for name in ("norm", "block.norm", "block.channel.inner.norm")}
+HEAD = Vocabulary(bias=True, transform=True)
+GOOD: dict[str, tuple[Any, str]] = {
+    "google": (mixer(1, 8, **SMALL), "weights.npz"),
+    "timm": (gmlp(1, 8, **SMALL), "weights.safetensors"),
+    "lucidrains": (allmlp.create(gmlp(1, 8, **SMALL), overrides=LUCIDRAINS).spec, "weights.pth"),
+    "vit": (vit(1, 8, 2, **SMALL), "hf"),
+    "bert": (bert(1, 8, 2, length=4, vocabulary=9, head=HEAD), "hf"),
+}
+
+
+def make(kind: str, folder: Path) -> Path:
+    """A good file or folder of another source; returns where it is."""
+    spec, name = GOOD[kind]
+    model = spec.build()
+    for weight in model.parameters():
+        nn.init.normal_(weight)
+    allmlp.save(model, folder / "ours")
+    return convert(str(folder / "ours"), str(folder / name), to="hf" if name == "hf" else kind)
+
+
+def tried(source: Path, target: Path) -> bool:
+    """Whether it was converted; if not, it was refused in one line."""
+    try:
+        convert(str(source), str(target))
+    except allmlp.UserError as reason:
+        assert "\n" not in str(reason) and str(reason)
+        return False
+    state = allmlp.load(target).state_dict()
+    assert all(tensor.isfinite().all() for tensor in state.values())
+    return True
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_bytes_are_changed(kind: str, tmp_path: Path) -> None:
+    """Some bytes flipped, cut out or doubled, in the weights and in what lies beside them."""
+    source, draw, outcomes = make(kind, tmp_path), random.Random(0), set()
+    assert tried(source, tmp_path / "good")
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    for number in range(90):
+        file = files[number % len(files)]
+        content = file.read_bytes()
+        spoilt = bytearray(content)
+        # Half of the damage is done near the start, where the names are.
+        place = draw.randrange(min(len(spoilt), 400) if number % 4 < 2 else len(spoilt))
+        if number % 3 == 0:
+            for offset in range(draw.randint(1, 3)):
+                spoilt[(place + offset) % len(spoilt)] ^= draw.randint(1, 255)
+        elif number % 3 == 1:
+            del spoilt[place : place + draw.randint(1, 64)]
+        else:
+            spoilt[place:place] = spoilt[place : place + draw.randint(1, 64)]
+        file.write_bytes(spoilt)
+        outcomes.add(tried(source, tmp_path / "target"))
+        file.write_bytes(content)
+    assert False in outcomes and tried(source, tmp_path / "good")
+
+
+JUNK: list[Any] = [None, True, -1, 0, 1e308, 10**400, "", "12x8", [], [[2, 2]], {"0": 1}, "\n"]
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_settings_are_changed(kind: str, tmp_path: Path) -> None:
+    """Whatever stands in a configuration: the model, or one line."""
+    source = make(kind, tmp_path)
+    for file in sorted(source.glob("*.json")):
+        good = json.loads(file.read_text())
+        for name in [*good, "pretrained_cfg", "position_embedding_type", "is_decoder"]:
+            for junk in JUNK:
+                file.write_text(json.dumps(good | {name: junk}))
+                tried(source, tmp_path / "target")
+        file.write_text(json.dumps(good))
+    assert tried(source, tmp_path / "good")
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_shapes_are_changed(kind: str, tmp_path: Path) -> None:
+    """Each tensor in turn without an axis, empty, of the wrong kind, under another name, or missing."""
+    source = make(kind, tmp_path)
+    tensors = read(source / "model.safetensors" if source.is_dir() else source)
+    assert tried(source, tmp_path / "good")
+    for name, tensor in list(tensors.items()):
+        for change in (
+            {name: torch.tensor(1.0)},
+            {name: torch.zeros(0)},
+            {name: torch.zeros(0, *tensor.shape[1:])},
+            {name: tensor.flatten() if tensor.dim() > 1 else tensor[:-1]},
+            {name: tensor[None]},
+            {name: tensor.to(torch.int64)},
+            {name: torch.full_like(tensor, torch.nan)},
+            {name + "x": tensor},
+            {name: None},
+        ):
+            spoilt = {key: value.clone() for key, value in (tensors | change).items() if value is not None}
+            save_file(spoilt, tmp_path / "spoilt")
+            assert not tried(tmp_path / "spoilt", tmp_path / "target"), (name, change)
+
+
+def test_numbers_of_other_kinds(tmp_path: Path) -> None:
+    """Half precision is read; what is not a float, or is one that torch alone knows, is refused."""
+    source = make("google", tmp_path)
+    arrays = dict(np.load(source))
+    for kind in ("float16", "float64", ">f4"):
+        np.savez(tmp_path / "kind.npz", **{name: array.astype(kind) for name, array in arrays.items()})
+        assert tried(tmp_path / "kind.npz", tmp_path / "target")
+    for kind in ("int8", "int64", "complex64", "bool", "S4", "O", "longdouble"):
+        np.savez(tmp_path / "kind.npz", **{name: np.zeros(array.shape, kind) for name, array in arrays.items()})
+        plain = np.dtype(kind) == np.float64  # as a long double is on some machines
+        assert tried(tmp_path / "kind.npz", tmp_path / "other") == plain
+    source = make("timm", tmp_path / "timm")
+    state = load_file(source)
+    save_file({name: tensor.to(torch.float8_e4m3fn) for name, tensor in state.items()}, tmp_path / "eight")
+    assert not tried(tmp_path / "eight", tmp_path / "other")

@@ -1,0 +1,88 @@
+"""A model made fast gives the model's answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import allmlp
+from allmlp.inference import FastEncoder, can_lower, fast
+from allmlp.models.model import Model
+from allmlp.models.zoo import preset, presets
+
+SMALL = {
+    "mixer": ("mixer_nano", {}),
+    "resmlp": ("resmlp_nano", {}),
+    "gmlp": ("gmlp_nano", {}),
+    **{combine: ("gmlp_nano", {"block.channel.inner.combine": combine}) for combine in ("multiply", "add", "linear")},
+    "layernorm resmlp": ("resmlp_nano", {"block.norm": "LayerNorm"}),
+    "scaled mixer": ("mixer_nano", {"block.scale": "LayerScale"}),
+    "affine mixer": ("mixer_nano", {"block.norm": "Affine"}),
+    "relu": ("mixer_nano", {"block.channel.act": "relu", "block.token.act": "gelu_tanh"}),
+    "text": ("gmlp_mlm_tiny", {}),
+    "causal text": ("gmlp_causal_tiny", {}),
+}
+
+
+def awake(name: str, overrides: dict[str, str]) -> Model:
+    """A model all of whose parameters matter: biases, norms and scales are not at their starting values."""
+    model = allmlp.create(name, overrides=overrides, seed=1).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2 * (weight.abs().mean() + 0.1))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_same_answers(name: str) -> None:
+    model = awake(*SMALL[name])
+    (x,) = model.example(3)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    quick = fast(model, torch.float64)
+    assert isinstance(quick, FastEncoder)
+    torch.testing.assert_close(quick(x), model(x).detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(quick(x), model(x).detach(), rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_the_last_token_bias_of_a_mixer_has_no_effect() -> None:
+    """LayerNorm takes away what is the same for all channels of a token, so this bias is left out."""
+    model = awake("mixer_nano", {})
+    (x,) = model.example(2)
+    right = model(x)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.token.mix.down.bias.add_(3.0)
+    torch.testing.assert_close(model(x), right)
+
+
+def test_which_are_rewritten() -> None:
+    kept = {name for name in presets() if hasattr(preset(name).spec, "block") and not can_lower(preset(name).spec)}
+    assert {name.split("_")[0] for name in kept} == {"vit", "bert", "amlp", "transformer", "resmlp"}
+    assert {name for name in kept if name.startswith("resmlp")} == {
+        f"resmlp_s12_{way}" for way in ("none", "conv", "dw", "dwsep")
+    }
+
+
+def test_others_keep_their_blocks() -> None:
+    model = awake("vit_nano", {})
+    (x,) = model.example(2)
+    torch.testing.assert_close(fast(model, torch.float64)(x), model(x).detach())
+    with pytest.raises(allmlp.UserError, match="takes an encoder"):
+        fast(allmlp.create("resmlp_seq2seq_tiny"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["mixer_s16", "resmlp_s12", "gmlp_s16", "mixer_nano"])
+def test_on_a_gpu_within_twice_the_error_of_eager(name: Any) -> None:
+    model = awake(name, {}).cuda()
+    (x,) = model.example(4)
+    truth = model(x).detach()
+    eager = model.float().to(torch.bfloat16)(x.bfloat16()).double().detach()
+    quick = fast(model.float())
+    for _ in range(2):
+        error, allowed = (float((answer - truth).norm()) for answer in (quick(x.float()).double(), eager))
+        assert error <= 2 * allowed
