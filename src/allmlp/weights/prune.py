@@ -29,8 +29,8 @@ def token_matrices(model: Model) -> dict[str, Tensor]:
 def prune(model: Model, share: float) -> None:
     """Set this share of the weights of every matrix over tokens to zero, the smallest ones; biases stay.
 
-    Each matrix loses the same share. One threshold for all of them costs more: at 0.8 the CIFAR-10 model that comes
-    along keeps 92.2 % accuracy this way and 86.8 % that way.
+    Each matrix loses the same share. One threshold for all of them costs as little at 0.5 and more at 0.8, where the
+    CIFAR-10 model that comes along keeps 92.2 % accuracy this way and 86.8 % that way (500 test pictures).
     """
     if not 0 <= share < 1:
         raise UserError(f"the share of weights to remove is at least 0 and below 1, not {share:g}")

@@ -1,0 +1,1 @@
+"""A trained model as a file for another runtime: torch.export, ONNX, AOTInductor."""

@@ -1,0 +1,78 @@
+"""ONNX: a graph as an .onnx file that ONNX Runtime runs without torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, from_numpy
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.onnx import OnnxExporterError, ONNXProgram
+from torch.onnx import export as export_onnx
+
+from allmlp.errors import UserError, one_line, require
+from allmlp.export.graphs import Graph
+from allmlp.export.program import quiet, trace
+
+LARGEST = 2**31 - 2**24
+"""Bytes of weights that one file can hold: the format ends at 2 GiB."""
+
+
+def write_onnx(graph: Graph, file: Path, settings: Mapping[str, str]) -> None:
+    """`settings` become the metadata of the file: whatever runs it can read there how to prepare its inputs."""
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        require(module, "export")
+    size = sum(weight.nbytes for weight in graph.module.parameters())
+    if size > LARGEST:
+        raise UserError(f"{size / 2**30:.1f} GiB of weights are too many for one ONNX file: export a .pt2 file instead")
+    # Attention is taken apart into plain products; torch's fused kernels lay their output out differently.
+    try:
+        with quiet(), sdpa_kernel(SDPBackend.MATH):
+            program = export_onnx(
+                trace(graph), input_names=graph.inputs, output_names=graph.outputs, dynamo=True, verbose=False
+            )
+    except OnnxExporterError as reason:
+        raise UserError(f"the model cannot be written as ONNX: {one_line(reason.__cause__ or reason)}") from reason
+    assert isinstance(program, ONNXProgram)
+    name_axes(program, graph)
+    strip(program)
+    program.model.metadata_props.update(settings)
+    program.save(file)
+
+
+def name_axes(program: ONNXProgram, graph: Graph) -> None:
+    """Call free axes what they are, `batch` and `past`, instead of s11 and s81."""
+    inner = program.model.graph
+    names: dict[str, str] = {}
+    for value, axes in zip(inner.inputs, graph.free, strict=True):
+        names |= {str(value.shape[axis]): name for axis, name in axes.items() if value.shape is not None}
+    for value in (*inner.inputs, *inner.outputs):
+        for axis, size in enumerate(value.shape or ()):
+            if value.shape is not None and not isinstance(size, int):
+                value.shape[axis] = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(size))
+
+
+def strip(program: ONNXProgram) -> None:
+    """Leave out where in the sources, and on whose disk, each node comes from."""
+    inner = program.model.graph
+    for node in inner:
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*inner.inputs, *inner.outputs, *inner.initializers.values()):
+        value.metadata_props.clear()
+
+
+def run_onnx(file: Path, calls: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """What ONNX Runtime answers."""
+    runtime = require("onnxruntime", "export")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    found = []
+    for call in calls:
+        outputs = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, call, strict=True)})
+        found.append(tuple(from_numpy(output) for output in outputs))
+    return found

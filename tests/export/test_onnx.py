@@ -1,0 +1,221 @@
+"""ONNX files answer as the model, for any batch, from an empty past on, and need nothing but ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import allmlp
+from allmlp.cli import main
+from allmlp.export import files
+from allmlp.export.files import Exported, export
+from allmlp.models.encoder_decoder import EncoderDecoderModel
+from export.folders import REPRESENTATIVES, kind, make
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
+
+
+def session(file: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def ask(runtime: Any, **inputs: Tensor | np.ndarray) -> list[np.ndarray]:
+    return runtime.run(None, {name: np.asarray(value) for name, value in inputs.items()})
+
+
+def close(found: np.ndarray, expected: Tensor) -> None:
+    np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-4, rtol=1e-4)
+
+
+def read_on(runtime: Any, ids: Tensor, **fixed: np.ndarray) -> np.ndarray:
+    """Scores after each token, read one at a time."""
+    names = [value.name for value in runtime.get_inputs() if value.name.startswith("past.")]
+    widths = [value.shape[2] for value in runtime.get_inputs() if value.name.startswith("past.")]
+    past = [np.zeros((len(ids), 0, width), np.float32) for width in widths]
+    found = []
+    for token in ids.split(1, dim=1):
+        scores, *past = ask(runtime, token=token, **fixed, **dict(zip(names, past)))
+        found.append(scores)
+    return np.concatenate(found, axis=1)
+
+
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if kind(name) in ("causal", "translation") else name
+    for name in [*REPRESENTATIVES, "transformer_l6"]  # the last has relative positions
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_agrees(name: str, tmp_path: Path) -> None:
+    model = make(tmp_path / "model", name)
+    made = export(tmp_path / "model", tmp_path / "out" / "m.onnx")
+    assert all(isinstance(one, Exported) and one.difference < 1e-4 for one in made)
+    assert ("photographs" if kind(name) == "images" else "docstrings") in made[0].told
+    written = [one.file.name for one in made]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(written)
+    for batch in (1, 5):
+        torch.manual_seed(batch)
+        inputs = model.example(batch)
+        if isinstance(model, EncoderDecoderModel):
+            assert written == ["m.encoder.onnx", "m.step.onnx"]
+            source, target = inputs
+            mask = torch.arange(12) < torch.randint(3, 12, (batch, 1))
+            runtime = session(tmp_path / "out" / "m.encoder.onnx")
+            memory = dict(zip((value.name for value in runtime.get_outputs()), ask(runtime, source=source, mask=mask)))
+            found = read_on(session(tmp_path / "out" / "m.step.onnx"), target, mask=mask.numpy(), **memory)
+            close(found, model(source, target, mask))
+            continue
+        runtime = session(tmp_path / "out" / "m.onnx")
+        names = [value.name for value in runtime.get_inputs()]
+        if kind(name) == "images":
+            assert names == ["images"] and runtime.get_inputs()[0].shape == ["batch", 3, 6, 8]
+            close(ask(runtime, images=inputs[0])[0], model(*inputs))
+            continue
+        ids, mask = inputs[0], torch.arange(12) < torch.randint(3, 12, (batch, 1))
+        told = {"segments": torch.randint(0, 2, ids.shape)} if "segments" in names else {}
+        assert names[:2] == ["ids", "mask"]
+        close(ask(runtime, ids=ids, mask=mask, **told)[0], model(ids, mask, **told))
+        if kind(name) == "causal":
+            assert written == ["m.onnx", "m.step.onnx"]
+            runtime = session(tmp_path / "out" / "m.step.onnx")
+            assert runtime.get_inputs()[1].shape[:2] == ["batch", "past"]
+            close(read_on(runtime, ids), model(ids))
+
+
+def test_the_file_says_how_it_is_used_and_not_where_it_was_made(tmp_path: Path) -> None:
+    make(tmp_path / "model", "gmlp_causal_tiny")
+    export(tmp_path / "model", tmp_path / "m.onnx")
+    told = session(tmp_path / "m.step.onnx").get_modelmeta().custom_metadata_map
+    assert told["allmlp"] == allmlp.__version__ and told["graph"] == "step"
+    assert json.loads(told["inputs"]) == json.loads((tmp_path / "model" / "inputs.json").read_text())
+    assert told["tokenizer"] == (tmp_path / "model" / "tokenizer.json").read_text()
+    assert json.loads(told["config"])["kind"] == "Encoder"
+    onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"), full_check=True)
+    assert str(Path(allmlp.__file__).parent).encode() not in (tmp_path / "m.onnx").read_bytes()
+
+
+def test_pictures_are_answered_without_torch(tmp_path: Path) -> None:
+    """The example, with torch and allmlp made impossible to import, says what `allmlp predict` says."""
+    from PIL import Image
+
+    make(tmp_path / "model", "mixer_s32")
+    export(tmp_path / "model", tmp_path / "m.onnx")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 61, 3), dtype=np.uint8)
+    pictures = [str(tmp_path / name) for name in ("wide.png", "tall.png")]
+    Image.fromarray(pixels).save(pictures[0])
+    Image.fromarray(pixels[:, :21]).save(pictures[1])
+    code = f"""
+import runpy, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "allmlp"): raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+sys.argv = ["onnx_predict.py", {str(tmp_path / "m.onnx")!r}, *{pictures!r}, "--top", "5"]
+runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    from allmlp.predict import predict
+
+    expected = predict(tmp_path / "model", [Path(picture) for picture in pictures])
+    for line, answers in zip(done.stdout.splitlines(), expected, strict=True):
+        assert line.split(": ")[1] == "  ".join(map(str, answers))
+
+
+def test_int8_is_smaller_and_nearly_the_same(tmp_path: Path) -> None:
+    model = allmlp.create("gmlp_nano", seed=0, overrides={"depth": 2}).eval()
+    with torch.no_grad():
+        model.head.proj.weight.normal_()
+    allmlp.save(model, tmp_path / "model")
+    (whole,) = export(tmp_path / "model", tmp_path / "m.onnx")
+    (small,) = export(tmp_path / "model", tmp_path / "q.onnx", int8=True)
+    assert whole.difference < 1e-4 < small.difference < 0.1
+    assert small.file.stat().st_size < 0.5 * whole.file.stat().st_size
+    images = torch.randn(8, 3, 32, 32)
+    found, expected = ask(session(small.file), images=images)[0], model(images).detach().numpy()
+    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+    kinds = {node.op_type for node in onnx.load(small.file).graph.node}
+    assert "MatMulInteger" in kinds and session(small.file).get_modelmeta().custom_metadata_map["graph"] == "model"
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_file_that_disagrees_is_not_left(int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "model", "resmlp_s12")
+    run, calls = files.run_onnx, []
+
+    def wrong(file: Path, inputs: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+        calls.append(file)
+        error = 1e-3 if not int8 else 10.0 * (len(calls) == 2)
+        return [tuple(output + error for output in outputs) for outputs in run(file, inputs)]
+
+    monkeypatch.setattr(files, "run_onnx", wrong)
+    target = tmp_path / "out" / "m.onnx"
+    target.parent.mkdir()
+    target.write_text("an older file")
+    with pytest.raises(allmlp.UserError, match=r"m\.onnx would differ from the model by .* not written"):
+        export(tmp_path / "model", target, int8=int8)
+    assert [file.name for file in target.parent.iterdir()] == ["m.onnx"] and target.read_text() == "an older file"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["m.bin"], "NAME.onnx or NAME.pt2"),
+        (["m.pt2", "--int8"], "int8 is for ONNX Runtime"),
+        (["m.onnx", "--aot"], "is a .pt2 file"),
+        (["m.onnx", "--on", "nowhere.png"], "cannot read"),
+    ],
+)
+def test_mistakes(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    make(tmp_path / "model", "resmlp_s12")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["export", "model", *arguments])
+    assert end.value.code == 2 and message in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_one_picture_of_one_s_own_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    make(tmp_path / "model", "resmlp_s12")
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "red.png")
+    with pytest.raises(SystemExit) as end:
+        main(["export", str(tmp_path / "model"), str(tmp_path / "m.onnx"), "--on", str(tmp_path / "red.png")])
+    told = capsys.readouterr().out
+    assert end.value.code == 0 and "any batch size" in told and "on 1 pictures" in told
+
+
+def test_broken_folders_are_refused(tmp_path: Path) -> None:
+    make(tmp_path / "model", "resmlp_s12")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(allmlp.UserError, match="damaged"):
+        export(tmp_path / "model", tmp_path / "m.onnx")
+    with pytest.raises(allmlp.UserError, match="not a model folder"):
+        export(tmp_path, tmp_path / "m.onnx")
+
+
+def test_answers_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    model = make(tmp_path / "model", "resmlp_s12")
+    with torch.no_grad():
+        model.head.proj.bias[0] = float("nan")
+    allmlp.save(model, tmp_path / "model")
+    with pytest.raises(allmlp.UserError, match="differ from the model by nan"):
+        export(tmp_path / "model", tmp_path / "m.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
