@@ -224,9 +224,7 @@ def fill(model: Model, tokenizer: Tokenizer, text: str, top: int = 5) -> list[li
     return fill_all(model, tokenizer, [text], top)[0]
 
 
-def fill_all(
-    model: Model, tokenizer: Tokenizer, texts: list[str], top: int = 5
-) -> list[list[list[tuple[str, float]]]]:
+def fill_all(model: Model, tokenizer: Tokenizer, texts: list[str], top: int = 5) -> list[list[list[tuple[str, float]]]]:
     """The same for several texts that are read together."""
     rows = [[tokenizer.first, *ids, tokenizer.last] for ids in tokenizer.encode(texts)]
     places = [[place for place, number in enumerate(row) if number == tokenizer.mask] for row in rows]
