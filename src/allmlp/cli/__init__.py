@@ -18,7 +18,7 @@ from allmlp.errors import UserError, one_line
 # typer brings its own click or uses the installed one: the base of its errors is taken from what it exports.
 CommandError = typer.BadParameter.__mro__[2]
 
-COMMANDS = ("list", "show", "train", "predict", "analyze", "convert", "resize", "prune", "export")
+COMMANDS = ("list", "show", "train", "predict", "bench", "analyze", "report", "convert", "resize", "prune", "export")
 for name in COMMANDS:
     import_module(f"allmlp.cli.{name}")
 

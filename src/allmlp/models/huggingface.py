@@ -14,6 +14,7 @@ from allmlp.errors import UserError, lookup, one_line, require
 from allmlp.models.foreign import Foreign, ForeignModel, Trained, flatten
 from allmlp.models.model import ModelSpec, S
 from allmlp.models.preset import Preset, Published
+from allmlp.models.torchvision import name_missing_operators
 from allmlp.spec import Count
 
 
@@ -146,6 +147,7 @@ class HuggingFaceText(ModelSpec):
 
 
 def construct(family: str, task: str, options: dict[str, Any]) -> nn.Module:
+    name_missing_operators()
     folder = f"transformers.models.{family.lower()}"
     configuration = require(f"{folder}.configuration_{family.lower()}", "baselines")
     modeling = require(f"{folder}.modeling_{family.lower()}", "baselines")

@@ -1,0 +1,52 @@
+"""Whether two sides compute the same: what disagrees is not compared for speed.
+
+    error(Y) = max over parts i of |Y_i - R_i| / |R_i|
+
+R is computed in float64. A part is the output for one example, so that one wrong row among many is seen; of a training
+step it is the gradient of all weights. Two rules:
+
+    a package has the same model     error in float64 <= 1e-5
+    a side has the same numerics     error <= 2 max over such packages of error(eager in the same precision)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+Parts = Sequence[Tensor]
+
+SAME = 1e-5
+"""In float64; the losses themselves are computed in float32."""
+FLOOR = {torch.float32: 1e-4}
+"""What is allowed however exact eager is: in float32 the order of a sum is free."""
+
+
+def error(found: Parts, reference: Parts) -> float:
+    """0 is equal, 1 as far off as zero would be; infinite where a shape is another one, or a number is none."""
+    if [part.shape for part in found] != [part.shape for part in reference]:
+        return math.inf
+    sizes = torch.stack([part.double().norm() for part in reference])
+    gaps = torch.stack([(a.to(b.device).double() - b.double()).norm() for a, b in zip(found, reference)])
+    worst = (gaps / sizes.clamp(min=1e-30)).max().item()
+    return worst if math.isfinite(worst) else math.inf
+
+
+def allowed(eager: Sequence[float], precision: torch.dtype) -> float:
+    return max([2 * one for one in eager] + [FLOOR.get(precision, 0.0)])
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int = 0) -> None:
+    """Draw all weights, those too that start at zero or one: else a branch could be missing and nobody would see it."""
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        generator = torch.Generator(parameter.device).manual_seed(seed + number)
+        noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
+        sizes = [size for size in parameter.shape if size > 1]
+        if len(sizes) > 1:
+            parameter.copy_(noise / math.prod(sizes[1:]) ** 0.5)
+        else:
+            parameter.copy_(0.3 * noise + (0.0 if name.endswith(("bias", "beta")) else 0.5))

@@ -1,0 +1,198 @@
+"""The same model in other packages: built to our spec there, filled with our weights."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allmlp.bench.agree import randomise
+from allmlp.errors import UserError, one_line, require
+from allmlp.layers.channel import ChannelMlp
+from allmlp.layers.head import Classes
+from allmlp.layers.mixers.attention import Attention
+from allmlp.layers.mixers.mlp import TokenMlp
+from allmlp.layers.stem import Patches
+from allmlp.models import timm as timm_models
+from allmlp.models.encoder import Encoder
+from allmlp.models.foreign import ForeignModel
+from allmlp.models.model import Model, ModelSpec
+from allmlp.models.torchvision import name_missing_operators
+from allmlp.models.zoo import create
+from allmlp.spec import override_all
+from allmlp.weights import huggingface, timm
+from allmlp.weights.convert import Found, adopt, family_of, names_there, write_layout
+from allmlp.weights.folder import CONFIG, outline
+
+Named = Mapping[str, Tensor]
+
+
+class Peer(Model[Encoder]):
+    """Another package's network with our weights. `spec` is ours, so that it can be trained by the same tasks."""
+
+    network: Any
+
+    def __init__(self, spec: Encoder, network: nn.Module) -> None:
+        super().__init__()
+        self.spec, self.network = spec, network
+
+    def home(self, tensors: Named) -> dict[str, Tensor]:
+        """Tensors by its names of the weights, gradients for instance, by ours."""
+        raise NotImplementedError
+
+
+class TimmPeer(Peer):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+    def home(self, tensors: Named) -> dict[str, Tensor]:
+        family, shapes = str(family_of(self.spec)), outline(self.spec)
+        keys = {name: f"network.{timm.keys(family, name, self.spec)[0]}" for name in shapes}
+        return {name: timm.inward(family, name, tensors[keys[name]], shape) for name, shape in shapes.items()}
+
+
+class HuggingFacePeer(Peer):
+    def __init__(self, spec: Encoder, network: nn.Module, config: Mapping[str, Any]) -> None:
+        super().__init__(spec, network)
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x).logits
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.network.base_model(x, attention_mask=mask).last_hidden_state
+
+    def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.network.cls(features)
+
+    def home(self, tensors: Named) -> dict[str, Tensor]:
+        there = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
+        return adopt(Path("transformers"), there, self.config).state
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model as several packages have it, in float32, with the same weights everywhere."""
+
+    name: str
+    spec: ModelSpec
+    models: dict[str, Model]
+    """Package -> the model; the first is the one the others are compared with."""
+    missing: dict[str, str]
+    """Package -> why it has none."""
+
+    @property
+    def first(self) -> Model:
+        return next(iter(self.models.values()))
+
+
+def subject(name: str, spec: ModelSpec, device: torch.device) -> Subject:
+    """`spec` with random weights, and the same in timm and transformers where these have such a model."""
+    spec = comparable(spec)
+    model = create(spec, device=device)
+    randomise(model)
+    if isinstance(model, ForeignModel):
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0  # two sides that drop different channels cannot be compared
+        return Subject(name, spec, {name.partition(":")[0]: model}, {})
+    models: dict[str, Model] = {"ours": model}
+    missing = {}
+    for package, build in PACKAGES.items():
+        try:
+            models[package] = build(model).to(device)
+        except UserError as reason:
+            missing[package] = str(reason)
+    return Subject(name, spec, models, missing)
+
+
+def comparable(spec: ModelSpec) -> ModelSpec:
+    """As timm computes it, where it has the family: the exact GELU in a Mixer. Nothing is dropped at random."""
+    if not isinstance(spec, Encoder):
+        return spec
+    changes: dict[str, Any] = {"drop_path.rate": 0.0, "block.dropout": 0.0}
+    if family_of(spec) == "Mixer":
+        changes |= {"block.token.act": "gelu", "block.channel.act": "gelu"}
+    return override_all(spec, changes)
+
+
+# --- timm --------------------------------------------------------------------------------------------------
+
+
+def timm_peer(model: Model) -> Peer:
+    spec = only_encoder(model)
+    family = family_of(spec)
+    if family not in timm.SIGNATURES:
+        raise UserError(f"timm has no {family or 'such model'}")
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        (key,) = names_there(timm, family, name, spec)
+        tensors[key] = timm.outward(family, name, tensor, spec)
+    network = timm_network(spec)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as reason:
+        raise UserError(f"timm's {family} has other weights: {one_line(reason)}") from None
+    return TimmPeer(spec, network)
+
+
+def timm_network(spec: Encoder) -> nn.Module:
+    """timm's class with our sizes: for the sizes that timm names, the network that it builds itself."""
+    timm_models.package()
+    mixers = require("timm.models.mlp_mixer", "timm")
+    stem, channel, token, head = spec.stem, spec.block.channel, spec.block.token, spec.head
+    assert isinstance(stem, Patches) and isinstance(channel, ChannelMlp) and isinstance(head, Classes | None)
+    options: dict[str, Any] = {
+        "img_size": stem.image,
+        "patch_size": stem.patch,
+        "in_chans": stem.in_channels,
+        "embed_dim": spec.width,
+        "num_classes": head.classes if head else 0,
+    }
+    ratio = channel.hidden / spec.width
+    if isinstance(token, Attention):
+        build = require("timm.models.vision_transformer", "timm").VisionTransformer
+        scale = {"init_values": spec.block.scale.value} if spec.block.scale else {}
+        pool = {"class_token": stem.class_token, "global_pool": "token" if stem.class_token else "avg", **scale}
+        return build(depth=spec.depth, num_heads=token.heads, mlp_ratio=ratio, **pool, **options)
+    family: dict[str, Any] = {"mlp_ratio": ratio}
+    if isinstance(token, TokenMlp):
+        family = {"mlp_ratio": (token.width(stem.tokens) / spec.width, ratio)}
+    elif token is None:
+        family |= {"block_layer": mixers.SpatialGatingBlock, "mlp_layer": require("timm.layers", "timm").GatedMlp}
+    else:
+        value = spec.block.scale.value if spec.block.scale else 1.0
+        family |= {"block_layer": partial(mixers.ResBlock, init_values=value), "norm_layer": mixers.Affine}
+    return mixers.MlpMixer(num_blocks=spec.depth, **family, **options)
+
+
+# --- transformers ------------------------------------------------------------------------------------------
+
+
+def huggingface_peer(model: Model) -> Peer:
+    spec = only_encoder(model)
+    found = Found(spec, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
+    config = huggingface.files(spec, None)[CONFIG] if family_of(spec) in huggingface.SIGNATURES else {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_layout(Path(folder) / "model", huggingface, found)
+        name_missing_operators()
+        transformers = require("transformers", "baselines")
+        transformers.logging.disable_progress_bar()
+        kind = getattr(transformers, config["architectures"][0])
+        network = kind.from_pretrained(Path(folder) / "model", attn_implementation="sdpa")
+    return HuggingFacePeer(spec, network, config)
+
+
+PACKAGES: dict[str, Callable[[Model], Peer]] = {"timm": timm_peer, "hf": huggingface_peer}
+
+
+def only_encoder(model: Model) -> Encoder:
+    if not isinstance(model.spec, Encoder):
+        raise UserError(f"a {type(model.spec).__name__} has no peer elsewhere")
+    return model.spec

@@ -1,0 +1,42 @@
+"""Folders of runs for reports: trained in a moment, unfinished, and spoiled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from allmlp.data.source import Data, Dataset
+from allmlp.run import Run
+from allmlp.spec import to_dict
+from allmlp.train import train
+from train.runs import Blobs, small
+
+EVIL = "<script>document.title = 'caught'</script>"
+LIVELY = "<img src=x onerror=\"document.title='caught'\">"
+
+
+class NamedBlobs(Data):
+    """The blobs, with classes whose names are markup."""
+
+    def open(self) -> Dataset:
+        blobs = Blobs().open()
+        return Dataset(blobs.train, blobs.test, (EVIL, LIVELY, "'c\"", "d & d"), blobs.mean, blobs.std)
+
+
+def trained(folder: Path, run: Run | None = None) -> Path:
+    train(run or small(), folder, "cpu")
+    return folder
+
+
+def written(folder: Path, records: list[dict[str, object]], run: Run | None = None) -> Path:
+    """What an unfinished run leaves: no model."""
+    folder.mkdir(parents=True)
+    record = {"run": to_dict(run or small()), "torch": "2.0", "device": EVIL, "command": ["allmlp", "train", LIVELY]}
+    (folder / "run.json").write_text(json.dumps(record))
+    lines = [json.dumps({"kind": "train", "step": 1, "time": 0.0} | one) for one in records]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def curve(steps: int, name: str = "loss") -> list[dict[str, object]]:
+    return [{"step": step, "time": 1000.0 + step, name: 1 / step, "epoch": step / 10} for step in range(1, steps + 1)]

@@ -1,0 +1,180 @@
+"""Runs as their folders tell them: whole, unfinished, and damaged in every way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allmlp.models.zoo import preset
+from allmlp.report.curves import better, charts, metrics, thin
+from allmlp.report.runs import Point, describe, find, parse, read_entry, settings
+from report.folders import curve, trained, written
+from train.runs import small
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    entry = read_entry("a", trained(tmp_path / "a"))
+    last = json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert entry.state == "finished" and entry.faults == () and entry.steps == 12
+    assert entry.final == {"accuracy": last["accuracy"], "loss": last["loss"]}
+    assert entry.epochs_per_step == pytest.approx(24 / 64)
+    assert entry.speed is not None and entry.speed[1] == "images/s"
+    state = json.loads((tmp_path / "a" / "checkpoints" / "step-000000012" / "state.json").read_text())
+    assert entry.seconds == state["seconds"]
+    assert entry.spec is not None and entry.cost is not None
+    # The head has the four classes of the data, not the thousand of the recipe.
+    kept, asked = entry.spec.head.classes, small().model.head.classes  # type: ignore[union-attr]
+    assert (kept, asked) == (4, 1000)
+    assert describe(entry.spec) == "ResMLP 2 x 16"
+
+
+def test_an_unfinished_run(tmp_path: Path) -> None:
+    entry = read_entry("a", written(tmp_path / "a", curve(30)))
+    assert entry.state == "unfinished" and entry.faults == () and entry.final == {}
+    assert entry.steps == 30 and entry.seconds == 29 and entry.speed is None
+    assert entry.epochs_per_step == pytest.approx(0.1)
+
+
+def test_a_resumed_run_does_not_count_its_pauses(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", [{"step": 1, "time": 0.0}, {"step": 9, "time": 90_000.0}])
+    place = folder / "checkpoints" / "step-000000009"
+    place.mkdir(parents=True)
+    (place / "state.json").write_text('{"step": 9, "seconds": 12.5}')
+    assert read_entry("a", folder).seconds == 12.5
+    (place / "state.json").write_text('{"step": 8, "seconds": 12.5}')
+    assert read_entry("a", folder).seconds == 90_000
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (None, "metrics.jsonl is missing: there are no curves"),
+        ("", "metrics.jsonl is empty: there are no curves"),
+        ('{"kind": "train", "step": 1, "time": 1, "loss": 1}\n{"kind": "tra', "damaged: 1 line of 2 left out"),
+        ("\x00\xff\n[]\n3\nnull\n" + "[" * 5000 + "\n", "damaged: 5 lines of 5 left out"),
+    ],
+)
+def test_damaged_metrics_are_said(tmp_path: Path, text: str | None, fault: str) -> None:
+    folder = written(tmp_path / "a", [])
+    if text is None:
+        (folder / "metrics.jsonl").unlink()
+    else:
+        (folder / "metrics.jsonl").write_bytes(text.encode("latin1"))
+    entry = read_entry("a", folder)
+    assert len(entry.faults) == 1 and fault in entry.faults[0] and entry.state == "unfinished"
+    charts([entry])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", '{"run": 3}', '{"run": {"kind": "Nothing"}}', '{"run": {"kind": "Digits"}}', "[" * 5000],
+)
+def test_a_damaged_run_file_is_said(tmp_path: Path, text: str) -> None:
+    folder = written(tmp_path / "a", curve(3))
+    (folder / "run.json").write_text(text)
+    entry = read_entry("a", folder)
+    assert entry.state == "broken" and len(entry.faults) == 1 and "run" in entry.faults[0]
+    assert "\n" not in entry.faults[0] and len(entry.points) == 3
+    settings(entry.record)
+
+
+@pytest.mark.parametrize(
+    ("line", "point"),
+    [
+        ('{"kind": "eval", "step": 3, "time": 2, "loss": 1}', Point("eval", 3, 2.0, {"loss": 1.0})),
+        ('{"kind": "eval", "step": 3, "time": 2, "a": NaN, "b": Infinity, "c": "d", "e": true, "f": [1]}', ...),
+        ('{"kind": "other", "step": 3, "time": 2}', None),
+        ('{"kind": "eval", "step": 3.5, "time": 2}', None),
+        ('{"kind": "eval", "step": -1, "time": 2}', None),
+        (f'{{"kind": "eval", "step": {10**20}, "time": 2}}', None),
+        ('{"kind": "eval", "step": 3, "time": NaN}', None),
+        (f'{{"kind": "eval", "step": 3, "time": 2, "loss": {10**400}}}', None),
+        ('{"step": 3, "time": 2}', None),
+    ],
+)
+def test_lines(line: str, point: Point | None) -> None:
+    expected = Point("eval", 3, 2.0, {}) if point is ... else point
+    assert parse(line.encode()) == expected
+
+
+def test_where_runs_are_found(tmp_path: Path) -> None:
+    for place in ("a", "table/one", "table/two", "other/one"):
+        written(tmp_path / place, curve(1))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    paths = [tmp_path / name for name in ("a", "table", "other", "a", "empty", "notes.txt", "missing")]
+    found, left_out = find(paths)
+    assert list(found.values()) == [tmp_path / p for p in ("a", "table/one", "table/two", "other/one")]
+    assert [Path(name).name for name in found] == ["a", "one", "two", "one"]
+    assert list(found)[1] == str(tmp_path / "table" / "one"), "two runs of one name are told apart by their paths"
+    assert [text.partition(" ")[0] for text in left_out] == [str(path) for path in paths[4:]]
+
+
+def test_models_in_a_few_words() -> None:
+    names = ("mixer_b16", "resmlp_s12", "gmlp_s16", "amlp_s16", "vit_s16", "resmlp_s12_conv", "resmlp_seq2seq_tiny")
+    assert [describe(preset(name).spec) for name in names] == [
+        "Mixer 12 x 768",
+        "ResMLP 12 x 384",
+        "gMLP 30 x 256",
+        "aMLP 30 x 256",
+        "Transformer 12 x 384",
+        "ResMLP with convolutions 12 x 384",
+        "ResMLP",
+    ]
+    assert describe(preset("hf:resnet50").spec) == "resnet50" and describe(None) == ""
+
+
+def test_settings_are_dotted_names() -> None:
+    record = {"run": {"kind": "Run", "optim": {"kind": "AdamW", "lr": 0.1}, "seed": 0, "list": [{"a": 1}]}}
+    assert settings(record) == {"optim": "AdamW", "optim.lr": "0.1", "seed": "0", "list": '[{"a": 1}]'}
+
+
+# --- curves -----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=500), st.integers(6, 40))
+def test_thinning_keeps_ends_and_extremes(values: list[float], most: int) -> None:
+    kept = thin(values, most)
+    assert len(kept) <= max(most, min(len(values), most)) and kept == sorted(set(kept))
+    assert kept[0] == 0 and kept[-1] == len(values) - 1
+    seen = [values[index] for index in kept]
+    assert min(seen) == min(values) and max(seen) == max(values)
+
+
+def test_a_spike_survives_thinning() -> None:
+    values = [1.0] * 10_000
+    values[7_777] = 50.0
+    kept = thin(values, 300)
+    assert 7_777 in kept and len(kept) <= 300
+
+
+def test_charts(tmp_path: Path) -> None:
+    long, short = written(tmp_path / "a", curve(1000)), written(tmp_path / "b", curve(5, "bleu"))
+    drawn = charts([read_entry("a", long), read_entry("b", short)])
+    assert [chart["title"] for chart in drawn] == ["loss", "bleu"]
+    (first,), (second,) = (chart["curves"] for chart in drawn)
+    assert first["of"] == 1000 and len(first["values"]) <= 300 and first["steps"][-1] == 1000
+    assert first["seconds"][-1] == 999 and first["values"][-1] == 0.001 and first["run"] == 0
+    assert second == {
+        "run": 1,
+        "kind": "train",
+        "of": 5,
+        "steps": [1, 2, 3, 4, 5],
+        "seconds": [0.0, 1.0, 2.0, 3.0, 4.0],
+        "values": [1.0, 0.5, 0.33333, 0.25, 0.2],
+    }
+
+
+def test_the_number_of_charts_is_bounded(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", [{f"metric {number}": 1 for number in range(500)}])
+    assert len(metrics([read_entry("a", folder)])) == 12
+
+
+def test_which_way_is_better() -> None:
+    assert [better(name) for name in ("accuracy", "knn_accuracy", "bleu", "f1")] == [1, 1, 1, 1]
+    assert [better(name) for name in ("loss", "perplexity")] == [-1, -1]
+    assert [better(name) for name in ("share", "images/s", "entropy")] == [0, 0, 0]
