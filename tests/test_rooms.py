@@ -15,7 +15,7 @@ BELOW = {
     "files": set(),
     "spec": {"errors"},
     "kernels": set(),
-    "layers": {"errors", "spec"},
+    "layers": {"errors", "spec", "kernels"},
     "models": {"errors", "spec", "layers"},
     "weights": {"errors", "files", "spec", "layers", "models", "data"},
     # tasks: pictures and pooled features are prepared as the probe does, so that neighbours here are neighbours there.
@@ -63,7 +63,10 @@ BELOW = {
         "checkpoint",
         "train",
         "analysis",
+        "layers",
+        "plan",
     },
+    "plan": {"errors", "spec", "layers", "models", "optim", "run", "recipes"},
     "export": {"errors", "files", "spec", "layers", "models", "weights", "data", "tasks", "predict"},
     # analysis: its figures' style. export: a side that runs in ONNX Runtime.
     "bench": {
@@ -96,6 +99,7 @@ BELOW = {
         "log",
         "recipes",
         "report",
+        "plan",
         "serve",
         "bench",
     },

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from allmlp.errors import UserError
 from allmlp.kernels.row_norm import reference as plain_norm
@@ -42,17 +43,22 @@ class Kernels(NamedTuple):
 
     stats: Callable[..., tuple[Tensor, Tensor]]
     norm: Callable[..., Tensor]
+    turned: Callable[..., Tensor]
     mix: Callable[..., Tensor]
+    matrix: Callable[[Tensor], Any]
+    """A matrix over tokens as `mix` reads it."""
     fused: bool
 
 
 def kernels(device: torch.device) -> Kernels:
     if device.type != "cuda":
-        return Kernels(plain_norm.row_stats, plain_norm.row_norm, plain_mix.token_mix, False)
+        plain = plain_norm.row_stats, plain_norm.row_norm, plain_norm.row_norm_turned, plain_mix.token_mix
+        return Kernels(*plain, matrix=lambda weight: weight, fused=False)
     from allmlp.kernels.row_norm import triton as fused_norm
     from allmlp.kernels.token_mix import triton as fused_mix
 
-    return Kernels(fused_norm.row_stats, fused_norm.row_norm, fused_mix.token_mix, True)
+    norms = fused_norm.row_stats, fused_norm.row_norm, fused_norm.row_norm_turned
+    return Kernels(*norms, fused_mix.token_mix, matrix=fused_mix.Matrix.of, fused=True)
 
 
 def fast(model: Model, dtype: torch.dtype | None = None) -> nn.Module:
@@ -127,7 +133,7 @@ class FastEncoder(nn.Module):
     def token_linear(self, norm: nn.Module, mix: TokenProjection, gain: Tensor | None) -> Step:
         """z + gain * (A norm(z + lift) + b 1^T)."""
         around = self.prologue(norm)._replace(bias=mix.bias.float(), gain=None if gain is None else gain.float())
-        matrix, stats, run = self.aligned(mix.matrix()), self.stats(norm), self.use.mix
+        matrix, stats, run = self.matrix(mix.matrix()), self.stats(norm), self.use.mix
 
         def step(z: Tensor) -> Tensor:
             return run(z, matrix, around._replace(**stats(z), other=z), combine="add")
@@ -136,17 +142,34 @@ class FastEncoder(nn.Module):
 
     def token_mlp(self, norm: nn.Module, mix: TokenMlpLayer, gain: Tensor | None) -> Step:
         """z + gain * (W2 act(W1 norm(z + lift) + b1 1^T) + b2 1^T)."""
-        up, down = self.aligned(mix.up.weight), self.aligned(mix.down.weight)
-        first = self.prologue(norm)._replace(bias=mix.up.bias.float())
+        act = act_name(self.spec.block, "token")
         unseen = gain is None and isinstance(self.spec.block.norm, LayerNorm) and isinstance(self.spec.norm, LayerNorm)
+        if unseen and self.use.fused:
+            return self.turned_token_mlp(norm, mix, act)
+        up, down = self.matrix(mix.up.weight), self.matrix(mix.down.weight)
+        first = self.prologue(norm)._replace(bias=mix.up.bias.float())
         last = Around(bias=None if unseen else mix.down.bias.float(), gain=None if gain is None else gain.float())
-        act, stats, run = act_name(self.spec.block, "token"), self.stats(norm), self.use.mix
+        stats, run = self.stats(norm), self.use.mix
 
         def step(z: Tensor) -> Tensor:
             hidden = run(z, up, first._replace(**stats(z)), act=act)  # b d c
             if unseen:
                 return torch.baddbmm(z, down.expand(len(z), -1, -1), hidden, out=z)
             return run(hidden, down, last._replace(other=z), combine="add")
+
+        return step
+
+    def turned_token_mlp(self, norm: nn.Module, mix: TokenMlpLayer, act: Act) -> Step:
+        """The same with channels as rows in between: both products are cuBLAS's, with all that stands around them."""
+        width = -(-mix.up.in_features // 8) * 8
+        up, bias = self.cast(F.pad(mix.up.weight, (0, width - mix.up.in_features))).T, self.cast(mix.up.bias)
+        down, around, run = self.cast(mix.down.weight), self.prologue(norm), self.use.turned
+        eps = getattr(norm, "eps", 0.0)
+
+        def step(z: Tensor) -> Tensor:
+            x = run(z, around.scale, around.shift, eps, around.lift, width)  # b c s
+            hidden = torch._addmm_activation(bias, x.flatten(0, 1), up, use_gelu=act != "relu").view(*x.shape[:2], -1)
+            return torch.baddbmm(z, down.expand(len(z), -1, -1), hidden.transpose(1, 2), out=z)
 
         return step
 
@@ -167,8 +190,8 @@ class FastEncoder(nn.Module):
         def step(z: Tensor) -> Tensor:
             x = (z if affine else run(z, scale, shift, eps, lift)).flatten(0, 1)
             # cuBLAS has the tanh form in its epilogue; in bfloat16 it rounds to the same numbers but for a few.
-            if fused and act != "relu":
-                hidden = torch._addmm_activation(a, x, up, use_gelu=True)
+            if fused:
+                hidden = torch._addmm_activation(a, x, up, use_gelu=act != "relu")
             else:
                 hidden = plain_mix.activate(torch.addmm(a, x, up), act)
             hidden = gate(hidden.view(*z.shape[:2], -1)).flatten(0, 1)
@@ -182,7 +205,7 @@ class FastEncoder(nn.Module):
         if inner is None:
             return lambda hidden: hidden
         assert isinstance(inner, SpatialGateLayer)
-        combine, matrix, run = inner.combine, self.aligned(inner.proj.matrix()), self.use.mix
+        combine, matrix, run = inner.combine, self.matrix(inner.proj.matrix()), self.use.mix
         around = self.prologue(inner.norm, lifted=False)._replace(bias=inner.proj.bias.float())
         stats = self.stats(inner.norm, lifted=False)
 
@@ -198,12 +221,8 @@ class FastEncoder(nn.Module):
     def cast(self, weight: Tensor) -> Tensor:
         return weight.to(self.dtype).contiguous()
 
-    def aligned(self, matrix: Tensor) -> Tensor:
-        """The matrix in rows whose starts are multiples of 16 numbers: 196 tokens alone would forbid wide loads."""
-        rows, columns = matrix.shape
-        storage = torch.zeros(rows, -(-columns // 16) * 16, dtype=self.dtype, device=matrix.device)
-        storage[:, :columns] = matrix
-        return storage[:, :columns]
+    def matrix(self, weight: Tensor) -> Any:
+        return self.use.matrix(self.cast(weight))
 
     def prologue(self, norm: nn.Module, lifted: bool = True) -> Around:
         """What a norm does to each channel."""

@@ -41,6 +41,7 @@ class Optim(Spec, abstract=True):
 
 
 class AdamW(Optim):
+    records: ClassVar[bool] = True
     beta1: Rate = 0.9
     beta2: Rate = 0.999
     eps: NonNegative = 1e-8
@@ -73,6 +74,7 @@ class Adagrad(Optim):
 class Lamb(Optim):
     """Adam whose step is scaled, matrix by matrix, to the size of the weights (You et al., 2019)."""
 
+    records: ClassVar[bool] = True
     beta1: Rate = 0.9
     beta2: Rate = 0.999
     eps: NonNegative = 1e-6

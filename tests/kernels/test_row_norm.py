@@ -47,9 +47,16 @@ def test_rows_go_into_a_wider_buffer() -> None:
     assert (buffer[0, 5:] == 7).all() and (buffer[1:] == 7).all()
 
 
-def test_gradients() -> None:
-    from allmlp.kernels.row_norm.op import row_stats
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "channels", "width"), [(49, 300, 56), (8, 24, 8)])
+def test_turned(tokens: int, channels: int, width: int, dtype: torch.dtype) -> None:
+    from allmlp.kernels.row_norm import triton
 
-    x = draw(2, 3, 7).requires_grad_()
-    torch.library.opcheck(row_stats, (x, 1e-3))
-    assert torch.autograd.gradcheck(lambda x: row_stats(x, 1e-3), x)
+    x = (draw(2, tokens, channels) + 3).to(DEVICE, dtype)
+    vectors = [draw(channels).to(DEVICE, dtype) for _ in range(3)]
+    weight, bias, shift = vectors
+    exact = [one.double().cpu() for one in vectors]
+    truth = reference.row_norm_turned(x.double().cpu(), *exact[:2], 1e-6, exact[2], width)
+    mine = triton.row_norm_turned(x, weight, bias, 1e-6, shift, width)
+    check(mine, reference.row_norm_turned(x, weight, bias, 1e-6, shift, width), truth)
+    assert not mine[:, :, tokens:].any()

@@ -10,7 +10,7 @@ import torch
 from allmlp import parallel
 from allmlp import train as loop
 from allmlp.data.images import Mix
-from allmlp.optim import AdamW, Lamb, Muon, Optim
+from allmlp.optim import AdamW, Lamb, Muon, Optim, Sgd
 from allmlp.spec import override
 from train.runs import quiet, small
 from train.test_train import losses
@@ -31,16 +31,17 @@ def test_replayed_steps_have_the_same_losses(mix: Mix | None, tmp_path: Path, mo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("optim", [AdamW(lr=1e-3), Lamb(lr=1e-2), Muon(lr=1e-2)], ids=lambda spec: type(spec).__name__)
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled")
 def test_whatever_is_recorded(optim: Optim, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every optimiser that can, compiled or not, and with random numbers inside the step (dropout)."""
-    monkeypatch.setattr(type(optim), "records", True)
     model = override(small().model, "block.dropout", 0.3)
     run = small(model=model, optim=optim, precision="float32", compile=compiled)
     for name, records in (("plain", False), ("recorded", True), ("again", True)):
         monkeypatch.setattr(loop, "can_record", lambda run, world, records=records: records)
         loop.train(run, tmp_path / name, "cuda")
     assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path / "recorded"), rel=1e-5)
-    assert losses(tmp_path / "recorded")[-1] == pytest.approx(losses(tmp_path / "plain")[-1], rel=0.2)
+    recorded, plain = losses(tmp_path / "recorded"), losses(tmp_path / "plain")
+    assert recorded[max(recorded)] == pytest.approx(plain[max(plain)], rel=0.2)
 
 
 @pytest.mark.gpu
@@ -69,6 +70,6 @@ def test_what_is_recorded() -> None:
     run = quiet().replace(compile=True, optim=Muon())
     assert loop.can_record(run, gpu) and not loop.can_record(run, cpu)
     assert not loop.can_record(run, parallel.World(0, 2, torch.device("cuda")))
-    changes = [{"compile": False}, {"accumulate": 2}, {"checkpointing": True}, {"nan": "skip"}, {"optim": AdamW()}]
+    changes = [{"compile": False}, {"accumulate": 2}, {"checkpointing": True}, {"nan": "skip"}, {"optim": Sgd()}]
     for change in [*changes, {"optim": Muon(last_decay=0.4)}]:
         assert not loop.can_record(run.replace(**change), gpu), change

@@ -18,7 +18,21 @@ from allmlp.errors import UserError, one_line
 # typer brings its own click or uses the installed one: the base of its errors is taken from what it exports.
 CommandError = typer.BadParameter.__mro__[2]
 
-COMMANDS = ("list", "show", "train", "predict", "bench", "analyze", "report", "convert", "resize", "prune", "export")
+COMMANDS = (
+    "list",
+    "show",
+    "train",
+    "predict",
+    "analyze",
+    "report",
+    "tables",
+    "plan",
+    "convert",
+    "resize",
+    "prune",
+    "export",
+    "bench",
+)
 for name in COMMANDS:
     import_module(f"allmlp.cli.{name}")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from allmlp.kernels import training_type
+from allmlp.kernels.channel_mlp.op import channel_mlp
+from allmlp.kernels.gated_mlp.op import gated_mlp
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import Context, Site
 from allmlp.layers.linear import Linear
-from allmlp.layers.mixers.gate import SpatialGate
+from allmlp.layers.mixers.gate import SpatialGate, SpatialGateLayer
 from allmlp.spec import Count, Rate, Spec
 
 
@@ -33,7 +36,7 @@ class ChannelMlp(Spec):
 class ChannelMlpLayer(nn.Module):
     def __init__(self, spec: ChannelMlp, site: Site) -> None:
         super().__init__()
-        self.act = ACTS[spec.act]
+        self.act = spec.act
         self.dropout = spec.dropout
         self.up = Linear(site.channels, spec.hidden, site.init)
         self.inner = spec.inner.build(site, spec.hidden) if spec.inner else None
@@ -41,8 +44,24 @@ class ChannelMlpLayer(nn.Module):
         self.down = Linear(width, site.channels, site.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        h = self.act(self.up(x))  # b s f
+        dtype = training_type(x)
+        if dtype is not None and not (self.dropout and self.training):
+            if self.inner is None:
+                return channel_mlp(
+                    x.to(dtype), self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.act
+                )
+            if isinstance(self.inner, SpatialGateLayer) and self.inner.is_plain and context.cache is None:
+                return self.gated(x.to(dtype), self.inner, context)
+        h = ACTS[self.act](self.up(x))  # b s f
         h = F.dropout(h, self.dropout, self.training)
         if self.inner is not None:
             h = self.inner(h, x, context)
         return self.down(h)
+
+    def gated(self, x: Tensor, gate: SpatialGateLayer, context: Context) -> Tensor:
+        """The whole of gMLP's block after its first norm, as one operator."""
+        tokens, norm = x.shape[1], gate.norm
+        assert isinstance(norm, nn.LayerNorm)
+        middle = gate.proj.matrix(0, tokens), gate.proj.bias[:tokens], norm.weight, norm.bias, context.mask
+        up, down = (self.up.weight, self.up.bias), (self.down.weight, self.down.bias)
+        return gated_mlp(x, *up, *middle, *down, self.act, norm.eps)

@@ -26,3 +26,11 @@ def row_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
     y = (wide - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias).to(x.dtype)
+
+
+def row_norm_turned(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shift: Tensor | None = None, width: int = 0
+) -> Tensor:
+    """The norm of x (b s c) as b c width: columns after the s-th are 0."""
+    y = row_norm(x, weight, bias, eps, shift).transpose(1, 2)
+    return torch.nn.functional.pad(y, (0, width - x.shape[1]))

@@ -1,4 +1,8 @@
-"""LayerNorm as one pass over memory: a program reads a few tokens once, and writes them or their statistics once."""
+"""LayerNorm as one pass over memory: a program reads a few tokens, and writes them or their statistics once.
+
+Turned, it writes channels as rows: a product over tokens is then a plain one, for which cuBLAS has its best kernels
+and adds bias and activation on the way. 196 tokens are no multiple of 8, which those kernels need: rows are filled up.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# How many rows a program reads at once, and by how many warps: the interpreter has nothing to time.
+ROWS = [triton.Config({"ROWS": rows}, num_warps=warps) for rows, warps in ((1, 1), (1, 4), (2, 4), (4, 4), (4, 8))]
 
+
+@triton.autotune(ROWS[2:3] if triton.knobs.runtime.interpret else ROWS, key=["WIDE", "NORM", "STATS"])
 @triton.jit
 def kernel(
     x_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, shift_ptr, N, C, x_row, y_row, eps,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, SHIFT: tl.constexpr, NORM: tl.constexpr, STATS: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, WIDE)
@@ -50,10 +58,8 @@ def launch(
     channels = x.shape[-1]
     rows = x.numel() // channels
     assert x.is_contiguous() or x.dim() == 2 or x.stride(0) == x.shape[1] * x.stride(1), "rows must be evenly spaced"
-    wide = triton.next_power_of_2(channels)
-    together = max(1, 2048 // wide)
     run: Any = kernel
-    run[(triton.cdiv(rows, together),)](
+    run[lambda sizes: (triton.cdiv(rows, sizes["ROWS"]),)](
         x, y, *(stats or (None, None)), weight, bias, shift, rows, channels,
         x.stride(-2), 0 if y is None else y.stride(-2), eps,
         WEIGHT=weight is not None,
@@ -61,9 +67,7 @@ def launch(
         SHIFT=shift is not None,
         NORM=y is not None,
         STATS=stats is not None,
-        ROWS=together,
-        WIDE=wide,
-        num_warps=4 if wide <= 1024 else 8,
+        WIDE=triton.next_power_of_2(channels),
     )  # fmt: skip
 
 
@@ -83,4 +87,64 @@ def row_norm(
 ) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     launch(x, eps, shift, y, weight, bias)
+    return y
+
+
+@triton.jit
+def turned_kernel(
+    x_ptr, y_ptr, weight_ptr, bias_ptr, shift_ptr, S, T, x_b, x_s, y_b, y_c, eps,
+    C: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, SHIFT: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    tokens = tl.program_id(0) * BS + tl.arange(0, BS)
+    example = tl.program_id(1).to(tl.int64)
+    mean = tl.zeros((BS,), dtype=tl.float32)
+    away = tl.zeros((BS,), dtype=tl.float32)
+    # Channels come in parts; mean and squared distance of all seen so far are joined with those of the next part.
+    for start in range(0, C, BC):
+        cols = start + tl.arange(0, BC)
+        inside = (tokens < S)[:, None] & (cols < C)[None, :]
+        x = tl.load(x_ptr + example * x_b + tokens[:, None] * x_s + cols[None, :], inside, 0.0).to(tl.float32)
+        if SHIFT:
+            x += tl.load(shift_ptr + cols, cols < C, 0.0).to(tl.float32)[None, :]
+        seen, part = start * 1.0, tl.sum((cols < C).to(tl.float32), 0)
+        middle = tl.sum(tl.where((cols < C)[None, :], x, 0.0), 1) / part
+        far = tl.where((cols < C)[None, :], x - middle[:, None], 0.0)
+        step = middle - mean
+        away += tl.sum(far * far, 1) + step * step * (seen * part / (seen + part))
+        mean += step * (part / (seen + part))
+    rstd = 1 / tl.sqrt(away / C + eps)
+    for start in range(0, C, BC):
+        cols = start + tl.arange(0, BC)
+        inside = (tokens < S)[:, None] & (cols < C)[None, :]
+        y = tl.load(x_ptr + example * x_b + tokens[:, None] * x_s + cols[None, :], inside, 0.0).to(tl.float32)
+        if SHIFT:
+            y += tl.load(shift_ptr + cols, cols < C, 0.0).to(tl.float32)[None, :]
+        y = (y - mean[:, None]) * rstd[:, None]
+        if WEIGHT:
+            y *= tl.load(weight_ptr + cols, cols < C, 0.0).to(tl.float32)[None, :]
+        if BIAS:
+            y += tl.load(bias_ptr + cols, cols < C, 0.0).to(tl.float32)[None, :]
+        y = tl.trans(tl.where((tokens < S)[:, None], y, 0.0).to(y_ptr.dtype.element_ty))
+        inside = (cols < C)[:, None] & (tokens < T)[None, :]
+        tl.store(y_ptr + example * y_b + cols[:, None] * y_c + tokens[None, :], y, inside)
+
+
+def row_norm_turned(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shift: Tensor | None = None, width: int = 0
+) -> Tensor:
+    """The norm of x (b s c) as b c width: columns after the s-th are 0."""
+    batch, tokens, channels = x.shape
+    assert x.stride(2) == 1, "channels must lie side by side"
+    y = x.new_empty(batch, channels, width)
+    run: Any = turned_kernel
+    run[(triton.cdiv(width, 32), batch)](
+        x, y, weight, bias, shift, tokens, width, *x.stride()[:2], *y.stride()[:2], eps,
+        C=channels,
+        WEIGHT=weight is not None,
+        BIAS=bias is not None,
+        SHIFT=shift is not None,
+        BS=32,
+        BC=256,
+        num_warps=8,
+    )  # fmt: skip
     return y

@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from allmlp.kernels.activation.reference import activate
 
 Act = Literal["none", "gelu", "gelu_tanh", "relu"]
 Combine = Literal["none", "multiply", "add"]
@@ -45,12 +46,6 @@ def prepare(x: Tensor, around: Around) -> Tensor:
     if around.scale is not None:
         x = x * around.scale
     return x if around.shift is None else x + around.shift
-
-
-def activate(z: Tensor, act: Act) -> Tensor:
-    if act == "none":
-        return z
-    return F.relu(z) if act == "relu" else F.gelu(z, approximate="tanh" if act == "gelu_tanh" else "none")
 
 
 def token_mix(x: Tensor, matrix: Tensor, around: Around, act: Act = "none", combine: Combine = "none") -> Tensor:

@@ -1,150 +1,204 @@
 """The product over tokens as one kernel: a program makes some rows and channels of one example.
 
-LayerNorm does not touch the large operand. Its statistics belong to the summed index j, so they go into the matrix:
+LayerNorm does not touch the large operand. Its statistics belong to the summed index j, so a small kernel before puts
+them into a matrix for each example:
 
-    sum_j A[i, j] (X[j, c] - mean[j]) rstd[j]  =  sum_j A'[i, j] X[j, c]  -  sum_j A'[i, j] mean[j],   A' = A * rstd
+    sum_j A[i, j] (X[j, c] - mean[j]) rstd[j]  =  sum_j A'[i, j] X[j, c]  -  centre[i]
+    A' = A * rstd,   centre[i] = sum_j A'[i, j] mean[j],   mass'[i] = sum_j A'[i, j],   mass[i] = sum_j A[i, j]
 
 and what depends on the channel alone, lift, scale and shift, comes after the sum:
 
-    H[i, c] = scale[c] (sum_j A'[i, j] X[j, c] - t[i] + lift[c] sum_j A'[i, j]) + shift[c] sum_j A[i, j] + bias[i]
+    H[i, c] = scale[c] (sum_j A'[i, j] X[j, c] - centre[i] + lift[c] mass'[i]) + shift[c] mass[i] + bias[i]
 
-So X streams from memory into the matrix units as it is.
+So X streams from memory into the matrix units as it is, moved by the copy engine (TMA) where its rows are aligned.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from allmlp.kernels.activation.triton import ACT, activate
 from allmlp.kernels.token_mix.reference import Act, Around, Combine
 
-CONFIGS = [
-    triton.Config({"BM": rows, "BC": columns, "BK": depth}, num_warps=warps, num_stages=stages)
-    for rows, columns, depth, warps, stages in (
-        (128, 128, 64, 8, 3),
-        (128, 128, 32, 8, 4),
-        (128, 256, 64, 8, 3),
-        (64, 128, 64, 4, 3),
-        (64, 256, 64, 8, 3),
-        (256, 64, 64, 8, 3),
-        (256, 128, 32, 8, 3),
-        (64, 64, 32, 4, 4),
-    )
-]
-ACT = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 COMBINE = {"none": 0, "multiply": 1, "add": 2}
 
 
+class Matrix(NamedTuple):
+    """A matrix over tokens as the kernel reads it: rows that start at multiples of 16 bytes, and their sums."""
+
+    weight: Tensor
+    mass: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Matrix:
+        rows, columns = weight.shape
+        storage = weight.new_zeros(rows, -(-columns // 16) * 16)
+        storage[:, :columns] = weight
+        return cls(storage[:, :columns], storage.float().sum(1))
+
+
+# --- LayerNorm goes into the matrix -----------------------------------------------------------------------
+
+
 @triton.jit
-def activate(z, ACT: tl.constexpr):
-    if ACT == 1:
-        z = 0.5 * z * (1 + tl.erf(z * 0.7071067811865476))
-    elif ACT == 2:
-        # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), written so that nothing overflows.
-        u = 0.7978845608028654 * (z + 0.044715 * z * z * z)
-        e = tl.exp(-2 * tl.abs(u))
-        z = z * tl.where(u >= 0, 1.0, e) / (1 + e)
-    elif ACT == 3:
-        z = tl.maximum(z, 0.0)
-    return z
+def weave_kernel(
+    a_ptr, mean_ptr, rstd_ptr, woven_ptr, centre_ptr, mass_ptr, M, a_m, s_b, w_b, w_m,
+    K: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    example = tl.program_id(1).to(tl.int64)
+    rows, ks = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
+    inside = (rows < M)[:, None] & (ks < K)[None, :]
+    mean = tl.load(mean_ptr + example * s_b + ks, ks < K, 0.0)
+    rstd = tl.load(rstd_ptr + example * s_b + ks, ks < K, 0.0)
+    a = tl.load(a_ptr + rows[:, None] * a_m + ks[None, :], inside, 0.0).to(tl.float32)
+    woven = (a * rstd[None, :]).to(woven_ptr.dtype.element_ty)
+    tl.store(woven_ptr + example * w_b + rows[:, None] * w_m + ks[None, :], woven, inside)
+    # Sums of the rounded numbers: what the product will really have added.
+    woven = woven.to(tl.float32)
+    tl.store(centre_ptr + example * M + rows, tl.sum(woven * mean[None, :], 1), rows < M)
+    tl.store(mass_ptr + example * M + rows, tl.sum(woven, 1), rows < M)
+
+
+def weave(matrix: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A' (b m k), centre (b m) and mass' (b m)."""
+    batch, (rows, tokens) = len(mean), matrix.shape
+    woven = matrix.new_empty(batch, rows, -(-tokens // 16) * 16)
+    centre, mass = (torch.empty(batch, rows, dtype=torch.float32, device=matrix.device) for _ in range(2))
+    wide = triton.next_power_of_2(tokens)
+    together = max(1, 4096 // wide)
+    run: Any = weave_kernel
+    run[(triton.cdiv(rows, together), batch)](
+        matrix, mean, rstd, woven, centre, mass, rows, matrix.stride(0), mean.stride(0), *woven.stride()[:2],
+        K=tokens, ROWS=together, WIDE=wide,
+    )  # fmt: skip
+    return woven[:, :, :tokens], centre, mass
+
+
+# --- the product -----------------------------------------------------------------------------------------------
+
+
+def blocks(arguments: dict[str, Any]) -> None:
+    """The sizes that autotuning tries are those in which the copy engine moves."""
+    if arguments["TMA"]:
+        arguments["x_copy"].block_shape = [1, arguments["BK"], arguments["BC"]]
+        arguments["a_copy"].block_shape = [1, arguments["BM"], arguments["BK"]]
+
+
+CONFIGS = [
+    triton.Config({"BM": rows, "BC": columns, "BK": depth}, num_warps=warps, num_stages=stages, pre_hook=blocks)
+    for rows, columns, depth, warps, stages in (
+        (128, 128, 64, 4, 3),
+        (128, 128, 64, 8, 3),
+        (128, 256, 64, 8, 3),
+        (128, 64, 64, 4, 3),
+        (256, 64, 64, 8, 3),
+        (256, 128, 64, 8, 3),
+        (256, 128, 32, 8, 4),
+        (64, 64, 32, 4, 4),
+    )
+]
 
 
 # The interpreter has nothing to time: one of the sizes is enough there.
 @triton.autotune(
     CONFIGS[-1:] if triton.knobs.runtime.interpret else CONFIGS,
-    key=["M", "K", "C", "STATS", "ACT", "COMBINE"],
-    cache_results=True,
+    key=["M", "K", "C", "CENTRE", "ACT", "COMBINE", "TMA"],
 )
 @triton.jit
 def kernel(
-    x_ptr, a_ptr, y_ptr, bias_ptr, scale_ptr, shift_ptr, mean_ptr, rstd_ptr, lift_ptr, other_ptr, gain_ptr,
-    M, C, x_b, x_k, a_m, a_k, y_b, y_m, o_b, o_m, s_b,
-    K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, STATS: tl.constexpr,
-    LIFT: tl.constexpr, GAIN: tl.constexpr, ACT: tl.constexpr, COMBINE: tl.constexpr,
+    x_copy, a_copy, x_ptr, a_ptr, y_ptr,
+    bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, other_ptr, gain_ptr,
+    M, C, x_b, x_k, a_b, a_m, y_b, y_m, o_b, o_m, l_b,
+    K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, CENTRE: tl.constexpr,
+    LIFT: tl.constexpr, GAIN: tl.constexpr, ACT: tl.constexpr, COMBINE: tl.constexpr, TMA: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(M, BM)
     # Row tiles of the same channels are neighbours: the second finds the first's X in the cache.
-    tile, columns, example = tl.program_id(0) % tiles, tl.program_id(0) // tiles, tl.program_id(1).to(tl.int64)
+    tile, columns = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    example = tl.program_id(1)
+    own = (example * (a_b > 0)).to(tl.int32)  # which matrix: each example's, or the one of all
+    far = example.to(tl.int64)
     rows = tile * BM + tl.arange(0, BM)
     cols = columns * BC + tl.arange(0, BC)
     in_rows, in_cols = rows < M, cols < C
-    total = tl.zeros((BM, BC), dtype=tl.float32)
-    centre = tl.zeros((BM,), dtype=tl.float32)
-    mass = tl.zeros((BM,), dtype=tl.float32)
-    lifted = tl.zeros((BM,), dtype=tl.float32)
+    z = tl.zeros((BM, BC), dtype=tl.float32)
     for start in range(0, K, BK):
-        ks = start + tl.arange(0, BK)
-        in_k = ks < K
-        a = tl.load(a_ptr + rows[:, None] * a_m + ks[None, :] * a_k, in_rows[:, None] & in_k[None, :], 0.0)
-        x = tl.load(x_ptr + example * x_b + ks[:, None] * x_k + cols[None, :], in_k[:, None] & in_cols[None, :], 0.0)
-        if SHIFT:
-            mass += tl.sum(a.to(tl.float32), 1)
-        if STATS:
-            rstd = tl.load(rstd_ptr + example * s_b + ks, in_k, 0.0)
-            mean = tl.load(mean_ptr + example * s_b + ks, in_k, 0.0)
-            scaled = a.to(tl.float32) * rstd[None, :]
-            centre += tl.sum(scaled * mean[None, :], 1)
-            a = scaled.to(x.dtype)
-        if LIFT:
-            lifted += tl.sum(a.to(tl.float32), 1)
-        total += tl.dot(a, x)
-    z = total
-    if STATS:
-        z -= centre[:, None]
+        if TMA:
+            a = a_copy.load([own, tile * BM, start]).reshape(BM, BK)
+            x = x_copy.load([example, start, columns * BC]).reshape(BK, BC)
+        else:
+            ks = start + tl.arange(0, BK)
+            inside = in_rows[:, None] & (ks < K)[None, :]
+            a = tl.load(a_ptr + far * a_b + rows[:, None] * a_m + ks[None, :], inside, 0.0)
+            inside = (ks < K)[:, None] & in_cols[None, :]
+            x = tl.load(x_ptr + far * x_b + ks[:, None] * x_k + cols[None, :], inside, 0.0)
+        z = tl.dot(a, x, z, input_precision="ieee")
+    if CENTRE:
+        z -= tl.load(centre_ptr + far * M + rows, in_rows, 0.0)[:, None]
     if LIFT:
+        lifted = tl.load(lifted_ptr + far * l_b + rows, in_rows, 0.0)
         z += lifted[:, None] * tl.load(lift_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
     if SCALE:
         z *= tl.load(scale_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
     if SHIFT:
+        mass = tl.load(mass_ptr + rows, in_rows, 0.0)
         z += mass[:, None] * tl.load(shift_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
     if BIAS:
         z += tl.load(bias_ptr + rows, in_rows, 0.0).to(tl.float32)[:, None]
     z = activate(z, ACT)
     inside = in_rows[:, None] & in_cols[None, :]
     if COMBINE > 0:
-        other = tl.load(other_ptr + example * o_b + rows[:, None] * o_m + cols[None, :], inside, 0.0).to(tl.float32)
+        other = tl.load(other_ptr + far * o_b + rows[:, None] * o_m + cols[None, :], inside, 0.0).to(tl.float32)
         if GAIN:
             z *= tl.load(gain_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
         z = other * z if COMBINE == 1 else other + z
-    tl.store(y_ptr + example * y_b + rows[:, None] * y_m + cols[None, :], z.to(y_ptr.dtype.element_ty), inside)
+    tl.store(y_ptr + far * y_b + rows[:, None] * y_m + cols[None, :], z.to(y_ptr.dtype.element_ty), inside)
 
 
 def token_mix(
-    x: Tensor,
-    matrix: Tensor,
-    around: Around,
-    act: Act = "none",
-    combine: Combine = "none",
-    out: Tensor | None = None,
+    x: Tensor, matrix: Matrix | Tensor, around: Around, act: Act = "none", combine: Combine = "none"
 ) -> Tensor:
-    """As the reference, in one kernel. `out` may not be `x`: other programs still read it."""
+    """As the reference, in one kernel, or two with LayerNorm."""
+    weight, mass = matrix if isinstance(matrix, Matrix) else Matrix.of(matrix)
     batch, tokens, channels = x.shape
-    rows = matrix.shape[0]
-    y = x.new_empty(batch, rows, channels) if out is None else out
+    rows = len(weight)
+    y = x.new_empty(batch, rows, channels)
     other = around.other if combine != "none" else None
-    for tensor in (x, y, other):
+    for tensor in (x, other):
         assert tensor is None or tensor.stride(2) == 1, "channels must lie side by side"
-    grid = lambda sizes: (triton.cdiv(rows, sizes["BM"]) * triton.cdiv(channels, sizes["BC"]), batch)  # noqa: E731
+    weight, lifted, centre = weight.unsqueeze(0), mass, None
+    if around.mean is not None and around.rstd is not None:
+        weight, centre, lifted = weave(weight[0], around.mean, around.rstd)
+    tma = all(aligned(tensor) for tensor in (x, weight))
+    copies = [TensorDescriptor.from_tensor(one, [1, 16, 16]) if tma else None for one in (x, weight)]
     run: Any = kernel
-    run[grid](
-        x, matrix, y, around.bias, around.scale, around.shift, around.mean, around.rstd,
-        around.lift, other, around.gain,
-        rows, channels,
-        x.stride(0), x.stride(1), matrix.stride(0), matrix.stride(1), y.stride(0), y.stride(1),
-        *((0, 0) if other is None else (other.stride(0), other.stride(1))),
-        0 if around.mean is None else around.mean.stride(0),
+    run[lambda sizes: (triton.cdiv(rows, sizes["BM"]) * triton.cdiv(channels, sizes["BC"]), batch)](
+        *copies, x, weight, y,
+        around.bias, around.scale, around.shift, centre, mass, around.lift, lifted, other, around.gain,
+        rows, channels, *x.stride()[:2], 0 if centre is None else weight.stride(0), weight.stride(1), *y.stride()[:2],
+        *((0, 0) if other is None else other.stride()[:2]), 0 if centre is None else rows,
         K=tokens,
         BIAS=around.bias is not None,
         SCALE=around.scale is not None,
         SHIFT=around.shift is not None,
-        STATS=around.mean is not None,
+        CENTRE=centre is not None,
         LIFT=around.lift is not None,
         GAIN=around.gain is not None and other is not None,
         ACT=ACT[act],
         COMBINE=COMBINE[combine] if other is not None else 0,
+        TMA=tma,
     )  # fmt: skip
     return y
+
+
+def aligned(tensor: Tensor) -> bool:
+    """Whether the copy engine can move it: every row begins at a multiple of 16 bytes."""
+    size = tensor.element_size()
+    return tensor.data_ptr() % 16 == 0 and all(step * size % 16 == 0 for step in tensor.stride()[:-1])

@@ -52,6 +52,11 @@ class SpatialGateLayer(nn.Module):
         self.proj = TokenProjection(spec.project, site.tokens, spec.causal, spec.init)
         self.side = spec.side.build(site, width, spec.causal) if spec.side else None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the papers' own: split, with LayerNorm, and nothing beside it."""
+        return self.combine == "split" and self.side is None and isinstance(self.norm, nn.LayerNorm)
+
     def forward(self, z: Tensor, x: Tensor, context: Context) -> Tensor:
         u, v = z.chunk(2, dim=-1) if self.combine == "split" else (z, z)
         f = self.proj(self.norm(v), context)

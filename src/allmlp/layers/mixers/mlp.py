@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
+from allmlp.kernels import training_type
+from allmlp.kernels.token_product.op import token_product
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import Context, Site
 from allmlp.layers.linear import Linear
@@ -39,13 +41,17 @@ class TokenMlp(TokenMixer):
 class TokenMlpLayer(nn.Module):
     def __init__(self, spec: TokenMlp, site: Site) -> None:
         super().__init__()
-        self.act = ACTS[spec.act]
+        self.act = spec.act
         hidden = spec.width(site.tokens)
         self.up = Linear(site.tokens, hidden, site.init)
         self.down = Linear(hidden, site.tokens, site.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x, tokens = context.hide(x), x.shape[1]
+        up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens, None]
+        dtype = training_type(x)
+        if dtype is not None:
+            return token_product(down, token_product(up, x.to(dtype)), self.up.bias, self.act) + shift
         # W X with X as stored (b s c): no transpose is needed on either side.
-        h = self.act(self.up.weight[:, :tokens] @ x + self.up.bias[:, None])  # b d c
-        return self.down.weight[:tokens] @ h + self.down.bias[:tokens, None]
+        h = ACTS[self.act](up @ x + self.up.bias[:, None])  # b d c
+        return down @ h + shift

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from allmlp.kernels import training_type
+from allmlp.kernels.token_product.op import token_product
 from allmlp.layers.context import Context
 from allmlp.layers.init import Init
 from allmlp.spec import Spec
@@ -94,7 +96,9 @@ class TokenProjection(nn.Module):
         if context.cache is not None:
             x = context.cache.extend(self, x)
         x, stop = context.hide(x), x.shape[1]
-        return self.matrix(start, stop) @ x + self.bias[start:stop, None]
+        matrix, dtype = self.matrix(start, stop), training_type(x)
+        y = matrix @ x if dtype is None else token_product(matrix, x.to(dtype))
+        return y + self.bias[start:stop, None]
 
     def extra_repr(self) -> str:
         return f"{self.spec!r}, tokens={self.tokens}, causal={self.causal}"

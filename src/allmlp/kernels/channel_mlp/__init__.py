@@ -1,0 +1,1 @@
+"""The channel MLP for training: one operator that keeps little for its gradient."""

@@ -1,0 +1,1 @@
+"""Products over tokens for training: any number of tokens at full speed."""

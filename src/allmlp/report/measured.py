@@ -1,0 +1,153 @@
+"""What was measured, taken from docs/ into the package: `python -m allmlp.report.measured` in a checkout.
+
+measured.json, beside this file, has what stands in the papers' tables: one line of `TAKEN` each, from a log.
+plan/speeds.json has how fast models ran and what memory they took. For those there is nothing to write down: every
+docs/logs/bench*.json, a `bench.json` of `allmlp bench` on a known GPU, is read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from allmlp.files import write_atomically
+from allmlp.models.zoo import preset
+from allmlp.plan import hardware
+from allmlp.plan.hardware import GPUS, Speed
+from allmlp.plan.jobs import job
+from allmlp.plan.time import cost, training_flops
+
+FILE = Path(__file__).with_name("measured.json")
+
+TAKEN = r"""
+slides_mixer course_images course_small_data | gMLP, 7.19 M, 32 pixels, 6.5 min            | CIFAR-10 | cifar10_gmlp.jsonl   | accuracy %
+slides_mixer course_images course_small_data | ViT, 7.93 M, 32 pixels, 8.75 min, shared    | CIFAR-10 | cifar10_vit.jsonl    | accuracy %
+slides_mixer course_images course_small_data | ResMLP, 6.39 M, 32 pixels, 8.75 min, shared | CIFAR-10 | cifar10_resmlp.jsonl | accuracy %
+slides_mixer course_images course_small_data | Mixer, 6.53 M, 32 pixels, 8.75 min, shared  | CIFAR-10 | cifar10_mixer.jsonl  | accuracy %
+resmlp_ablations | S12                         | CIFAR-10 | cifar10_ablations.jsonl row=linear    | accuracy %
+resmlp_ablations | S12: Aff -> LayerNorm       | CIFAR-10 | cifar10_ablations.jsonl row=layernorm | accuracy %
+resmlp_ablations | S12: average -> Class-MLP   | CIFAR-10 | cifar10_ablations.jsonl row=class     | accuracy %
+resmlp_ablations | S12: linear -> none         | CIFAR-10 | cifar10_ablations.jsonl row=none      | accuracy %
+resmlp_ablations | S12: linear -> MLP          | CIFAR-10 | cifar10_ablations.jsonl row=mlp       | accuracy %
+resmlp_ablations | S12: linear -> conv 3x3     | CIFAR-10 | cifar10_ablations.jsonl row=conv      | accuracy %
+resmlp_ablations | S12: linear -> depth-wise   | CIFAR-10 | cifar10_ablations.jsonl row=depthwise | accuracy %
+resmlp_ablations | S12: linear -> separable    | CIFAR-10 | cifar10_ablations.jsonl row=separable | accuracy %
+resmlp_ablations | S12/8                       | CIFAR-10 | cifar10_ablations.jsonl row=patch2    | accuracy %
+resmlp_ablations | Mixer, 0.85 M: labels alone | CIFAR-10 | cifar10_distill_labels.jsonl          | accuracy %
+resmlp_ablations | Mixer, 0.85 M: distillation | CIFAR-10 | cifar10_distill_hard.jsonl            | accuracy %
+resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | linear | cifar10_probe.jsonl | accuracy %
+resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | k-NN   | results.md          | 20 nearest.*\*\*([\d.]+) %
+gmlp_table3 gmlp_table4 gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens    | ppl       | wiki_gmlp.jsonl   | perplexity
+gmlp_table4 gmlp_table6 slides_gmlp | gMLP L12, 44 M, 0.23 G tokens    | SST-2     | sst2_gmlp.jsonl   | accuracy %
+gmlp_table4 slides_gmlp             | MiniLM L6, 23 M, published start | SST-2     | sst2_minilm.jsonl | accuracy %
+gmlp_table6                         | gMLP L12, 44 M, 0.23 G tokens    | SQuAD 1.1 | results.md        | SQuAD 1\.1.*F1 ([\d.]+) %
+gmlp_table6                         | gMLP L12, 44 M, 0.23 G tokens    | SQuAD 2.0 | results.md        | SQuAD 2\.0.*F1 ([\d.]+) %
+resmlp_translation | Transformer, 4 + 4 blocks, 9.47 M | Multi30k De-En | multi30k_transformer.jsonl | bleu
+resmlp_translation | ResMLP, 4 + 4 blocks, 7.40 M      | Multi30k De-En | multi30k_resmlp.jsonl      | bleu
+gmlp_table5 | gMLP L12, 44.0 M, n = 128 | tokens/s | pretraining_speed.json model=gMLP         | tokens/s
+gmlp_table5 | gMLP L12, 44.0 M, n = 128 | GiB      | pretraining_speed.json model=gMLP         | GiB
+gmlp_table5 | aMLP L11, 43.9 M, n = 128 | tokens/s | pretraining_speed.json model=aMLP         | tokens/s
+gmlp_table5 | aMLP L11, 43.9 M, n = 128 | GiB      | pretraining_speed.json model=aMLP         | GiB
+gmlp_table5 | BERT L9, 44.1 M, n = 128  | tokens/s | pretraining_speed.json model=BERT         | tokens/s
+gmlp_table5 | BERT L9, 44.1 M, n = 128  | GiB      | pretraining_speed.json model=BERT         | GiB
+gmlp_table5 | HF BERT, 44.6 M, n = 128  | tokens/s | pretraining_speed.json model=transformers | tokens/s
+gmlp_table5 | HF BERT, 44.6 M, n = 128  | GiB      | pretraining_speed.json model=transformers | GiB
+"""  # noqa: E501
+"""Tables | row | column | file, and which of its rows | field, in per cent with a %. Of results.md: what matches."""
+
+RECIPES = ("cifar10_mixer", "cifar10_resmlp", "cifar10_gmlp", "cifar10_vit")
+"""Their speeds stand in results.md, in words."""
+PRETRAINED = {"gMLP": "wiki_gmlp", "aMLP": "wiki_amlp", "BERT": "wiki_bert"}
+
+
+class Measured(NamedTuple):
+    tables: Sequence[str]
+    row: str
+    column: str
+    text: str
+    source: str
+
+
+def taken(docs: Path) -> Iterator[Measured]:
+    """Each line of TAKEN with its figure."""
+    for line in TAKEN.strip().splitlines():
+        tables, row, column, source, field = (part.strip() for part in line.split(" | "))
+        name, _, which = source.partition(" ")
+        if name == "results.md":
+            (text,) = re.findall(field, (docs / name).read_text(encoding="utf8"))
+        else:
+            name = f"logs/{name}"
+            value = last(docs / name, which, field.removesuffix(" %")) * (100 if field.endswith("%") else 1)
+            text = f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+        yield Measured(tables.split(), row, column, text, f"docs/{name}")
+
+
+def last(file: Path, which: str, field: str) -> float:
+    """The last judgement in a log; where there are several seeds, the mean of their last ones."""
+    text = file.read_text(encoding="utf8")
+    if file.suffix == ".json":
+        rows = json.loads(text)["rows"]
+    else:
+        rows = [row for row in map(json.loads, text.splitlines()) if row["kind"] == "eval"]
+    key, _, wanted = which.partition("=")
+    found = {row.get("seed"): row[field] for row in rows if not which or row[key] == wanted}
+    return sum(found.values()) / len(found)
+
+
+def speeds(docs: Path) -> Iterator[Speed]:
+    """Of the recipes, of pretraining, and of everything in the logs of `allmlp bench`."""
+    said = (docs / "results.md").read_text(encoding="utf8")
+    for recipe in RECIPES:
+        (text,) = re.findall(rf"^\| `{recipe}` \| ([\d,]+) \|", said, re.MULTILINE)
+        made, rate = job(recipe, samples=1, epochs=1, gpus=1), float(text.replace(",", ""))
+        what = f"{recipe}, {cost(made.model).parameters / 1e6:.1f} M parameters, {text} images/s"
+        flops, macs = rate * training_flops(made.model), cost(made.model).macs
+        about = recipe, made.family, made.reads, "training", macs, made.batch, rate
+        yield Speed(*about, flops, None, "h200", what, "docs/results.md")
+    log = json.loads((docs / "logs" / "pretraining_speed.json").read_text(encoding="utf8"))
+    for row in log["rows"]:
+        if row["model"] in PRETRAINED:
+            recipe = PRETRAINED[row["model"]]
+            made = job(recipe, samples=1, epochs=1, gpus=1, batch=log["options"]["batch"])
+            what = f"{recipe}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens/s']:,.0f} tokens/s"
+            flops, memory = row["share of peak"] * row["peak TFLOP/s"] * 1e12, round(row["GiB"] * 2**30)
+            about = recipe, made.family, made.reads, "training", cost(made.model).macs, made.batch, row["tokens/s"]
+            yield Speed(*about, flops, memory, "h200", what, "docs/logs/pretraining_speed.json")
+    for file in sorted((docs / "logs").glob("bench*.json")):
+        yield from benched(json.loads(file.read_text(encoding="utf8")), f"docs/logs/{file.name}")
+
+
+def benched(log: dict[str, Any], source: str) -> Iterator[Speed]:
+    """The quickest way of this library, or of the package that has the model, for each model, task and batch."""
+    options, device = log["options"], log["environment"]["device"]
+    gpu = next((name for name, card in GPUS.items() if card.name in device), None)
+    if gpu is None or options["grow"]:
+        return
+    best: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for row in log["rows"]:
+        if row["rate_per_s"] and (row["side"].startswith("ours") or ":" in row["model"]):
+            key = row["model"], row["task"], row["batch"]
+            best[key] = max(best.get(key, row), row, key=lambda one: one["rate_per_s"])
+    size = options["image"] or options["length"]
+    for (model, task, batch), row in best.items():
+        reads, name = "image" if row["unit"] == "images" else "text", f"{model}@{size}" if size else model
+        what = f"{name}, {row['side']}, batch {batch}, {row['rate_per_s']:,.0f} {row['unit']}/s"
+        about = name, preset(model).family, reads, task, row["macs"], batch, row["rate_per_s"], row["flop_per_s"]
+        yield Speed(*about, row["memory_bytes"], gpu, what, source)
+
+
+def as_text(rows: list[Any]) -> str:
+    """JSON, a line each."""
+    return "[\n" + ",\n".join(f" {json.dumps(row._asdict())}" for row in rows) + "\n]\n"
+
+
+def write(docs: Path) -> None:
+    for file, text in {FILE: as_text(list(taken(docs))), hardware.FILE: as_text(list(speeds(docs)))}.items():
+        write_atomically(file, lambda target, text=text: target.write_text(text, encoding="utf8"))
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parents[3] / "docs")
