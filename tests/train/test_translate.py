@@ -309,6 +309,21 @@ def test_the_loss_is_of_real_tokens_alone(toy: Pairs) -> None:
     assert task.unit == ("tokens", dataset.tokens)
 
 
+def test_word_dropout_hides_words_alone(toy: Pairs) -> None:
+    task, dataset = module(toy)
+    batch = dataset.train.fetch(torch.arange(20))
+    step, moment = Step(0, 0.0, torch.arange(20), batch), Moment(0.0, torch.Generator().manual_seed(1))
+    whole = task.prepare(step, moment)
+    task.spec = task.spec.replace(word_dropout=0.3)
+    source, target, shown = task.prepare(step, moment)
+    special = dataset.tokenizer.special
+    assert torch.equal(target, whole[1])
+    for before, after in ((whole[0], source), (target, shown)):
+        hidden = before != after
+        assert (after[hidden] == dataset.tokenizer.mask).all() and not special[before[hidden]].any()
+        assert 0.2 < float(hidden.sum() / (~special[before]).sum()) < 0.4
+
+
 def test_a_tokenizer_of_another_model_is_refused(toy: Pairs, learnt: tuple[Path, dict[str, float]]) -> None:
     model = allmlp.load(learnt[0])
     other = toy.replace(tokenize=toy.tokenize.replace(vocabulary=270)).open()

@@ -33,11 +33,14 @@ class Translation(Task):
         L = - mean over t of sum_k q_k log softmax(logits[t])_k,   q = (1 - smoothing) onehot(y[t + 1]) + smoothing / V
 
     Judged by beam search: BLEU and chrF as sacrebleu has them. While training, only the first `judged` test pairs are
-    translated; none is all. Sources: Vaswani et al., 2017 (smoothing, beam, alpha); Wu et al., 2016 (alpha).
+    translated; none is all. `word_dropout` is the share of tokens, read and already written, that the model does not
+    get to see while it learns, so that it cannot learn sentences by heart. Sources: Vaswani et al., 2017 (smoothing,
+    beam, alpha); Wu et al., 2016 (alpha); Sennrich et al., 2016 (word dropout).
     """
 
     reads: ClassVar[type[Splits]] = SentencePairs
     smoothing: Rate = 0.1
+    word_dropout: Rate = 0.0
     beam: Count = 4
     alpha: NonNegative = 0.6
     judged: Count | None = None
@@ -73,22 +76,32 @@ class TranslationModule(TaskModule):
     def prepare(self, step: Step, moment: Moment) -> tuple[Tensor, ...]:
         if isinstance(next(self.model.parameters()), DTensor):
             raise UserError("processes translate in different numbers of steps, unlike sharding=fsdp; use sharding=ddp")
-        source, target, _ = step.batch
-        return source.long(), target.long()
+        source, target, _ = (part.long() for part in step.batch)
+        if not self.spec.word_dropout:
+            return source, target, target
+        draws = moment.uniform(len(source), source.shape[1] + target.shape[1]).split(
+            [source.shape[1], target.shape[1]], dim=1
+        )
+        return self.drop(source, draws[0]), target, self.drop(target, draws[1])
+
+    def drop(self, ids: Tensor, draws: Tensor) -> Tensor:
+        """Words give way to [MASK]; what marks a sentence's ends stays."""
+        words = ~self.tokenizer.special.to(ids.device)[ids]
+        return torch.where((draws < self.spec.word_dropout) & words, self.tokenizer.mask, ids)
 
     def learn(self, *inputs: Tensor) -> Losses:
-        source, target = inputs
-        wrong, right, real = self.predict(self.model, source, target, self.spec.smoothing)
+        source, target, shown = inputs
+        wrong, right, real = self.predict(self.model, source, target, shown, self.spec.smoothing)
         total = real.sum().clamp(min=1)
         return Losses(wrong.sum() / total, {"accuracy": right.sum() / total})
 
     def predict(
-        self, model: Model, source: Tensor, target: Tensor, smoothing: float = 0.0
+        self, model: Model, source: Tensor, target: Tensor, shown: Tensor, smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy, correctness, and whether there is a next token; b t-1 each. Padding lies on the right, where
-        no real token of the target looks.
+        """Cross-entropy, correctness, and whether there is a next token; b t-1 each. `shown` is the target as the model
+        reads it. Padding lies on the right, where no real token of the target looks.
         """
-        logits = model(source, target[:, :-1], source != self.tokenizer.pad).float()
+        logits = model(source, shown[:, :-1], source != self.tokenizer.pad).float()
         following = target[:, 1:]
         real = (following != self.tokenizer.pad).float()
         wrong = F.cross_entropy(
@@ -100,7 +113,8 @@ class TranslationModule(TaskModule):
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
         matches = torch.zeros(len(Scores.names) + 1, dtype=torch.float64)
         for source, target, number in batches:
-            sums += torch.stack([part.sum() for part in self.predict(model, source.long(), target.long())]).double()
+            target = target.long()
+            sums += torch.stack([part.sum() for part in self.predict(model, source.long(), target, target)]).double()
             chosen = number <= self.last
             matches += self.matches(model, source[chosen].long(), number[chosen].tolist())
         *found, pairs = matches.to(model.device)
