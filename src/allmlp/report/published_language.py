@@ -107,6 +107,7 @@ TABLES = (
         (
             *measured("En-De", "En-Fr"),
             Column("Multi30k De-En", "measured", printed=False),
+            Column("Multi30k En-De", "measured", printed=False),
             PARAMETERS._replace(printed=False),
         ),
         read("""

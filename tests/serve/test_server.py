@@ -1,0 +1,202 @@
+"""The process itself, over real sockets: slow, broken and too many clients, and the end under load."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from allmlp.cli import main
+from allmlp.serve import server
+from allmlp.serve.batching import Batcher
+from allmlp.serve.limits import Allowed
+from allmlp.weights.pretrained import shipped
+from data.pictures import encode, scene
+from serve.folders import picture_folder, running
+
+HEAD = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n"
+
+
+@pytest.fixture
+def batcher() -> Batcher:
+    return Batcher()
+
+
+@pytest.fixture
+def port(batcher: Batcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A server in a thread, with little patience."""
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(server, "CONNECTIONS", 6)
+    with running(picture_folder(tmp_path), batcher, Allowed(body=10_000, pause=0.4)) as found:
+        yield found
+
+
+def talk(port: int, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """Send pieces with pauses between them; everything that comes back."""
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        try:
+            for number, piece in enumerate(pieces):
+                time.sleep(pause if number else 0)
+                connection.sendall(piece)
+        except OSError:
+            pass
+        received = b""
+        try:
+            while piece := connection.recv(65536):
+                received += piece
+        except ConnectionResetError:
+            pass
+        return received
+
+
+def ask(port: int) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("POST", "/predict", encode(scene()))
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response.status
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        ((b"not http at all\r\n\r\n",), 400),
+        ((b"GET / HTTP/1.1\r\nx: " + b"a" * 100_000 + b"\r\n\r\n",), 400),
+        ((b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % n for n in range(9000)) + b"\r\n",), 400),
+        ((HEAD.replace(b"2000", b"-2000") + b"\r\n",), 400),
+        ((HEAD.replace(b"2000", b"2000000") + b"\r\n",), 413),
+        ((b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",), 400),
+        ((b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",), 400),
+        ((b"GET /%00%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",), 404),
+        ((), 408),
+        ((b"POST /pre",), 408),
+        ((HEAD + b"\r\n", b"some of it"), 408),
+    ],
+)
+def test_broken_and_slow_clients_get_their_answer(port: int, pieces: tuple[bytes, ...], status: int) -> None:
+    assert talk(port, *pieces).startswith(b"HTTP/1.1 %d " % status)
+    assert ask(port) == 200
+
+
+def test_a_byte_at_a_time_is_too_slow(port: int) -> None:
+    began = time.monotonic()
+    assert b" 408 " in talk(port, *(HEAD[place : place + 1] for place in range(20)), pause=0.1)
+    assert time.monotonic() - began < 5
+    assert ask(port) == 200
+
+
+def test_the_rest_of_a_refused_body_is_not_waited_for(port: int, batcher: Batcher) -> None:
+    began, batcher.inside = time.monotonic(), batcher.capacity
+    answer = talk(port, HEAD + b"\r\n", *[b"x"] * 40, pause=0.2)
+    assert answer.startswith(b"HTTP/1.1 503 ") and time.monotonic() - began < 6
+    batcher.inside = 0
+    assert ask(port) == 200
+
+
+def test_too_many_connections_are_turned_away(port: int) -> None:
+    held = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(6)]
+    time.sleep(0.1)
+    answer = talk(port)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer
+    for connection in held:
+        connection.close()
+    time.sleep(0.1)
+    assert ask(port) == 200
+
+
+def test_two_requests_on_one_connection(port: int) -> None:
+    data = encode(scene(8, 8))
+    request = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+    last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    answer = talk(port, request + request, last, pause=0.2)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+
+
+# --- a process -------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "allmlp", "serve", "--port", "0", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        self.line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.line)
+        assert found, self.line + self.process.communicate()[1]
+        self.port = int(found[1])
+
+
+def test_a_signal_under_load_loses_nothing() -> None:
+    """Half of the clients keep asking, so that the signal meets requests in every state."""
+    served = Served(str(shipped()), "--batch", "4", "--queue", "16", "--threads", "1")
+    statuses: Counter[Any] = Counter()
+    data = encode(scene(32, 32))
+
+    def client(number: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        while True:
+            try:
+                connection.request("POST", "/predict", data)
+                response = connection.getresponse()
+                response.read()
+                statuses[response.status] += 1
+                if response.status == 503:
+                    assert int(response.headers["retry-after"]) >= 1
+                    time.sleep(0.02)
+            except http.client.RemoteDisconnected:
+                statuses["closed"] += 1
+                connection.close()
+            except OSError:
+                return
+
+    with ThreadPoolExecutor(24) as threads:
+        tasks = [threads.submit(client, number) for number in range(24)]
+        deadline = time.monotonic() + 60
+        while statuses[200] < 12 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        served.process.send_signal(signal.SIGTERM)
+        out, err = served.process.communicate(timeout=60)
+        for task in tasks:
+            task.result()
+    assert served.process.returncode == 0 and not err
+    taken = re.search(r"([\d,]+) requests were taken on", out)
+    assert taken and int(taken[1].replace(",", "")) == statuses[200] >= 12
+    assert set(statuses) <= {200, 503, "closed"} and statuses[503] > 0
+
+
+def test_what_a_user_can_get_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = picture_folder(tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for arguments, words in (
+            ([str(tmp_path / "none")], "has no inputs.json"),
+            ([str(folder), "--port", str(taken.getsockname()[1])], "choose another --host or --port"),
+            ([str(folder), "--host", "no.such.host.invalid"], "choose another --host or --port"),
+            ([str(folder), "--port", "70000"], "--port"),
+        ):
+            with pytest.raises(SystemExit) as caught:
+                main(["serve", *arguments])
+            assert caught.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_without_fastapi_one_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError(\"No module named 'fastapi'\", name='fastapi')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "allmlp", "serve"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 2
+    assert done.stderr == "error: this needs fastapi: pip install 'allmlp[serve]'\n"
