@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import allmlp
-from allmlp.inference import FastEncoder, can_lower, fast
+from allmlp.inference import fast
+from allmlp.inference.cpu import FastOnCpu
+from allmlp.inference.gpu import FastOnGpu
+from allmlp.inference.lowered import Lowered, can_lower
 from allmlp.models.model import Model
 from allmlp.models.zoo import preset, presets
 
@@ -35,13 +38,14 @@ def awake(name: str, overrides: dict[str, str]) -> Model:
     return model.eval()
 
 
+@pytest.mark.parametrize("kind", [FastOnCpu, FastOnGpu])
 @pytest.mark.parametrize("name", SMALL)
-def test_the_same_answers(name: str) -> None:
+def test_the_same_answers(name: str, kind: type[Lowered]) -> None:
+    """Both ways, the GPU's by the definitions of its kernels."""
     model = awake(*SMALL[name])
     (x,) = model.example(3)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    quick = fast(model, torch.float64)
-    assert isinstance(quick, FastEncoder)
+    quick = kind(model, torch.float64)
     torch.testing.assert_close(quick(x), model(x).detach(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(quick(x), model(x).detach(), rtol=1e-6, atol=1e-6)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -113,8 +113,8 @@ class TranslationModule(TaskModule):
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
         matches = torch.zeros(len(Scores.names) + 1, dtype=torch.float64)
         for source, target, number in batches:
-            target = target.long()
-            sums += torch.stack([part.sum() for part in self.predict(model, source.long(), target, target)]).double()
+            told = self.predict(model, source.long(), target.long(), target.long())
+            sums += torch.stack([part.sum() for part in told]).double()
             chosen = number <= self.last
             matches += self.matches(model, source[chosen].long(), number[chosen].tolist())
         *found, pairs = matches.to(model.device)
