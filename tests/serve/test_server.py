@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -148,21 +149,21 @@ def test_a_signal_under_load_loses_nothing() -> None:
     data = encode(scene(32, 32))
 
     def client(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-        while True:
-            try:
-                connection.request("POST", "/predict", data)
-                response = connection.getresponse()
-                response.read()
-                statuses[response.status] += 1
-                if response.status == 503:
-                    assert int(response.headers["retry-after"]) >= 1
-                    time.sleep(0.02)
-            except http.client.RemoteDisconnected:
-                statuses["closed"] += 1
-                connection.close()
-            except OSError:
-                return
+        with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+            while True:
+                try:
+                    connection.request("POST", "/predict", data)
+                    response = connection.getresponse()
+                    response.read()
+                    statuses[response.status] += 1
+                    if response.status == 503:
+                        assert int(response.headers["retry-after"]) >= 1
+                        time.sleep(0.02)
+                except http.client.RemoteDisconnected:
+                    statuses["closed"] += 1
+                    connection.close()
+                except OSError:
+                    return
 
     with ThreadPoolExecutor(24) as threads:
         tasks = [threads.submit(client, number) for number in range(24)]

@@ -149,7 +149,7 @@ def test_published_weights_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(found.model(images), network(images))
     assert found.inputs.mean == (0.485, 0.456, 0.406)
     monkeypatch.setattr(timm, "create_model", original)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(allmlp.UserError, match=r"timm cannot build .* and its weights"):
         pretrained("timm:resnet10t.c3_in1k")
 

@@ -68,8 +68,7 @@ def test_two_processes_have_the_losses_of_one(alone: Path, tmp_path: Path, shard
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [0, 1])
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("sharding", "dies"), [("ddp", 0), ("fsdp", 1)])
 def test_a_dead_process_is_replaced_and_nothing_changes(alone: Path, tmp_path: Path, sharding: str, dies: int) -> None:
     torchrun(tmp_path / "two", 2, sharding, dies=dies)
     assert losses(tmp_path / "two") == pytest.approx(losses(alone), rel=1e-4)

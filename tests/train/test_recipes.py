@@ -77,7 +77,7 @@ def test_recipe_takes_a_step(name: str, run: Run, teacher: str, tmp_path: Path) 
     stem = run.model.stem
     assert isinstance(stem, Patches)
     run = run.replace(data=Noise(stem.in_channels, stem.image), batch=4, accumulate=1, budget=Budget(steps=1))
-    run = run.replace(compile=False, init_from=None, model=run.model.replace(depth=2))
+    run = run.replace(compile=False, init_from=None, model=run.model.replace(depth=1))
     if isinstance(run.task, Distill):
         run = run.replace(task=run.task.replace(teacher=teacher))
     if isinstance(run.task, Dino):
