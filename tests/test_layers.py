@@ -266,3 +266,18 @@ def test_relative_positions_need_sense() -> None:
         RelativePositions(buckets=7)
     with pytest.raises(allmlp.UserError, match="RelativePositions"):
         Attention(2, scores="bias")
+
+
+@pytest.mark.parametrize(("std", "limit"), [(0.5, 1.0), (0.5, 0.4), (0.02, 2.0)])
+def test_truncated_normal_is_what_it_says(std: float, limit: float) -> None:
+    """Its distribution function is the normal one, cut and stretched."""
+    torch.manual_seed(0)
+    x = torch.empty(200, 500)
+    TruncatedNormal(std, limit).fill(x, 1)
+    assert x.abs().max() <= limit
+    points = torch.linspace(-limit, limit, 41)[1:-1].clamp(-3 * std, 3 * std)
+    normal = torch.distributions.Normal(0, std)
+    low, high = normal.cdf(torch.tensor([-limit, limit]))
+    right = (normal.cdf(points) - low) / (high - low)
+    found = torch.searchsorted(x.flatten().sort().values, points) / x.numel()
+    assert (found - right).abs().max() < 0.006  # 1.9 / sqrt(n), a chance of 1 in 700

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from allmlp.spec import NonNegative, Spec
@@ -35,6 +36,20 @@ class Normal(Distribution):
         nn.init.normal_(tensor, std=self.std)
 
 
+@torch.no_grad()
+def truncated_normal(tensor: Tensor, std: float, limit: float) -> None:
+    """As nn.init.trunc_normal_, which draws all numbers again until none is outside; here only those outside are."""
+    if tensor.is_meta or limit < std:
+        nn.init.trunc_normal_(tensor, std=std, a=-limit, b=limit)
+        return
+    flat = tensor.view(-1).normal_(0, std)
+    outside = (flat.abs() > limit).nonzero().squeeze(1)
+    while len(outside):
+        fresh = torch.empty_like(outside, dtype=flat.dtype).normal_(0, std)
+        flat[outside] = fresh
+        outside = outside[fresh.abs() > limit]
+
+
 class TruncatedNormal(Distribution):
     """N(0, std^2) redrawn outside [-limit, limit]."""
 
@@ -42,7 +57,7 @@ class TruncatedNormal(Distribution):
     limit: NonNegative = 2.0
 
     def fill(self, tensor: Tensor, fan_in: int) -> None:
-        nn.init.trunc_normal_(tensor, std=self.std, a=-self.limit, b=self.limit)
+        truncated_normal(tensor, self.std, self.limit)
 
 
 class LecunNormal(Distribution):
@@ -51,7 +66,7 @@ class LecunNormal(Distribution):
     def fill(self, tensor: Tensor, fan_in: int) -> None:
         # 0.8796... is the standard deviation of a unit normal truncated to [-2, 2].
         std = math.sqrt(1 / fan_in) / 0.87962566103423978
-        nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
+        truncated_normal(tensor, std, 2 * std)
 
 
 class XavierUniform(Distribution):
