@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from allmlp.data.decode import Decode, picture
 from allmlp.data.inputs import Inputs, TextInputs, picture_inputs, read_inputs
+from allmlp.data.pictures import read_pictures
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.data.tokenizer import load as load_tokenizer
 from allmlp.errors import UserError
@@ -34,18 +34,10 @@ def predict(folder: Path, files: list[Path], top: int = 5) -> list[list[Answer]]
     size = model.spec.image_size
     if size is None:
         raise UserError(f"the model reads {model.spec.reads}, not pictures")
-    how = Decode(crop=inputs.crop, colour="rgb" if len(inputs.mean) == 3 else "grey")
-    pictures = []
-    for file in files:
-        try:
-            pictures.append(picture(file.read_bytes(), size, how))
-        except UserError as reason:
-            raise UserError(f"{file}: {reason}") from None
-        except OSError as reason:
-            raise UserError(f"cannot read {file}: {reason.strerror}") from None
+    pictures = read_pictures(files, size, inputs)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (inputs.mean, inputs.std))
     with torch.inference_mode():
-        chances = model((torch.stack(pictures).float() / 255 - mean) / std).softmax(dim=1)
+        chances = model((pictures.float() / 255 - mean) / std).softmax(dim=1)
     return best(chances, inputs.classes, top)
 
 
