@@ -87,11 +87,10 @@ def test_gated_mlp(masked: bool, act: str) -> None:
     mask = torch.tensor([[1] * 13, [1] * 9 + [0] * 4, [1] * 2 + [0] * 11], dtype=torch.float64) if masked else None
 
     def definition(x: Tensor, *weights: Tensor) -> Tensor:
-        return gated.gated_mlp(x, *weights[:6], mask, *weights[6:], act, 1e-6)
+        return gated.gated_mlp(x, gated.Weights(*weights), mask, act, 1e-6)
 
     def fused(x: Tensor, *weights: Tensor) -> Tensor:
-        real = None if mask is None else mask.to(x)
-        return gated_mlp(x, *weights[:6], real, *weights[6:], act, 1e-6)
+        return gated_mlp(x, gated.Weights(*weights), None if mask is None else mask.to(x), act, 1e-6)
 
     inputs = [draw(3, 13, 6), draw(40, 6), draw(40), draw(13, 13), draw(13), draw(20), draw(20), draw(6, 20), draw(6)]
     same(fused, definition, inputs, 3e-5)
@@ -99,6 +98,7 @@ def test_gated_mlp(masked: bool, act: str) -> None:
 
 def test_torch_knows_the_operators() -> None:
     from allmlp.kernels.channel_mlp import op as channel
+    from allmlp.kernels.gated_mlp import op as gate
     from allmlp.kernels.token_product import op as product
 
     def leaf(*shape: int) -> Tensor:
@@ -107,3 +107,5 @@ def test_torch_knows_the_operators() -> None:
     torch.library.opcheck(product.operator, (leaf(5, 13), leaf(3, 13, 24), leaf(13), "gelu"))
     torch.library.opcheck(product.operator, (leaf(5, 13), leaf(3, 13, 24), None, "none"))
     torch.library.opcheck(channel.operator, (leaf(2, 7, 6), leaf(20, 6), leaf(20), leaf(6, 20), leaf(6), "gelu"))
+    weights = [leaf(40, 6), leaf(40), leaf(13, 13), leaf(13), leaf(20), leaf(20), leaf(6, 20), leaf(6)]
+    torch.library.opcheck(gate.operator, (leaf(3, 13, 6), weights, None, "gelu", 1e-6))

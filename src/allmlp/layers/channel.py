@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from allmlp.kernels import training_type
 from allmlp.kernels.channel_mlp.op import channel_mlp
 from allmlp.kernels.gated_mlp.op import gated_mlp
+from allmlp.kernels.gated_mlp.reference import Weights
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import Context, Site
 from allmlp.layers.linear import Linear
@@ -62,6 +63,14 @@ class ChannelMlpLayer(nn.Module):
         """The whole of gMLP's block after its first norm, as one operator."""
         tokens, norm = x.shape[1], gate.norm
         assert isinstance(norm, nn.LayerNorm)
-        middle = gate.proj.matrix(0, tokens), gate.proj.bias[:tokens], norm.weight, norm.bias, context.mask
-        up, down = (self.up.weight, self.up.bias), (self.down.weight, self.down.bias)
-        return gated_mlp(x, *up, *middle, *down, self.act, norm.eps)
+        weights = Weights(
+            up=self.up.weight,
+            a=self.up.bias,
+            matrix=gate.proj.matrix(0, tokens),
+            b=gate.proj.bias[:tokens],
+            norm_weight=norm.weight,
+            norm_bias=norm.bias,
+            down=self.down.weight,
+            c=self.down.bias,
+        )
+        return gated_mlp(x, weights, context.mask, self.act, norm.eps)

@@ -6,82 +6,48 @@ the gate's output are computed again where they are needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from allmlp.kernels.gated_mlp.reference import Weights
 from allmlp.kernels.operator import define, differentiate
 from allmlp.kernels.token_product.op import outer, product
 
-Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Y, and what the gradient needs: H, F, mean, rstd."""
 
 
-def gated_mlp(
-    x: Tensor,
-    up: Tensor,
-    a: Tensor,
-    matrix: Tensor,
-    b: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mask: Tensor | None,
-    down: Tensor,
-    c: Tensor,
-    act: str,
-    eps: float,
-) -> Tensor:
+def gated_mlp(x: Tensor, weights: Weights, mask: Tensor | None, act: str, eps: float) -> Tensor:
     """As the reference; weights are brought to the type of x."""
-    up, a, matrix, b, weight, bias, down, c = (w.to(x.dtype) for w in (up, a, matrix, b, weight, bias, down, c))
     mask = None if mask is None else mask.to(x.dtype)
-    return operator(x, up, a, matrix, b, weight, bias, mask, down, c, act, eps)[0]
+    return operator(x, [weight.to(x.dtype) for weight in weights], mask, act, eps)[0]
 
 
-def gated_mlp_forward(
-    x: Tensor,
-    up: Tensor,
-    a: Tensor,
-    matrix: Tensor,
-    b: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mask: Tensor | None,
-    down: Tensor,
-    c: Tensor,
-    act: str,
-    eps: float,
-) -> Five:
-    """Y, and what the gradient needs: H, F, mean, rstd."""
+def gated_mlp_forward(x: Tensor, weights: Sequence[Tensor], mask: Tensor | None, act: str, eps: float) -> Kept:
     from allmlp.kernels.gated_mlp import triton
 
-    h = torch.addmm(a, x.flatten(0, 1), up.T).view(*x.shape[:2], -1)
-    n, mean, rstd = triton.norm(h, mask, weight, bias, eps, act)
-    f = product(matrix, n)
-    y = torch.addmm(c, triton.gate(h, f, b, act).flatten(0, 1), down.T)
+    own = Weights(*weights)
+    h = torch.addmm(own.a, x.flatten(0, 1), own.up.T).view(*x.shape[:2], -1)
+    n, mean, rstd = triton.norm(h, mask, own.norm_weight, own.norm_bias, eps, act)
+    f = product(own.matrix, n)
+    y = torch.addmm(own.c, triton.gate(h, f, own.b, act).flatten(0, 1), own.down.T)
     return y.view(*x.shape[:2], -1), h, f, mean, rstd
 
 
-def shape(x: Tensor, up: Tensor, *rest: Any) -> Five:
-    down, tokens = rest[-4], x.shape[:2]
-    mean, rstd = (x.new_empty(tokens, dtype=torch.float32) for _ in range(2))
-    return (
-        x.new_empty(*tokens, len(down)),
-        x.new_empty(*tokens, len(up)),
-        x.new_empty(*tokens, len(up) // 2),
-        mean,
-        rstd,
-    )
+def kept(x: Tensor, weights: Sequence[Tensor], mask: Tensor | None, act: str, eps: float) -> Kept:
+    (batch, tokens), hidden = x.shape[:2], weights[0].shape[0]
+    mean, rstd = (x.new_empty(batch, tokens, dtype=torch.float32) for _ in range(2))
+    y, h, f = (x.new_empty(batch, tokens, width) for width in (weights[6].shape[0], hidden, hidden // 2))
+    return y, h, f, mean, rstd
 
 
 def gated_mlp_backward(
     x: Tensor,
-    up: Tensor,
-    matrix: Tensor,
-    b: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weights: Sequence[Tensor],
     mask: Tensor | None,
-    down: Tensor,
     h: Tensor,
     f: Tensor,
     mean: Tensor,
@@ -89,37 +55,36 @@ def gated_mlp_backward(
     act: str,
     dy: Tensor,
 ) -> list[Tensor]:
-    """Of x, up, a, matrix, b, weight, bias and down."""
+    """Of x and the weights but c."""
     from allmlp.kernels.gated_mlp import triton
 
-    dy = dy.flatten(0, 1)
-    dg, dh = (dy @ down).view_as(f), torch.empty_like(h)
-    g, df, db, da1 = triton.gate_backward(h, f, b, dg, dh, act)
+    own, dy = Weights(*weights), dy.flatten(0, 1)
+    dg, dh = (dy @ own.down).view_as(f), torch.empty_like(h)
+    g, df, db, da1 = triton.gate_backward(h, f, own.b, dg, dh, act)
     ddown = dy.T @ g.flatten(0, 1)
-    dn = product(matrix.T.contiguous(), df)
-    n, dweight, dbias, da2 = triton.norm_backward(h, mask, weight, bias, mean, rstd, dn, dh, act)
+    dn = product(own.matrix.T.contiguous(), df)
+    norm = own.norm_weight, own.norm_bias, mean, rstd
+    n, dweight, dbias, da2 = triton.norm_backward(h, mask, *norm, dn, dh, act)
     dmatrix, dh = outer(df, n), dh.flatten(0, 1)
-    dx, dup, da = (dh @ up).view_as(x), dh.T @ x.flatten(0, 1), torch.cat([da1, da2])
-    return [dx, dup, da.to(x.dtype), dmatrix, db.to(x.dtype), dweight.to(x.dtype), dbias.to(x.dtype), ddown]
+    dx, dup, da = (dh @ own.up).view_as(x), dh.T @ x.flatten(0, 1), torch.cat([da1, da2])
+    return [dx, dup, *(small.to(x.dtype) for small in (da, dmatrix, db, dweight, dbias)), ddown]
 
 
-def shapes(
-    x: Tensor, up: Tensor, matrix: Tensor, b: Tensor, weight: Tensor, bias: Tensor, mask: Any, down: Tensor, *rest: Any
-) -> list[Tensor]:
-    a = up.new_empty(len(up))
-    return [one.new_empty(one.shape) for one in (x, up, a, matrix, b, weight, bias, down)]
+def shapes(x: Tensor, weights: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+    return [one.new_empty(one.shape) for one in (x, *weights[:-1])]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
-    x, up, _, matrix, b, weight, bias, mask, down, _, ctx.act, _ = inputs
-    ctx.save_for_backward(x, up, matrix, b, weight, bias, mask, down, *output[1:])
+def remember(ctx: Any, inputs: tuple[Any, ...], output: Kept) -> None:
+    x, weights, mask, ctx.act, _ = inputs
+    ctx.save_for_backward(x, mask, *output[1:], *weights)
     ctx.set_materialize_grads(False)
 
 
-def backward(ctx: Any, dy: Tensor, *others: None) -> tuple[Tensor | None, ...]:
-    dx, dup, da, dmatrix, db, dweight, dbias, ddown = gradients(*ctx.saved_tensors, ctx.act, dy)
-    return dx, dup, da, dmatrix, db, dweight, dbias, None, ddown, dy.flatten(0, 1).sum(0), None, None
+def backward(ctx: Any, dy: Tensor, *others: None) -> tuple[Any, ...]:
+    x, mask, h, f, mean, rstd, *weights = ctx.saved_tensors
+    dx, *dweights = gradients(x, weights, mask, h, f, mean, rstd, ctx.act, dy)
+    return dx, [*dweights, dy.flatten(0, 1).sum(0)], None, None, None
 
 
-operator, gradients = define(gated_mlp_forward, shape), define(gated_mlp_backward, shapes)
+operator, gradients = define(gated_mlp_forward, kept), define(gated_mlp_backward, shapes)
 differentiate(operator, remember, backward)
