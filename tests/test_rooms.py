@@ -79,6 +79,7 @@ BELOW = {
         "data",
         "tasks",
         "optim",
+        "graph",
         "inference",
         "kernels",
         "analysis",
