@@ -62,6 +62,7 @@ def test_it_says_what_the_command_says(client: TestClient, folder: Path, tmp_pat
     ways = [
         client.post("/predict?top=2", content=data, headers={"content-type": f"image/{kind.lower()}"}),
         client.post("/predict?top=2", content=data, headers={"content-type": "application/octet-stream"}),
+        client.post("/predict?top=2", content=data, headers={"content-type": "application/x-www-form-urlencoded"}),
         client.post("/predict?top=2", files={"file": ("../../etc/passwd", data)}, data={"more": "fields"}),
     ]
     for response in ways:

@@ -157,6 +157,7 @@ async def sent_picture(request: Request) -> bytes:
             return await files[0].read()
         finally:
             await form.close()
-    if kind.startswith("image/") or kind in ("", "application/octet-stream"):
+    # The last is what curl calls any body.
+    if kind.startswith("image/") or kind in ("", "application/octet-stream", "application/x-www-form-urlencoded"):
         return await request.body()
     raise Problem(415, f"send a picture, as image/... or in a form, not {kind[:100]}")
