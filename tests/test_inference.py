@@ -62,6 +62,13 @@ def test_the_last_token_bias_of_a_mixer_has_no_effect() -> None:
     torch.testing.assert_close(model(x), right)
 
 
+def test_another_form_of_gelu_only_where_rounding_hides_it() -> None:
+    for dtype, allowed in ((torch.bfloat16, True), (torch.float32, False)):
+        quick = FastOnGpu(awake("mixer_nano", {}), dtype)
+        quick.use = quick.use._replace(fused=True)
+        assert quick.in_epilogue("gelu") is allowed and quick.in_epilogue("gelu_tanh") and quick.in_epilogue("relu")
+
+
 def test_which_are_rewritten() -> None:
     kept = {name for name in presets() if hasattr(preset(name).spec, "block") and not can_lower(preset(name).spec)}
     assert {name.split("_")[0] for name in kept} == {"vit", "bert", "amlp", "transformer", "resmlp"}

@@ -17,7 +17,7 @@ from allmlp.bench.grow import What, grow
 from allmlp.bench.machine import Memory, copy_rate, environment, product
 from allmlp.bench.peers import Subject, subject
 from allmlp.bench.race import WARM_UP, Failure, Timing, attempt, race, release
-from allmlp.bench.sides import Entry, Side, default_sides, wanted_sides
+from allmlp.bench.sides import Entry, Side, default_sides, side_of, wanted_sides
 from allmlp.bench.traffic import traffic
 from allmlp.errors import UserError
 from allmlp.models.cost import measure
@@ -167,6 +167,8 @@ def bench(
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
+    for name in options.sides or ():
+        side_of(name)  # a mistake is told before anything is measured
     specs = {name: configure(resolve(name), image=options.image, length=options.length) for name in options.models}
     cases = [case for name, spec in specs.items() for case in sizes(name, spec, options.grow)]
     clock = clock_of(device)

@@ -23,6 +23,7 @@ from allmlp.errors import lookup, require
 from allmlp.models.model import Model
 
 Forward = Callable[..., Tensor]
+PACKAGES = ("ours", "timm", "hf")
 CHUNK = 32
 """Examples at a time in float64."""
 
@@ -108,16 +109,17 @@ def default_sides(
     return found
 
 
+def side_of(name: str) -> tuple[str, str]:
+    """Package and mode of "ours-fast" or "ours fast"."""
+    package, _, mode = name.replace("-", " ").partition(" ")
+    lookup(package, dict.fromkeys(PACKAGES), "package of a side")
+    lookup(mode, MODES, "mode of a side")
+    return package, mode
+
+
 def wanted_sides(names: Iterable[str], subject: Subject) -> list[str]:
-    """Those of `names`, "ours-fast" or "ours fast", whose package has the model."""
-    found = []
-    for name in names:
-        package, _, mode = name.replace("-", " ").partition(" ")
-        lookup(package, dict.fromkeys(("ours", "timm", "hf")), "package of a side")
-        lookup(mode, MODES, "mode of a side")
-        if package in subject.models:
-            found.append(f"{package} {mode}")
-    return found
+    """Those of `names` whose package has the model."""
+    return [" ".join(side) for side in map(side_of, names) if side[0] in subject.models]
 
 
 # --- inference ---------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class FastOnGpu(Lowered):
     def token_mlp(self, norm: nn.Module, mix: TokenMlpLayer, gain: Tensor | None) -> Step:
         """z + gain * (W2 act(W1 norm(z + lift) + b1 1^T) + b2 1^T)."""
         act, unseen = self.act("token"), self.forgets(gain)
-        if unseen and self.use.fused:
+        if unseen and self.in_epilogue(act):
             return self.turned_token_mlp(norm, mix, act)
         up, down = self.matrix(mix.up.weight), self.matrix(mix.down.weight)
         first = self.prologue(norm)._replace(bias=mix.up.bias.float())
@@ -109,13 +109,12 @@ class FastOnGpu(Lowered):
         down = cast(mix.down.weight.double() if gain is None else gain[:, None] * mix.down.weight.double()).T
         act, gate, eps = self.act("channel"), self.gate(mix.inner), getattr(norm, "eps", 0.0)
         scale, shift = (norm.weight.float(), norm.bias.float()) if isinstance(norm, nn.LayerNorm) else (None, None)
-        run, fused = self.use.norm, self.use.fused
+        run, in_epilogue = self.use.norm, self.in_epilogue(act)
         self.wait(mix.down.bias, gain)
 
         def step(z: Tensor) -> Tensor:
             x = (z if affine else run(z, scale, shift, eps, lift)).flatten(0, 1)
-            # cuBLAS has the tanh form in its epilogue; in bfloat16 it rounds to the same numbers but for a few.
-            if fused:
+            if in_epilogue:
                 hidden = torch._addmm_activation(a, x, up, use_gelu=act != "relu")
             else:
                 hidden = activate(torch.addmm(a, x, up), act)
@@ -142,6 +141,12 @@ class FastOnGpu(Lowered):
         return step
 
     # --- what they share -------------------------------------------------------------------------------------
+
+    def in_epilogue(self, act: Act) -> bool:
+        """Whether cuBLAS applies the activation: it has GELU in its tanh form, which rounds to the same numbers but for
+        a few in bfloat16, and in float32 does not.
+        """
+        return self.use.fused and (act != "gelu" or self.dtype.itemsize <= 2)
 
     def matrix(self, weight: Tensor) -> Any:
         return self.use.matrix(self.cast(weight))

@@ -7,7 +7,7 @@ The gradient keeps X alone: act(X + bias) is computed again.
 
 196 tokens are no multiple of 8, and cuBLAS then falls back to a kernel of half the speed. So each example is
 read with the first rows of the next one behind its own (a window of 200 rows), which meet columns of zeros in A; the
-last example, which has no next one, is multiplied by itself.
+last example, which has no next one, has a product of its own.
 """
 
 from __future__ import annotations
