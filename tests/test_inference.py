@@ -19,6 +19,7 @@ SMALL = {
     "mixer": ("mixer_nano", {}),
     "resmlp": ("resmlp_nano", {}),
     "gmlp": ("gmlp_nano", {}),
+    "wide gmlp": ("gmlp_nano", {"block.channel.hidden": "512"}),
     **{combine: ("gmlp_nano", {"block.channel.inner.combine": combine}) for combine in ("multiply", "add", "linear")},
     "layernorm resmlp": ("resmlp_nano", {"block.norm": "LayerNorm"}),
     "scaled mixer": ("mixer_nano", {"block.scale": "LayerScale"}),
@@ -67,6 +68,48 @@ def test_another_form_of_gelu_only_where_rounding_hides_it() -> None:
         quick = FastOnGpu(awake("mixer_nano", {}), dtype)
         quick.use = quick.use._replace(fused=True)
         assert quick.in_epilogue("gelu") is allowed and quick.in_epilogue("gelu_tanh") and quick.in_epilogue("relu")
+
+
+def test_8_bits_are_near_and_never_leave_their_range() -> None:
+    """By the definitions of the kernels. What is too large for 8 bits would become NaN."""
+    model = awake("mixer_nano", {}).float()
+    quick = FastOnGpu(model, torch.float32, eight=True)
+    (x,) = model.example(8)
+    right = model(x).detach()
+    assert (quick(x) - right).norm() < 0.1 * right.norm()
+    for largest in (1e-3, 1e4):
+        with torch.no_grad():
+            model.blocks[0].channel.mix.up.weight.zero_()[:, 0] = largest  # one channel is all that counts
+        assert FastOnGpu(model, torch.float32, eight=True)(x * largest).isfinite().all()
+
+
+def test_8_bits_say_what_they_need() -> None:
+    with pytest.raises(allmlp.UserError, match=r"compute capability 8\.9"):
+        fast(awake("mixer_nano", {}), torch.float8_e4m3fn)
+    for name in ("resmlp_nano", "gmlp_nano"):
+        with pytest.raises(allmlp.UserError, match="as in a Mixer"):
+            FastOnGpu(awake(name, {}), torch.float32, eight=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_8_bits_on_a_gpu_are_those_of_the_definitions() -> None:
+    model = awake("mixer_s16", {}).float()
+    (x,) = model.example(4)
+    right, plain = model(x).detach(), FastOnGpu(model, torch.float32, eight=True)(x)
+    mine = fast(model.cuda(), torch.float8_e4m3fn)(x.cuda()).float().cpu()
+    assert (mine - right).norm() <= 1.5 * (plain - right).norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["mixer_s16", "resmlp_s12", "gmlp_s16"])
+def test_float32_on_a_gpu(name: str) -> None:
+    model = awake(name, {}).cuda()
+    (x,) = model.example(2)
+    truth = model(x).detach()
+    eager = (model.float()(x.float()).double().detach() - truth).norm()
+    assert (fast(model, torch.float32)(x.float()).double() - truth).norm() <= 10 * eager + 1e-5 * truth.norm()
 
 
 def test_which_are_rewritten() -> None:

@@ -54,6 +54,21 @@ def test_erf_is_right_everywhere() -> None:
     assert wrong.abs().max() < 1e-6
 
 
+def test_the_short_gelu_is_right_everywhere() -> None:
+    """As far as 16 bits can tell."""
+    from allmlp.kernels.activation import triton
+
+    x = torch.linspace(-12, 12, 4001, device=DEVICE).half().view(1, -1)
+    z = x.double().requires_grad_()
+    y = F.gelu(z)
+    (slope,) = torch.autograd.grad(y.sum(), z)
+    mine, dx, _ = triton.backward(x, None, torch.ones_like(x), "gelu")
+    step = 2**-10  # of float16; the interpreter cuts off instead of rounding
+    assert ((mine.double() - y).abs() <= 5e-5 + step * y.abs()).all()
+    assert ((dx.double() - slope).abs() <= 2e-4 + step * slope.abs()).all()
+    torch.testing.assert_close(triton.forward(x, None, "gelu"), mine, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("tokens", [8, 13, 3])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_token_product(tokens: int, batch: int) -> None:

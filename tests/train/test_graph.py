@@ -31,7 +31,7 @@ def test_replayed_steps_have_the_same_losses(mix: Mix | None, tmp_path: Path, mo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("optim", [AdamW(lr=1e-3), Lamb(lr=1e-2), Muon(lr=1e-2)], ids=lambda spec: type(spec).__name__)
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled")
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled", "ignore:The CUDA Graph is empty")
 def test_whatever_is_recorded(optim: Optim, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every optimiser that can, compiled or not, and with random numbers inside the step (dropout)."""
     model = override(small().model, "block.dropout", 0.3)

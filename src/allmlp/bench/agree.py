@@ -7,6 +7,8 @@ step it is the gradient of all weights. Two rules:
 
     a package has the same model     error in float64 <= 1e-5
     a side has the same numerics     error <= 2 max over such packages of error(eager in the same precision)
+
+8-bit numbers are 16 times coarser than bfloat16, and their error may be as many times larger.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def compete(
     beside: Side | None = None,
     say: Say = lambda *text, **end: None,
 ) -> dict[str, Result]:
-    """Let every side answer, drop those whose error is more than `most`, and time the rest in turns.
+    """Let every side answer, drop those whose error is more than `most` (and their `coarse`), time the rest in turns.
 
     `beside` is timed in the same rounds without being asked for an answer: the machine's peak.
     """
@@ -151,7 +151,7 @@ def enter(side: Side, reference: Parts, most: float, device: torch.device) -> tu
     entry = side.build()
     for _ in range(WARM_UP - 1):  # where there are graphs, the one that is compared is a replay
         entry.answer()
-    found = error(entry.answer(), reference)
+    found, most = error(entry.answer(), reference), most * side.coarse
     if not found <= most:
         return None, Result(error=found, note=f"refused: its answer is {found:.1e} off, {most:.1e} allowed")
     return entry, Result(memory=memory.peak(entry.call), error=found)

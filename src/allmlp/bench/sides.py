@@ -1,7 +1,8 @@
 """What competes: a package's model in a mode, PACKAGE MODE.
 
 ours fast      allmlp.fast(model)                          timm graphs    torch.compile(mode="reduce-overhead")
-ours onnx      ONNX Runtime, on a CPU                      hf compiled    torch.compile
+ours fp8       the same with 8-bit channel MLPs            hf compiled    torch.compile
+ours onnx      ONNX Runtime, on a CPU
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Entry(NamedTuple):
 class Side(NamedTuple):
     name: str
     build: Callable[[], Entry]
+    coarse: float = 1.0
+    """How much coarser its numbers are than those of the precision that is timed: its error may be as much larger."""
 
 
 # --- modes of inference ------------------------------------------------------------------------------------
@@ -54,6 +57,12 @@ def fast(model: Model, precision: torch.dtype) -> Forward:
     from allmlp.inference import fast
 
     return fast(model.eval(), precision)
+
+
+def fp8(model: Model, precision: torch.dtype) -> Forward:
+    from allmlp.inference import fast
+
+    return fast(model.eval(), torch.float8_e4m3fn)
 
 
 def onnx(model: Model, precision: torch.dtype) -> Forward:
@@ -85,6 +94,7 @@ MODES: dict[str, Callable[[Model, torch.dtype], Forward]] = {
     "compiled": lambda model, precision: torch.compile(plain(model, precision), dynamic=False),
     "graphs": lambda model, precision: torch.compile(plain(model, precision), dynamic=False, mode="reduce-overhead"),
     "fast": fast,
+    "fp8": fp8,
     "onnx": onnx,
 }
 
@@ -138,7 +148,8 @@ def inference(subject: Subject, name: str, inputs: tuple[Tensor, ...], precision
 
         return Entry(call, lambda: call().clone().unbind())
 
-    return Side(name, build)
+    eight = torch.finfo(torch.float8_e4m3fn).eps / torch.finfo(precision).eps
+    return Side(name, build, coarse=eight if mode == "fp8" else 1.0)
 
 
 def exact(subject: Subject, package: str, inputs: tuple[Tensor, ...]) -> Parts:

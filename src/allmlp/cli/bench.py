@@ -47,7 +47,7 @@ def bench(
     length: Annotated[int | None, typer.Option(help="Another length of the texts.", min=1)] = None,
     seconds: Annotated[float, typer.Option(help="Time for each measurement.", min=0.01)] = 1.0,
     sides: Annotated[
-        str, typer.Option(help="Only these: {ours,timm,hf}-{eager,compiled,graphs,fast,onnx}, with commas.")
+        str, typer.Option(help="Only these: {ours,timm,hf}-{eager,compiled,graphs,fast,fp8,onnx}, with commas.")
     ] = "",
     out: Annotated[Path, typer.Option(help="Folder for bench.csv, bench.json and the figures.")] = Path("runs/bench"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,

@@ -2,6 +2,11 @@
 
 LayerNorm is one pass, or only its statistics where a fused product over tokens follows. Biases of channel MLPs wait in
 `lift`, which every kernel that reads z adds.
+
+In 8 bits (e4m3: three bits after the leading one, up to 448) a channel MLP behind LayerNorm needs no look at the data
+to find its scales. With x the normalised token, without weight and bias, |x| <= sqrt(c) in all and in every channel, so
+
+    448 / sqrt(c) x        and        448 / (|U_j| sqrt(c) + |a_j|) act(U_j x + a_j)        never leave the range.
 """
 
 from __future__ import annotations
@@ -13,8 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from allmlp.errors import UserError
 from allmlp.inference.lowered import Lowered, Step
 from allmlp.kernels.activation.reference import activate
+from allmlp.kernels.linear import reference as plain_linear
+from allmlp.kernels.linear.reference import PART, Beside
 from allmlp.kernels.row_norm import reference as plain_norm
 from allmlp.kernels.token_mix import reference as plain_mix
 from allmlp.kernels.token_mix.reference import Act, Around
@@ -25,6 +33,11 @@ from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
 from allmlp.models.encoder import EncoderModel
 
+EIGHT = torch.float8_e4m3fn
+LARGEST = torch.finfo(EIGHT).max
+ROUNDING = 1.15
+"""How much longer two vectors may get when they are rounded to 8 bits: (1 + 1/16)^2 and a little."""
+
 
 class Kernels(NamedTuple):
     """Where the operations come from: Triton's, or their definitions."""
@@ -33,6 +46,8 @@ class Kernels(NamedTuple):
     norm: Callable[..., Tensor]
     turned: Callable[..., Tensor]
     mix: Callable[..., Tensor]
+    linear: Callable[..., Tensor]
+    linear_stats: Callable[..., tuple[Tensor, Tensor, Tensor]]
     matrix: Callable[[Tensor], Any]
     """A matrix over tokens as `mix` reads it."""
     fused: bool
@@ -40,18 +55,23 @@ class Kernels(NamedTuple):
 
 def kernels(device: torch.device) -> Kernels:
     if device.type != "cuda":
-        plain = plain_norm.row_stats, plain_norm.row_norm, plain_norm.row_norm_turned, plain_mix.token_mix
-        return Kernels(*plain, matrix=lambda weight: weight, fused=False)
-    from allmlp.kernels.row_norm import triton as fused_norm
-    from allmlp.kernels.token_mix import triton as fused_mix
+        norm, mix, linear, matrix = plain_norm, plain_mix, plain_linear, lambda weight: weight
+    else:
+        from allmlp.kernels.linear import triton as linear
+        from allmlp.kernels.row_norm import triton as norm
+        from allmlp.kernels.token_mix import triton as mix
 
-    norms = fused_norm.row_stats, fused_norm.row_norm, fused_norm.row_norm_turned
-    return Kernels(*norms, fused_mix.token_mix, matrix=fused_mix.Matrix.of, fused=True)
+        matrix = mix.Matrix.of
+    norms = norm.row_stats, norm.row_norm, norm.row_norm_turned
+    linears = linear.linear, linear.linear_stats
+    return Kernels(*norms, mix.token_mix, *linears, matrix=matrix, fused=device.type == "cuda")
 
 
 class FastOnGpu(Lowered):
-    def __init__(self, model: EncoderModel, dtype: torch.dtype) -> None:
-        self.use = kernels(model.device)
+    """With `eight` the channel MLPs of a Mixer multiply 8-bit numbers; all else is in `dtype`."""
+
+    def __init__(self, model: EncoderModel, dtype: torch.dtype, eight: bool = False) -> None:
+        self.use, self.eight = kernels(model.device), eight
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         super().__init__(model, dtype)
 
@@ -99,44 +119,95 @@ class FastOnGpu(Lowered):
 
     def channel_mlp(self, norm: nn.Module, mix: ChannelMlpLayer, gain: Tensor | None) -> Step:
         """z + gain * V inner(act(U norm(z + lift) + a)), without its last bias."""
+        if self.eight:
+            return self.channel_mlp_in_8_bits(norm, mix, gain)
         weight, bias = mix.up.weight.double(), mix.up.bias.double()
         affine = isinstance(norm, AffineLayer)
         if isinstance(norm, AffineLayer):
             bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * self.lift.double())
             weight = weight * norm.alpha.double()
-        lift, cast = self.lift.clone(), self.cast
-        up, a = cast(weight).T, cast(bias)
-        down = cast(mix.down.weight.double() if gain is None else gain[:, None] * mix.down.weight.double()).T
-        act, gate, eps = self.act("channel"), self.gate(mix.inner), getattr(norm, "eps", 0.0)
+        lift, down = self.lift.clone(), self.cast(scaled(mix.down.weight, gain)).T
+        eps = getattr(norm, "eps", 0.0)
         scale, shift = (norm.weight.float(), norm.bias.float()) if isinstance(norm, nn.LayerNorm) else (None, None)
-        run, in_epilogue = self.use.norm, self.in_epilogue(act)
+        run, middle = self.use.norm, self.middle(weight, bias, mix.inner)
         self.wait(mix.down.bias, gain)
 
         def step(z: Tensor) -> Tensor:
-            x = (z if affine else run(z, scale, shift, eps, lift)).flatten(0, 1)
-            if in_epilogue:
-                hidden = torch._addmm_activation(a, x, up, use_gelu=act != "relu")
-            else:
-                hidden = activate(torch.addmm(a, x, up), act)
-            hidden = gate(hidden.view(*z.shape[:2], -1)).flatten(0, 1)
+            hidden = middle(z if affine else run(z, scale, shift, eps, lift)).flatten(0, 1)
             flat = z.view(-1, z.shape[2])
             return torch.addmm(flat, hidden, down, out=flat).view_as(z)
 
         return step
 
-    def gate(self, inner: nn.Module | None) -> Step:
-        """The four versions of gMLP's spatial gate."""
+    def middle(self, weight: Tensor, bias: Tensor, inner: nn.Module | None) -> Step:
+        """inner(act(U x + a))."""
+        act = self.act("channel")
+        up, a = self.cast(weight), self.cast(bias)
         if inner is None:
-            return lambda hidden: hidden
+            return lambda x: self.linear_act(x, up.T, a, act)
+        gate = self.gate(inner)
+        assert isinstance(inner, SpatialGateLayer)
+        in_parts = isinstance(inner.norm, nn.LayerNorm) and inner.combine == "split" and len(up) % (2 * PART) == 0
+        if not in_parts:
+            stats, half = self.stats(inner.norm, lifted=False), inner.combine == "split"
+
+            def plain(x: Tensor) -> Tensor:
+                hidden = self.linear_act(x, up.T, a, act)
+                return gate(hidden, **stats(hidden.chunk(2, dim=2)[1] if half else hidden))
+
+            return plain
+        run, eps, beside = self.use.linear_stats, inner.norm.eps, Beside(bias=bias.to(self.lift.dtype))
+
+        def step(x: Tensor) -> Tensor:
+            hidden, mean, rstd = run(x.flatten(0, 1), up, beside, act, eps)
+            sizes = x.shape[:2]
+            return gate(hidden.view(*sizes, -1), mean=mean.view(sizes), rstd=rstd.view(sizes))
+
+        return step
+
+    def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
+        flat = x.flatten(0, 1)
+        if self.in_epilogue(act):
+            hidden = torch._addmm_activation(bias, flat, weight, use_gelu=act != "relu")
+        else:
+            hidden = activate(torch.addmm(bias, flat, weight), act)
+        return hidden.view(*x.shape[:2], -1)
+
+    def gate(self, inner: nn.Module) -> Callable[..., Tensor]:
+        """The four versions of gMLP's spatial gate, given what its norm must know of each token."""
         assert isinstance(inner, SpatialGateLayer)
         combine, matrix, run = inner.combine, self.matrix(inner.proj.matrix()), self.use.mix
         around = self.prologue(inner.norm, lifted=False)._replace(bias=inner.proj.bias.float())
-        stats = self.stats(inner.norm, lifted=False)
+        ways = {"split": "multiply", "multiply": "multiply", "add": "add", "linear": "none"}
 
-        def step(hidden: Tensor) -> Tensor:
+        def step(hidden: Tensor, **stats: Tensor) -> Tensor:
             u, v = hidden.chunk(2, dim=2) if combine == "split" else (hidden, hidden)
-            ways = {"split": "multiply", "multiply": "multiply", "add": "add", "linear": "none"}
-            return run(v, matrix, around._replace(**stats(v), other=u), combine=ways[combine])
+            return run(v, matrix, around._replace(**stats, other=u), combine=ways[combine])
+
+        return step
+
+    def channel_mlp_in_8_bits(self, norm: nn.Module, mix: ChannelMlpLayer, gain: Tensor | None) -> Step:
+        if not isinstance(norm, nn.LayerNorm) or mix.inner is not None:
+            raise UserError(
+                "8 bits are for channel MLPs behind LayerNorm, as in a Mixer: leave the type out for bfloat16"
+            )
+        channels, wide = len(norm.weight), self.lift.dtype
+        weight = mix.up.weight.double() * norm.weight.double()
+        bias = mix.up.bias.double() + mix.up.weight.double() @ norm.bias.double()
+        unit = LARGEST / channels**0.5
+        reach = LARGEST / (ROUNDING * weight.norm(dim=1) * channels**0.5 + bias.abs()).clamp(min=1e-30)
+        up, out = in_8_bits(weight)
+        down, last = in_8_bits(scaled(mix.down.weight, gain) / reach)
+        first = Beside((out / unit).to(wide), bias.to(wide), reach.to(wide))
+        lift, units = self.lift.clone(), torch.full_like(self.lift, unit)
+        act, eps, run, linear = self.act("channel"), norm.eps, self.use.norm, self.use.linear
+        last = last.to(wide)
+        self.wait(mix.down.bias, gain)
+
+        def step(z: Tensor) -> Tensor:
+            x = run(z, units, None, eps, lift, EIGHT).flatten(0, 1)
+            hidden = linear(x, up, first, act)
+            return linear(hidden, down, Beside(last, other=z.view(-1, channels))).view_as(z)
 
         return step
 
@@ -184,3 +255,13 @@ class FastOnGpu(Lowered):
         own.copy_(x)
         graph.replay()
         return answer.clone()
+
+
+def scaled(weight: Tensor, gain: Tensor | None) -> Tensor:
+    return weight.double() if gain is None else gain[:, None] * weight.double()
+
+
+def in_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that fill the range, and the factors that bring them back."""
+    back = weight.abs().amax(1).clamp(min=1e-30) / LARGEST
+    return (weight / back[:, None]).to(EIGHT), back

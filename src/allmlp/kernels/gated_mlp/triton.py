@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allmlp.kernels.activation.triton import ACT, activate, slope
+from allmlp.kernels.activation.triton import activate, code, slope
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def gate(h: Tensor, f: Tensor, b: Tensor, act: str) -> Tensor:
     rows, channels = f.shape[0] * f.shape[1], f.shape[2]
     run: Any = gate_kernel
     run[(triton.cdiv(rows, 16), triton.cdiv(channels, 256))](
-        h, f, b, g, rows, channels, f.shape[1], h.stride(1), ACT=ACT[act], BR=16, BC=256, num_warps=8
+        h, f, b, g, rows, channels, f.shape[1], h.stride(1), ACT=code(act, h.dtype), BR=16, BC=256, num_warps=8
     )
     return g
 
@@ -77,7 +77,7 @@ def gate_backward(
     run: Any = gate_backward_kernel
     run[(stripes, columns)](
         h, f, b, dg, g, df, dh, db, da, rows, channels, f.shape[1], h.stride(1),
-        ACT=ACT[act], STRIPE=64, BR=16, BC=256, num_warps=8,
+        ACT=code(act, h.dtype), STRIPE=64, BR=16, BC=256, num_warps=8,
     )  # fmt: skip
     return g, df, db.view(-1, f.shape[1]).sum(0), da.sum(0)
 
@@ -119,7 +119,7 @@ def norm(
     run: Any = norm_kernel
     run[lambda sizes: (triton.cdiv(batch * tokens, sizes["ROWS"]),)](
         h[..., channels:], mask, weight, bias, n, mean, rstd, batch * tokens, channels, h.stride(1), eps,
-        ACT=ACT[act], MASK=mask is not None, WIDE=triton.next_power_of_2(channels),
+        ACT=code(act, h.dtype), MASK=mask is not None, WIDE=triton.next_power_of_2(channels),
     )  # fmt: skip
     return n, mean, rstd
 
@@ -183,7 +183,7 @@ def norm_backward(
     run[(programs,)](
         h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], sums, rows, channels,
         h.stride(1),
-        ACT=ACT[act], MASK=mask is not None, SPAN=span, WIDE=triton.next_power_of_2(channels),
+        ACT=code(act, h.dtype), MASK=mask is not None, SPAN=span, WIDE=triton.next_power_of_2(channels),
     )  # fmt: skip
     dweight, dbias, da = (part.sum(0) for part in sums.unbind(1))
     return n, dweight, dbias, da

@@ -19,13 +19,21 @@ def row_stats(x: Tensor, eps: float, shift: Tensor | None = None) -> tuple[Tenso
     return mean, (variance + eps).rsqrt()
 
 
-def row_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shift: Tensor | None = None) -> Tensor:
+def row_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    shift: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Y in `dtype`, x's if not given."""
     mean, rstd = row_stats(x, eps, shift)
     wide = x.to(mean.dtype)
     wide = wide if shift is None else wide + shift
     y = (wide - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
     y = y if weight is None else y * weight
-    return (y if bias is None else y + bias).to(x.dtype)
+    return (y if bias is None else y + bias).to(dtype or x.dtype)
 
 
 def row_norm_turned(

@@ -83,9 +83,9 @@ def row_norm(
     bias: Tensor | None,
     eps: float,
     shift: Tensor | None = None,
-    out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    y = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     launch(x, eps, shift, y, weight, bias)
     return y
 

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from allmlp.kernels.activation.triton import ACT, activate
+from allmlp.kernels.activation.triton import activate, code
 from allmlp.kernels.token_mix.reference import Act, Around, Combine
 
 COMBINE = {"none": 0, "multiply": 1, "add": 2}
@@ -191,7 +191,7 @@ def token_mix(
         CENTRE=centre is not None,
         LIFT=around.lift is not None,
         GAIN=around.gain is not None and other is not None,
-        ACT=ACT[act],
+        ACT=code(act, x.dtype),
         COMBINE=COMBINE[combine] if other is not None else 0,
         TMA=tma,
     )  # fmt: skip

@@ -1,0 +1,164 @@
+"""One kernel for the product and all that stands around it.
+
+Programs stay and make tile after tile, loading the next while they finish the last. In an epilogue the matrix units
+rest: two small programs on a processor do not rest at the same time.
+
+LayerNorm of the second half of Y needs its mean and spread. Every tile leaves those of its own n channels:
+
+    mean = mean of means,   n p spread^2 = sum of away + n sum (mean of part - mean)^2
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from allmlp.kernels.activation.triton import activate, code
+from allmlp.kernels.linear.reference import PART, Beside
+from allmlp.kernels.token_mix.reference import Act
+
+DEEP = 128
+"""Bytes of a row of X that are loaded at once."""
+
+
+def blocks(arguments: dict[str, Any]) -> None:
+    """The sizes that autotuning tries are those in which the copy engine moves."""
+    depth = DEEP // arguments["x_copy"].base.element_size()
+    arguments["x_copy"].block_shape = [arguments["BM"], depth]
+    arguments["w_copy"].block_shape = [arguments["BN"], depth]
+    for name in ("y_copy", "o_copy"):
+        if arguments[name] is not None:
+            arguments[name].block_shape = [arguments["BM"], PART]
+
+
+CONFIGS = [
+    triton.Config(
+        {"BM": rows, "BN": columns, "TOGETHER": together}, num_warps=warps, num_stages=stages, pre_hook=blocks
+    )
+    for rows, columns, warps, stages, together in (
+        (128, 256, 8, 3, 1),
+        (128, 256, 8, 4, 1),
+        (128, 128, 4, 3, 2),
+        (128, 128, 8, 3, 2),
+        (256, 128, 8, 3, 1),
+        (64, 128, 4, 3, 3),
+    )
+]
+
+
+# The interpreter has nothing to time: one of the sizes is enough there.
+@triton.autotune(
+    CONFIGS[:1] if triton.knobs.runtime.interpret else CONFIGS, key=["M", "N", "K", "DEPTH", "ACT", "OTHER", "STATS"]
+)
+@triton.jit
+def kernel(
+    x_copy, w_copy, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DEPTH: tl.constexpr, PROCESSORS: tl.constexpr,
+    SCALE: tl.constexpr, BIAS: tl.constexpr, GAIN: tl.constexpr, OTHER: tl.constexpr, STATS: tl.constexpr,
+    ACT: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    columns: tl.constexpr = tl.cdiv(N, BN)
+    turns: tl.constexpr = tl.cdiv(tl.cdiv(M, BM) * columns, PROCESSORS * TOGETHER)
+    for turn in tl.range(0, turns, flatten=True):
+        # Tiles of the same rows are neighbours: W is small and stays in the cache. After the last tile all is outside.
+        tile = turn * PROCESSORS * TOGETHER + tl.program_id(0)
+        row, column = tile // columns * BM, tile % columns * BN
+        z = tl.zeros((BM, BN), dtype=tl.float32)
+        for start in range(0, K, DEPTH):
+            x = x_copy.load([row, start])
+            w = w_copy.load([column, start])
+            z = tl.dot(x, w.T, z)
+        if BN == 2 * PART:
+            left, right = z.reshape(BM, 2, PART).permute(0, 2, 1).split()
+            finish(
+                left, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, row, column, M, N,
+                SCALE, BIAS, GAIN, OTHER, STATS, ACT, BM, PART,
+            )  # fmt: skip
+            finish(
+                right, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, row, column + PART, M, N,
+                SCALE, BIAS, GAIN, OTHER, STATS, ACT, BM, PART,
+            )  # fmt: skip
+        else:
+            finish(
+                z, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, row, column, M, N,
+                SCALE, BIAS, GAIN, OTHER, STATS, ACT, BM, PART,
+            )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    z, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, row, column, M, N,
+    SCALE: tl.constexpr, BIAS: tl.constexpr, GAIN: tl.constexpr, OTHER: tl.constexpr, STATS: tl.constexpr,
+    ACT: tl.constexpr, BM: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    cols = column + tl.arange(0, PART)
+    if SCALE:
+        z *= tl.load(scale_ptr + cols, cols < N, 0.0)[None, :]
+    if BIAS:
+        z += tl.load(bias_ptr + cols, cols < N, 0.0)[None, :]
+    z = activate(z, ACT)
+    if GAIN:
+        z *= tl.load(gain_ptr + cols, cols < N, 0.0)[None, :]
+    if OTHER:
+        z += o_copy.load([row, column]).to(tl.float32)
+    if STATS:
+        rows, part = row + tl.arange(0, BM), (column - N // 2) // PART
+        inside = (rows < M) & (column >= N // 2) & (column < N)
+        mean = tl.sum(z, 1) / PART
+        far = z - mean[:, None]
+        tl.store(mean_ptr + part * M + rows, mean, inside)
+        tl.store(away_ptr + part * M + rows, tl.sum(far * far, 1), inside)
+    y_copy.store([row, column], z.to(y_copy.dtype))
+
+
+def launch(x: Tensor, weight: Tensor, y: Tensor, beside: Beside, act: Act, stats: tuple[Tensor, Tensor] | None) -> None:
+    scale, bias, gain, other = beside
+    copies = [None if one is None else TensorDescriptor.from_tensor(one, [16, 16]) for one in (x, weight, y, other)]
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+    run: Any = kernel
+    run[lambda sizes: (processors * sizes["TOGETHER"],)](
+        *copies, scale, bias, gain, *(stats or (None, None)),
+        M=len(x), N=len(weight), K=x.shape[1], DEPTH=DEEP // x.element_size(), PROCESSORS=processors,
+        SCALE=scale is not None, BIAS=bias is not None, GAIN=gain is not None, OTHER=other is not None,
+        STATS=stats is not None, ACT=code(act, y.dtype), PART=PART,
+    )  # fmt: skip
+
+
+def linear(x: Tensor, weight: Tensor, beside: Beside, act: Act = "none", dtype: torch.dtype | None = None) -> Tensor:
+    """As the reference; the vectors beside are float32."""
+    dtype = dtype or (x.dtype if beside.other is None else beside.other.dtype)
+    y = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
+    launch(x, weight, y, beside, act, None)
+    return y
+
+
+def linear_stats(x: Tensor, weight: Tensor, beside: Beside, act: Act, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """As the reference: half of the channels must be a multiple of `PART`."""
+    y, parts = x.new_empty(len(x), len(weight)), len(weight) // 2 // PART
+    means, aways = (torch.empty(parts, len(x), dtype=torch.float32, device=x.device) for _ in range(2))
+    launch(x, weight, y, beside, act, (means, aways))
+    mean, rstd = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
+    run: Any = join_kernel
+    run[(triton.cdiv(len(x), 256),)](means, aways, mean, rstd, len(x), eps, PARTS=parts, PART=PART, BM=256)
+    return y, mean, rstd
+
+
+@triton.jit
+def join_kernel(
+    means_ptr, aways_ptr, mean_ptr, rstd_ptr, M, eps, PARTS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr
+):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    mean = tl.zeros((BM,), dtype=tl.float32)
+    away = tl.zeros((BM,), dtype=tl.float32)
+    for part in range(PARTS):
+        mean += tl.load(means_ptr + part * M + rows, rows < M, 0.0) / PARTS
+    for part in range(PARTS):
+        step = tl.load(means_ptr + part * M + rows, rows < M, 0.0) - mean
+        away += tl.load(aways_ptr + part * M + rows, rows < M, 0.0) + PART * step * step
+    tl.store(mean_ptr + rows, mean, rows < M)
+    tl.store(rstd_ptr + rows, 1 / tl.sqrt(away / (PARTS * PART) + eps), rows < M)
