@@ -133,3 +133,10 @@ def test_random_weights_leave_no_branch_out() -> None:
     for name, weight in model.named_parameters():
         assert weight.std() > 0 or weight.numel() == 1, name
         assert weight.abs().mean() > 0.005, name
+
+
+def test_every_mode_has_a_look_of_its_own() -> None:
+    from allmlp.bench import plots, sides
+
+    assert plots.MODES.keys() == sides.MODES.keys()
+    assert len(set(plots.MODES.values())) == len(plots.MODES)

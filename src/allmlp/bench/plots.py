@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 NAMES = ("throughput", "roofline", "batches", "growth")
 PACKAGES = {"ours": COLOURS[0], "timm": COLOURS[1], "hf": COLOURS[2]}
-MODES = {"eager": ("o", ":"), "compiled": ("s", "--"), "graphs": ("D", "-."), "fast": ("^", "-"), "onnx": ("v", "-.")}
+MODES = {
+    "eager": ("o", ":"),
+    "compiled": ("s", "--"),
+    "graphs": ("D", "-."),
+    "fast": ("^", "-"),
+    "fp8": ("P", "-"),
+    "onnx": ("v", "-."),
+}
 
 
 def figures(report: Report) -> Iterator[tuple[str, Figure]]:

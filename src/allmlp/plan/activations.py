@@ -255,7 +255,8 @@ def project(spec: Projection, causal: bool, x: Value, tokens: int, tape: Tape) -
 @mix.register
 def _(spec: TokenMlp, x: Value, place: Place, tape: Tape) -> Value:
     hidden = spec.width(place.tokens)
-    h = tape.act(tape.biased(tape.mix(x, hidden, place.tokens)), spec.act)
+    h = tape.mix(x, hidden, place.tokens)
+    h = tape.again_in_operator(h) if tape.arithmetic.fused else tape.act(tape.biased(h), spec.act)
     return tape.biased(tape.mix(h, place.tokens, hidden))
 
 
@@ -294,11 +295,26 @@ def _(spec: CrossAttention, x: Value, place: Place, tape: Tape) -> Value:
 
 @mix.register
 def _(spec: ChannelMlp, x: Value, place: Place, tape: Tape) -> Value:
-    h = tape.act(tape.linear(x, place.channels, spec.hidden), spec.act)
+    h = tape.linear(x, place.channels, spec.hidden)
+    if tape.arithmetic.fused and not spec.dropout and (spec.inner is None or spec.inner.is_plain):
+        return fused_mlp(spec, h, place, tape)
+    h = tape.act(h, spec.act)
     h, width = tape.dropout(h, spec.dropout), spec.hidden
     if spec.inner is not None:
         h, width = gate(spec.inner, h, x, spec.hidden, place, tape), spec.inner.width(spec.hidden)
     return tape.linear(h, width, place.channels)
+
+
+def fused_mlp(spec: ChannelMlp, h: Value, place: Place, tape: Tape) -> Value:
+    """As one operator: of what comes after `h` it keeps the product over tokens and the norm's statistics alone."""
+    h, width = tape.again_in_operator(h), spec.hidden
+    if spec.inner is not None:
+        width = spec.inner.width(spec.hidden)
+        product = Value(place.rows * width, h.width)
+        tape.keep(product, Value(2 * place.rows, FLOAT32))
+        tape.weight(place.tokens**2, made=spec.inner.causal or not isinstance(spec.inner.project, Dense))
+    tape.weight(width * place.channels)
+    return Value(place.rows * place.channels, h.width)
 
 
 def gate(spec: SpatialGate, z: Value, x: Value, hidden: int, place: Place, tape: Tape) -> Value:

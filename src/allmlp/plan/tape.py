@@ -24,11 +24,13 @@ class Arithmetic:
     """What LayerNorm and softmax read; None where they take what comes."""
     spelled_out: bool = False
     """Whether attention with learned relative scores runs product by product, for want of a kernel that knows them."""
+    fused: bool = False
+    """Whether MLPs learn by the operators of `kernels`, which keep no activations, norms and gates."""
     compiled: bool = False
     """Whether what a wider copy or an activation function gives is computed again instead of being kept."""
 
 
-CUDA_BFLOAT16 = Arithmetic(product=2, norm=4)
+CUDA_BFLOAT16 = Arithmetic(product=2, norm=4, fused=True)
 """Autocast on a GPU: products in bfloat16, statistics in float32."""
 CUDA_FLOAT32 = Arithmetic(product=4, norm=4)
 CPU_BFLOAT16 = Arithmetic(product=2, spelled_out=True)
@@ -92,9 +94,9 @@ class Tape:
         return Value(x.elements // inputs * outputs, x.width)
 
     def mix(self, x: Value, rows: int, columns: int, made: bool = False) -> Value:
-        """W X over tokens. Its input is kept as another copy, which torch lays out for the product."""
-        compiled, width = self.arithmetic.compiled, self.arithmetic.product
-        x = self.cast(x, width) if compiled else Value(x.elements, width)
+        """W X over tokens. Where no operator does it, its input is kept as another copy, laid out for the product."""
+        arithmetic, width = self.arithmetic, self.arithmetic.product
+        x = self.cast(x, width) if arithmetic.compiled or arithmetic.fused else Value(x.elements, width)
         self.keep(x)
         self.weight(rows * columns, made)
         return Value(x.elements // columns * rows, x.width)
@@ -126,6 +128,11 @@ class Tape:
         y = self.again(x, x.width)
         self.keep(y if name == "relu" else x)
         return y
+
+    def again_in_operator(self, x: Value) -> Value:
+        """What an operator computes of `x` and again from it."""
+        self.keep(x)
+        return Value(x.elements, x.width, x.whole or x)
 
     def dropout(self, x: Value, rate: float) -> Value:
         if rate == 0:

@@ -97,10 +97,16 @@ def forward_kernel(
     tl.store(y_ptr + place, activate(x, ACT).to(y_ptr.dtype.element_ty), inside)
 
 
+# How many rows a program reads at once, and by how many warps: the interpreter has nothing to time.
+TILES = [triton.Config({"BR": rows}, num_warps=warps) for rows, warps in ((16, 8), (8, 8), (8, 4), (4, 4), (2, 2))]
+TILES = TILES[:1] if triton.knobs.runtime.interpret else TILES
+
+
+@triton.autotune(TILES, key=["C", "BIAS", "ACT"])
 @triton.jit
 def backward_kernel(
     x_ptr, bias_ptr, dy_ptr, y_ptr, dx_ptr, sum_ptr, R, C, D,
-    BIAS: tl.constexpr, ACT: tl.constexpr, STRIPE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    BIAS: tl.constexpr, ACT: tl.constexpr, STRIPE: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     # Summed over rows at the end alone: rows lie in different warps, which would wait for each other.
@@ -159,6 +165,6 @@ def backward(x: Tensor, bias: Tensor | None, dy: Tensor, act: str) -> tuple[Tens
     run: Any = backward_kernel
     run[(stripes, columns)](
         x, bias, dy, y, dx, sums, rows, channels, width,
-        BIAS=bias is not None, ACT=code(act, x.dtype), STRIPE=high, BR=16, BC=256, num_warps=8,
+        BIAS=bias is not None, ACT=code(act, x.dtype), STRIPE=high, BC=256,
     )  # fmt: skip
     return y, dx, sums.view(-1, width).sum(0) if bias is not None else sums.sum(0)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allmlp.kernels.activation.triton import activate, code, slope
+from allmlp.kernels.activation.triton import TILES, activate, code, slope
 
 
 @triton.jit
@@ -41,10 +41,18 @@ def gate(h: Tensor, f: Tensor, b: Tensor, act: str) -> Tensor:
     return g
 
 
+# How many rows a program reads at once, and by how many warps: the interpreter has nothing to time.
+ROWS = [
+    triton.Config({"ROWS": rows}, num_warps=warps) for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8))
+]
+ROWS = ROWS[4:5] if triton.knobs.runtime.interpret else ROWS
+
+
+@triton.autotune(TILES, key=["C", "ACT"])
 @triton.jit
 def gate_backward_kernel(
     h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, da_ptr, R, C, S, h_r,
-    ACT: tl.constexpr, STRIPE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    ACT: tl.constexpr, STRIPE: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     # Summed over rows at the end alone: rows lie in different warps, which would wait for each other.
@@ -77,14 +85,9 @@ def gate_backward(
     run: Any = gate_backward_kernel
     run[(stripes, columns)](
         h, f, b, dg, g, df, dh, db, da, rows, channels, f.shape[1], h.stride(1),
-        ACT=code(act, h.dtype), STRIPE=64, BR=16, BC=256, num_warps=8,
+        ACT=code(act, h.dtype), STRIPE=64, BC=256,
     )  # fmt: skip
     return g, df, db.view(-1, f.shape[1]).sum(0), da.sum(0)
-
-
-# How many rows a program reads at once, and by how many warps: the interpreter has nothing to time.
-ROWS = [triton.Config({"ROWS": rows}, num_warps=warps) for rows, warps in ((1, 1), (1, 4), (2, 4), (4, 4), (4, 8))]
-ROWS = ROWS[3:4] if triton.knobs.runtime.interpret else ROWS
 
 
 @triton.autotune(ROWS, key=["WIDE", "ACT"])
@@ -185,5 +188,5 @@ def norm_backward(
         h.stride(1),
         ACT=code(act, h.dtype), MASK=mask is not None, SPAN=span, WIDE=triton.next_power_of_2(channels),
     )  # fmt: skip
-    dweight, dbias, da = (part.sum(0) for part in sums.unbind(1))
+    dweight, dbias, da = sums.sum(0)
     return n, dweight, dbias, da

@@ -37,6 +37,11 @@ class SpatialGate(Spec):
         """Channels that leave the gate when `hidden` enter it."""
         return hidden // 2 if self.combine == "split" else hidden
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the papers' own: split, with LayerNorm, and nothing beside it."""
+        return self.combine == "split" and self.side is None and isinstance(self.norm, LayerNorm)
+
     def build(self, site: Site, hidden: int) -> nn.Module:
         if self.combine == "split" and hidden % 2:
             raise UserError(f"a split gate needs an even number of hidden channels, not {hidden}")
@@ -47,15 +52,10 @@ class SpatialGateLayer(nn.Module):
     def __init__(self, spec: SpatialGate, site: Site, hidden: int) -> None:
         super().__init__()
         width = spec.width(hidden)
-        self.combine = spec.combine
+        self.combine, self.is_plain = spec.combine, spec.is_plain
         self.norm = spec.norm.build(width)
         self.proj = TokenProjection(spec.project, site.tokens, spec.causal, spec.init)
         self.side = spec.side.build(site, width, spec.causal) if spec.side else None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is the papers' own: split, with LayerNorm, and nothing beside it."""
-        return self.combine == "split" and self.side is None and isinstance(self.norm, nn.LayerNorm)
 
     def forward(self, z: Tensor, x: Tensor, context: Context) -> Tensor:
         u, v = z.chunk(2, dim=-1) if self.combine == "split" else (z, z)

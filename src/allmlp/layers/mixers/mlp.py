@@ -51,7 +51,8 @@ class TokenMlpLayer(nn.Module):
         up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens, None]
         dtype = training_type(x)
         if dtype is not None:
-            return token_product(down, token_product(up, x.to(dtype)), self.up.bias, self.act) + shift
+            # The sum of residuals stays as narrow as the products: a float32 bias would widen it.
+            return token_product(down, token_product(up, x.to(dtype)), self.up.bias, self.act) + shift.to(dtype)
         # W X with X as stored (b s c): no transpose is needed on either side.
         h = ACTS[self.act](up @ x + self.up.bias[:, None])  # b d c
         return down @ h + shift
