@@ -48,7 +48,9 @@ class Run(Spec):
     schedule: Schedule = Cosine()
     clip: NonNegative | None = None
     ema: Rate | None = None
-    """Average the weights with this memory, and judge and keep the average."""
+    """Average the weights with this memory, and judge and keep the average. The memory is shorter at the start, so that
+    a short run does not keep the weights it began with.
+    """
     repeats: Count = 1
     """Copies of an example in its batch, differently augmented (repeated augmentation)."""
     hold_out: Annotated[int, Range(0)] = 0

@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from allmlp import __version__, checkpoint, parallel
+from allmlp.average import averaged, follow, pull_at
 from allmlp.data.order import Loader, Order, Step, fold, in_order
 from allmlp.data.source import Splits
 from allmlp.errors import UserError
@@ -86,10 +87,12 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
         with precision(run, world.device):
             losses = task.learn(*inputs)
         losses.total.backward()
-        update(run, task, optimizer, losses, average)
+        update(run, task, optimizer, losses)
+        follow(average, trained, pull)
         return tree_map(torch.detach, losses)
 
     # 4. one optimiser step per turn
+    pull = torch.zeros((), device=world.device)  # a tensor, so that a recorded step can read it
     recorded = Recorded(descend) if records else None
     results: dict[str, float] = {}
     meter = Meter(run.batch, task, world.device, world.size)
@@ -105,10 +108,12 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
             set_rates(optimizer, run.schedule.at(progress), run.optim.decay_at(progress))
             moment = Moment(progress, generator(world, run.seed, step), world.rank, world.size)
             if recorded is not None:
+                pull.fill_(pull_at(run.ema, step))
                 losses = recorded(*task.prepare(example, moment))
             else:
                 losses = backward(run, world, wrapped, example, moment)
-                update(run, task, optimizer, losses, average)
+                if update(run, task, optimizer, losses):
+                    follow(average, trained, pull_at(run.ema, step))
             task.after_step(progress)
             step += 1
             window.append(losses)
@@ -175,16 +180,16 @@ def split(example: Step, parts: int) -> list[Step]:
     return [example._replace(indices=indices, batch=type(example.batch)(*tensors)) for indices, *tensors in pieces]
 
 
-def update(run: Run, task: TaskModule, optimizer: torch.optim.Optimizer, losses: Losses, average: list[Tensor]) -> None:
+def update(run: Run, task: TaskModule, optimizer: torch.optim.Optimizer, losses: Losses) -> bool:
+    """Whether the weights have moved."""
     if run.nan == "skip" and not bool(losses.total.isfinite()):
         optimizer.zero_grad(set_to_none=True)
-        return
+        return False
     if run.clip:
         nn.utils.clip_grad_norm_(task.parameters(), run.clip, foreach=True)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    if average and run.ema:
-        torch._foreach_lerp_(average, [weight.detach() for weight in task.model.parameters()], 1 - run.ema)
+    return True
 
 
 def precision(run: Run, device: torch.device) -> Any:
@@ -240,26 +245,6 @@ def evaluate(task: TaskModule, judged: Any, dataset: Splits, world: parallel.Wor
     task.train()
     totals = {name: world.sum(torch.stack(list(pair)).double()).tolist() for name, pair in sums.items()}
     return task.summary({name: total / max(count, 1) for name, (total, count) in totals.items()})
-
-
-@contextmanager
-def averaged(model: Model, trained: list[nn.Parameter], average: list[Tensor]) -> Iterator[Model]:
-    """The model with its average weights for a while, where there is an average."""
-    if not average:
-        yield model
-        return
-    own = [weight.detach().clone() for weight in trained]
-    overwrite(trained, average)
-    try:
-        yield model
-    finally:
-        overwrite(trained, own)
-
-
-@torch.no_grad()
-def overwrite(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for weight, value in zip(weights, values, strict=True):
-        weight.copy_(value)
 
 
 def keep_model(out: Path, model: Model, dataset: Splits, world: parallel.World) -> None:

@@ -96,7 +96,7 @@ def test_every_run_is_told(file: Path) -> None:
     assert "metrics.jsonl is missing: there are no curves" in text
     assert "metrics.jsonl is damaged: 1 line of 4 left out" in text
     assert "unknown kind of run '<script>alert(2)</script>'" in text
-    assert text.count("Expected calibration error") == 2 and text.count("32 test examples; ") == 2
+    assert text.count("Expected calibration error") == 2 and text.count("Confusion matrix 32 test examples; ") == 2
     assert text.count("the run has kept no model yet") == 2 * 4 and "what was run is not known" in text
     assert "Of long curves the first and the last point" in text
 

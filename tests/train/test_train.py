@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 import allmlp
 from allmlp import checkpoint, log
 from allmlp import train as loop
+from allmlp.average import follow, pull_at
 from allmlp.data.images import Augment, Translate
 from allmlp.data.inputs import read_inputs
 from allmlp.optim import AdamW, Lamb, Muon, Sgd
@@ -174,6 +175,17 @@ def test_the_average_is_kept(tmp_path: Path) -> None:
     assert losses(tmp_path / "last") == losses(tmp_path / "average")
     last, average = (allmlp.load(tmp_path / name).state_dict() for name in ("last", "average"))
     assert not torch.equal(last["head.proj.weight"], average["head.proj.weight"])
+
+
+def test_the_average_forgets_its_start() -> None:
+    """Its pull falls as 9 / (10 + t) until the memory is reached: weights of old weigh next to nothing soon."""
+    assert [pull_at(0.999, step) for step in (0, 80, 1_000_000)] == pytest.approx([0.9, 0.1, 0.001])
+    assert pull_at(0.5, 80) == 0.5
+    average, moving = [torch.tensor([100.0])], torch.nn.Parameter(torch.tensor([1.0]))
+    for step in range(50):
+        follow(average, [moving], torch.tensor(pull_at(0.999, step)) if step % 2 else pull_at(0.999, step))
+    assert average[0].item() == pytest.approx(1.0, abs=1e-4)
+    follow([], [moving], 0.1)
 
 
 def test_start_from_another_model(whole: Path, tmp_path: Path) -> None:

@@ -256,8 +256,9 @@ def project(spec: Projection, causal: bool, x: Value, tokens: int, tape: Tape) -
 def _(spec: TokenMlp, x: Value, place: Place, tape: Tape) -> Value:
     hidden = spec.width(place.tokens)
     h = tape.mix(x, hidden, place.tokens)
-    h = tape.again_in_operator(h) if tape.arithmetic.fused else tape.act(tape.biased(h), spec.act)
-    return tape.biased(tape.mix(h, place.tokens, hidden))
+    if tape.arithmetic.fused:
+        return tape.mix(tape.again_in_operator(h), place.tokens, hidden)
+    return tape.biased(tape.mix(tape.act(tape.biased(h), spec.act), place.tokens, hidden))
 
 
 @mix.register
