@@ -43,6 +43,12 @@ resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | k-NN   | results.md         
 gmlp_table3 gmlp_table4 gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens    | ppl       | wiki_gmlp.jsonl   | perplexity
 gmlp_table3 gmlp_table4 gmlp_table6 | aMLP L11, 44 M, 0.11 G tokens    | ppl       | wiki_amlp.jsonl   | perplexity
 gmlp_table3 gmlp_table4 gmlp_table6 | BERT L9, 44 M, 0.17 G tokens     | ppl       | wiki_bert.jsonl   | perplexity
+gmlp_table3 | aMLP L11, 256 wide, 82 M tokens                  | ppl | wiki_table3.jsonl row=amlp           | perplexity
+gmlp_table3 | BERT L9, 256 wide, 82 M tokens                   | ppl | wiki_table3.jsonl row=bert           | perplexity
+gmlp_table3 | Additive gMLP L13, 256 wide, 82 M tokens         | ppl | wiki_table3.jsonl row=additive       | perplexity
+gmlp_table3 | Multiplicative gMLP L13, 256 wide, 82 M tokens   | ppl | wiki_table3.jsonl row=multiplicative | perplexity
+gmlp_table3 | Multiplicative, split gMLP L12, 256 wide         | ppl | wiki_table3.jsonl row=split          | perplexity
+gmlp_table3 | the same with a dense matrix                     | ppl | wiki_table3.jsonl row=dense          | perplexity
 gmlp_table4 gmlp_table6 slides_gmlp | gMLP L12, 44 M, 0.23 G tokens    | SST-2     | sst2_gmlp.jsonl   | accuracy %
 gmlp_table4 slides_gmlp             | MiniLM L6, 23 M, published start | SST-2     | sst2_minilm.jsonl | accuracy %
 gmlp_table6                         | gMLP L12, 44 M, 0.23 G tokens    | SQuAD 1.1 | results.md        | SQuAD 1\.1.*F1 ([\d.]+) %
@@ -52,6 +58,8 @@ resmlp_translation | ResMLP, 4 + 4 blocks, 7.40 M      | Multi30k De-En | multi3
 resmlp_translation | Transformer, 4 + 4 blocks, 8.42 M | Multi30k De-En | multi30k_transformer_4096.jsonl  | bleu
 resmlp_translation | Transformer, 4 + 4 blocks, 8.42 M | Multi30k En-De | multi30k_transformer_en_de.jsonl | bleu
 resmlp_translation | ResMLP, 6 + 6 blocks, 9.01 M      | Multi30k De-En | multi30k_resmlp_4096.jsonl       | bleu
+resmlp_translation | Transformer, 8.42 M, word dropout | Multi30k De-En | multi30k_transformer_words.jsonl | bleu
+resmlp_translation | ResMLP, 9.01 M, word dropout      | Multi30k De-En | multi30k_resmlp_words.jsonl      | bleu
 resmlp_translation | ResMLP, 6 + 6 blocks, 9.01 M      | Multi30k En-De | multi30k_resmlp_en_de.jsonl      | bleu
 gmlp_table5 | gMLP L12, 44.0 M, n = 128 | tokens/s | pretraining_speed.json model=gMLP         | tokens/s
 gmlp_table5 | gMLP L12, 44.0 M, n = 128 | GiB      | pretraining_speed.json model=gMLP         | GiB
