@@ -43,7 +43,7 @@ def stdlib_amlp() -> Run:
     """aMLP, masked language model on the docstrings of Python's library.
 
     allmlp train stdlib_amlp
-    Not yet run.
+    One CPU core, six minutes: perplexity 82.8 on held-out docstrings (one seed).
     """
     return _docstrings(gmlp_text(4, 96, 384, length=64, side=TinyAttention(32)))
 
@@ -52,7 +52,7 @@ def stdlib_mixer() -> Run:
     """MLP-Mixer, masked language model on the docstrings of Python's library.
 
     allmlp train stdlib_mixer
-    Not yet run.
+    One CPU core, five minutes: perplexity 175 on held-out docstrings (one seed).
     """
     return _docstrings(mixer_text(4, 96, 48, 288))
 
@@ -61,7 +61,7 @@ def stdlib_bert() -> Run:
     """BERT, the baseline, on the docstrings of Python's library.
 
     allmlp train stdlib_bert
-    Not yet run.
+    One CPU core, five minutes: perplexity 245 on held-out docstrings (one seed); it learns slowly at the start.
     """
     return _docstrings(bert(3, 96, 2, length=64))
 

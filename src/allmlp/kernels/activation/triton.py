@@ -98,7 +98,7 @@ def forward_kernel(
 
 
 # How many rows a program reads at once, and by how many warps: the interpreter has nothing to time.
-TILES = [triton.Config({"BR": rows}, num_warps=warps) for rows, warps in ((16, 8), (8, 8), (8, 4), (4, 4), (2, 2))]
+TILES = [triton.Config({"BR": rows}, num_warps=warps) for rows, warps in ((16, 8), (8, 8), (4, 8), (4, 4), (2, 4))]
 TILES = TILES[:1] if triton.knobs.runtime.interpret else TILES
 
 

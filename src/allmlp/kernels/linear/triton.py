@@ -24,7 +24,7 @@ from allmlp.kernels.token_mix.reference import Act
 
 HARDWARE_GELU = 5
 HARDWARE = not triton.knobs.runtime.interpret
-"""Whether there is an instruction for tanh: the interpreter has none."""
+"""Whether there is an instruction for tanh, and loops of any length: the interpreter has neither."""
 DEEP = 128
 """Bytes of a row of X that are loaded at once."""
 
@@ -45,31 +45,31 @@ CONFIGS = [
     )
     for rows, columns, warps, stages, together in (
         (128, 256, 8, 3, 1),
-        (128, 256, 8, 4, 1),
-        (128, 128, 4, 3, 2),
-        (128, 128, 8, 3, 2),
         (256, 128, 8, 3, 1),
-        (64, 128, 4, 3, 3),
+        (128, 128, 4, 3, 1),
+        (128, 128, 4, 2, 2),
+        (128, 128, 8, 2, 2),
+        (64, 128, 4, 2, 3),
     )
 ]
 
 
 # The interpreter has nothing to time: one of the sizes is enough there.
 @triton.autotune(
-    CONFIGS[:1] if triton.knobs.runtime.interpret else CONFIGS, key=["M", "N", "K", "DEPTH", "ACT", "OTHER", "STATS"]
+    CONFIGS[:1] if triton.knobs.runtime.interpret else CONFIGS, key=["size", "N", "K", "DEPTH", "ACT", "OTHER", "STATS"]
 )
 @triton.jit
 def kernel(
-    x_copy, w_copy, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DEPTH: tl.constexpr, PROCESSORS: tl.constexpr,
+    x_copy, w_copy, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, M, size,
+    N: tl.constexpr, K: tl.constexpr, DEPTH: tl.constexpr, PROCESSORS: tl.constexpr,
     SCALE: tl.constexpr, BIAS: tl.constexpr, GAIN: tl.constexpr, OTHER: tl.constexpr, STATS: tl.constexpr,
     ACT: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    columns: tl.constexpr = tl.cdiv(N, BN)
-    turns: tl.constexpr = tl.cdiv(tl.cdiv(M, BM) * columns, PROCESSORS * TOGETHER)
-    for turn in tl.range(0, turns, flatten=True):
+    columns: tl.constexpr = (N + BN - 1) // BN
+    programs: tl.constexpr = PROCESSORS * TOGETHER
+    for turn in tl.range(0, ((M + BM - 1) // BM * columns + programs - 1) // programs, flatten=True):
         # Tiles of the same rows are neighbours: W is small and stays in the cache. After the last tile all is outside.
-        tile = turn * PROCESSORS * TOGETHER + tl.program_id(0)
+        tile = turn * programs + tl.program_id(0)
         row, column = tile // columns * BM, tile % columns * BN
         z = tl.zeros((BM, BN), dtype=tl.float32)
         for start in range(0, K, DEPTH):
@@ -148,10 +148,13 @@ def launch(x: Tensor, weight: Tensor, y: Tensor, beside: Beside, act: Act, stats
     copies = [None if one is None else TensorDescriptor.from_tensor(one, [16, 16]) for one in (x, weight, y, other)]
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
     act_code = code(act, y.dtype)
+    # What is quickest depends on how many times round the processors go, not on each batch size.
+    rows, size = len(x), (len(x) // (128 * processors)).bit_length()
     run: Any = kernel
     run[lambda sizes: (processors * sizes["TOGETHER"],)](
         *copies, scale, bias, gain, *(stats or (None, None)),
-        M=len(x), N=len(weight), K=x.shape[1], DEPTH=DEEP // x.element_size(), PROCESSORS=processors,
+        rows if HARDWARE else tl.constexpr(rows), size,
+        N=len(weight), K=x.shape[1], DEPTH=DEEP // x.element_size(), PROCESSORS=processors,
         SCALE=scale is not None, BIAS=bias is not None, GAIN=gain is not None, OTHER=other is not None,
         STATS=stats is not None, ACT=HARDWARE_GELU if act_code == SHORT_GELU and HARDWARE else act_code, PART=PART,
     )  # fmt: skip

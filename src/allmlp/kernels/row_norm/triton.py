@@ -90,6 +90,14 @@ def row_norm(
     return y
 
 
+# Tokens and channels at a time.
+TILES = [
+    triton.Config({"BS": tokens, "BC": channels}, num_warps=warps)
+    for tokens, channels, warps in ((32, 256, 8), (32, 128, 8), (32, 128, 4), (16, 256, 4), (16, 512, 8))
+]
+
+
+@triton.autotune(TILES[:1] if triton.knobs.runtime.interpret else TILES, key=["C", "T"])
 @triton.jit
 def turned_kernel(
     x_ptr, y_ptr, weight_ptr, bias_ptr, shift_ptr, S, T, x_b, x_s, y_b, y_c, eps,
@@ -137,14 +145,11 @@ def row_norm_turned(
     assert x.stride(2) == 1, "channels must lie side by side"
     y = x.new_empty(batch, channels, width)
     run: Any = turned_kernel
-    run[(triton.cdiv(width, 32), batch)](
+    run[lambda sizes: (triton.cdiv(width, sizes["BS"]), batch)](
         x, y, weight, bias, shift, tokens, width, *x.stride()[:2], *y.stride()[:2], eps,
         C=channels,
         WEIGHT=weight is not None,
         BIAS=bias is not None,
         SHIFT=shift is not None,
-        BS=32,
-        BC=256,
-        num_warps=8,
     )  # fmt: skip
     return y

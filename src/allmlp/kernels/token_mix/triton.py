@@ -86,21 +86,34 @@ def weave(matrix: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, T
 def blocks(arguments: dict[str, Any]) -> None:
     """The sizes that autotuning tries are those in which the copy engine moves."""
     if arguments["TMA"]:
-        arguments["x_copy"].block_shape = [1, arguments["BK"], arguments["BC"]]
-        arguments["a_copy"].block_shape = [1, arguments["BM"], arguments["BK"]]
+        rows, columns, depth = (arguments[name] for name in ("BM", "BC", "BK"))
+        shapes = {
+            "x_copy": (depth, columns),
+            "a_copy": (rows, depth),
+            "y_copy": (rows, columns),
+            "o_copy": (rows, columns),
+        }
+        for name, shape in shapes.items():
+            if arguments[name] is not None:
+                arguments[name].block_shape = [1, *shape]
 
 
 CONFIGS = [
-    triton.Config({"BM": rows, "BC": columns, "BK": depth}, num_warps=warps, num_stages=stages, pre_hook=blocks)
-    for rows, columns, depth, warps, stages in (
-        (128, 128, 64, 4, 3),
-        (128, 128, 64, 8, 3),
-        (128, 256, 64, 8, 3),
-        (128, 64, 64, 4, 3),
-        (256, 64, 64, 8, 3),
-        (256, 128, 64, 8, 3),
-        (256, 128, 32, 8, 4),
-        (64, 64, 32, 4, 4),
+    triton.Config(
+        {"BM": rows, "BC": columns, "BK": depth, "THROUGH": through},
+        num_warps=warps,
+        num_stages=stages,
+        pre_hook=blocks,
+    )
+    for rows, columns, depth, warps, stages, through in (
+        (128, 128, 64, 4, 3, False),
+        (128, 128, 64, 8, 2, True),
+        (128, 128, 64, 4, 2, True),
+        (128, 64, 64, 4, 3, True),
+        (256, 64, 64, 8, 2, True),
+        (256, 64, 64, 8, 3, True),
+        (256, 128, 64, 8, 3, True),
+        (64, 64, 32, 4, 4, True),
     )
 ]
 
@@ -112,12 +125,12 @@ CONFIGS = [
 )
 @triton.jit
 def kernel(
-    x_copy, a_copy, x_ptr, a_ptr, y_ptr,
+    x_copy, a_copy, y_copy, o_copy, x_ptr, a_ptr, y_ptr,
     bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, other_ptr, gain_ptr,
     M, C, x_b, x_k, a_b, a_m, y_b, y_m, o_b, o_m, l_b,
     K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, CENTRE: tl.constexpr,
     LIFT: tl.constexpr, GAIN: tl.constexpr, ACT: tl.constexpr, COMBINE: tl.constexpr, TMA: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, THROUGH: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(M, BM)
     # Row tiles of the same channels are neighbours: the second finds the first's X in the cache.
@@ -140,6 +153,31 @@ def kernel(
             inside = (ks < K)[:, None] & in_cols[None, :]
             x = tl.load(x_ptr + far * x_b + ks[:, None] * x_k + cols[None, :], inside, 0.0)
         z = tl.dot(a, x, z, input_precision="ieee")
+    z = finish(
+        z, bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, gain_ptr,
+        rows, cols, far, M, C, l_b, BIAS, SCALE, SHIFT, CENTRE, LIFT, GAIN, ACT,
+    )  # fmt: skip
+    if TMA and THROUGH:
+        # By the copy engine: no thread holds an address for each of its numbers.
+        if COMBINE > 0:
+            z = combine(o_copy.load([example, tile * BM, columns * BC]).reshape(BM, BC), z, COMBINE)
+        y_copy.store([example, tile * BM, columns * BC], z.to(y_ptr.dtype.element_ty).reshape(1, BM, BC))
+    else:
+        inside = in_rows[:, None] & in_cols[None, :]
+        if COMBINE > 0:
+            other = tl.load(other_ptr + far * o_b + rows[:, None] * o_m + cols[None, :], inside, 0.0)
+            z = combine(other, z, COMBINE)
+        tl.store(y_ptr + far * y_b + rows[:, None] * y_m + cols[None, :], z.to(y_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def finish(
+    z, bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, gain_ptr, rows, cols, far, M, C, l_b,
+    BIAS: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, CENTRE: tl.constexpr, LIFT: tl.constexpr,
+    GAIN: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """All that comes after the sum and before the other operand."""
+    in_rows, in_cols = rows < M, cols < C
     if CENTRE:
         z -= tl.load(centre_ptr + far * M + rows, in_rows, 0.0)[:, None]
     if LIFT:
@@ -153,13 +191,14 @@ def kernel(
     if BIAS:
         z += tl.load(bias_ptr + rows, in_rows, 0.0).to(tl.float32)[:, None]
     z = activate(z, ACT)
-    inside = in_rows[:, None] & in_cols[None, :]
-    if COMBINE > 0:
-        other = tl.load(other_ptr + far * o_b + rows[:, None] * o_m + cols[None, :], inside, 0.0).to(tl.float32)
-        if GAIN:
-            z *= tl.load(gain_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
-        z = other * z if COMBINE == 1 else other + z
-    tl.store(y_ptr + far * y_b + rows[:, None] * y_m + cols[None, :], z.to(y_ptr.dtype.element_ty), inside)
+    if GAIN:
+        z *= tl.load(gain_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
+    return z
+
+
+@triton.jit
+def combine(other, z, COMBINE: tl.constexpr):
+    return other.to(tl.float32) * z if COMBINE == 1 else other.to(tl.float32) + z
 
 
 def token_mix(
@@ -176,8 +215,9 @@ def token_mix(
     weight, lifted, centre = weight.unsqueeze(0), mass, None
     if around.mean is not None and around.rstd is not None:
         weight, centre, lifted = weave(weight[0], around.mean, around.rstd)
-    tma = all(aligned(tensor) for tensor in (x, weight))
-    copies = [TensorDescriptor.from_tensor(one, [1, 16, 16]) if tma else None for one in (x, weight)]
+    moved = x, weight, y, other
+    tma = all(tensor is None or aligned(tensor) for tensor in moved)
+    copies = [TensorDescriptor.from_tensor(one, [1, 16, 16]) if tma and one is not None else None for one in moved]
     run: Any = kernel
     run[lambda sizes: (triton.cdiv(rows, sizes["BM"]) * triton.cdiv(channels, sizes["BC"]), batch)](
         *copies, x, weight, y,
