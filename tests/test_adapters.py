@@ -140,7 +140,7 @@ def test_gradients_reach_every_parameter(model: ForeignModel[Any]) -> None:
 
 
 def test_checkpointing_changes_memory_not_gradients(model: ForeignModel[Any]) -> None:
-    model.double().train()
+    model.train()
     x = inputs(model)
     gradients = []
     for enable in (False, True, False):
@@ -149,7 +149,7 @@ def test_checkpointing_changes_memory_not_gradients(model: ForeignModel[Any]) ->
         model(*x).square().mean().backward()
         gradients.append([weight.grad.clone() for weight in model.parameters()])  # type: ignore[union-attr]
     for other in gradients[1:]:
-        assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(gradients[0], other))
+        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(gradients[0], other))
 
 
 def test_description_counts_the_model(model: ForeignModel[Any]) -> None:

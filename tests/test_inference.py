@@ -89,6 +89,8 @@ def test_8_bits_say_what_they_need() -> None:
     for name in ("resmlp_nano", "gmlp_nano"):
         with pytest.raises(allmlp.UserError, match="as in a Mixer"):
             FastOnGpu(awake(name, {}), torch.float32, eight=True)
+    with pytest.raises(allmlp.UserError, match="multiples of 16"):
+        FastOnGpu(awake("mixer_nano", {"block.channel.hidden": "100"}), torch.float32, eight=True)
 
 
 @pytest.mark.gpu

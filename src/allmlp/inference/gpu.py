@@ -147,10 +147,11 @@ class FastOnGpu(Lowered):
             return lambda x: self.linear_act(x, up.T, a, act)
         gate = self.gate(inner)
         assert isinstance(inner, SpatialGateLayer)
-        # The kernel that leaves statistics multiplies by the matrix units, which float32 numbers would be rounded for.
-        short = self.dtype.itemsize <= 2 or not self.use.fused
+        # The kernel that leaves statistics multiplies by the matrix units, which float32 numbers would be rounded for,
+        # and the copy engine moves its rows.
+        can = (self.dtype.itemsize <= 2 and up.shape[1] % 8 == 0) or not self.use.fused
         in_parts = isinstance(inner.norm, nn.LayerNorm) and inner.combine == "split" and len(up) % (2 * PART) == 0
-        if not (in_parts and short):
+        if not (in_parts and can):
             stats, half = self.stats(inner.norm, lifted=False), inner.combine == "split"
 
             def plain(x: Tensor) -> Tensor:
@@ -193,6 +194,8 @@ class FastOnGpu(Lowered):
             raise UserError(
                 "8 bits are for channel MLPs behind LayerNorm, as in a Mixer: leave the type out for bfloat16"
             )
+        if len(mix.up.weight) % 16 or len(norm.weight) % 16:
+            raise UserError(f"8 bits need widths in multiples of 16, not {tuple(mix.up.weight.shape)}")
         channels, wide = len(norm.weight), self.lift.dtype
         weight = mix.up.weight.double() * norm.weight.double()
         bias = mix.up.bias.double() + mix.up.weight.double() @ norm.bias.double()
