@@ -59,6 +59,9 @@ def test_what_disagrees_is_not_timed() -> None:
     assert found["wrong"].note == "refused: its answer is 2.5e-01 off, 2.0e-01 allowed"
     assert "wrong" not in log
     assert compete(sides, REFERENCE, 0.3, Ticks(), 0.1, CPU)["wrong"].timing is not None
+    coarse = sides[1]._replace(coarse=1.5)  # of coarser numbers, whose error may be larger
+    assert compete([coarse], REFERENCE, 0.2, Ticks(), 0.1, CPU)["wrong"].timing is not None
+    assert compete([coarse], REFERENCE, 0.1, Ticks(), 0.1, CPU)["wrong"].note.endswith("1.5e-01 allowed")
 
 
 def test_a_side_without_memory_is_a_row_and_the_peak_is_timed_beside() -> None:
@@ -120,6 +123,8 @@ def test_wishes_that_cannot_be_met() -> None:
     ]:
         with pytest.raises(UserError, match=words):
             bench(Options(**{**vars(options), "sides": wrong}))
+    with pytest.raises(UserError, match="unknown mode of training 'fp8'"):
+        bench(Options(**{**vars(options), "sides": ("ours-fp8",), "train": True}))
     with pytest.raises(UserError, match="reads"):
         bench(Options(**{**vars(options), "models": ("gmlp_causal_tiny",), "train": True}))
     if not torch.cuda.is_available():

@@ -19,7 +19,7 @@ from allmlp.bench.peers import Subject, subject
 from allmlp.bench.race import WARM_UP, Failure, Timing, attempt, race, release
 from allmlp.bench.sides import Entry, Side, default_sides, side_of, wanted_sides
 from allmlp.bench.traffic import traffic
-from allmlp.errors import UserError
+from allmlp.errors import UserError, lookup
 from allmlp.models.cost import measure
 from allmlp.models.model import ModelSpec
 from allmlp.models.zoo import configure, resolve
@@ -167,8 +167,10 @@ def bench(
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
-    for name in options.sides or ():
-        side_of(name)  # a mistake is told before anything is measured
+    for name in options.sides or ():  # a mistake is told before anything is measured
+        _, mode = side_of(name)
+        if options.train:
+            lookup(mode, training.MODES, "mode of training")
     specs = {name: configure(resolve(name), image=options.image, length=options.length) for name in options.models}
     cases = [case for name, spec in specs.items() for case in sizes(name, spec, options.grow)]
     clock = clock_of(device)
@@ -221,10 +223,14 @@ def cell(one: Subject, size: int | None, batch: int, options: Options, clock: Cl
     timing = results.get(PEAK, Result()).timing
     rate = operations / timing.turn.median if timing else None
     flops = training.build_task(one.first, one).flops if options.train else 2 * cost.macs
-    rows = []
+    rows, coarse = [], {side.name: side.coarse for side in sides}
     for name in names:
         result = results.get(name) or judged.other[name.partition(" ")[0]]
-        weighed = {"memory_bytes": result.memory, "error": result.error, "allowed": judged.allowed}
+        weighed = {
+            "memory_bytes": result.memory,
+            "error": result.error,
+            "allowed": judged.allowed * coarse.get(name, 1),
+        }
         row = plain._replace(side=name, note=result.note, **weighed)
         rows.append(timed(row, result.timing, units, flops, rate) if result.timing else row)
     torch.compiler.reset()  # every shape is compiled for itself: as a further one it would become a dynamic one

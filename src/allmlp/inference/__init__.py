@@ -30,8 +30,8 @@ def fast(model: Model, dtype: torch.dtype | None = None) -> nn.Module:
             raise UserError("8-bit products need a GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell)")
         if not can_lower(model.spec):
             raise UserError("8 bits are for Mixer models: leave the type out for bfloat16")
-    dtype = None if eight else dtype
-    dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
+    if dtype is None or eight:
+        dtype = torch.bfloat16 if on_gpu else torch.float32
     if not can_lower(model.spec):
         copy = duplicate(model, dtype)
         compiled: Any = torch.compile(copy, mode="reduce-overhead")

@@ -160,13 +160,13 @@ def kernel(
     if TMA and THROUGH:
         # By the copy engine: no thread holds an address for each of its numbers.
         if COMBINE > 0:
-            z = combine(o_copy.load([example, tile * BM, columns * BC]).reshape(BM, BC), z, COMBINE)
+            z = with_other(o_copy.load([example, tile * BM, columns * BC]).reshape(BM, BC), z, COMBINE)
         y_copy.store([example, tile * BM, columns * BC], z.to(y_ptr.dtype.element_ty).reshape(1, BM, BC))
     else:
         inside = in_rows[:, None] & in_cols[None, :]
         if COMBINE > 0:
             other = tl.load(other_ptr + far * o_b + rows[:, None] * o_m + cols[None, :], inside, 0.0)
-            z = combine(other, z, COMBINE)
+            z = with_other(other, z, COMBINE)
         tl.store(y_ptr + far * y_b + rows[:, None] * y_m + cols[None, :], z.to(y_ptr.dtype.element_ty), inside)
 
 
@@ -197,7 +197,7 @@ def finish(
 
 
 @triton.jit
-def combine(other, z, COMBINE: tl.constexpr):
+def with_other(other, z, COMBINE: tl.constexpr):
     return other.to(tl.float32) * z if COMBINE == 1 else other.to(tl.float32) + z
 
 
