@@ -59,15 +59,17 @@ def gated_mlp_backward(
     from allmlp.kernels.gated_mlp import triton
 
     own, dy = Weights(*weights), dy.flatten(0, 1)
-    dg, dh = (dy @ own.down).view_as(f), torch.empty_like(h)
-    g, df, db, da1 = triton.gate_backward(h, f, own.b, dg, dh, act)
+    dg, dh, sums = (dy @ own.down).view_as(f), torch.empty_like(h), triton.stripes(h)
+    g, df, db = triton.gate_backward(h, f, own.b, dg, dh, sums, act)
     ddown = dy.T @ g.flatten(0, 1)
     dn = product(own.matrix.T.contiguous(), df)
     norm = own.norm_weight, own.norm_bias, mean, rstd
-    n, dweight, dbias, da2 = triton.norm_backward(h, mask, *norm, dn, dh, act)
+    n = triton.norm_backward(h, mask, *norm, dn, dh, sums, act)
     dmatrix, dh = outer(df, n), dh.flatten(0, 1)
-    dx, dup, da = (dh @ own.up).view_as(x), dh.T @ x.flatten(0, 1), torch.cat([da1, da2])
-    return [dx, dup, *(small.to(x.dtype) for small in (da, dmatrix, db, dweight, dbias)), ddown]
+    dx, dup, total = (dh @ own.up).view_as(x), dh.T @ x.flatten(0, 1), sums.sum(0).to(x.dtype)
+    # An operator's results share no memory.
+    da, dweight, dbias = total[:2].flatten(), total[2].clone(), total[3].clone()
+    return [dx, dup, da, dmatrix.to(x.dtype), db.to(x.dtype), dweight, dbias, ddown]
 
 
 def shapes(x: Tensor, weights: Sequence[Tensor], *rest: Any) -> list[Tensor]:

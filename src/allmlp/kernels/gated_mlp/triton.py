@@ -17,6 +17,15 @@ from torch import Tensor
 
 from allmlp.kernels.activation.triton import TILES, activate, code, slope
 
+STRIPE = 64
+"""Rows that a program of the backward pass goes through: it leaves their sums, which are added up afterwards."""
+
+
+def stripes(h: Tensor) -> Tensor:
+    """Room for the sums of every stripe: of dH1, dH2, and of the gradients of norm's weight and bias, n 4 c."""
+    rows = h.shape[0] * h.shape[1]
+    return torch.empty(-(-rows // STRIPE), 4, h.shape[2] // 2, dtype=torch.float32, device=h.device)
+
 
 @triton.jit
 def gate_kernel(
@@ -51,7 +60,7 @@ ROWS = ROWS[4:5] if triton.knobs.runtime.interpret else ROWS
 @triton.autotune(TILES, key=["C", "ACT"])
 @triton.jit
 def gate_backward_kernel(
-    h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, da_ptr, R, C, S, h_r,
+    h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, sum_ptr, R, C, S, h_r,
     ACT: tl.constexpr, STRIPE: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -70,24 +79,23 @@ def gate_backward_kernel(
         tl.store(dh_ptr + far * h_r + cols[None, :], dh.to(dh_ptr.dtype.element_ty), inside)
         tl.store(db_ptr + tl.program_id(1) * R + rows, tl.sum(df, 1), rows < R)
         da += dh
-    tl.store(da_ptr + tl.program_id(0) * C + cols, tl.sum(da, 0), cols < C)
+    tl.store(sum_ptr + tl.program_id(0) * 4 * C + cols, tl.sum(da, 0), cols < C)
 
 
 def gate_backward(
-    h: Tensor, f: Tensor, b: Tensor, dg: Tensor, dh: Tensor, act: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """G again, dF, db and the sum of dH1; dH1 goes into the first half of `dh`."""
+    h: Tensor, f: Tensor, b: Tensor, dg: Tensor, dh: Tensor, sums: Tensor, act: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """G again, dF and db; dH1 goes into the first half of `dh`, its sums into the first row of every `sums`."""
     g, df = torch.empty_like(f), torch.empty_like(f)
     rows, channels = f.shape[0] * f.shape[1], f.shape[2]
-    stripes, columns = -(-rows // 64), -(-channels // 256)
+    columns = -(-channels // 256)
     db = torch.empty(columns, rows, dtype=torch.float32, device=h.device)
-    da = torch.empty(stripes, channels, dtype=torch.float32, device=h.device)
     run: Any = gate_backward_kernel
-    run[(stripes, columns)](
-        h, f, b, dg, g, df, dh, db, da, rows, channels, f.shape[1], h.stride(1),
-        ACT=code(act, h.dtype), STRIPE=64, BC=256,
+    run[(len(sums), columns)](
+        h, f, b, dg, g, df, dh, db, sums, rows, channels, f.shape[1], h.stride(1),
+        ACT=code(act, h.dtype), STRIPE=STRIPE, BC=256,
     )  # fmt: skip
-    return g, df, db.view(-1, f.shape[1]).sum(0), da.sum(0)
+    return g, df, db.view(-1, f.shape[1]).sum(0)
 
 
 @triton.autotune(ROWS, key=["WIDE", "ACT"])
@@ -131,7 +139,7 @@ def norm(
 @triton.jit
 def norm_backward_kernel(
     h_ptr, mask_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dn_ptr, n_ptr, dh_ptr, sum_ptr, R, C, h_r,
-    ACT: tl.constexpr, MASK: tl.constexpr, SPAN: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    ACT: tl.constexpr, MASK: tl.constexpr, STRIPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     cols = tl.arange(0, WIDE)
     in_cols = cols < C
@@ -140,8 +148,8 @@ def norm_backward_kernel(
     dweight = tl.zeros((WIDE,), dtype=tl.float32)
     dbias = tl.zeros((WIDE,), dtype=tl.float32)
     da = tl.zeros((WIDE,), dtype=tl.float32)
-    for start in range(0, SPAN, ROWS):
-        rows = tl.program_id(0) * SPAN + start + tl.arange(0, ROWS)
+    for start in range(0, STRIPE, ROWS):
+        rows = tl.program_id(0) * STRIPE + start + tl.arange(0, ROWS)
         in_rows, far = rows < R, rows.to(tl.int64)[:, None]
         inside = in_rows[:, None] & in_cols[None, :]
         z, rise = slope(tl.load(h_ptr + far * h_r + cols[None, :], inside, 0.0).to(tl.float32), ACT)
@@ -160,10 +168,10 @@ def norm_backward_kernel(
         dh = tl.where(inside, dz * rise, 0.0)
         tl.store(dh_ptr + far * h_r + cols[None, :], dh.to(dh_ptr.dtype.element_ty), inside)
         da += tl.sum(dh, 0)
-    place = sum_ptr + tl.program_id(0) * 3 * C + cols
-    tl.store(place, dweight, in_cols)
-    tl.store(place + C, dbias, in_cols)
-    tl.store(place + 2 * C, da, in_cols)
+    place = sum_ptr + tl.program_id(0) * 4 * C + cols
+    tl.store(place + C, da, in_cols)
+    tl.store(place + 2 * C, dweight, in_cols)
+    tl.store(place + 3 * C, dbias, in_cols)
 
 
 def norm_backward(
@@ -175,18 +183,15 @@ def norm_backward(
     rstd: Tensor,
     dn: Tensor,
     dh: Tensor,
+    sums: Tensor,
     act: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """N again, dweight, dbias and the sum of dH2; dH2 goes into the second half of `dh`."""
-    rows, channels = dn.shape[0] * dn.shape[1], dn.shape[2]
-    n, span = torch.empty_like(dn), 32
-    programs = -(-rows // span)
-    sums = torch.empty(programs, 3, channels, dtype=torch.float32, device=h.device)
+) -> Tensor:
+    """N again; dH2 goes into the second half of `dh`, the sums of dH2, dweight and dbias into the rest of `sums`."""
+    n, channels = torch.empty_like(dn), dn.shape[2]
     run: Any = norm_backward_kernel
-    run[(programs,)](
-        h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], sums, rows, channels,
-        h.stride(1),
-        ACT=code(act, h.dtype), MASK=mask is not None, SPAN=span, WIDE=triton.next_power_of_2(channels),
+    run[(len(sums),)](
+        h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], sums,
+        dn.shape[0] * dn.shape[1], channels, h.stride(1),
+        ACT=code(act, h.dtype), MASK=mask is not None, STRIPE=STRIPE, WIDE=triton.next_power_of_2(channels),
     )  # fmt: skip
-    dweight, dbias, da = sums.sum(0)
-    return n, dweight, dbias, da
+    return n

@@ -45,11 +45,12 @@ CONFIGS = [
     )
     for rows, columns, warps, stages, together in (
         (128, 256, 8, 3, 1),
+        (128, 256, 8, 4, 1),
         (256, 128, 8, 3, 1),
-        (128, 128, 4, 3, 1),
+        (128, 128, 8, 3, 2),
         (128, 128, 4, 2, 2),
-        (128, 128, 8, 2, 2),
-        (64, 128, 4, 2, 3),
+        (64, 256, 4, 2, 2),
+        (64, 128, 4, 3, 3),
     )
 ]
 
@@ -95,12 +96,12 @@ def kernel(
 
 @triton.jit
 def hardware_gelu(z):
-    """z (1 + tanh(z q(z^2) / 2)) / 2 with q as in `activation`, two values by one instruction: right to 2.5e-4 |z|.
+    """z (1 + tanh(0.80016 z + 0.03470 z^3)) / 2, two values by one instruction: within 3e-4 + 2.5e-4 |z|.
 
-    Every output of a short product needs one; exponential and division would take longer than the product.
+    Every output of a short product needs one; exponential and division would take longer than the product. The two
+    numbers are those with the least error in GELU, 2.7e-4; those of its tanh form leave 4.7e-4.
     """
-    s = z * z
-    u = z * (0.79745820 + s * (0.037076932 + s * (-3.7508366e-4 + s * 1.9583925e-6)))
+    u = z * (0.80015708 + 0.03470089 * z * z)
     t = tl.inline_asm_elementwise(
         """{
         .reg .b32 pair;
@@ -133,13 +134,15 @@ def finish(
         z *= tl.load(gain_ptr + cols, cols < N, 0.0)[None, :]
     if OTHER:
         z += o_copy.load([row, column]).to(tl.float32)
-    if STATS:
-        rows, part = row + tl.arange(0, BM), (column - N // 2) // PART
-        inside = (rows < M) & (column >= N // 2) & (column < N)
-        mean = tl.sum(z, 1) / PART
-        far = z - mean[:, None]
-        tl.store(mean_ptr + part * M + rows, mean, inside)
-        tl.store(away_ptr + part * M + rows, tl.sum(far * far, 1), inside)
+    if STATS:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
+        if column >= N // 2:
+            rows, part = row + tl.arange(0, BM), (column - N // 2) // PART
+            inside = (rows < M) & (column < N)
+            mean = tl.sum(z, 1) / PART
+            # Both sums at once. What this loses where the spread is far below the mean, 16-bit numbers lose before it.
+            away = tl.maximum(tl.sum(z * z, 1) - PART * mean * mean, 0.0)
+            tl.store(mean_ptr + part * M + rows, mean, inside)
+            tl.store(away_ptr + part * M + rows, away, inside)
     y_copy.store([row, column], z.to(y_copy.dtype))
 
 

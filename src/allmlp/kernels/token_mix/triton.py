@@ -107,11 +107,7 @@ CONFIGS = [
     )
     for rows, columns, depth, warps, stages, through in (
         (128, 128, 64, 4, 3, False),
-        (128, 128, 64, 8, 2, True),
         (128, 128, 64, 4, 2, True),
-        (128, 64, 64, 4, 3, True),
-        (256, 64, 64, 8, 2, True),
-        (256, 64, 64, 8, 3, True),
         (256, 128, 64, 8, 3, True),
         (64, 64, 32, 4, 4, True),
     )
