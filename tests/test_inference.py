@@ -53,17 +53,6 @@ def test_the_same_answers(name: str, kind: type[Lowered]) -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("name", ["text", "wide gmlp"])
-def test_a_layer_of_gmlp_as_one_kernel_or_in_parts(name: str, whole: bool) -> None:
-    model = awake(*SMALL[name])
-    (x,) = model.example(3)
-    quick = FastOnGpu(model, torch.float64)
-    assert len(quick.layers) == model.spec.depth and len(quick.steps) == 1
-    quick.use = quick.use._replace(pays=lambda z: whole)
-    torch.testing.assert_close(quick(x), model(x).detach(), rtol=1e-6, atol=1e-6)
-
-
 def test_the_last_token_bias_of_a_mixer_has_no_effect() -> None:
     """LayerNorm takes away what is the same for all channels of a token, so this bias is left out."""
     model = awake("mixer_nano", {})

@@ -130,22 +130,10 @@ def linear_maps() -> None:
     linear.linear(x, weight, Beside(vector, other=z))
 
 
-def gated_maps() -> None:
-    from allmlp.kernels.gate_linear import triton as gate_linear
-    from allmlp.kernels.token_mix.reference import Around
-    from allmlp.kernels.token_mix.triton import Matrix
-
-    vector, bias, lift = (draw(size, dtype=torch.float32) for size in (768, TOKENS, 256))
-    mean, rstd = (draw(BATCH, TOKENS, dtype=torch.float32) for _ in range(2))
-    matrix, around = Matrix.of(draw(TOKENS, TOKENS)), Around(bias, vector, vector, mean, rstd)
-    hidden, weight, z = draw(BATCH, TOKENS, 1536), draw(256, 768), draw(BATCH, TOKENS, 256)
-    gate_linear.gate_linear(hidden, matrix, around, weight, z, lift, 1e-6)
-
-
 def main() -> Iterator[str]:
     driver.set_active(NoDevice())
     JITFunction.run, Autotuner.run = compile_only, every_configuration  # type: ignore[method-assign]
-    for make in (activations, norms, gates, token_mixing, linear_maps, gated_maps):
+    for make in (activations, norms, gates, token_mixing, linear_maps):
         make()
     for name, config, kernel in compiled:
         registers, spilt = resources(kernel)

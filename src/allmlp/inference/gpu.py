@@ -21,14 +21,11 @@ from torch.nn import functional as F
 from allmlp.errors import UserError
 from allmlp.inference.lowered import Lowered, Step
 from allmlp.kernels.activation.reference import activate
-from allmlp.kernels.gate_linear import reference as plain_gate
-from allmlp.kernels.gate_linear.reference import fits
 from allmlp.kernels.linear import reference as plain_linear
 from allmlp.kernels.linear.reference import PART, Beside
 from allmlp.kernels.row_norm import reference as plain_norm
 from allmlp.kernels.token_mix import reference as plain_mix
 from allmlp.kernels.token_mix.reference import Act, Around
-from allmlp.layers.block import Residual
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.mixers.gate import SpatialGateLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
@@ -51,45 +48,23 @@ class Kernels(NamedTuple):
     mix: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     linear_stats: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    gate_linear: Callable[..., tuple[Tensor, Tensor]]
-    pays: Callable[[Tensor], bool]
-    """Whether `gate_linear` is quicker than its parts for such z."""
     matrix: Callable[[Tensor], Any]
     """A matrix over tokens as `mix` reads it."""
     fused: bool
 
 
-def always(z: Tensor) -> bool:
-    return True
-
-
 def kernels(device: torch.device) -> Kernels:
     if device.type != "cuda":
-        norm, mix, linear, gate, matrix = plain_norm, plain_mix, plain_linear, plain_gate, lambda weight: weight
-        pays = always
+        norm, mix, linear, matrix = plain_norm, plain_mix, plain_linear, lambda weight: weight
     else:
-        from allmlp.kernels.gate_linear import triton as gate
         from allmlp.kernels.linear import triton as linear
         from allmlp.kernels.row_norm import triton as norm
         from allmlp.kernels.token_mix import triton as mix
 
-        matrix, pays = mix.Matrix.of, gate.pays
+        matrix = mix.Matrix.of
     norms = norm.row_stats, norm.row_norm, norm.row_norm_turned
     linears = linear.linear, linear.linear_stats
-    return Kernels(*norms, mix.token_mix, *linears, gate.gate_linear, pays, matrix=matrix, fused=device.type == "cuda")
-
-
-class GatedLayer(NamedTuple):
-    """A layer of gMLP: what reads x, and what makes z and the next x."""
-
-    up: Tensor
-    beside: Beside
-    matrix: Any
-    around: Around
-    down: Tensor
-    lift: Tensor
-    eps: float
-    gate_eps: float
+    return Kernels(*norms, mix.token_mix, *linears, matrix=matrix, fused=device.type == "cuda")
 
 
 class FastOnGpu(Lowered):
@@ -97,7 +72,6 @@ class FastOnGpu(Lowered):
 
     def __init__(self, model: EncoderModel, dtype: torch.dtype, eight: bool = False) -> None:
         self.use, self.eight = kernels(model.device), eight
-        self.layers: list[GatedLayer] = []
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         super().__init__(model, dtype)
 
@@ -168,15 +142,29 @@ class FastOnGpu(Lowered):
     def middle(self, weight: Tensor, bias: Tensor, inner: nn.Module | None) -> Step:
         """inner(act(U x + a))."""
         act = self.act("channel")
-        up, a = self.cast(weight).T, self.cast(bias)
+        up, a = self.cast(weight), self.cast(bias)
         if inner is None:
-            return lambda x: self.linear_act(x, up, a, act)
+            return lambda x: self.linear_act(x, up.T, a, act)
+        gate = self.gate(inner)
         assert isinstance(inner, SpatialGateLayer)
-        gate, stats, half = self.gate(inner), self.stats(inner.norm, lifted=False), inner.combine == "split"
+        # The kernel that leaves statistics multiplies by the matrix units, which float32 numbers would be rounded for,
+        # and the copy engine moves its rows.
+        can = (self.dtype.itemsize <= 2 and up.shape[1] % 8 == 0) or not self.use.fused
+        in_parts = isinstance(inner.norm, nn.LayerNorm) and inner.combine == "split" and len(up) % (2 * PART) == 0
+        if not (in_parts and can):
+            stats, half = self.stats(inner.norm, lifted=False), inner.combine == "split"
+
+            def plain(x: Tensor) -> Tensor:
+                hidden = self.linear_act(x, up.T, a, act)
+                return gate(hidden, **stats(hidden.chunk(2, dim=2)[1] if half else hidden))
+
+            return plain
+        run, eps, beside = self.use.linear_stats, inner.norm.eps, Beside(bias=bias.to(self.lift.dtype))
 
         def step(x: Tensor) -> Tensor:
-            hidden = self.linear_act(x, up, a, act)
-            return gate(hidden, **stats(hidden.chunk(2, dim=2)[1] if half else hidden))
+            hidden, mean, rstd = run(x.flatten(0, 1), up, beside, act, eps)
+            sizes = x.shape[:2]
+            return gate(hidden.view(*sizes, -1), mean=mean.view(sizes), rstd=rstd.view(sizes))
 
         return step
 
@@ -200,69 +188,6 @@ class FastOnGpu(Lowered):
             return run(v, matrix, around._replace(**stats, other=u), combine=ways[combine])
 
         return step
-
-    # --- gMLP, all layers as one step --------------------------------------------------------------------------
-
-    def add(self, residual: Residual) -> None:
-        mix, norm = residual.mix, residual.norm
-        alone = self.spec.block.token is None and residual.scale is None
-        if not (alone and isinstance(mix, ChannelMlpLayer) and isinstance(norm, nn.LayerNorm) and self.is_gated(mix)):
-            super().add(residual)
-            return
-        if not self.layers:
-            self.steps.append(self.gated_layers)
-        self.layers.append(self.gated_layer(norm, mix))
-
-    def is_gated(self, mix: ChannelMlpLayer) -> bool:
-        """Whether the first map's kernel can leave the statistics for the gate's LayerNorm.
-
-        It multiplies by the matrix units, which float32 numbers would be rounded for, and the copy engine moves rows.
-        """
-        inner, can = mix.inner, (self.dtype.itemsize <= 2 and mix.up.in_features % 8 == 0) or not self.use.fused
-        if not isinstance(inner, SpatialGateLayer) or not isinstance(inner.norm, nn.LayerNorm):
-            return False
-        return can and inner.combine == "split" and mix.up.out_features % (2 * PART) == 0
-
-    def gated_layer(self, norm: nn.LayerNorm, mix: ChannelMlpLayer) -> GatedLayer:
-        gate, weight = mix.inner, mix.up.weight.double()
-        assert isinstance(gate, SpatialGateLayer) and isinstance(gate.norm, nn.LayerNorm)
-        bias = mix.up.bias.double() + weight @ norm.bias.double()
-        self.wait(mix.down.bias, None)
-        return GatedLayer(
-            up=self.cast(weight * norm.weight.double()),
-            beside=Beside(bias=bias.to(self.lift.dtype)),
-            matrix=self.matrix(gate.proj.matrix()),
-            around=self.prologue(gate.norm, lifted=False)._replace(bias=gate.proj.bias.float()),
-            down=self.cast(mix.down.weight),
-            lift=self.lift,
-            eps=norm.eps,
-            gate_eps=gate.norm.eps,
-        )
-
-    def gated_layers(self, z: Tensor) -> Tensor:
-        """Each layer leaves the next one's normalised tokens beside z."""
-        sizes, act, first = z.shape[:2], self.act("channel"), self.layers[0]
-        as_one = fits(sizes[1], z.shape[2], first.down.shape[1]) and self.use.pays(z)
-        finish = self.use.gate_linear if as_one else self.gate_and_linear
-        x = self.use.norm(z, None, None, first.eps)
-        for layer in self.layers:
-            hidden, *stats = self.use.linear_stats(x.flatten(0, 1), layer.up, layer.beside, act, layer.gate_eps)
-            mean, rstd = (one.view(sizes) for one in stats)
-            around, hidden = layer.around._replace(mean=mean, rstd=rstd), hidden.view(*sizes, -1)
-            z, x = finish(hidden, layer.matrix, around, layer.down, z, layer.lift, layer.eps)
-        return z
-
-    def gate_and_linear(
-        self, hidden: Tensor, matrix: Any, around: Around, weight: Tensor, z: Tensor, lift: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """As `gate_linear`, one after the other."""
-        u, v = hidden.chunk(2, dim=2)
-        gated = self.use.mix(v, matrix, around._replace(other=u), combine="multiply")
-        flat = z.view(-1, z.shape[2])
-        torch.addmm(flat, gated.flatten(0, 1), weight.T, out=flat)
-        return z, self.use.norm(z, None, None, eps, lift)
-
-    # --- 8 bits ------------------------------------------------------------------------------------------------
 
     def channel_mlp_in_8_bits(self, norm: nn.Module, mix: ChannelMlpLayer, gain: Tensor | None) -> Step:
         if not isinstance(norm, nn.LayerNorm) or mix.inner is not None:

@@ -1,7 +1,7 @@
 """Fused operations: each folder has the definition in plain PyTorch (reference.py) and the fast path.
 
-token_mix, row_norm, linear and gate_linear answer (inference); token_product, channel_mlp and gated_mlp learn
-(operators with gradients).
+token_mix, row_norm and linear answer (inference); token_product, channel_mlp and gated_mlp learn (operators with
+gradients).
 """
 
 from __future__ import annotations
