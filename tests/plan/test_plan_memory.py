@@ -19,7 +19,7 @@ from allmlp.layers import ChannelMlp, Classes, LayerNorm, Mean, Patches, TokenMl
 from allmlp.layers.block import Block
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models.encoder import Encoder, EncoderModel
-from allmlp.models.zoo import preset
+from allmlp.models.zoo import configure, preset
 from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd
 from allmlp.plan.activations import activations, asked
 from allmlp.plan.check import Bench, check, moments_of
@@ -189,13 +189,20 @@ def test_compiled_steps_on_a_gpu(recipe: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("log", "name"),
-    [("bench_training", "resmlp_s24"), ("bench_training", "gmlp_s16"), ("bench_pretraining", "gmlp_l36")],
+    [
+        ("bench_training", "resmlp_s24"),
+        ("bench_training", "gmlp_s16"),
+        ("bench_training_mixer", "mixer_b16"),
+        ("bench_pretraining", "gmlp_l36"),
+        ("bench_pretraining_512", "gmlp_base"),
+    ],
 )
 def test_steps_by_operators_on_a_gpu(log: str, name: str) -> None:
     """What `allmlp bench --train` has measured on a H200, all of it compiled: within 10 %."""
-    rows = json.loads((DOCS / "logs" / f"{log}.json").read_text())["rows"]
-    row = next(row for row in rows if row["model"] == name and row["side"] == "ours graphs")
-    found = memory(preset(name).spec, row["batch"], AdamW(), arithmetic=replace(CUDA_BFLOAT16, compiled=True))
+    measured = json.loads((DOCS / "logs" / f"{log}.json").read_text())
+    row = next(row for row in measured["rows"] if row["model"] == name and row["side"] == "ours graphs")
+    spec = configure(preset(name).spec, length=measured["options"]["length"])
+    found = memory(spec, row["batch"], AdamW(), arithmetic=replace(CUDA_BFLOAT16, compiled=True))
     assert found.most == pytest.approx(row["memory_bytes"], rel=0.10)
 
 

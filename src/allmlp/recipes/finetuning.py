@@ -45,7 +45,8 @@ def sst2_taught() -> Run:
     """The same with a teacher: a BERT that was taught SST-2 before, by the recipe sst2.
 
     allmlp train sst2_taught --set init_from=runs/wiki_gmlp_taught/both --set task.teacher=runs/sst2_bert
-    Not yet run. Published for gMLP with BERT's help: 88.6 %.
+    Four epochs, batch 64, from 3,000 steps of wiki_gmlp_taught/both: 87.4 % (one seed). Published for gMLP with BERT's
+    help: 88.6 %.
     """
     return sst2().replace(task=DistillSentences("runs/sst2_bert"))
 
@@ -63,7 +64,7 @@ def rte() -> Run:
     """Whether one sentence follows from another (RTE, 2,490 pairs), by a pretrained model.
 
     allmlp train rte --set init_from=runs/wiki_gmlp --set data.path=rte/train.tsv --set data.test=rte/dev.tsv
-    Not yet run. Published for gMLP: none.
+    From wiki_gmlp of four minutes: 54.2 % (one seed; two classes). Published for gMLP: none.
     """
     return _sentences("rte", "data/rte/dev.tsv", 10)
 
@@ -72,7 +73,7 @@ def sick() -> Run:
     """Whether one sentence follows from, contradicts or has nothing to do with another (SICK).
 
     allmlp train sick --set init_from=runs/wiki_gmlp --set data.path=sick-train.tsv --set data.test=sick-test.tsv
-    Not yet run. Published for gMLP: none.
+    From wiki_gmlp of four minutes: 69.3 % (one seed; three classes). Published for gMLP: none.
     """
     return _sentences("sick", "data/sick/test.tsv", 10, label="entailment")
 

@@ -66,7 +66,7 @@ def multi30k_resmlp_en_de() -> Run:
     """ResMLP translates captions from English to German (Multi30k).
 
     allmlp train multi30k_resmlp_en_de --set data.path=train.tsv --set data.test=test_2016_flickr.tsv
-    Without word dropout 35.1 BLEU on test 2016 (one seed). Published for Multi30k: none.
+    One H200, three minutes beside other runs: 36.4 BLEU on test 2016 (one seed). Published for Multi30k: none.
     """
     return multi30k_resmlp().replace(data=_captions("en", "de"))
 

@@ -49,8 +49,13 @@ gmlp_table3 | Additive gMLP L13, 256 wide, 82 M tokens         | ppl | wiki_tabl
 gmlp_table3 | Multiplicative gMLP L13, 256 wide, 82 M tokens   | ppl | wiki_table3.jsonl row=multiplicative | perplexity
 gmlp_table3 | Multiplicative, split gMLP L12, 256 wide         | ppl | wiki_table3.jsonl row=split          | perplexity
 gmlp_table3 | the same with a dense matrix                     | ppl | wiki_table3.jsonl row=dense          | perplexity
+gmlp_table3 | Linear gMLP L13, 256 wide, 82 M tokens           | ppl | wiki_table3.jsonl row=linear         | perplexity
+gmlp_table3 | MLP-Mixer L13, 256 wide, 82 M tokens             | ppl | wiki_table3.jsonl row=mixer          | perplexity
+gmlp_table3 | BERT L9 + relative positions, 256 wide           | ppl | wiki_table3.jsonl row=relative       | perplexity
+gmlp_table3 | BERT L11 - attention, 256 wide, 82 M tokens      | ppl | wiki_table3.jsonl row=noattention    | perplexity
 gmlp_table4 gmlp_table6 slides_gmlp | gMLP L12, 44 M, 0.23 G tokens    | SST-2     | sst2_gmlp.jsonl   | accuracy %
 gmlp_table4 slides_gmlp             | MiniLM L6, 23 M, published start | SST-2     | sst2_minilm.jsonl | accuracy %
+gmlp_table4 slides_gmlp             | gMLP L18, 384 wide, MiniLM's help | SST-2    | sst2_taught.jsonl | accuracy %
 gmlp_table6                         | gMLP L12, 44 M, 0.23 G tokens    | SQuAD 1.1 | results.md        | SQuAD 1\.1.*F1 ([\d.]+) %
 gmlp_table6                         | gMLP L12, 44 M, 0.23 G tokens    | SQuAD 2.0 | results.md        | SQuAD 2\.0.*F1 ([\d.]+) %
 resmlp_translation | Transformer, 4 + 4 blocks, 9.47 M | Multi30k De-En | multi30k_transformer.jsonl | bleu
@@ -61,6 +66,8 @@ resmlp_translation | ResMLP, 6 + 6 blocks, 9.01 M      | Multi30k De-En | multi3
 resmlp_translation | Transformer, 8.42 M, word dropout | Multi30k De-En | multi30k_transformer_words.jsonl | bleu
 resmlp_translation | ResMLP, 9.01 M, word dropout      | Multi30k De-En | multi30k_resmlp_words.jsonl      | bleu
 resmlp_translation | ResMLP, 6 + 6 blocks, 9.01 M      | Multi30k En-De | multi30k_resmlp_en_de.jsonl      | bleu
+resmlp_translation | Transformer, 8.42 M, word dropout | Multi30k En-De | multi30k_transformer_words_en_de.jsonl | bleu
+resmlp_translation | ResMLP, 9.01 M, word dropout      | Multi30k En-De | multi30k_resmlp_words_en_de.jsonl      | bleu
 gmlp_table5 | gMLP L12, 44.0 M, n = 128 | tokens/s | pretraining_speed.json model=gMLP         | tokens/s
 gmlp_table5 | gMLP L12, 44.0 M, n = 128 | GiB      | pretraining_speed.json model=gMLP         | GiB
 gmlp_table5 | aMLP L11, 43.9 M, n = 128 | tokens/s | pretraining_speed.json model=aMLP         | tokens/s
