@@ -93,3 +93,14 @@ def test_a_named_column_must_be_there(tmp_path: Path) -> None:
 def test_the_same_tokenizer_for_every_process(tmp_path: Path) -> None:
     assert opened(tmp_path, SST2, SST2).tokenizer == opened(tmp_path, SST2, SST2).tokenizer
     assert len(list((tmp_path / "tokenizers").glob("*.json"))) == 1
+
+
+def test_sentences_without_labels(tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("not bad\n\na story \tthat is told\n")
+    data = opened(tmp_path, SST2, SST2, unlabelled=str(tmp_path / "more.txt"))
+    _, segments, labels, _ = data.train.fetch(torch.arange(5))
+    assert len(data.train) == 5 and data.unlabelled == 2 and data.classes == ("0", "1")
+    assert labels.tolist() == [1, 0, 1, -1, -1] and (data.test.fetch(torch.arange(3)).labels >= 0).all()
+    assert not segments[3].any() and segments[4].any()
+    with pytest.raises(UserError, match="no text files at"):
+        opened(tmp_path, SST2, SST2, unlabelled=str(tmp_path / "none.txt"))

@@ -85,6 +85,26 @@ def test_the_loss_is_the_equation(form: Any, data: Sentences, teacher: Path) -> 
     assert float(module.learn(ids, segments, labels).total.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
 
 
+def test_sentences_without_labels_are_learnt_from_the_teacher_alone(
+    data: Sentences, teacher: Path, tmp_path: Path
+) -> None:
+    """A row without a label has the teacher's part of the loss and no other; a batch of such rows is a number too."""
+    (tmp_path / "more.txt").write_text("the film was bad\nthe play was good\n")
+    dataset = data.replace(unlabelled=str(tmp_path / "more.txt")).open()
+    spec = DistillSentences(str(teacher), ClassifyText(dropout=0.0), share=0.3)
+    model = allmlp.create(spec.fit(gmlp_text(2, 16, 32), dataset), seed=1)
+
+    def loss(rows: list[int], share: float) -> float:
+        taught = spec.replace(share=share).build(model, dataset)
+        ids, segments, labels, _ = dataset.train.fetch(torch.tensor(rows))
+        return float(taught.learn(ids.long(), segments.long(), labels).total.detach())
+
+    assert loss([6, 7], 0.3) == pytest.approx(0.3 * loss([6, 7], 1.0)) and loss([6, 7], 0.0) == 0
+    assert loss([0, 1, 6], 0.3) == pytest.approx(0.7 * loss([0, 1], 0.0) + 0.3 * loss([0, 1, 6], 1.0), rel=1e-5)
+    with pytest.raises(allmlp.UserError, match="need a teacher"):
+        ClassifyText().build(model, dataset)
+
+
 def test_the_teacher_is_never_learnt_or_saved(data: Sentences, teacher: Path) -> None:
     dataset = data.open()
     spec = DistillSentences(str(teacher))

@@ -26,6 +26,8 @@ SECOND = ("sentence2", "hypothesis", "question2", "sentence")
 LABEL = ("gold_label", "label", "entailment", "quality")
 NO_LABEL = ("", "-")
 """What stands where annotators did not agree (MNLI)."""
+UNLABELLED = -1
+"""The class of a sentence for which there is only a teacher."""
 
 
 class Labelled(NamedTuple):
@@ -34,7 +36,7 @@ class Labelled(NamedTuple):
     segments: Tensor
     """int32, b s: 1 in the second sentence."""
     labels: Tensor
-    """int64, b."""
+    """int64, b; `UNLABELLED` where there is none."""
     part: Tensor
     """int64, b: which of several test files."""
 
@@ -48,6 +50,8 @@ class LabelledSentences(Splits):
     classes: tuple[str, ...]
     parts: tuple[str, ...]
     """Names of the test files."""
+    unlabelled: int = 0
+    """How many of the sentences to train on have no label; they are the last."""
 
     def files(self) -> dict[str, str]:
         inputs = TextInputs("classes", self.length, self.classes)
@@ -58,8 +62,9 @@ class Sentences(TextData):
     """TSV files with a header (plain, .gz, .xz, .zst): `path` to train on, `test` to judge on, commas join several.
 
     `first`, `second` and `label` name columns; where they are not given GLUE's own names are looked for. Rows without a
-    label are left out. The tokenizer is that of the model to start from; without one it is trained on the sentences
-    and kept in `cache`.
+    label are left out. `unlabelled` files have a sentence a line, or two with a tab between them, to learn from a
+    teacher alone. The tokenizer is that of the model to start from; without one it is trained on the sentences and kept
+    in `cache`.
     """
 
     path: str
@@ -70,10 +75,12 @@ class Sentences(TextData):
     tokenize: Tokenize = Tokenize()
     length: Count = 128
     cache: str = ""
+    unlabelled: str = ""
 
     def open(self) -> LabelledSentences:
         files, tests = find(self.path), find(self.test)
         train = [row for file in files for row in rows(file, self)]
+        more = [row for file in (find(self.unlabelled) if self.unlabelled else []) for row in lines(file)]
         judged = [list(rows(file, self)) for file in tests]
         for name, found in ((self.path, train), *zip(tests, judged)):
             if not found:
@@ -87,12 +94,13 @@ class Sentences(TextData):
                 if row.label not in classes:
                     raise UserError(f"{file}: unknown label {row.label!r}{did_you_mean(row.label, classes)}")
         parts = torch.tensor([part for part, found in enumerate(judged) for _ in found])
+        learnt, whole = [*train, *more], list(chain(*judged))
         splits = [
             encode(found, tokenizer, self.length, classes, part)
-            for found, part in ((train, torch.zeros(len(train), dtype=torch.int64)), (list(chain(*judged)), parts))
+            for found, part in ((learnt, torch.zeros(len(learnt), dtype=torch.int64)), (whole, parts))
         ]
         names = tuple(Path(file).name.partition(".")[0] for file in tests)
-        return LabelledSentences(splits[0], splits[1], tokenizer, self.length, classes, names)
+        return LabelledSentences(splits[0], splits[1], tokenizer, self.length, classes, names, len(more))
 
 
 class Row(NamedTuple):
@@ -126,6 +134,16 @@ def rows(file: str, spec: Sentences) -> Iterator[Row]:
                 yield Row(cells[first].strip(), cells[second].strip() if second >= 0 else "", cells[label].strip())
 
 
+def lines(file: str) -> Iterator[Row]:
+    """Sentences without a label, a line each."""
+    with unpack(file) as binary:
+        text = io.TextIOWrapper(binary, encoding="utf8", errors="replace", newline="\n")
+        for line in text:
+            first, _, second = line.strip().partition("\t")
+            if first:
+                yield Row(first, second.strip(), "")
+
+
 def column(
     header: list[str], wanted: str, known: list[str] | tuple[str, ...], file: str, what: str, needed: bool = True
 ) -> int:
@@ -144,7 +162,8 @@ def encode(found: list[Row], tokenizer: Tokenizer, length: int, classes: tuple[s
     firsts, seconds = (tokenizer.encode([row[side] for row in found]) for side in (0, 1))
     encoded = [join(a, b, tokenizer, length) for a, b in zip(firsts, seconds)]
     ids, segments = (torch.tensor([pair[side] for pair in encoded], dtype=torch.int32) for side in (0, 1))
-    labels = torch.tensor([classes.index(row.label) for row in found])
+    numbers = {label: number for number, label in enumerate(classes)} | {"": UNLABELLED}
+    labels = torch.tensor([numbers[row.label] for row in found])
     return Resident(ids, segments, labels, part, kind=Labelled)
 
 

@@ -45,6 +45,7 @@ def sst2_taught() -> Run:
     """The same with a teacher: a BERT that was taught SST-2 before, by the recipe sst2.
 
     allmlp train sst2_taught --set init_from=runs/wiki_gmlp_taught/both --set task.teacher=runs/sst2_bert
+    allmlp train sst2_taught ... --set data.unlabelled=reviews.txt      # more sentences, which the teacher labels
     Four epochs, batch 64, from 3,000 steps of wiki_gmlp_taught/both: 87.4 % (one seed). Published for gMLP with BERT's
     help: 88.6 %.
     """

@@ -168,9 +168,9 @@ def wiki_table3() -> dict[str, Run]:
     allmlp train wiki_table3 --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     allmlp train wiki_table3/split --set seed=1
 
-    Also aMLP, and the split gate with a dense matrix. Held-out perplexity after 2,500 steps (two seeds where two stand):
-    aMLP 25.5, relative 26.1, split 31.5 31.5, BERT 31.6 31.6, additive 31.7 31.7, multiplicative 32.8 34.2, linear
-    34.1, split and dense 34.4 34.1, no attention 35.0, Mixer 39.5. Published order: see mlm_table3.
+    Also aMLP, and the split gate with a dense matrix. Held-out perplexity after 2,500 steps, one or two seeds: aMLP
+    25.5, relative 26.1, split 31.5 31.5, BERT 31.6 31.6, additive 31.7 31.7, multiplicative 32.8 34.2, linear 34.1,
+    split and dense 34.4 34.1, no attention 35.0, Mixer 39.5. Published order: see mlm_table3.
     """
     relative = Attention(4, bias=RelativePositions())
     models: dict[str, Encoder] = {

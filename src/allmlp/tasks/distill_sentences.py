@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.inputs import TextInputs, read_inputs
-from allmlp.data.sentences import LabelledSentences
+from allmlp.data.sentences import UNLABELLED, LabelledSentences
 from allmlp.data.source import Splits
 from allmlp.errors import UserError
 from allmlp.models.cost import measure
@@ -30,8 +30,9 @@ class DistillSentences(Task):
         hard:  L_teacher = - log softmax(z)_k,  k = argmax y
         soft:  L_teacher = T^2 KL(softmax(y / T) || softmax(z / T))
 
-    Source: Tang et al., Distilling Task-Specific Knowledge from BERT into Simple Neural Networks, 2019. `teacher` is
-    the folder of a model that classifies the same sentences, with the same tokenizer.
+    Of sentences without a label (`data.unlabelled`) only the teacher's is learnt. Source: Tang et al., Distilling
+    Task-Specific Knowledge from BERT into Simple Neural Networks, 2019. `teacher` is the folder of a model that
+    classifies the same sentences, with the same tokenizer.
     """
 
     reads: ClassVar[type[Splits]] = LabelledSentences
@@ -90,10 +91,12 @@ class DistillSentencesModule(ClassifyTextModule):
         logits = self.scores(self.model, ids, segments)
         with torch.no_grad():
             answers = classify(self.teacher[0], ids, segments, ids != self.pad)
-        labelled = F.cross_entropy(logits, labels, label_smoothing=self.spec.smoothing)
+        known = (labels != UNLABELLED).sum().clamp(min=1)
+        smoothing = self.spec.smoothing
+        labelled = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum", label_smoothing=smoothing)
         taught = imitation(logits, answers, self.distill.form, self.distill.temperature)
         shown = {
-            "accuracy": (logits.argmax(1) == labels).float().mean(),
+            "accuracy": (logits.argmax(1) == labels).sum() / known,
             "agreement": (logits.argmax(1) == answers.argmax(1)).float().mean(),
         }
-        return Losses(torch.lerp(labelled, taught, self.distill.share), shown)
+        return Losses(torch.lerp(labelled / known, taught, self.distill.share), shown)

@@ -42,6 +42,8 @@ class ClassifyText(Task):
         return spec.replace(pool=self.pool, head=Classes(len(dataset.classes), dropout=self.dropout))
 
     def build(self, model: Model, dataset: LabelledSentences) -> TaskModule:
+        if dataset.unlabelled:
+            raise UserError("sentences without labels need a teacher, task=DistillSentences: leave data.unlabelled out")
         return ClassifyTextModule(self, model, dataset)
 
 
