@@ -1,7 +1,7 @@
 """Several calls timed in turns, A B C B A C ...: what the machine does meanwhile, hot or busy, hits all alike.
 
-The order is drawn anew for every round: in a fixed one the same call would always find the card as its neighbour left
-it, and after a large matrix product that is hot and slower, by 6 % on a H200.
+The order is drawn anew for every round: in a fixed one the same call would always find the machine as its neighbour
+left it, and right behind a large matrix product a H200 is 6 % slower.
 """
 
 from __future__ import annotations
