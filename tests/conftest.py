@@ -25,3 +25,10 @@ name_missing_operators()
 def seeded() -> None:
     """Every test draws the same numbers whenever it runs."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves take a second, most of what a small run takes: they are drawn where a test is marked so."""
+    if "curves" not in request.keywords:
+        monkeypatch.setattr("allmlp.train.draw_curves", lambda out: [])

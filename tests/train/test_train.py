@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import allmlp
@@ -79,6 +80,17 @@ def test_what_a_run_leaves(whole: Path) -> None:
     assert model.spec.head.classes == 4 and read_inputs(whole).classes == ("a", "b", "c", "d")
     assert loop.judge_again(whole, "cpu")["accuracy"] == pytest.approx(evaluations[-1]["accuracy"])
     assert [folder.name for folder in checkpoint.complete(whole)] == ["step-000000008", "step-000000012"]
+
+
+@pytest.mark.curves
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    """Something of every colour that lines have is in the picture: training, and below it judgements."""
+    pytest.importorskip("matplotlib")
+    train(small(), tmp_path, "cpu")
+    with Image.open(tmp_path / "curves.png") as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24) or []}
+    assert {(31, 119, 180), (255, 127, 14)} <= colours
+    assert (tmp_path / "curves.svg").read_text().count('<g id="line2d_') > 4
 
 
 def test_the_same_run_twice_is_the_same(whole: Path, tmp_path: Path) -> None:
