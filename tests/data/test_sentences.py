@@ -96,11 +96,28 @@ def test_the_same_tokenizer_for_every_process(tmp_path: Path) -> None:
 
 
 def test_sentences_without_labels(tmp_path: Path) -> None:
-    (tmp_path / "more.txt").write_text("not bad\n\na story \tthat is told\n")
-    data = opened(tmp_path, SST2, SST2, unlabelled=str(tmp_path / "more.txt"))
-    _, segments, labels, _ = data.train.fetch(torch.arange(5))
+    file = tmp_path / "more.txt"
+    file.write_text("not bad\n\na story\n")
+    data = opened(tmp_path, SST2, SST2, unlabelled=str(file))
+    ids, segments, labels, _ = data.train.fetch(torch.arange(5))
     assert len(data.train) == 5 and data.unlabelled == 2 and data.classes == ("0", "1")
     assert labels.tolist() == [1, 0, 1, -1, -1] and (data.test.fetch(torch.arange(3)).labels >= 0).all()
-    assert not segments[3].any() and segments[4].any()
+    assert not segments.any() and (ids[3] == data.tokenizer.last).sum() == 1
+    file.write_text("it snows\tit is cold\n")
+    data = opened(tmp_path, MNLI, MNLI, unlabelled=str(file))
+    assert data.train.fetch(torch.tensor([2])).segments.any() and data.unlabelled == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SST2, r"more\.txt, line 1: 2 columns instead of 1: unlabelled files have neither a header"),
+        ("\n\n", r"more\.txt has no sentences"),
+    ],
+)
+def test_files_that_are_not_sentences_without_labels(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path, SST2, SST2, unlabelled=str(tmp_path / "more.txt"))
     with pytest.raises(UserError, match="no text files at"):
         opened(tmp_path, SST2, SST2, unlabelled=str(tmp_path / "none.txt"))

@@ -52,6 +52,19 @@ def test_statistics_of_the_second_half() -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
+def test_statistics_of_channels_that_are_all_alike() -> None:
+    """Their spread is nothing but rounding, and below zero there is no root."""
+    from allmlp.kernels.linear import triton
+
+    x, weight = matrices(200, 64, 512, DTYPE)
+    same = torch.linspace(0.1, 333.3, 200, device=DEVICE).to(DTYPE)
+    x[:, 0], weight[256:] = same, 0
+    weight[256:, 0] = 1
+    _, mean, rstd = triton.linear_stats(x, weight, Beside(), "none", 1e-12)
+    torch.testing.assert_close(mean, same.float(), rtol=1e-5, atol=1e-5)
+    assert rstd.isfinite().all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_8_bits() -> None:

@@ -84,7 +84,7 @@ def test_what_a_run_leaves(whole: Path) -> None:
 
 @pytest.mark.curves
 def test_curves_are_drawn(tmp_path: Path) -> None:
-    """Something of every colour that lines have is in the picture: training, and below it judgements."""
+    """The lines of training and of judging are in the picture, each in its colour."""
     pytest.importorskip("matplotlib")
     train(small(), tmp_path, "cpu")
     with Image.open(tmp_path / "curves.png") as picture:

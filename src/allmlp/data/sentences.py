@@ -80,7 +80,10 @@ class Sentences(TextData):
     def open(self) -> LabelledSentences:
         files, tests = find(self.path), find(self.test)
         train = [row for file in files for row in rows(file, self)]
-        more = [row for file in (find(self.unlabelled) if self.unlabelled else []) for row in lines(file)]
+        pairs = any(row.second for row in train)
+        more = [row for file in (find(self.unlabelled) if self.unlabelled else []) for row in lines(file, pairs)]
+        if self.unlabelled and not more:
+            raise UserError(f"{self.unlabelled} has no sentences")
         judged = [list(rows(file, self)) for file in tests]
         for name, found in ((self.path, train), *zip(tests, judged)):
             if not found:
@@ -134,14 +137,20 @@ def rows(file: str, spec: Sentences) -> Iterator[Row]:
                 yield Row(cells[first].strip(), cells[second].strip() if second >= 0 else "", cells[label].strip())
 
 
-def lines(file: str) -> Iterator[Row]:
-    """Sentences without a label, a line each."""
+def lines(file: str, pairs: bool) -> Iterator[Row]:
+    """Sentences without a label, a line each; pairs where those with a label are pairs."""
     with unpack(file) as binary:
         text = io.TextIOWrapper(binary, encoding="utf8", errors="replace", newline="\n")
-        for line in text:
-            first, _, second = line.strip().partition("\t")
-            if first:
-                yield Row(first, second.strip(), "")
+        for number, line in enumerate(text, 1):
+            cells = line.strip().split("\t")
+            if cells == [""]:
+                continue
+            if len(cells) != 1 + pairs:
+                raise UserError(
+                    f"{file}, line {number}: {len(cells)} columns instead of {1 + pairs}: "
+                    "unlabelled files have neither a header nor labels"
+                )
+            yield Row(cells[0], cells[1] if pairs else "", "")
 
 
 def column(

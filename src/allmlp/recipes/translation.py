@@ -75,7 +75,7 @@ def multi30k_transformer_en_de() -> Run:
     """The Transformer, the baseline, translates captions from English to German (Multi30k).
 
     allmlp train multi30k_transformer_en_de --set data.path=train.tsv --set data.test=test_2016_flickr.tsv
-    Without word dropout 38.2 BLEU on test 2016 (one seed).
+    One H200, three minutes beside other runs: 37.0 BLEU on test 2016, 38.2 without word dropout (one seed each).
     """
     return multi30k_transformer().replace(data=_captions("en", "de"))
 
