@@ -106,6 +106,7 @@ def gates() -> None:
 
 
 def token_mixing() -> None:
+    from allmlp.kernels.token_mix import hopper
     from allmlp.kernels.token_mix import triton as mix
     from allmlp.kernels.token_mix.reference import Around
 
@@ -113,8 +114,9 @@ def token_mixing() -> None:
     hidden, matrix = draw(BATCH, TOKENS, 1536), mix.Matrix.of(draw(TOKENS, TOKENS))
     u, v = hidden.chunk(2, 2)
     statistics = {name: draw(BATCH, TOKENS, dtype=torch.float32) for name in ("mean", "rstd")}
-    mix.token_mix(v, matrix, Around(bias, vector, vector, **statistics, other=u), combine="multiply")
-    mix.token_mix(v, matrix, Around(bias, vector, vector, lift=vector, gain=vector, other=u), combine="add")
+    for kind in (mix, hopper):
+        kind.token_mix(v, matrix, Around(bias, vector, vector, **statistics, other=u), combine="multiply")
+        kind.token_mix(v, matrix, Around(bias, vector, vector, lift=vector, gain=vector, other=u), combine="add")
     mix.token_mix(v.contiguous()[:, :, :767], matrix, Around(bias), act="gelu")  # rows that the copy engine cannot move
 
 

@@ -24,8 +24,9 @@ def test_every_kernel_compiles_for_a_h100(tmp_path: Path) -> None:
     found = set(re.findall(r"^(\S+)", done.stdout, re.MULTILINE))
     here = Path(__file__).parents[2] / "src" / "allmlp" / "kernels"
     written = {
-        f"{file.parent.name}.triton.{name}"
-        for file in here.glob("*/triton.py")
+        f"{file.parent.name}.{file.stem}.{name}"
+        for stem in ("triton", "hopper")
+        for file in here.glob(f"*/{stem}.py")
         for name in re.findall(r"^def (\w*kernel)\(", file.read_text(encoding="utf8"), re.MULTILINE)
     }
     assert found == written

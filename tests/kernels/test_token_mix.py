@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from allmlp.kernels import has_gluon
 from allmlp.kernels.row_norm.reference import row_stats
 from allmlp.kernels.token_mix import reference
 from allmlp.kernels.token_mix.reference import Around
@@ -80,3 +81,21 @@ def test_forward(norm: str, combine: Any, gain: bool, act: Any, channels: int, d
     truth = reference.token_mix(small[0].double().cpu(), small[1].double().cpu(), exact, act, combine)
     eager = reference.token_mix(*small, Around(*(None if v is None else v.to(dtype) for v in rounded)), act, combine)
     check(triton.token_mix(*small, rounded, act, combine), eager, truth)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu" or not has_gluon(torch.device(DEVICE)), reason="needs a Hopper GPU and Triton 3.6")
+@pytest.mark.parametrize("batch", [22, 150], ids=["a tile each", "many tiles"])
+@pytest.mark.parametrize(
+    ("norm", "combine", "gain"), [("layer", "multiply", False), ("affine", "add", True), ("none", "none", False)]
+)
+def test_on_hopper_as_elsewhere(norm: str, combine: Any, gain: bool, batch: int) -> None:
+    """The same products in the same order: the same bits, and nothing left that was not written."""
+    from allmlp.kernels.token_mix import hopper, triton
+
+    x, matrix, around = example(norm, combine, gain, (batch, 196, 196, 648))
+    small, rounded = (x.to(DEVICE, torch.bfloat16), matrix.to(DEVICE, torch.bfloat16)), to(around, torch.bfloat16)
+    elsewhere = triton.token_mix(*small, rounded, combine=combine)
+    unwritten = torch.full_like(elsewhere, torch.nan)
+    del unwritten  # its memory is what the next result gets
+    torch.testing.assert_close(hopper.token_mix(*small, rounded, combine=combine), elsewhere, rtol=2**-7, atol=1e-2)

@@ -14,6 +14,15 @@ from torch import Tensor
 HAS_TRITON = find_spec("triton") is not None
 
 
+def has_gluon(device: torch.device) -> bool:
+    """Whether kernels in Gluon run there: they are for Hopper, and Gluon still changes from one Triton to the next."""
+    if not HAS_TRITON or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    import triton
+
+    return triton.__version__.startswith("3.6.")
+
+
 def training_type(x: Tensor) -> torch.dtype | None:
     """The type in which a layer learns by the operators here; None where plain PyTorch is the way.
 
