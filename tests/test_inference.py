@@ -53,6 +53,19 @@ def test_the_same_answers(name: str, kind: type[Lowered]) -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["resmlp", "mixer", "relu"])
+def test_the_same_answers_by_our_linear_map(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which many tokens go through."""
+    monkeypatch.setattr(gpu, "MANY", 0)
+    asked = []
+    plain = gpu.plain_linear.linear
+    monkeypatch.setattr(gpu.plain_linear, "linear", lambda *inputs: (asked.append(inputs[0].shape), plain(*inputs))[1])
+    model = awake(*SMALL[name])
+    (x,) = model.example(3)
+    torch.testing.assert_close(FastOnGpu(model, torch.float64)(x), model(x).detach(), rtol=1e-6, atol=1e-6)
+    assert len(asked) == len(model.blocks)
+
+
 def test_the_last_token_bias_of_a_mixer_has_no_effect() -> None:
     """LayerNorm takes away what is the same for all channels of a token, so this bias is left out."""
     model = awake("mixer_nano", {})

@@ -37,8 +37,8 @@ from allmlp.models.encoder import EncoderModel
 
 EIGHT = torch.float8_e4m3fn
 LARGEST = torch.finfo(EIGHT).max
-SHORT = 512
-"""Channels up to which our linear map with an activation is quicker than cuBLAS's."""
+SHORT, MANY = 384, 16384
+"""Channels up to which, and tokens from which, our linear map with an activation is quicker than cuBLAS's."""
 ROUNDING = 1.15
 """How much longer two vectors may get when they are rounded to 8 bits: (1 + 1/16)^2 and a little."""
 
@@ -153,10 +153,14 @@ class FastOnGpu(Lowered):
         # moves its rows.
         can = (self.dtype.itemsize <= 2 and up.shape[1] % 8 == 0 and len(up) % 8 == 0) or not self.use.fused
         if inner is None:
-            if can and up.shape[1] <= SHORT:
-                linear = self.use.linear
-                return lambda x: linear(x.flatten(0, 1), up, beside, act).view(*x.shape[:2], -1)
-            return lambda x: self.linear_act(x, up.T, a, act)
+            own, short = self.use.linear, can and up.shape[1] <= SHORT
+
+            def ungated(x: Tensor) -> Tensor:
+                if short and x.shape[0] * x.shape[1] >= MANY:
+                    return own(x.flatten(0, 1), up, beside, act).view(*x.shape[:2], -1)
+                return self.linear_act(x, up.T, a, act)
+
+            return ungated
         gate = self.gate(inner)
         assert isinstance(inner, SpatialGateLayer)
         in_parts = isinstance(inner.norm, nn.LayerNorm) and inner.combine == "split" and len(up) % (2 * PART) == 0
