@@ -192,7 +192,7 @@ def test_compiled_steps_on_a_gpu(recipe: str, name: str) -> None:
     [
         ("bench_training", "resmlp_s24"),
         ("bench_training", "gmlp_s16"),
-        ("bench_training_mixer", "mixer_b16"),
+        ("bench_training", "mixer_b16"),
         ("bench_pretraining", "gmlp_l36"),
         ("bench_pretraining_512", "gmlp_base"),
     ],

@@ -234,7 +234,10 @@ def test_measurements_are_the_page_of_results() -> None:
         ("gMLP, 7.19 M, 84 epochs of CIFAR-10", "linear", r"linear probe, 20 epochs .*\| \*\*(.*?) %"),
         ("gMLP L12, 44 M, 0.23 G tokens", "ppl", r"held-out perplexity at 15 % masking \| (.*?) \|"),
         ("gMLP L12, 44 M, 0.23 G tokens", "SST-2", r"SST-2 dev, rate 1e-4 .*\| \*\*(.*?) %"),
-        ("MiniLM L6, 23 M, published start", "SST-2", r"reaches (.*?) % on SST-2 dev"),
+        ("aMLP L11, 44 M, 0.11 G tokens", "SST-2", r"\| aMLP, 11 blocks, 43.9 M .*?\| .*?\| .*?\| (.*?) %"),
+        ("BERT L9, 44 M, 0.17 G tokens", "SST-2", r"\| BERT, 9 blocks, 44.1 M .*?\| .*?\| .*?\| \*\*(.*?) %"),
+        ("MiniLM L6, 23 M, published start", "SST-2", r"the teacher, MiniLM .*?\| (.*?) %"),
+        ("gMLP L18, 384 wide, MiniLM's help", "SST-2", r"300,000 more .*?\| \*\*(.*?) %"),
         ("Transformer, 4 + 4 blocks, 9.47 M", "Multi30k De-En", r"\| Transformer, .*\| 9.47 M \| \*\*(.*?)\*\*"),
         ("ResMLP, 4 + 4 blocks, 7.40 M", "Multi30k De-En", r"\| ResMLP, .*\| 7.40 M \| \*\*(.*?)\*\*"),
     ):

@@ -46,8 +46,8 @@ def sst2_taught() -> Run:
 
     allmlp train sst2_taught --set init_from=runs/wiki_gmlp_taught/both --set task.teacher=runs/sst2_bert
     allmlp train sst2_taught ... --set data.unlabelled=reviews.txt      # more sentences, which the teacher labels
-    Four epochs, batch 64, from 3,000 steps of wiki_gmlp_taught/both: 87.4 % (one seed). Published for gMLP with BERT's
-    help: 88.6 %.
+    From 7,000 steps of wiki_gmlp_taught/both (one seed): four epochs of batch 64 89.7 %, five of batch 256 with 300,000
+    sentences of film reviews that have no label 91.1 %. Published for gMLP with BERT's help: 88.6 %.
     """
     return sst2().replace(task=DistillSentences("runs/sst2_bert"))
 

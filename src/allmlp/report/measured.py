@@ -54,6 +54,8 @@ gmlp_table3 | MLP-Mixer L13, 256 wide, 82 M tokens             | ppl | wiki_tabl
 gmlp_table3 | BERT L9 + relative positions, 256 wide           | ppl | wiki_table3.jsonl row=relative       | perplexity
 gmlp_table3 | BERT L11 - attention, 256 wide, 82 M tokens      | ppl | wiki_table3.jsonl row=noattention    | perplexity
 gmlp_table4 gmlp_table6 slides_gmlp | gMLP L12, 44 M, 0.23 G tokens    | SST-2     | sst2_gmlp.jsonl   | accuracy %
+gmlp_table4 gmlp_table6             | aMLP L11, 44 M, 0.11 G tokens    | SST-2     | sst2_amlp.jsonl   | accuracy %
+gmlp_table4 gmlp_table6             | BERT L9, 44 M, 0.17 G tokens     | SST-2     | sst2_bert.jsonl   | accuracy %
 gmlp_table4 slides_gmlp             | MiniLM L6, 23 M, published start | SST-2     | sst2_minilm.jsonl | accuracy %
 gmlp_table4 slides_gmlp             | gMLP L18, 384 wide, MiniLM's help | SST-2    | sst2_taught.jsonl | accuracy %
 gmlp_table6                         | gMLP L12, 44 M, 0.23 G tokens    | SQuAD 1.1 | results.md        | SQuAD 1\.1.*F1 ([\d.]+) %
