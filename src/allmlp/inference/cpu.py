@@ -1,7 +1,8 @@
 """On a CPU: matrix products take nearly all the time, so what is left is to touch memory seldom between them.
 
 Products add into z, activations and gates write over their input, and the two halves of a gate come from two products,
-so that none of them has to be copied to lie side by side.
+so that none of them has to be copied to lie side by side. Matrices of channel MLPs lie turned, inputs as rows: products
+with them are up to an eighth quicker.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class FastOnCpu(Lowered):
         else:
             # LayerNorm would have to add `lift` to all of z: the bias can as well be added at once.
             read, last = self.norm(norm), self.cast(mix.down.bias if gain is None else gain * mix.down.bias)
-        into = self.cast(down if gain is None else gain[:, None] * down).T
+        into = self.cast((down if gain is None else gain[:, None] * down).T)
         hidden = self.hidden(weight, bias, mix.inner)
 
         def step(z: Tensor) -> Tensor:
@@ -99,8 +100,8 @@ class FastOnCpu(Lowered):
         act = ACTS[self.act("channel")]
 
         def half(rows: slice) -> Step:
-            up, a = self.cast(weight[rows]), self.cast(bias[rows])
-            return lambda x: act(F.linear(x, up, a))
+            up, a = self.cast(weight[rows].T), self.cast(bias[rows])
+            return lambda x: act(torch.addmm(a, x.flatten(0, 1), up)).view(*x.shape[:2], -1)
 
         whole = half(slice(None))
         if inner is None:
