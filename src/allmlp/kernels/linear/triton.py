@@ -128,12 +128,11 @@ def finish(
     if STATS:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
         if column >= N // 2:
             rows, part = row + tl.arange(0, BM), (column - N // 2) // PART
-            inside = (rows < M) & (column < N)
             mean = tl.sum(z, 1) / PART
             # Both sums at once. What this loses where the spread is far below the mean, 16-bit numbers lose before it.
             away = tl.maximum(tl.sum(z * z, 1) - PART * mean * mean, 0.0)
-            tl.store(mean_ptr + part * M + rows, mean, inside)
-            tl.store(away_ptr + part * M + rows, away, inside)
+            tl.store(mean_ptr + part * M + rows, mean, rows < M)
+            tl.store(away_ptr + part * M + rows, away, rows < M)
     y_copy.store([row, column], z.to(y_copy.dtype))
 
 
