@@ -56,6 +56,7 @@ def move(
         tile, strip, example = place(turn * gl.num_programs(0) + gl.program_id(0), tiles, strips)
         for start in gl.static_range(0, K, BK):
             slot = count % STAGES
+            # Phases are even and odd by turns; the wait for the odd one before the first is over at once.
             mbarrier.wait(free.index(slot), (count // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(slot), x.block_type.nbytes + a.block_type.nbytes)
             tma.async_copy_global_to_shared(x, [example, start, strip * BC], ready.index(slot), x_slots.index(slot))
