@@ -66,6 +66,14 @@ def test_the_same_answers_by_our_linear_map(name: str, monkeypatch: pytest.Monke
     assert len(asked) == len(model.blocks)
 
 
+@pytest.mark.parametrize("kind", [FastOnCpu, FastOnGpu])
+@pytest.mark.parametrize("name", ["mixer", "resmlp", "gmlp", "wide gmlp"])
+def test_no_pictures_give_no_answers(name: str, kind: type[Lowered]) -> None:
+    model = awake(*SMALL[name])
+    (x,) = model.example(1)
+    assert kind(model, torch.float64)(x[:0]).shape == model(x[:0]).shape
+
+
 def test_the_last_token_bias_of_a_mixer_has_no_effect() -> None:
     """LayerNorm takes away what is the same for all channels of a token, so this bias is left out."""
     model = awake("mixer_nano", {})

@@ -127,6 +127,7 @@ def linear_maps() -> None:
     vector = draw(1536, dtype=torch.float32)
     x, weight, z = draw(BATCH * TOKENS, 256), draw(1536, 256), draw(BATCH * TOKENS, 1536)
     linear.linear_stats(x, weight, Beside(bias=vector), "gelu", 1e-6)
+    linear.linear(x, weight, Beside(bias=vector), "gelu")
     x, weight = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
     linear.linear(x, weight, Beside(vector, vector, vector), "gelu")
     linear.linear(x, weight, Beside(vector, other=z))

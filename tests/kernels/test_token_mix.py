@@ -85,17 +85,26 @@ def test_forward(norm: str, combine: Any, gain: bool, act: Any, channels: int, d
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu" or not has_gluon(torch.device(DEVICE)), reason="needs a Hopper GPU and Triton 3.6")
-@pytest.mark.parametrize("batch", [22, 150], ids=["a tile each", "many tiles"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(22, 196, 648), (150, 196, 648), (70, 300, 136)], ids=["a tile each", "many tiles", "two tiles of rows"]
+)
 @pytest.mark.parametrize(
     ("norm", "combine", "gain"), [("layer", "multiply", False), ("affine", "add", True), ("none", "none", False)]
 )
-def test_on_hopper_as_elsewhere(norm: str, combine: Any, gain: bool, batch: int) -> None:
-    """The same products in the same order: the same bits, and nothing left that was not written."""
+def test_on_hopper_as_elsewhere(
+    norm: str, combine: Any, gain: bool, sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """The same to rounding, and nothing left that was not written; X and the other operand are halves, as in gMLP."""
     from allmlp.kernels.token_mix import hopper, triton
 
-    x, matrix, around = example(norm, combine, gain, (batch, 196, 196, 648))
-    small, rounded = (x.to(DEVICE, torch.bfloat16), matrix.to(DEVICE, torch.bfloat16)), to(around, torch.bfloat16)
-    elsewhere = triton.token_mix(*small, rounded, combine=combine)
+    batch, tokens, channels = sizes
+    x, matrix, around = example(norm, combine, gain, (batch, tokens, tokens, channels))
+    other = x if around.other is None else around.other
+    other, x = torch.cat([other, x], 2).to(DEVICE, dtype).chunk(2, 2)
+    rounded = to(around, dtype)._replace(other=None if around.other is None else other)
+    weight = matrix.to(DEVICE, dtype)
+    elsewhere = triton.token_mix(x, weight, rounded, combine=combine)
     unwritten = torch.full_like(elsewhere, torch.nan)
     del unwritten  # its memory is what the next result gets
-    torch.testing.assert_close(hopper.token_mix(*small, rounded, combine=combine), elsewhere, rtol=2**-7, atol=1e-2)
+    torch.testing.assert_close(hopper.token_mix(x, weight, rounded, combine=combine), elsewhere, rtol=2**-7, atol=1e-2)

@@ -101,7 +101,7 @@ class FastOnCpu(Lowered):
 
         def half(rows: slice) -> Step:
             up, a = self.cast(weight[rows].T), self.cast(bias[rows])
-            return lambda x: act(torch.addmm(a, x.flatten(0, 1), up)).view(*x.shape[:2], -1)
+            return lambda x: act(torch.addmm(a, x.flatten(0, 1), up)).view(*x.shape[:2], len(a))
 
         whole = half(slice(None))
         if inner is None:

@@ -113,6 +113,6 @@ class Lowered(nn.Module):
     def compute(self, x: Tensor) -> Tensor:
         # The stem's output may be a view of its input's buffer elsewhere: z is written over, so it must be ours.
         z = self.ends.embed(x, None, Context(), None).contiguous()
-        for step in self.steps:
+        for step in self.steps if len(z) else []:
             z = step(z)
         return self.ends.forward_head(self.ends.norm((z + self.lift).to(z.dtype)))

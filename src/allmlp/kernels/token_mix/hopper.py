@@ -171,7 +171,8 @@ def token_mix(
     other = around.other if combine != "none" else None
     items = batch * triton.cdiv(rows, ROWS) * triton.cdiv(channels, CHANNELS)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    movable = all(one is None or aligned(one) for one in (x, weight, other)) and channels % 8 == 0
+    moved = [one for one in (x, weight, other) if one is not None]
+    movable = all(aligned(one) and one.dtype == x.dtype for one in moved) and channels % 8 == 0
     enough = rows > ROWS // 2 and tokens <= LONGEST and items >= processors
     if not (movable and enough and act == "none" and x.dtype in (torch.bfloat16, torch.float16)):
         return portable.token_mix(x, matrix, around, act, combine)
