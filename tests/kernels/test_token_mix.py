@@ -83,6 +83,26 @@ def test_forward(norm: str, combine: Any, gain: bool, act: Any, channels: int, d
     check(triton.token_mix(*small, rounded, act, combine), eager, truth)
 
 
+@pytest.mark.parametrize(
+    ("capability", "cuda", "version", "there"),
+    [
+        ((9, 0), "13.0", "3.6.0", True),
+        ((8, 0), "13.0", "3.6.0", False),
+        ((10, 0), "13.0", "3.6.0", False),
+        ((9, 0), "13.0", "3.9.0", False),
+        ((9, 4), None, "3.6.0", False),
+    ],
+    ids=["Hopper", "Ampere", "Blackwell", "another Triton", "AMD"],
+)
+def test_where_gluon_is(
+    capability: tuple[int, int], cuda: str | None, version: str, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("triton.__version__", version)
+    assert has_gluon(torch.device("cuda")) is there
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu" or not has_gluon(torch.device(DEVICE)), reason="needs a Hopper GPU and Triton 3.6")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

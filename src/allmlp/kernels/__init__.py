@@ -16,7 +16,7 @@ HAS_TRITON = find_spec("triton") is not None
 
 def has_gluon(device: torch.device) -> bool:
     """Whether kernels in Gluon run there: they are for Hopper, and Gluon still changes from one Triton to the next."""
-    if not HAS_TRITON or torch.cuda.get_device_capability(device)[0] != 9:
+    if not HAS_TRITON or torch.version.cuda is None or torch.cuda.get_device_capability(device)[0] != 9:
         return False
     import triton
 
