@@ -74,6 +74,17 @@ def test_no_pictures_give_no_answers(name: str, kind: type[Lowered]) -> None:
     assert kind(model, torch.float64)(x[:0]).shape == model(x[:0]).shape
 
 
+@pytest.mark.parametrize("kind", [FastOnCpu, FastOnGpu])
+@pytest.mark.parametrize("name", ["mixer", "resmlp", "wide gmlp"])
+def test_autocast_changes_nothing(name: str, kind: type[Lowered]) -> None:
+    model = awake(*SMALL[name])
+    (x,) = model.example(2)
+    quick = kind(model, torch.float32)
+    right = quick(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(quick(x), right)
+
+
 def test_the_last_token_bias_of_a_mixer_has_no_effect() -> None:
     """LayerNorm takes away what is the same for all channels of a token, so this bias is left out."""
     model = awake("mixer_nano", {})

@@ -306,3 +306,16 @@ def test_distances_never_seen_start_at_zero() -> None:
     assert Toeplitz().crop(weight[:4], 6, True).tolist() == [0, 0, 1, 2, 3, 4]
     long, short = (Toeplitz().matrix(Toeplitz().crop(weight, n, False), 0, n, False) for n in (6, 3))
     assert torch.equal(long[:3, :3], short)
+
+
+def test_a_run_and_the_source_itself_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, run = tmp_path / "a", tmp_path / "b"
+    for folder in (source, run):
+        allmlp.save(allmlp.create("mixer_nano", overrides={"depth": 1}), folder)
+    (run / "run.json").write_text("{}")
+    for target, reason in ((source, "would be written over itself"), (run, "holds a run")):
+        before = (target / "model.safetensors").read_bytes()
+        with pytest.raises(SystemExit) as caught:
+            main(["resize", str(source), str(target), "--image", "64"])
+        assert caught.value.code == 2 and reason in capsys.readouterr().err
+        assert (target / "model.safetensors").read_bytes() == before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from allmlp.files import flush
 from allmlp.parallel import World
 
 FOLDER = "checkpoints"
+log = logging.getLogger(__name__)
 
 
 def save(
@@ -104,6 +106,20 @@ def newest(out: Path) -> tuple[Path, dict[str, Any]] | None:
         except (OSError, ValueError, KeyError):
             continue
     return None
+
+
+def resumed(out: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
+    """The newest good checkpoint to go on from. Damaged ones are put aside: they would count as kept ones."""
+    found = newest(out)
+    damaged = [folder for folder in complete(out) if found is None or folder > found[0]]
+    if damaged and found is None:
+        raise UserError(f"every checkpoint of {out} is damaged; remove {out / FOLDER} to start again from step 0")
+    for folder in damaged if world.is_main else []:
+        aside = folder.with_name(f"damaged-{folder.name}")
+        log.warning("%s is damaged: put aside as %s", folder, aside.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(folder, aside)
+    return found
 
 
 def load(folder: Path, task: nn.Module, optimizer: Optimizer, average: list[Tensor]) -> None:

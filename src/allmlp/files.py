@@ -7,6 +7,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+RUN = "run.json"
+"""In the folder of a run: everything that decides it."""
+
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `file`, wait until it is on the disk, then rename it over `file`."""

@@ -20,7 +20,7 @@ for _room in ("allmlp.models", "allmlp.data", "allmlp.tasks"):
 class Budget(Spec):
     """When a run ends: at whichever limit comes first."""
 
-    epochs: NonNegative | None = None
+    epochs: Annotated[float, Range(1e-6)] | None = None
     steps: Count | None = None
     minutes: NonNegative | None = None
 

@@ -23,7 +23,7 @@ from allmlp.average import averaged, follow, pull_at
 from allmlp.data.order import Loader, Order, Step, fold, in_order
 from allmlp.data.source import Splits
 from allmlp.errors import UserError
-from allmlp.files import write_atomically
+from allmlp.files import RUN, write_atomically
 from allmlp.graph import Recorded
 from allmlp.log import Log, draw_curves
 from allmlp.meter import Meter
@@ -34,8 +34,6 @@ from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
 from allmlp.tasks.task import Losses, Moment, Task, TaskModule
 from allmlp.weights import folder
-
-RUN = "run.json"
 
 
 def train(run: Run, out: str | os.PathLike[str], device: str | None = None) -> dict[str, float]:
@@ -78,7 +76,7 @@ def learn(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> di
     trained = list(task.model.parameters())
     average = [weight.detach().clone() for weight in trained] if run.ema else []
     step, spent = 0, 0.0
-    found = checkpoint.newest(path)
+    found = checkpoint.resumed(path, world)
     if found is not None:
         checkpoint.load(found[0], task, optimizer, average)
         step, spent = found[1]["step"], found[1]["seconds"]

@@ -41,6 +41,14 @@ def read(root: Path, **fields: object) -> Dataset:
     return ImageFolder(str(root), image=SMALL, **fields).open()  # type: ignore[arg-type]
 
 
+def test_read_while_a_model_answers(tmp_path: Path) -> None:
+    """The threads that decode do not share the caller's inference mode."""
+    train = read(fill(tmp_path, "cat", "dog")).train
+    with torch.inference_mode():
+        inside = train.fetch(torch.arange(3)).images.clone()
+    assert torch.equal(inside, train.fetch(torch.arange(3)).images)
+
+
 @pytest.mark.parametrize("test", ["val", "valid", "validation", "test"])
 def test_two_folders(test: str, tmp_path: Path) -> None:
     fill(tmp_path / "train", "dog", "cat")

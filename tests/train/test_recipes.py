@@ -178,3 +178,10 @@ def test_the_model_that_comes_along(tmp_path: Path) -> None:
     (tmp_path / "no.png").write_bytes(b"not a picture")
     with pytest.raises(allmlp.UserError, match=r"no\.png: not a picture"):
         predict(shipped(), [tmp_path / "no.png"])
+
+
+@pytest.mark.parametrize("more", [["--set", "optim.lr=1"], ["--out", "elsewhere"]], ids=["a change", "another folder"])
+def test_a_resumed_run_is_not_changed(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--resume", str(tmp_path), *more])
+    assert caught.value.code == 2 and "--set and --out are for a new one" in capsys.readouterr().err

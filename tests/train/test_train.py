@@ -252,15 +252,30 @@ def test_a_full_disk_loses_nothing(whole: Path, tmp_path: Path, monkeypatch: pyt
     assert losses(tmp_path) == losses(whole)
 
 
-def test_a_damaged_checkpoint_is_passed_over(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(small(), tmp_path, "cpu")
     newest = checkpoint.complete(tmp_path)[-1]
     file = newest / "task.safetensors"
     file.write_bytes(file.read_bytes()[:-7] + b"garbage")
     found = checkpoint.newest(tmp_path)
     assert found is not None and found[1]["step"] == 8
-    train(small(), tmp_path, "cpu")
+    with caplog.at_level("WARNING"):
+        train(small(), tmp_path, "cpu")
+    assert f"{newest} is damaged: put aside as damaged-{newest.name}" in caplog.text
     assert losses(tmp_path) == losses(whole)
+    assert len(checkpoint.complete(tmp_path)) == small().cadence.keep
+
+
+def test_nothing_is_lost_where_every_checkpoint_is_damaged(tmp_path: Path) -> None:
+    train(small(), tmp_path, "cpu")
+    for folder in checkpoint.complete(tmp_path):
+        (folder / "task.safetensors").write_bytes(b"short")
+    before = losses(tmp_path)
+    with pytest.raises(
+        allmlp.UserError, match=r"every checkpoint of .* is damaged; remove .*checkpoints to start again"
+    ):
+        train(small(), tmp_path, "cpu")
+    assert losses(tmp_path) == before
 
 
 def test_a_run_without_an_end_is_refused(tmp_path: Path) -> None:

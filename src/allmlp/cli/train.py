@@ -36,6 +36,8 @@ def train(
 
     if (recipe is None) == (resume is None):
         raise UserError("name a recipe, or a folder to --resume")
+    if resume is not None and (overrides or out):
+        raise UserError("--resume goes on with a run as it is: --set and --out are for a new one")
     if resume is not None:
         print_results({resume.name: train(read_run(resume), resume, device)})
         return

@@ -145,7 +145,7 @@ def load(
     if found is None:
         raise UserError(
             f"{partial[0] if partial else f'no {name} in {name_places(searched)}'}: put {official.file} there "
-            f"(from {official.url}), set path or $ALLMLP_DATA to where it is, or set download=true"
+            f"(from {official.url}), set data.path or $ALLMLP_DATA to where it is, or set data.download=true"
         )
     layout, place, read_file = found
     return split(layout, layout.train, place, read_file, classes), split(layout, layout.test, place, read_file, classes)

@@ -47,7 +47,8 @@ class Encoded:
 
     def fetch(self, indices: Tensor, draws: Tensor | None = None) -> Batch:
         wanted = indices.tolist()
-        images = torch.empty(len(wanted), self.decode.channels, *self.image, dtype=torch.uint8)
+        with torch.inference_mode(False):  # threads fill it, which know nothing of the caller's mode
+            images = torch.empty(len(wanted), self.decode.channels, *self.image, dtype=torch.uint8)
         numbers = draws.tolist() if draws is not None else [None] * len(wanted)
 
         def one(position: int) -> int:

@@ -34,7 +34,7 @@ class ImageFolder(Data):
     def open(self) -> Dataset:
         root = Path(self.path).expanduser()
         if not root.is_dir():
-            raise UserError(f"{root} is not a folder")
+            raise UserError(f"{root} is not a folder: --set data.path=FOLDER says where the pictures are")
         train = root / "train"
         train = train if train.is_dir() and folders(train) else root  # "train" may be a class, full of locomotives
         names = (self.test,) if self.test else TESTS if train != root else ()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from allmlp.errors import UserError
-from allmlp.files import write_atomically
+from allmlp.files import RUN, write_atomically
 from allmlp.spec import Count, Rate, Spec, from_json, to_json
 
 FILE = "inputs.json"
@@ -40,6 +40,10 @@ def write_inputs(folder: Path, inputs: Inputs | TextInputs) -> None:
 def read_inputs(folder: Path) -> Inputs | TextInputs:
     file = folder / FILE
     if not file.is_file():
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder")
+        if (folder / RUN).is_file():
+            raise UserError(f"the run in {folder} is not finished; go on with: allmlp train --resume {folder}")
         raise UserError(f"{folder} has no {FILE}, so how to prepare an input for it is not known")
     try:
         inputs = from_json(file.read_bytes())

@@ -107,7 +107,8 @@ class Lowered(nn.Module):
         self.lift = self.lift + (bias if gain is None else gain * bias).to(self.lift.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.compute(x if isinstance(self.spec.stem, Tokens) else x.to(self.dtype))
+        with torch.autocast(x.device.type, enabled=False):  # the types are chosen
+            return self.compute(x if isinstance(self.spec.stem, Tokens) else x.to(self.dtype))
 
     @torch.inference_mode()
     def compute(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 
 from allmlp import __version__
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import write_atomically
+from allmlp.files import RUN, write_atomically
 from allmlp.log import clock, show
 from allmlp.report.curves import POINTS, better, charts, is_share
 from allmlp.report.filters import Filters, filters
@@ -38,7 +38,6 @@ from allmlp.report.judged import (
 )
 from allmlp.report.pictures import Picture, weights_picture
 from allmlp.report.runs import Entry, describe, find, read_entry, settings
-from allmlp.train import RUN
 from allmlp.weights import folder
 
 EXAMPLES = 2000

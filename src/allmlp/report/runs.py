@@ -12,13 +12,14 @@ from typing import Any, Literal, NamedTuple
 
 from allmlp.checkpoint import complete
 from allmlp.errors import UserError, one_line
+from allmlp.files import RUN
 from allmlp.log import METRICS
 from allmlp.models.cost import Cost, measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.foreign import Foreign
 from allmlp.models.model import ModelSpec
 from allmlp.run import Run
-from allmlp.train import RUN, read_run
+from allmlp.train import read_run
 from allmlp.weights.folder import CONFIG, WEIGHTS, read_spec
 
 LONGEST = 2**20

@@ -10,13 +10,14 @@ from typing import Any
 
 from allmlp import __version__
 from allmlp.data.inputs import Inputs, TextInputs
+from allmlp.files import RUN
 from allmlp.layers.stem import Patches
 from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import ModelSpec
 from allmlp.spec import Spec
 
-README, RUN, METRICS = "README.md", "run.json", "metrics.jsonl"
+README, METRICS = "README.md", "metrics.jsonl"
 TASKS = {
     "text": "fill-mask",
     "classes": "text-classification",

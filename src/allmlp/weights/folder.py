@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from allmlp import __version__
 from allmlp.data.inputs import carry_inputs
 from allmlp.errors import UserError, one_line
-from allmlp.files import write_atomically
+from allmlp.files import RUN, write_atomically
 from allmlp.layers.stem import Tokens
 from allmlp.models.cost import one_block
 from allmlp.models.grid import Resize, Rule, any_size
@@ -38,6 +38,10 @@ def save(model: Model, folder: str | os.PathLike[str], *, like: str | os.PathLik
 
     A model made from the one in the folder `like` keeps its inputs and its tokenizer.
     """
+    if like is not None and Path(folder).resolve() == Path(like).resolve():
+        raise UserError(f"{folder} would be written over itself; name another folder")
+    if like is not None and (Path(folder) / RUN).exists():
+        raise UserError(f"{folder} holds a run, whose model would be written over; name another folder")
     path = write(Path(folder), model.spec, model.state_dict())
     if like is not None:
         length = next((part.length for part in model.spec.children() if isinstance(part, Tokens)), None)
@@ -129,7 +133,10 @@ def read_spec(folder: Path) -> ModelSpec:
     presets()  # so that every kind of the zoo is known
     file = folder / CONFIG
     if not file.is_file():
-        raise UserError(f"{folder} is not a model folder: it has no {CONFIG}")
+        if (folder / RUN).is_file():
+            raise UserError(f"the run in {folder} is not finished; go on with: allmlp train --resume {folder}")
+        reason = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"{folder} is not a model folder: {reason}")
     if file.stat().st_size > LONGEST:
         raise UserError(f"{file} is longer than a model's configuration ever is; it is refused")
     try:
