@@ -72,6 +72,8 @@ def test_override(path: str, text: str, read: object) -> None:
         ("depth", "0", "depth must be"),
         ("depth.more", "0", "depth is 6: it has no field 'more'"),
         ("drop_path.rate", "inf", "drop_path.rate must be a number between 0.0 and 1.0"),
+        ("drop_path.rate", "high", "drop_path.rate must be a number between 0.0 and 1.0, not 'high'"),
+        ("block.channel.hidden", "abc", "block.channel.hidden must be a whole number"),
         ("drop_path.rate", "2", "between 0.0 and 1.0"),
         ("block.channel.act", "gelo", "must be 'gelu' or 'gelu_tanh' or 'relu', not 'gelo'"),
         ("stem.image", "3x4x5", "must be 2 numbers"),

@@ -286,7 +286,9 @@ def parse(text: str, hint: Any, path: str) -> Any:
     if text.startswith("{"):
         return from_json(text)
     wants_text = any(option is str or get_origin(option) is Literal for option in options(hint))
-    if not wants_text and text.isidentifier() and text.lower() not in ("true", "false", "nan", "inf", "infinity"):
+    parts = [part for option in options(hint) for part in (option, *get_args(option))]
+    wants_kind = any(isinstance(part, type) and issubclass(part, Spec) for part in parts)
+    if wants_kind and not wants_text and text.isidentifier():
         return from_dict({"kind": text}, path)
     if not wants_text:
         pieces = text.replace("x", ",").split(",")
