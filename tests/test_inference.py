@@ -85,6 +85,14 @@ def test_autocast_changes_nothing(name: str, kind: type[Lowered]) -> None:
         assert torch.equal(quick(x), right)
 
 
+def test_text_with_a_mask_or_of_another_length_is_refused() -> None:
+    model = awake("gmlp_mlm_tiny", {})
+    quick, (ids,) = fast(model, torch.float64), model.example(2)
+    for inputs in ((ids, torch.ones_like(ids)), (ids[:, :40],)):
+        with pytest.raises(allmlp.UserError, match="a fast text model reads rows of 128 tokens, without a mask"):
+            quick(*inputs)
+
+
 def test_the_last_token_bias_of_a_mixer_has_no_effect() -> None:
     """LayerNorm takes away what is the same for all channels of a token, so this bias is left out."""
     model = awake("mixer_nano", {})

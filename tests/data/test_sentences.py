@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import lzma
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from allmlp.data.sentences import Sentences, join
+from allmlp.data.sentences import Sentences, join, natural
 from allmlp.data.tokenizer import Tokenize
 from allmlp.errors import UserError
 
@@ -53,6 +56,31 @@ def test_other_columns_and_packed_files(tmp_path: Path) -> None:
     (tmp_path / "t.tsv.xz").write_bytes(lzma.compress(text.encode()))
     data = opened(tmp_path, text, text, first="review", label="stars", path=str(tmp_path / "t.tsv.xz"))
     assert data.classes == ("1", "5") and len(data.train) == 2
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("way", ["cut off", "another format"])
+def test_packed_files_that_are_damaged(suffix: str, way: str, tmp_path: Path) -> None:
+    if suffix == ".zst":
+        pytest.importorskip("zstandard")
+        if way == "cut off":
+            pytest.skip("zstandard's reader does not tell")
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": bytes}[suffix]
+    file = tmp_path / f"t.tsv{suffix}"
+    file.write_bytes(pack(SST2.encode() * 50)[:-20] if way == "cut off" else SST2.encode())
+    with pytest.raises(UserError, match=f"cannot read {re.escape(str(file))}"):
+        opened(tmp_path, SST2, SST2, path=str(file))
+
+
+def test_a_mark_of_byte_order_is_no_text(tmp_path: Path) -> None:
+    data = opened(tmp_path, "\ufeff" + SST2, SST2)
+    assert len(data.train) == 3 and data.classes == ("0", "1")
+
+
+def test_the_order_of_classes_is_always_the_same() -> None:
+    names = ["nan", "10", "2", "word", "NaN", "-1"]
+    for order in itertools.permutations(names):
+        assert sorted(order, key=natural) == ["-1", "2", "10", "NaN", "nan", "word"]
 
 
 def test_the_longer_sentence_is_cut() -> None:

@@ -36,6 +36,12 @@ def test_words_and_their_pieces(algorithm: str) -> None:
     assert len(ids) > 2 and (~made.continues[ids]).sum() == 2 and not made.continues[ids[0]]
 
 
+def test_half_a_pair_of_surrogates_is_a_question_mark() -> None:
+    made = Tokenize(vocabulary=200).build(TEXT)
+    assert made.encode(["half \ud83d", "the fox"]) == made.encode(["half ?", "the fox"])
+    assert made.spans("half \ud83d") == made.spans("half ?")
+
+
 def test_offsets_point_into_the_text() -> None:
     made = Tokenize(vocabulary=200).build(TEXT)
     text = "The 🦊 fox, שלום jumps"

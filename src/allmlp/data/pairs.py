@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import lzma
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,7 +192,7 @@ def lines(file: str) -> Iterator[str]:
             text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="\n")
             for line in text:
                 yield line.rstrip("\r\n")
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as reason:
+    except OSError as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
 
 

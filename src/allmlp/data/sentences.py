@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -113,16 +114,17 @@ class Row(NamedTuple):
 
 
 def natural(label: str) -> tuple[bool, float, str]:
-    """Numbers in their order, before words."""
+    """Numbers in their order, before words; "nan", which has no place among numbers, is a word."""
     try:
-        return False, float(label), label
+        number = float(label)
     except ValueError:
-        return True, 0.0, label
+        number = math.nan
+    return (True, 0.0, label) if math.isnan(number) else (False, number, label)
 
 
 def rows(file: str, spec: Sentences) -> Iterator[Row]:
     with unpack(file) as binary:
-        lines = io.TextIOWrapper(binary, encoding="utf8", errors="replace", newline="\n")
+        lines = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="\n")
         header = lines.readline().rstrip("\r\n").split("\t")
         first = column(header, spec.first, FIRST, file, "a sentence")
         second = column(header, spec.second, [name for name in SECOND if name != header[first]], file, "", needed=False)
@@ -140,7 +142,7 @@ def rows(file: str, spec: Sentences) -> Iterator[Row]:
 def lines(file: str, pairs: bool) -> Iterator[Row]:
     """Sentences without a label, a line each; pairs where those with a label are pairs."""
     with unpack(file) as binary:
-        text = io.TextIOWrapper(binary, encoding="utf8", errors="replace", newline="\n")
+        text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="\n")
         for number, line in enumerate(text, 1):
             cells = line.strip().split("\t")
             if cells == [""]:

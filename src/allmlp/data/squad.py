@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import lzma
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +20,7 @@ from allmlp.data.inputs import TextInputs
 from allmlp.data.source import Resident, Splits
 from allmlp.data.text import unpack
 from allmlp.data.tokenizer import FILE as TOKENIZER
-from allmlp.data.tokenizer import TextData, Tokenize, Tokenizer
+from allmlp.data.tokenizer import TextData, Tokenize, Tokenizer, whole
 from allmlp.errors import UserError, one_line
 from allmlp.spec import Count, to_json
 
@@ -216,7 +214,7 @@ def read(file: str) -> list[Entry]:
     try:
         with unpack(place) as binary:
             content = binary.read()
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as reason:
+    except OSError as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
     try:
         found = list(parse(json.loads(content)))
@@ -240,10 +238,9 @@ def parse(record: Any) -> Iterator[Entry]:
 
 
 def clean(text: Any) -> str:
-    """Half of a surrogate pair, which JSON allows and no tokenizer reads, becomes a question mark."""
     if not isinstance(text, str):
         raise TypeError("a context, question or answer is not text")
-    return text.encode("utf8", "replace").decode("utf8")
+    return whole(text)
 
 
 def encode(entries: list[Entry], tokenizer: Tokenizer, longest: int) -> list[Question]:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,7 @@ def documents(files: list[str], unit: Unit = "paragraph", field: str = "text") -
             yield from read(file, unit, field)
         except UserError:
             raise
-        except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError) as reason:
+        except (OSError, ValueError, KeyError) as reason:
             raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
 
 
@@ -61,7 +62,7 @@ def read(file: str, unit: Unit, field: str) -> Iterator[str]:
         yield from parquet(file, field)
         return
     with unpack(file) as binary:
-        lines = io.TextIOWrapper(binary, encoding="utf8", errors="replace", newline=None)
+        lines = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline=None)
         if ".jsonl" in kinds or ".json" in kinds:
             yield from json_lines(lines, file, field)
         else:
@@ -73,15 +74,21 @@ def unpack(file: str) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed as its name says."""
     raw: Any = require("fsspec", "train").open(file, "rb").open() if "://" in file else open(file, "rb")  # noqa: SIM115
     suffix = Path(file).suffix
+    damaged: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
     with raw:
-        if suffix == ".gz":
-            yield gzip.GzipFile(fileobj=raw)  # type: ignore[misc]
-        elif suffix == ".xz":
-            yield lzma.LZMAFile(raw)  # type: ignore[misc]  # noqa: SIM115
-        elif suffix == ".zst":
-            yield require("zstandard", "text").ZstdDecompressor().stream_reader(raw)
-        else:
-            yield raw
+        try:
+            if suffix == ".gz":
+                yield gzip.GzipFile(fileobj=raw)  # type: ignore[misc]
+            elif suffix == ".xz":
+                yield lzma.LZMAFile(raw)  # type: ignore[misc]  # noqa: SIM115
+            elif suffix == ".zst":
+                zstandard = require("zstandard", "text")
+                damaged += (zstandard.ZstdError,)
+                yield zstandard.ZstdDecompressor().stream_reader(raw)
+            else:
+                yield raw
+        except damaged as reason:
+            raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
 
 
 def plain(lines: io.TextIOWrapper, unit: Unit) -> Iterator[str]:

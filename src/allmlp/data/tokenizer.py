@@ -77,6 +77,11 @@ def cache_folder(cache: str) -> Path:
     return Path(cache or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp").expanduser()
 
 
+def whole(text: str) -> str:
+    """Half of a surrogate pair, which JSON and command lines may hold and no tokenizer reads, is a question mark."""
+    return text.encode("utf8", "replace").decode("utf8")
+
+
 class Tokenizer:
     """A Hugging Face tokenizer whose five special tokens are known: `tokenizer.pad`, `.first`, `.last`, `.mask`."""
 
@@ -94,11 +99,15 @@ class Tokenizer:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without [CLS] and [SEP]."""
-        return [found.ids for found in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        try:
+            found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:
+            found = self.tokenizer.encode_batch_fast([whole(text) for text in texts], add_special_tokens=False)
+        return [one.ids for one in found]
 
     def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of a text, and where each begins and ends in it."""
-        found = self.tokenizer.encode(text, add_special_tokens=False)
+        found = self.tokenizer.encode(whole(text), add_special_tokens=False)
         return found.ids, found.offsets
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -106,7 +106,12 @@ class Lowered(nn.Module):
     def wait(self, bias: Tensor, gain: Tensor | None) -> None:
         self.lift = self.lift + (bias if gain is None else gain * bias).to(self.lift.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
+        stem = self.spec.stem
+        if isinstance(stem, Tokens) and (more or named or x.shape[1:] != (stem.length,)):
+            raise UserError(
+                f"a fast text model reads rows of {stem.length} tokens, without a mask; use the model itself for others"
+            )
         with torch.autocast(x.device.type, enabled=False):  # the types are chosen
             return self.compute(x if isinstance(self.spec.stem, Tokens) else x.to(self.dtype))
 
