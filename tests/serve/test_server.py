@@ -184,7 +184,7 @@ def test_what_a_user_can_get_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     folder = picture_folder(tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for arguments, words in (
-            ([str(tmp_path / "none")], "has no inputs.json"),
+            ([str(tmp_path / "none")], "none is not a folder"),
             ([str(folder), "--port", str(taken.getsockname()[1])], "choose another --host or --port"),
             ([str(folder), "--host", "no.such.host.invalid"], "choose another --host or --port"),
             ([str(folder), "--port", "70000"], "--port"),
