@@ -58,6 +58,10 @@ def test_a_vocabulary_of_bert(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(UserError, match=r"the vocabulary .*vocab\.txt is empty"):
         load(file)
+    for lines, reason in (([*SPECIAL, "the", "of", "the"], "has 'the' twice"), (SPECIAL, "has no words")):
+        file.write_text("\n".join(lines))
+        with pytest.raises(UserError, match=reason):
+            load(file)
     file.write_text("the\nfox\n")
     with pytest.raises(UserError, match=r"has no \[PAD\]"):
         load(file)

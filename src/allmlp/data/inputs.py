@@ -37,13 +37,18 @@ def write_inputs(folder: Path, inputs: Inputs | TextInputs) -> None:
     write_atomically(folder / FILE, lambda temporary: temporary.write_text(to_json(inputs), encoding="utf8"))
 
 
+def refuse_unfinished(folder: Path) -> None:
+    """The folder of a run has its model and inputs when the run has ended: if they are missing, it has not."""
+    if (folder / RUN).is_file():
+        raise UserError(f"the run in {folder} is not finished; go on with: allmlp train --resume {folder}")
+
+
 def read_inputs(folder: Path) -> Inputs | TextInputs:
     file = folder / FILE
     if not file.is_file():
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
-        if (folder / RUN).is_file():
-            raise UserError(f"the run in {folder} is not finished; go on with: allmlp train --resume {folder}")
+        refuse_unfinished(folder)
         raise UserError(f"{folder} has no {FILE}, so how to prepare an input for it is not known")
     try:
         inputs = from_json(file.read_bytes())

@@ -201,6 +201,11 @@ def load(path: str | Path) -> Tokenizer:
     if not words:
         raise UserError(f"the vocabulary {place} is empty")
     numbers = {word.rstrip("\r"): number for number, word in enumerate(words)}
+    if len(numbers) < len(words):
+        twice = next(word for number, word in enumerate(words) if numbers[word.rstrip("\r")] != number)
+        raise UserError(f"the vocabulary {place} has {twice!r} twice")
+    if set(numbers) <= set(SPECIAL):
+        raise UserError(f"the vocabulary {place} has no words")
     model = tokenizers.models.WordPiece(numbers, unk_token=UNKNOWN)
     tokenizer = word_pieces(
         model,

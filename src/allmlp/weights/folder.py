@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from allmlp import __version__
-from allmlp.data.inputs import carry_inputs
+from allmlp.data.inputs import carry_inputs, refuse_unfinished
 from allmlp.errors import UserError, one_line
 from allmlp.files import RUN, write_atomically
 from allmlp.layers.stem import Tokens
@@ -133,8 +133,7 @@ def read_spec(folder: Path) -> ModelSpec:
     presets()  # so that every kind of the zoo is known
     file = folder / CONFIG
     if not file.is_file():
-        if (folder / RUN).is_file():
-            raise UserError(f"the run in {folder} is not finished; go on with: allmlp train --resume {folder}")
+        refuse_unfinished(folder)
         reason = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a model folder: {reason}")
     if file.stat().st_size > LONGEST:

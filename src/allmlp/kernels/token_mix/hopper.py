@@ -32,7 +32,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from allmlp.kernels.token_mix import triton as portable
 from allmlp.kernels.token_mix.reference import Act, Around, Combine
-from allmlp.kernels.token_mix.triton import COMBINE, Matrix, aligned, finish, weave, with_other
+from allmlp.kernels.token_mix.triton import Matrix, aligned, finish, parts, weave, with_other
 
 ROWS, CHANNELS, DEPTH, STAGES, WARPS = 256, 128, 32, 6, 8
 """Of a tile, what is loaded of it at once and how many such loads are under way, and the warps that multiply."""
@@ -187,13 +187,7 @@ def token_mix(
         around.bias, around.scale, around.shift, centre, mass, around.lift, lifted, around.gain,
         batch, rows, channels, 0 if centre is None else rows, int(centre is not None),
         K=tokens, BM=ROWS, BC=CHANNELS, BK=DEPTH, STAGES=STAGES,
-        BIAS=around.bias is not None,
-        SCALE=around.scale is not None,
-        SHIFT=around.shift is not None,
-        CENTRE=centre is not None,
-        LIFT=around.lift is not None,
-        GAIN=around.gain is not None and other is not None,
-        COMBINE=COMBINE[combine] if other is not None else 0,
+        **parts(around, combine),
         num_warps=WARPS,
     )  # fmt: skip
     return y

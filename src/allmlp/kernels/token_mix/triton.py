@@ -197,6 +197,20 @@ def with_other(other, z, COMBINE: tl.constexpr):
     return other.to(tl.float32) * z if COMBINE == 1 else other.to(tl.float32) + z
 
 
+def parts(around: Around, combine: Combine) -> dict[str, Any]:
+    """Which parts are there, as a kernel is compiled for them."""
+    other = around.other is not None and combine != "none"
+    return {
+        "BIAS": around.bias is not None,
+        "SCALE": around.scale is not None,
+        "SHIFT": around.shift is not None,
+        "CENTRE": around.mean is not None and around.rstd is not None,
+        "LIFT": around.lift is not None,
+        "GAIN": around.gain is not None and other,
+        "COMBINE": COMBINE[combine] if other else 0,
+    }
+
+
 def token_mix(
     x: Tensor, matrix: Matrix | Tensor, around: Around, act: Act = "none", combine: Combine = "none"
 ) -> Tensor:
@@ -221,15 +235,9 @@ def token_mix(
         rows, channels, *x.stride()[:2], 0 if centre is None else weight.stride(0), weight.stride(1), *y.stride()[:2],
         *((0, 0) if other is None else other.stride()[:2]), 0 if centre is None else rows,
         K=tokens,
-        BIAS=around.bias is not None,
-        SCALE=around.scale is not None,
-        SHIFT=around.shift is not None,
-        CENTRE=centre is not None,
-        LIFT=around.lift is not None,
-        GAIN=around.gain is not None and other is not None,
         ACT=code(act, x.dtype),
-        COMBINE=COMBINE[combine] if other is not None else 0,
         TMA=tma,
+        **parts(around, combine),
     )  # fmt: skip
     return y
 
