@@ -1,7 +1,9 @@
-# make demo   train one small model of each family on the embedded digits, and compare them
-# make test   every check: ruff, pyrefly, pytest
-# make docs   the site, into build/site
-# make zoo    write src/allmlp/models/zoo.json anew after a change to the models
+# make demo       train one small model of each family on embedded data, and compare them
+# make test       lint, types, and the tests without the slow ones
+# make test-all   everything
+# make docs       the site, into build/site
+# make zoo        write src/allmlp/models/zoo.json anew after a change to the models
+# make tables     write report/tables.json and plan/speeds.json anew after a change to models or measurements
 
 PYTHON ?= python3
 WORKERS ?= auto
@@ -9,23 +11,32 @@ BIN := .venv/bin
 CODE := src tests examples benchmarks docs
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-cpu.txt)
 PINS := pyproject.toml constraints.txt constraints-cpu.txt
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test docs zoo clean
+.PHONY: demo lint test test-all docs zoo tables clean
 
 demo: .venv/.run
 	$(BIN)/python examples/demo.py
 
-test: .venv/.dev
+lint: .venv/.dev
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/pyrefly check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+test: lint
+	$(PYTEST) -m "not slow"
+
+test-all: lint
+	$(PYTEST)
 
 docs: .venv/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/sphinx-build --fail-on-warning --quiet docs build/site
 
 zoo: .venv/.dev
 	ALLMLP_WRITE_ZOO=1 $(BIN)/pytest tests/test_cli.py -k test_list_is_the_zoo
+
+tables: .venv/.dev
+	PYTHONPATH=docs/tools $(BIN)/python -m paper_tables
 
 .venv/.run: $(PINS)
 	$(PYTHON) -m venv .venv

@@ -27,14 +27,16 @@ import torch
 from torch import Tensor
 
 from allmlp import create
-from allmlp.data.tokenizer import SPECIAL
-from allmlp.graph import Recorded
-from allmlp.meter import peak_rate
+from allmlp.compilation import compile_task
+from allmlp.data.tokenizer import SPECIAL_TOKENS
+from allmlp.meter import peak_flops
 from allmlp.models.cost import measure
 from allmlp.models.zoo import preset
 from allmlp.optim import Muon
+from allmlp.parallel import World
 from allmlp.recipes import runs
-from allmlp.tasks.mlm import MaskedLm, Masking
+from allmlp.tasks.masked_lm import MaskedLM, Masking
+from allmlp.train_step import RecordedStep, TrainStep
 
 VOCABULARY, MASK = 30_522, 4
 SIZES = {
@@ -51,27 +53,20 @@ def ours(name: str, device: torch.device, length: int) -> tuple[Step, int, int]:
     spec = runs(name)[name].model if name.startswith("wiki") else preset(name).spec
     assert spec is not None
     special = torch.zeros(VOCABULARY, dtype=torch.bool)
-    special[: len(SPECIAL)] = True
-    tokenizer = SimpleNamespace(pad=0, mask=MASK, special=special, continues=torch.zeros_like(special))
-    dataset: Any = SimpleNamespace(tokenizer=tokenizer, length=length)
-    task = MaskedLm(Masking(0.15)).build(create(spec, vocabulary=VOCABULARY, length=length, device=device), dataset)
-    task.train().quicken(graphs=False)
+    special[: len(SPECIAL_TOKENS)] = True
+    masks = {"special_tokens_mask": special, "continuation_mask": torch.zeros_like(special)}
+    tokenizer = SimpleNamespace(pad_token_id=0, mask_token_id=MASK, **masks)
+    dataset: Any = SimpleNamespace(tokenizer=tokenizer, seq_len=length)
+    task = MaskedLM(Masking(0.15)).build(create(spec, vocab_size=VOCABULARY, seq_len=length, device=device), dataset)
+    compile_task(task.train())
     optimizer = Muon(lr=1e-3).build(task)
+    world = World(0, 1, device)
     cuda = device.type == "cuda"
-
-    def descend(ids: Tensor, draws: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-            losses = task.learn(ids, draws)
-        losses.total.backward()
-        torch.nn.utils.clip_grad_norm_(task.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return losses.total.detach()
-
-    step = Recorded(descend) if cuda else descend
-    numbers = task.spec.masking.numbers(length)
+    train_step = TrainStep(task, optimizer, world, torch.bfloat16 if cuda else torch.float32, max_grad_norm=1.0)
+    step = RecordedStep(train_step) if cuda else train_step
+    numbers = task.spec.masking.num_uniforms(length)
     return (
-        lambda ids: step(ids, torch.rand(len(ids), numbers, device=device)),
+        lambda ids: step([(ids, torch.rand(len(ids), numbers, device=device))]),
         task.flops,
         measure(task.model.spec).parameters,
     )
@@ -94,8 +89,8 @@ def transformers(shape: tuple[int, int, int], device: torch.device, length: int,
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     cuda, count = device.type == "cuda", round(0.15 * length)
 
-    def loss(ids: Tensor, draws: Tensor) -> Tensor:
-        places = draws.topk(count, dim=1).indices
+    def loss(ids: Tensor, uniforms: Tensor) -> Tensor:
+        places = uniforms.topk(count, dim=1).indices
         asked = ids.gather(1, places)
         inputs = ids.scatter(1, places, MASK)
         if not masked:
@@ -138,7 +133,7 @@ def worker(number: int, name: str, options: argparse.Namespace, ready: Any, whos
         step, flops, parameters = transformers(
             SHAPES[options.size], device, options.length, masked=name.endswith("masked")
         )
-    ids = torch.randint(len(SPECIAL), VOCABULARY, (options.batch, options.length), device=device)
+    ids = torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (options.batch, options.length), device=device)
     for _ in range(6 if device.type == "cuda" else 1):
         step(ids)
     wait(device)
@@ -146,7 +141,7 @@ def worker(number: int, name: str, options: argparse.Namespace, ready: Any, whos
     rates, peaks = [], []
     for _ in range(options.rounds):
         with turn(number, whose, ready.parties):
-            peaks.append(peak_rate(device))
+            peaks.append(peak_flops(device))
             step(ids)
             wait(device)
             start = time.perf_counter()
@@ -194,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 import allmlp
-from allmlp.log import METRICS, read
+from allmlp.log import METRICS, read_metrics
 from allmlp.recipes import recipe
 from allmlp.run import Run
-from allmlp.train import train
+from allmlp.training import train
 
 OUT = Path("runs/demo")
 FAMILIES = {
@@ -41,7 +41,9 @@ def main() -> None:
         result = train(run, OUT / name)
         seconds = time.monotonic() - started
         cost = allmlp.load(OUT / name).describe()
-        speeds = sorted(record["images/s"] for record in read(OUT / name / METRICS) if record["kind"] == "train")
+        speeds = sorted(
+            record["images/s"] for record in read_metrics(OUT / name / METRICS) if record["kind"] == "train"
+        )
         view.add_row(
             name,
             family,

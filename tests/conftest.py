@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 
-# Without a GPU kernels run in Triton's interpreter, which must be chosen before anything imports Triton.
+# Without a GPU, kernels run in Triton's interpreter, which must be selected before Triton is imported.
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
 
-from allmlp.models.torchvision import name_missing_operators
+from allmlp.models.torchvision import define_missing_operators
 
 # The models here are small: more threads only get in each other's way.
 torch.set_num_threads(min(torch.get_num_threads(), 4))
 
 # timm and transformers are imported by name in many tests.
-name_missing_operators()
+define_missing_operators()
 
 
 @pytest.fixture(autouse=True)
@@ -31,4 +31,4 @@ def seeded() -> None:
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves take a second, most of what a small run takes: they are drawn where a test is marked so."""
     if "curves" not in request.keywords:
-        monkeypatch.setattr("allmlp.train.draw_curves", lambda out: [])
+        monkeypatch.setattr("allmlp.training.draw_curves", lambda out: [])

@@ -1,4 +1,4 @@
-"""Baselines of transformers and timm: their sizes, and the promises of our own models."""
+"""Baselines of transformers and timm: parameter counts, and the interface of this library's models."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 import allmlp
 from allmlp.models import huggingface
-from allmlp.models.foreign import ForeignModel
+from allmlp.models.external import ExternalModel
 from allmlp.models.timm import Timm
 from allmlp.spec import from_json, to_json
 
 pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
 
-# As counted by the packages that released the weights.
+# Counted by the packages that released the weights.
 COUNTS = {
     "hf:resnet50": 25_557_032,
     "hf:resnet152": 60_192_808,
@@ -45,23 +45,23 @@ PEERS = {f"hf:efficientnet_b{size}": f"timm:tf_efficientnet_b{size}" for size in
     "hf:regnety_080": "timm:regnety_080",
     "hf:bit_r152x4": "timm:resnetv2_152x4_bit",
 }
-# Every way to be wrapped, small: options of `create`, and the shape of the features of two examples.
+# A small network of every kind: options of `create`, and the shape of the features of two examples.
 SMALL: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "hf:resnet_small": ({"classes": 10, "image": 64}, (2, 4, 2048)),
-    "hf:regnety_small": ({"classes": 10, "image": 64}, (2, 4, 64)),
-    "hf:efficientnet_b0": ({"classes": 10, "image": (64, 96)}, (2, 6, 1280)),
-    "hf:bit_small": ({"classes": 10, "image": 64}, (2, 4, 2048)),
-    "hf:deit_ti16": ({"classes": 10, "image": (64, 32), "in_channels": 1}, (2, 2 + 8, 192)),
-    "hf:bert_small": ({"vocabulary": 50, "length": 12}, (2, 12, 32)),
-    "timm:resnet10t": ({"classes": 10, "image": 64}, (2, 4, 512)),
-    "timm:vit_tiny_patch16_224": ({"classes": 10, "image": (64, 32), "in_channels": 1}, (2, 1 + 8, 192)),
-    "timm:mambaout_femto": ({"classes": 10, "image": (64, 96)}, (2, 6, 288)),
+    "hf:resnet_small": ({"num_classes": 10, "img_size": 64}, (2, 4, 2048)),
+    "hf:regnety_small": ({"num_classes": 10, "img_size": 64}, (2, 4, 64)),
+    "hf:efficientnet_b0": ({"num_classes": 10, "img_size": (64, 96)}, (2, 6, 1280)),
+    "hf:bit_small": ({"num_classes": 10, "img_size": 64}, (2, 4, 2048)),
+    "hf:deit_ti16": ({"num_classes": 10, "img_size": (64, 32), "in_chans": 1}, (2, 2 + 8, 192)),
+    "hf:bert_small": ({"vocab_size": 50, "seq_len": 12}, (2, 12, 32)),
+    "timm:resnet10t": ({"num_classes": 10, "img_size": 64}, (2, 4, 512)),
+    "timm:vit_tiny_patch16_224": ({"num_classes": 10, "img_size": (64, 32), "in_chans": 1}, (2, 1 + 8, 192)),
+    "timm:mambaout_femto": ({"num_classes": 10, "img_size": (64, 96)}, (2, 6, 288)),
 }
 IMAGES = [name for name in SMALL if "bert" not in name]
 
 
 def small_spec(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Where no member of a family is small: the same kind of network with small numbers."""
+    """Small networks of families that have none."""
     package, _, member = name.partition(":")
     monkeypatch.setitem(huggingface.IMAGES, "resnet_small", huggingface.resnet(1, 1, 1, 1))
     regnet = huggingface.regnet_y("small", [1, 1, 1, 1], [16, 32, 48, 64], 16)
@@ -74,14 +74,14 @@ def small_spec(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(params=SMALL)
-def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ForeignModel[Any]:
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ExternalModel[Any]:
     built = allmlp.create(small_spec(request.param, monkeypatch), seed=0).eval()
-    assert isinstance(built, ForeignModel)
+    assert isinstance(built, ExternalModel)
     return built
 
 
 def inputs(model: allmlp.Model) -> tuple[Tensor, ...]:
-    return model.example(2)
+    return model.dummy_inputs(2)
 
 
 # --- sizes ------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_two_packages_agree_on_the_size(name: str) -> None:
 
 def test_native_sizes_of_efficientnet() -> None:
     names = allmlp.list_models("hf:efficientnet_b*")
-    sizes = [allmlp.preset(name).spec.reads for name in names]
+    sizes = [allmlp.preset(name).spec.input_spec for name in names]
     assert sizes == [f"{size}x{size} image" for size in (224, 240, 260, 300, 380, 456, 528, 600)]
 
 
@@ -113,13 +113,13 @@ def test_padding_of_efficientnet() -> None:
     listed = [[], [16], [5, 8, 16], [5, 18], [6], [13, 27], [31], [18]]
     for size, blocks in enumerate(listed):
         known = huggingface.IMAGES[f"efficientnet_b{size}"]
-        assert huggingface.odd_blocks(known.image, known.options["depth_coefficient"]) == blocks
+        assert huggingface.odd_blocks(known.img_size, known.options["depth_coefficient"]) == blocks
 
 
 # --- what every model promises ----------------------------------------------------------------------
 
 
-def test_shapes(model: ForeignModel[Any], request: pytest.FixtureRequest) -> None:
+def test_shapes(model: ExternalModel[Any], request: pytest.FixtureRequest) -> None:
     x = inputs(model)
     output, features = model(*x), model.forward_features(*x)
     assert output.shape == ((2, 12, 50) if output.ndim == 3 else (2, 10))
@@ -127,19 +127,19 @@ def test_shapes(model: ForeignModel[Any], request: pytest.FixtureRequest) -> Non
     assert torch.allclose(model.forward_head(features), output, atol=1e-6)
 
 
-def test_wrapping_changes_nothing(model: ForeignModel[Any]) -> None:
+def test_wrapping_changes_nothing(model: ExternalModel[Any]) -> None:
     x = inputs(model)
     expected = model.network(*x)
     assert torch.allclose(model(*x), getattr(expected, "logits", expected), atol=1e-5)
 
 
-def test_gradients_reach_every_parameter(model: ForeignModel[Any]) -> None:
+def test_gradients_reach_every_parameter(model: ExternalModel[Any]) -> None:
     model.train()(*inputs(model)).square().mean().backward()
     assert not [key for key, weight in model.named_parameters() if weight.grad is None]
     assert next(model.parameters()).grad.abs().sum() > 0  # type: ignore[union-attr]
 
 
-def test_checkpointing_changes_memory_not_gradients(model: ForeignModel[Any]) -> None:
+def test_checkpointing_changes_memory_not_gradients(model: ExternalModel[Any]) -> None:
     model.train()
     x = inputs(model)
     gradients = []
@@ -152,14 +152,14 @@ def test_checkpointing_changes_memory_not_gradients(model: ForeignModel[Any]) ->
         assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(gradients[0], other))
 
 
-def test_description_counts_the_model(model: ForeignModel[Any]) -> None:
+def test_description_counts_the_model(model: ExternalModel[Any]) -> None:
     cost = model.describe()
     assert cost.parameters == sum(weight.numel() for weight in model.parameters())
     assert min(*cost.parts[0][1:], *cost.parts[-1][1:]) >= 0 and 0 < cost.head_parameters < cost.parameters
     assert 2 < len(cost.parts) < 10 and cost.macs > 0
 
 
-def test_json_and_folder(model: ForeignModel[Any], tmp_path: Path) -> None:
+def test_json_and_folder(model: ExternalModel[Any], tmp_path: Path) -> None:
     assert from_json(to_json(model.spec)) == model.spec
     x = inputs(model)
     loaded = allmlp.load(allmlp.save(model, tmp_path))
@@ -172,24 +172,24 @@ def test_reset_head(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     model = allmlp.create(small_spec(name, monkeypatch)).double().eval()
     x = inputs(model)
     features = model.forward_features(*x)
-    assert model.reset_head(3) is model
+    assert model.reset_classifier(3) is model
     assert model(*x).shape == (2, 3) and model.dtype == torch.float64
-    assert torch.equal(model.forward_features(*x), features) and model.spec.classes == 3
-    assert torch.equal(allmlp.load(allmlp.save(model, tmp_path))(*x), model(*x))
+    assert torch.equal(model.forward_features(*x), features) and model.spec.num_classes == 3
+    assert torch.equal(allmlp.load(allmlp.save(model, tmp_path), dtype=None)(*x), model(*x))
 
 
-def test_bert_reads_masks_and_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bert_uses_masks_and_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     model = allmlp.create(small_spec("hf:bert_small", monkeypatch)).double().eval()
     (ids,) = inputs(model)
     mask = torch.arange(12).expand(2, -1) < 5
     assert torch.allclose(model(ids, mask)[:, :5], model(ids[:, :5]), atol=1e-12)
     assert not torch.allclose(model(ids, segments=torch.ones_like(ids)), model(ids))
-    with pytest.raises(allmlp.UserError, match="at every token"):
-        model.reset_head(3)
+    with pytest.raises(allmlp.UserError, match="an output per token"):
+        model.reset_classifier(3)
 
 
-def test_one_weight_under_two_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """BERT's embedding is its output layer, in the file and after loading, alone or inside another module."""
+def test_tied_weights_are_saved_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """BERT's embedding is its output layer: in the file, after loading, and inside another module."""
     model = allmlp.create(small_spec("hf:bert_small", monkeypatch))
     assert not [key for key in model.state_dict() if "decoder" in key]
     loaded = allmlp.load(allmlp.save(model, tmp_path))
@@ -198,39 +198,39 @@ def test_one_weight_under_two_names(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert not any(outer.load_state_dict(torch.nn.Sequential(model).state_dict()))
 
 
-def test_efficientnet_can_start_to_learn() -> None:
-    """As transformers draws it, every feature is below 1e-30."""
-    model = allmlp.create("hf:efficientnet_b0", classes=10, image=64)
+def test_efficientnet_is_trainable_from_its_initialization() -> None:
+    """With the initialization of transformers every feature is below 1e-30."""
+    model = allmlp.create("hf:efficientnet_b0", num_classes=10, img_size=64)
     assert 0.1 < model.forward_features(*inputs(model)).std() < 10
 
 
 @pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "timm:resnet10t"])
-def test_timm_reads_its_own_size(name: str) -> None:
+def test_timm_has_its_default_size(name: str) -> None:
     spec = Timm(name.removeprefix("timm:"))
-    assert spec.image is None and spec.reads == allmlp.preset(name).spec.reads
-    assert allmlp.preset(name).spec.image == spec.size
+    assert spec.img_size is None and spec.input_spec == allmlp.preset(name).spec.input_spec
+    assert allmlp.preset(name).spec.img_size == spec.input_size
 
 
 def test_timm_options() -> None:
-    model = allmlp.create("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", drop_path=0.2, image=32)
+    model = allmlp.create("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", drop_path=0.2, img_size=32)
     assert model.network.blocks[-1].drop_path1.drop_prob == pytest.approx(0.2)
     with pytest.raises(allmlp.UserError, match=r"cannot build vgg11 .* 'drop_path_rate'"):
         allmlp.create("timm:vgg11", drop_path=0.1, device="meta")
-    with pytest.raises(allmlp.UserError, match="cannot recompute"):
+    with pytest.raises(allmlp.UserError, match="does not support gradient checkpointing"):
         allmlp.create("timm:vgg11", device="meta").set_grad_checkpointing()
     crossvit = allmlp.create("timm:crossvit_9_240", device="meta").eval()
-    with pytest.raises(allmlp.UserError, match="not one map"):
-        crossvit.forward_features(*crossvit.example())
+    with pytest.raises(allmlp.UserError, match="not a single feature map"):
+        crossvit.forward_features(*crossvit.dummy_inputs())
     assert allmlp.list_models("timm:mixer_b*")[0] == "timm:mixer_b16_224"
 
 
 def test_features_of_another_image_size() -> None:
-    model = allmlp.create("timm:resnet10t", classes=10, image=64).eval()
+    model = allmlp.create("timm:resnet10t", num_classes=10, img_size=64).eval()
     images = torch.randn(1, 3, 96, 64)
     assert torch.allclose(model.forward_head(model.forward_features(images)), model(images), atol=1e-6)
 
 
-# --- what can go wrong ------------------------------------------------------------------------------
+# --- mistakes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -239,13 +239,13 @@ def test_features_of_another_image_size() -> None:
         ("hf:resnet5", {}, "did you mean 'hf:resnet50'"),
         ("timm:resnet5", {}, "did you mean 'resnet50'"),
         ("timm:resnet50.nothing", {}, "Invalid pretrained tag"),
-        ("hf:resnet50", {"patch": 4}, "take no 'patch'"),
-        ("hf:bert_base", {"classes": 2}, "take no 'classes'"),
+        ("hf:resnet50", {"patch_size": 4}, "have no 'patch_size'"),
+        ("hf:bert_base", {"num_classes": 2}, "have no 'num_classes'"),
         ("hf:resnet50", {"overrides": {"name": "resnet51"}}, "did you mean 'resnet50'"),
-        ("timm:vit_tiny_patch16_224", {"image": 0}, "Timm.image"),
+        ("timm:vit_tiny_patch16_224", {"img_size": 0}, "Timm.img_size"),
     ],
 )
-def test_mistakes_are_one_sentence(name: str, options: dict[str, Any], message: str) -> None:
+def test_mistakes_are_one_line_errors(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(allmlp.UserError, match=message) as caught:
         allmlp.create(name, device="meta", **options)
     assert "\n" not in str(caught.value)
@@ -271,7 +271,7 @@ def test_timm_that_is_missing_or_broken(broken: bool, monkeypatch: pytest.Monkey
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, package: str, broken: bool) -> None:
-    """Importing `package` fails as when it is not installed, or as beside a torchvision that does not load."""
+    """Make importing `package` fail as if it were not installed, or as with a torchvision that does not load."""
     find = importlib.import_module
 
     def fail(name: str, *args: Any) -> Any:

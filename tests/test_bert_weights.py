@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import allmlp
-from allmlp.layers import Vocabulary
+from allmlp.layers import LMHead
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.resmlp import resmlp
-from allmlp.weights.bert import load_bert, principal, start_embeddings, word_embeddings
+from allmlp.weights.huggingface_bert import init_embeddings, load_bert, principal, word_embeddings
 
 transformers = pytest.importorskip("transformers")
 SIZES = {
@@ -73,7 +73,7 @@ def test_features(options: dict[str, Any], tmp_path: Path) -> None:
 def test_masked_words(kind: str, tmp_path: Path) -> None:
     peer, (ids, mask, segments) = publish(tmp_path, kind, hidden_act="gelu_new"), inputs()
     ours = load_bert(tmp_path)
-    assert isinstance(ours.spec.head, Vocabulary) and ours.spec.head.transform and ours.spec.head.bias
+    assert isinstance(ours.spec.head, LMHead) and ours.spec.head.transform and ours.spec.head.bias
     with torch.no_grad():
         answers = peer(ids, attention_mask=mask, token_type_ids=segments)
         expected = answers.logits if kind == "BertForMaskedLM" else answers.prediction_logits
@@ -128,7 +128,7 @@ def test_tensors_are_named(tmp_path: Path) -> None:
         load_bert(tmp_path)
     for words in (
         "1 missing (encoder.layer.1.attention.self.key.bias)",
-        "1 unknown (adapter.weight)",
+        "1 unexpected (adapter.weight)",
         "1 of another shape (encoder.layer.0.output.dense.weight)",
     ):
         assert words in str(caught.value)
@@ -137,16 +137,19 @@ def test_tensors_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "roberta"}, "has the model_type 'roberta': only Hugging Face's 'bert' can be read"),
+        ({"model_type": "roberta"}, "has the model_type 'roberta': only 'bert' is supported"),
         ({"model_type": None}, "has the model_type None"),
-        ({"hidden_size": 13}, "its configuration says hidden_size 13, its weights say 12"),
-        ({"hidden_size": "wide"}, "its configuration says hidden_size 'wide', its weights say 12"),
-        ({"hidden_act": "mish"}, "the hidden_act 'mish' is not known"),
-        ({"position_embedding_type": "relative_key"}, "only a bidirectional BERT with absolute positions"),
-        ({"is_decoder": True}, "only a bidirectional BERT with absolute positions"),
-        ({"tie_word_embeddings": False}, "a head with a table of its own cannot be read"),
+        ({"hidden_size": 13}, "its configuration has hidden_size 13, its weights have 12"),
+        ({"hidden_size": "wide"}, "its configuration has hidden_size 'wide', its weights have 12"),
+        ({"hidden_act": "mish"}, "the hidden_act 'mish' is not supported; use one of gelu, gelu_new"),
+        (
+            {"position_embedding_type": "relative_key"},
+            "only bidirectional BERT models with absolute positions are supported",
+        ),
+        ({"is_decoder": True}, "only bidirectional BERT models with absolute positions are supported"),
+        ({"tie_word_embeddings": False}, "a language-model head whose embedding is not tied is not supported"),
         ({"num_attention_heads": 5}, "12 channels cannot be split into 5 heads"),
-        ({"vocab_size": 41}, "its configuration says vocab_size 41, its weights say 40"),
+        ({"vocab_size": 41}, "its configuration has vocab_size 41, its weights have 40"),
     ],
 )
 def test_configurations_that_cannot_be_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_files_that_are_missing_or_damaged(read: Any, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(allmlp.UserError, match=r"has neither model.safetensors nor pytorch_model.bin"):
         read(tmp_path)
-    for text, message in (("{", "cannot read .*config.json"), ("[]", "config.json is not a model's configuration")):
+    for text, message in (("{", "cannot read .*config.json"), ("[]", "config.json is not a JSON object")):
         config.write_text(text)
         with pytest.raises(allmlp.UserError, match=message):
             read(tmp_path)
@@ -184,9 +187,9 @@ def test_files_that_are_missing_or_damaged(read: Any, tmp_path: Path) -> None:
 
 def test_a_table_of_the_same_width_is_copied(tmp_path: Path) -> None:
     publish(tmp_path)
-    model = allmlp.create(gmlp_text(1, 12, 8, vocabulary=40), seed=0)
+    model = allmlp.create(gmlp_text(1, 12, 8, vocab_size=40), seed=0)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    start_embeddings(model, tmp_path)
+    init_embeddings(model, tmp_path)
     after = model.state_dict()
     assert torch.equal(after.pop("stem.embedding.weight"), word_embeddings(tmp_path))
     assert all(torch.equal(before[name], weight) for name, weight in after.items())
@@ -195,20 +198,20 @@ def test_a_table_of_the_same_width_is_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [5, 16])
 def test_a_table_of_another_width_is_projected(width: int, tmp_path: Path) -> None:
     publish(tmp_path)
-    models = [allmlp.create(gmlp_text(1, width, 8, vocabulary=40), seed=0) for _ in range(2)]
-    std = models[0].table.std().item()
+    models = [allmlp.create(gmlp_text(1, width, 8, vocab_size=40), seed=0) for _ in range(2)]
+    std = models[0].embedding.std().item()
     for model in models:
-        start_embeddings(model, tmp_path)
-    table = models[0].table.detach()
-    assert torch.equal(table, models[1].table) and table.std().item() == pytest.approx(std, rel=1e-5)
+        init_embeddings(model, tmp_path)
+    table = models[0].embedding.detach()
+    assert torch.equal(table, models[1].embedding) and table.std().item() == pytest.approx(std, rel=1e-5)
     source = word_embeddings(tmp_path).double()
-    centred = source - source.mean(0)
+    centered = source - source.mean(0)
     kept = min(width, 12)
-    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    u, s, _ = torch.linalg.svd(centered, full_matrices=False)
     best = (u[:, :kept] * s[:kept]) @ (u[:, :kept] * s[:kept]).T
     found = table.double() @ table.double().T
     torch.testing.assert_close(found / found.norm(), best / best.norm(), rtol=0, atol=1e-6)
-    assert not table[:, kept:].any() and models[0].table.requires_grad
+    assert not table[:, kept:].any() and models[0].embedding.requires_grad
 
 
 def test_the_signs_of_components_are_fixed() -> None:
@@ -221,7 +224,7 @@ def test_the_signs_of_components_are_fixed() -> None:
 
 def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     publish(tmp_path)
-    with pytest.raises(allmlp.UserError, match="has 40 words, the model 41: use its tokenizer"):
-        start_embeddings(allmlp.create(gmlp_text(1, 12, 8, vocabulary=41)), tmp_path)
-    with pytest.raises(allmlp.UserError, match="only an encoder of text has a table of words"):
-        start_embeddings(allmlp.create(resmlp(1, 8, 0.1, patch=4, image=8)), tmp_path)
+    with pytest.raises(allmlp.UserError, match="has 40 tokens, the model 41: use its tokenizer"):
+        init_embeddings(allmlp.create(gmlp_text(1, 12, 8, vocab_size=41)), tmp_path)
+    with pytest.raises(allmlp.UserError, match="only text encoders have word embeddings to initialize"):
+        init_embeddings(allmlp.create(resmlp(1, 8, 0.1, patch_size=4, img_size=8)), tmp_path)

@@ -1,9 +1,10 @@
-"""The command as a user meets it."""
+"""The command line: output, help and one-line errors."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 import allmlp
-from allmlp.cli import main
-from allmlp.models.catalog import count_all, rows, write
-from allmlp.models.zoo import presets
+from allmlp.cli import COMMANDS, main
+from allmlp.models.catalog import read_catalog, write_catalog
+from allmlp.models.zoo import build_catalog, presets
+from allmlp.recipes import recipes
+from allmlp.spec import from_dict
 from tiny import tiny_model
 
 
@@ -25,15 +28,30 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(caught.value.code or 0), output.out, output.err
 
 
+@pytest.mark.slow
 def test_list_is_the_zoo() -> None:
-    """zoo.json is what the models are: after a change, run `make zoo`."""
+    """zoo.json is up to date; after a change of the models run `make zoo`."""
     if os.environ.get("ALLMLP_WRITE_ZOO"):
-        write()
-    assert rows() == count_all()
+        write_catalog(build_catalog())
+    stored, built = read_catalog(), build_catalog()
+    missing = [row.name for row in built if row not in stored]
+    assert not missing, f"src/allmlp/models/zoo.json is not up to date for {', '.join(missing)}: run `make zoo`"
+    assert stored == built, "src/allmlp/models/zoo.json lists other models than the presets: run `make zoo`"
+
+
+def test_catalog_has_the_presets_and_the_costs_of_our_own() -> None:
+    """Without building the networks of other packages."""
+    stored = {row.name: row for row in read_catalog()}
+    assert list(stored) == list(presets()), "src/allmlp/models/zoo.json is not up to date: run `make zoo`"
+    for name, entry in presets().items():
+        if not name.startswith("hf:"):
+            cost = allmlp.measure(entry.spec)
+            assert (stored[name].parameters, stored[name].macs) == (cost.parameters, cost.macs), name
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["list"], ["list", "--json"], ["list", "--help"], ["show", "--help"]]
+    "arguments",
+    [[], ["--help"], ["list"], ["list", "--json"], ["list", "recipes"], ["list", "--help"], ["show", "--help"]],
 )
 def test_quick_commands_do_not_load_torch(arguments: list[str]) -> None:
     code = f"""
@@ -64,7 +82,7 @@ sys.meta_path.insert(0, Refuse())
 import allmlp
 for name in ("mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano", "vit_nano", "bert_tiny", "resmlp_seq2seq_tiny"):
     model = allmlp.create(name).eval()
-    model(*model.example())
+    model(*model.dummy_inputs())
     model.describe()
 allmlp.load(allmlp.save(model, tempfile.mkdtemp()))
 try: allmlp.create("hf:resnet50")
@@ -94,13 +112,13 @@ def test_list_pattern_and_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_show_fits_a_terminal(capsys: pytest.CaptureFixture[str], name: str) -> None:
     code, out, _ = run(capsys, "show", name)
     assert code == 0 and max(map(len, out.splitlines())) <= 100
-    for heading in ("Sentence", "Equations", "Cost of one example", "State dict", "Files"):
+    for heading in ("Config", "Equations", "Cost of one example", "State dict", "Files"):
         assert heading in out
     assert f"{allmlp.measure(presets()[name].spec).parameters:,}" in out
 
 
 def test_show_of_a_huge_model_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gMLP-xlarge has 941 M weights; its page is made of one block on the meta device."""
+    """gMLP-xlarge has 941 M weights; its costs are counted on one block on the meta device."""
     sizes = []
     empty = torch.empty
 
@@ -116,42 +134,79 @@ def test_show_of_a_huge_model_allocates_nothing(monkeypatch: pytest.MonkeyPatch)
 
 def test_show_json(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "show", "mixer_b16", "--json")
-    page = json.loads(out)
-    assert page["parameters"] == 59_880_472 and page["published"]["parameters"] == "59"
-    assert sum(part["macs"] for part in page["parts"]) == page["macs"]
-    assert page["state_dict"]["blocks.{0..11}.token.mix.up.weight"] == [384, 196]
-    assert "layers/mixers/mlp.py" in page["files"] and page["equations"]["TokenMlp"]
+    summary = json.loads(out)
+    assert summary["parameters"] == 59_880_472 and summary["published"]["parameters"] == "59"
+    assert sum(part["macs"] for part in summary["parts"]) == summary["macs"]
+    assert summary["state_dict"]["blocks.{0..11}.token.mix.up.weight"] == [384, 196]
+    assert "layers/mixers/mlp.py" in summary["files"] and summary["equations"]["TokenMlp"]
+    assert summary["input_spec"] == "224x224 image" and summary["python"].startswith("Encoder(")
 
 
 def test_show_with_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "show", "resmlp_s12", "--classes", "10", "--image", "160x256", "--set", "depth=3", "--json")
+    _, out, _ = run(
+        capsys, "show", "resmlp_s12", "--num-classes", "10", "--img-size", "160x256", "--set", "depth=3", "--json"
+    )
     config = json.loads(out)["config"]
-    assert config["stem"]["image"] == [160, 256] and config["head"]["classes"] == 10 and config["depth"] == 3
+    assert config["stem"]["img_size"] == [160, 256] and config["head"]["num_classes"] == 10 and config["depth"] == 3
     assert json.loads(out)["published"] is None
 
 
 def test_show_of_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     allmlp.save(tiny_model("gmlp_l18", torch.float32), tmp_path)
     code, out, _ = run(capsys, "show", str(tmp_path))
-    assert code == 0 and "SpatialGate" in out
+    assert code == 0 and "SpatialGatingUnit" in out
+
+
+def test_show_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "show", "digits_mixer", "--set", "model=mixer_nano", "--set", "optim.lr=0.5")
+    assert code == 0 and recipes()["digits_mixer"].text in out and "data=Digits()" in out
+    assert "lr=0.5" in out and "patch_size=(4, 4)" in out
+    _, out, _ = run(capsys, "show", "digits_mixer", "--set", "model=mixer_nano", "--json")
+    assert from_dict(json.loads(out)["runs"]["digits_mixer"]).model == presets()["mixer_nano"].spec
+    _, out, _ = run(capsys, "show", "cifar10_ablations")
+    assert "cifar10_ablations/conv" in out and "Config" not in out
+    _, out, _ = run(capsys, "show", "cifar10_ablations/conv")
+    assert "TokenConv(" in out and "cifar10_ablations/mlp" not in out
+
+
+def test_list_of_recipes_is_searched_and_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list", "recipes")
+    lines = out.splitlines()
+    assert code == 0 and max(map(len, lines)) <= 100 and "..." not in out
+    assert [line.split()[0] for line in lines if line[0] != " "] == list(recipes())
+    _, out, _ = run(capsys, "list", "recipes", "digits")
+    assert {line.split()[0] for line in out.splitlines()} == {name for name in recipes() if "digits" in name}
+    _, out, _ = run(capsys, "list", "recipes", "digits_*", "--json")
+    assert json.loads(out)["digits_mixer"] == recipes()["digits_mixer"].text
+    _, out, _ = run(capsys, "list", "weights", "mixer_b32")
+    assert all("mixer_b32" in line for line in out.splitlines()[1:] if "." in line.split()[0])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "mixer_b61"], "unknown model 'mixer_b61'; did you mean 'mixer_b16'"),
-        (["show", "mixer_b16", "--image", "225"], "a 16x16 patch does not divide a 225x225 image"),
-        (["show", "mixer_b16", "--image", "inf"], "--image"),
-        (["show", "mixer_b16", "--image", "0"], "Patches.image[0] must be a whole number"),
-        (["show", "mixer_b16", "--classes", "-1"], "Classes.classes must be a whole number"),
+        (["show", "mixer_b61"], "unknown model or recipe 'mixer_b61'; did you mean 'mixer_b16'"),
+        (["show", "digits_miksr"], "did you mean 'digits_mixer'"),
+        (["show", "digits_mixer/row"], "recipe digits_mixer is one run: it has no row 'row'"),
+        (["show", "digits_mixer", "--img-size", "32"], "--img-size is for models"),
+        (["show", "digits_mixer", "--set", "optim.decay=1"], "did you mean 'weight_decay'?"),
+        (["show", "mixer_b16", "--img-size", "225"], "a 16x16 patch does not divide a 225x225 image"),
+        (["show", "mixer_b16", "--img-size", "inf"], "--img-size"),
+        (["show", "mixer_b16", "--img-size", "0"], "PatchEmbed.img_size[0] must be a whole number"),
+        (["show", "mixer_b16", "--num-classes", "-1"], "ClassifierHead.num_classes must be a whole number"),
         (["show", "mixer_b16", "--set", "block.tokn=1"], "unknown Block field 'tokn'; did you mean 'token'?"),
         (["show", "mixer_b16", "--set", "block"], "--set takes FIELD=VALUE"),
-        (["show", "gmlp_l18", "--image", "32"], "it takes no 'image'"),
+        (["show", "gmlp_l18", "--img-size", "32"], "there is no 'img_size', only vocab_size, seq_len"),
         (["show", "."], "is not a model folder: it has no config.json"),
         (["show"], "Missing argument"),
         (["show", "mixer_b16", "--imge", "3"], "No such option: --imge"),
         (["shwo"], "No such command 'shwo'"),
+        (["train", "digits_mixer", "--epochs", "3"], "--epochs; did you mean --set budget.epochs=VALUE?"),
+        (["train", "digits_mixer", "--batch-size", "3"], "did you mean --set batch_size=VALUE?"),
+        (["train", "digits_mixer", "--set", "model=mixer_nanno"], "did you mean 'mixer_nano'"),
         (["list", "zebra"], "no model matches 'zebra'"),
+        (["list", "recipes", "digits_mixr"], "no recipe matches 'digits_mixr'; did you mean 'digits_mixer'"),
+        (["list", "mixer", "gmlp"], "a second pattern is only for"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
@@ -162,9 +217,19 @@ def test_mistakes_are_one_line_and_exit_code_2(
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["list", "--help"], ["show", "--help"]):
-        code, out, _ = run(capsys, *arguments)
-        assert code == 0 and "Examples:" in out
+    for arguments in ([], ["--help"], ["list", "--help"], ["show", "--help"]):
+        code, out, err = run(capsys, *arguments)
+        assert code == 0 and "Examples:" in out and not err and "bool" not in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_complete(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """Nothing is cut off, at a width of 80 columns."""
+    _, out, _ = run(capsys, "--help")
+    section = out.partition("Commands:")[2]
+    assert re.search(rf"^  {command} ", section, re.MULTILINE) and "..." not in section
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0 and "..." not in out.partition("Options:")[2].partition("Examples:")[0]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +237,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_public_names() -> None:
-    assert set(allmlp.__all__) == {*allmlp._PLACES, "__version__"} == set(dir(allmlp))
+    assert set(allmlp.__all__) == {*allmlp._MODULES, "__version__"} == set(dir(allmlp))
     assert all(getattr(allmlp, name) is not None for name in allmlp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'creat'"):
         allmlp.creat  # noqa: B018

@@ -1,4 +1,4 @@
-"""Published image weights: the same answers as their source gives, bit for bit back again, and no file that harms."""
+"""Published image weights: outputs equal to the source's, lossless round trips, and safe reading of hostile files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 import allmlp
 from allmlp.cli import main
-from allmlp.data.inputs import Inputs, picture_inputs
-from allmlp.layers import LayerNorm, Pair, TinyAttention, TokenLinear, Vocabulary
+from allmlp.data.preprocessing import ImagePreprocessing, image_preprocessing
+from allmlp.layers import LayerNorm, LMHead, PooledHead, TinyAttention, TokenLinear
 from allmlp.models.bert import bert
-from allmlp.models.foreign import Trained
+from allmlp.models.external import PretrainedExternal
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
@@ -39,32 +39,32 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 Tensors = dict[str, Tensor]
 
 
-def randomise(model: nn.Module) -> nn.Module:
-    """All weights drawn, also those that start at zero or one, so that nothing agrees by being absent."""
+def randomize(model: nn.Module) -> nn.Module:
+    """Draw all weights, also those initialized to zero or one, so that each affects the output."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn_like(weight) * 0.2 + (0.3 if weight.squeeze().dim() < 2 else 0.0))
     return model.eval()
 
 
-def peer(family: str, classes: int = 5) -> Any:
+def peer(family: str, num_classes: int = 5) -> Any:
     """A small model of timm's own classes, two blocks deep on 12-pixel images."""
     pytest.importorskip("timm")
     from timm.layers import GatedMlp
     from timm.models import mlp_mixer, vision_transformer
 
-    sizes: dict[str, Any] = {"img_size": 12, "patch_size": 4, "num_classes": classes}
+    sizes: dict[str, Any] = {"img_size": 12, "patch_size": 4, "num_classes": num_classes}
     if family.startswith("vit"):
         options = {"vit": {}, "vit_scaled": {"init_values": 0.1}}.get(
             family, {"class_token": False, "global_pool": "avg", "fc_norm": False}
         )
-        return randomise(vision_transformer.VisionTransformer(**sizes, embed_dim=128, depth=2, num_heads=2, **options))
+        return randomize(vision_transformer.VisionTransformer(**sizes, embed_dim=128, depth=2, num_heads=2, **options))
     options = {
         "mixer": {},
         "resmlp": {"block_layer": mlp_mixer.ResBlock, "norm_layer": mlp_mixer.Affine, "mlp_ratio": 4},
         "gmlp": {"block_layer": mlp_mixer.SpatialGatingBlock, "mlp_layer": GatedMlp, "mlp_ratio": 6},
     }[family]
-    return randomise(mlp_mixer.MlpMixer(**sizes, embed_dim=16, num_blocks=2, **options))
+    return randomize(mlp_mixer.MlpMixer(**sizes, embed_dim=16, num_blocks=2, **options))
 
 
 def same(found: Tensors, expected: Tensors) -> bool:
@@ -73,10 +73,10 @@ def same(found: Tensors, expected: Tensors) -> bool:
     )
 
 
-def assert_answers(folder: Path, expected: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-    ours = allmlp.load(folder)
+def assert_outputs(folder: Path, expected: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    ours = allmlp.load(folder, dtype=None)
     assert ours.dtype == dtype
-    images = torch.randn(3, 3, *ours.spec.stem.image, dtype=dtype)  # type: ignore[attr-defined]
+    images = torch.randn(3, 3, *ours.spec.stem.img_size, dtype=dtype)  # type: ignore[attr-defined]
     with torch.no_grad():
         wanted = expected(images)
         torch.testing.assert_close(ours(images), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -90,23 +90,23 @@ def assert_answers(folder: Path, expected: Callable[[Tensor], Tensor], dtype: to
 @pytest.mark.parametrize("family", FAMILIES)
 def test_timm(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = peer(family).to(dtype)
-    save_file(model.state_dict(), tmp_path / "file")  # recognised by what is in it, not by its name
+    save_file(model.state_dict(), tmp_path / "file")  # recognized by its keys, not by its name
     folder = convert(str(tmp_path / "file"), str(tmp_path / "ours"))
-    assert_answers(folder, model, dtype)
+    assert_outputs(folder, model, dtype)
     back = convert(str(folder), str(tmp_path / "deeper" / "back.safetensors"), to="timm")
     assert same(load_file(back), model.state_dict())
 
 
 @pytest.mark.parametrize("family", FAMILIES[:4])
 def test_timm_without_a_head(family: str, tmp_path: Path) -> None:
-    model = peer(family, classes=0)
+    model = peer(family, num_classes=0)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
     folder = convert(str(tmp_path / "weights.pth"), str(tmp_path / "ours"))
     assert allmlp.load(folder).spec.head is None  # type: ignore[attr-defined]
-    assert_answers(folder, model, torch.float32)
+    assert_outputs(folder, model, torch.float32)
 
 
-def test_timm_inputs(tmp_path: Path) -> None:
+def test_timm_preprocessing(tmp_path: Path) -> None:
     for family, mean, crop in (
         ("mixer", 0.5, 0.875),
         ("resmlp", 0.485, 0.875),
@@ -114,8 +114,8 @@ def test_timm_inputs(tmp_path: Path) -> None:
         ("vit", 0.5, 0.9),
     ):
         save_file(peer(family).state_dict(), tmp_path / "file")
-        inputs = picture_inputs(convert(str(tmp_path / "file"), str(tmp_path / family)))
-        assert (inputs.mean[0], inputs.crop, inputs.classes) == (mean, crop, ())
+        inputs = image_preprocessing(convert(str(tmp_path / "file"), str(tmp_path / family)))
+        assert (inputs.mean[0], inputs.crop_pct, inputs.class_names) == (mean, crop, ())
 
 
 @pytest.mark.parametrize("classes", [5, 0])
@@ -124,18 +124,18 @@ def test_published_weights(classes: int, tmp_path: Path, monkeypatch: pytest.Mon
     network.pretrained_cfg = {"crop_pct": 0.95}
     asked = []
 
-    def trained(spec: Timm) -> Trained:
-        asked.append(spec.classes)
-        return Trained(TimmModel(spec, network), (0.1,) * 3, (0.2,) * 3)
+    def trained(spec: Timm) -> PretrainedExternal:
+        asked.append(spec.num_classes)
+        return PretrainedExternal(TimmModel(spec, network), (0.1,) * 3, (0.2,) * 3)
 
     monkeypatch.setattr(Timm, "pretrained", trained)
     monkeypatch.setattr(Timm, "defaults", SimpleNamespace(input_size=(3, 12, 12), num_classes=classes))
     folder = convert("timm:resmlp_12_224", str(tmp_path / "ours"))
     assert asked == [classes or 1000]
-    assert_answers(folder, network if classes else lambda x: network.forward_features(x).mean(1), torch.float32)
-    assert picture_inputs(folder) == Inputs((0.1,) * 3, (0.2,) * 3, crop=0.95)
+    assert_outputs(folder, network if classes else lambda x: network.forward_features(x).mean(1), torch.float32)
+    assert image_preprocessing(folder) == ImagePreprocessing((0.1,) * 3, (0.2,) * 3, crop_pct=0.95)
     network.blocks[0].mlp_channels.act = nn.ReLU()
-    with pytest.raises(allmlp.UserError, match="does not answer like the model its weights describe"):
+    with pytest.raises(allmlp.UserError, match="its outputs differ from those of the model inferred from its weights"):
         convert("timm:resmlp_12_224", str(tmp_path / "ours"))
 
 
@@ -145,7 +145,7 @@ WIDTH, TOKENS, TOKEN_HIDDEN, HIDDEN, PATCH = 8, 4, 6, 20, 2
 
 
 def mixer_arrays(classes: int = 5, pre_logits: bool = False, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """A Mixer of two blocks by the names in Google's files."""
+    """A Mixer of two blocks with the keys of Google's files."""
     shapes: dict[str, tuple[int, ...]] = {"stem/kernel": (PATCH, PATCH, 3, WIDTH), "stem/bias": (WIDTH,)}
     norms = ["pre_head_layer_norm"]
     dense = {"head": (WIDTH, classes)} if classes else {}
@@ -167,15 +167,15 @@ def mixer_arrays(classes: int = 5, pre_logits: bool = False, dtype: str = "float
 
 
 def flax_mixer(arrays: dict[str, np.ndarray]) -> Callable[[Tensor], Tensor]:
-    """Google's equations in numpy, in double precision."""
+    """Google's equations in numpy, in float64."""
     weights = {name: array.astype("float64") for name, array in arrays.items()}
 
     def dense(x: np.ndarray, name: str) -> np.ndarray:
         return x @ weights[f"{name}/kernel"] + weights[f"{name}/bias"]
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
-        centred = x - x.mean(-1, keepdims=True)
-        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+        centered = x - x.mean(-1, keepdims=True)
+        scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
         return scaled * weights[f"{name}/scale"] + weights[f"{name}/bias"]
 
     def mlp(x: np.ndarray, name: str) -> np.ndarray:
@@ -201,7 +201,7 @@ def flax_mixer(arrays: dict[str, np.ndarray]) -> Callable[[Tensor], Tensor]:
 
 
 def older(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same under the names from before linen, with axes of size one."""
+    """The same with the keys used before Flax linen, with dimensions of size one."""
     renamed = {}
     for name, array in arrays.items():
         top, _, rest = name.partition("/")
@@ -220,32 +220,32 @@ def older(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("classes", "pre_logits"), [(5, False), (0, False), (7, True)], ids=["head", "none", "two"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("layout", ["today", "older"])
-def test_google(classes: int, pre_logits: bool, dtype: str, layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["current", "older"])
+def test_google(classes: int, pre_logits: bool, dtype: str, version: str, tmp_path: Path) -> None:
     arrays = mixer_arrays(classes, pre_logits, dtype)
-    np.savez(tmp_path / "file.npz", **(arrays if layout == "today" else older(arrays)))
+    np.savez(tmp_path / "file.npz", **(arrays if version == "current" else older(arrays)))
     folder = convert(str(tmp_path / "file.npz"), str(tmp_path / "ours"))
-    assert_answers(folder, flax_mixer(arrays), getattr(torch, dtype))
+    assert_outputs(folder, flax_mixer(arrays), getattr(torch, dtype))
     spec: Any = allmlp.load(folder).spec
-    assert isinstance(spec.head, Pair) == pre_logits and (spec.head is None) == (classes == 0)
-    assert picture_inputs(folder).mean == (0.5, 0.5, 0.5) == picture_inputs(folder).std
+    assert isinstance(spec.head, PooledHead) == pre_logits and (spec.head is None) == (classes == 0)
+    assert image_preprocessing(folder).mean == (0.5, 0.5, 0.5) == image_preprocessing(folder).std
     back = np.load(convert(str(folder), str(tmp_path / "back.npz"), to="google"), allow_pickle=False)
     assert set(back.files) == arrays.keys()
     assert all(back[name].dtype == arrays[name].dtype and (back[name] == arrays[name]).all() for name in arrays)
 
 
-def test_google_in_other_precisions(tmp_path: Path) -> None:
-    """Compressed, half precision, the other byte order and columns first are all plain arrays."""
+def test_google_dtypes_and_memory_layouts(tmp_path: Path) -> None:
+    """Compressed, float16, big-endian and Fortran-order arrays can be read."""
     arrays = mixer_arrays()
     np.savez_compressed(tmp_path / "half.npz", **{name: array.astype("float16") for name, array in arrays.items()})
-    assert allmlp.load(convert(str(tmp_path / "half.npz"), str(tmp_path / "half"))).dtype == torch.float16
+    assert allmlp.load(convert(str(tmp_path / "half.npz"), str(tmp_path / "half")), dtype=None).dtype == torch.float16
     np.savez(tmp_path / "big.npz", **{n: np.asfortranarray(array.astype(">f4")) for n, array in arrays.items()})
-    assert_answers(convert(str(tmp_path / "big.npz"), str(tmp_path / "big")), flax_mixer(arrays), torch.float32)
+    assert_outputs(convert(str(tmp_path / "big.npz"), str(tmp_path / "big")), flax_mixer(arrays), torch.float32)
     assert allmlp.load(tmp_path / "half").state_dict().keys() == allmlp.load(tmp_path / "big").state_dict().keys()
 
 
 def test_google_to_timm(tmp_path: Path) -> None:
-    """The same weights for timm, which has the other GELU."""
+    """The same weights for timm, which uses the exact GELU."""
     np.savez(tmp_path / "file.npz", **mixer_arrays())
     path = convert(str(tmp_path / "file.npz"), str(tmp_path / "file.safetensors"), to="timm")
     back = convert(str(path), str(tmp_path / "back.npz"), to="google")
@@ -256,7 +256,7 @@ def test_google_to_timm(tmp_path: Path) -> None:
 
 
 def fair_names(tensors: Tensors) -> Tensors:
-    """timm's ResMLP by FAIR's names."""
+    """timm's ResMLP with FAIR's keys."""
     names = {"stem.": "patch_embed.", ".linear_tokens.": ".attn.", ".mlp_channels.": ".mlp.", ".ls": ".gamma_"}
     renamed = {}
     for name, tensor in tensors.items():
@@ -274,53 +274,57 @@ def test_fair(wrap: Callable[[Tensors], Any], zipped: bool, dtype: torch.dtype, 
     state = fair_names(model.state_dict())
     torch.save(wrap(state), tmp_path / "weights.pth", _use_new_zipfile_serialization=zipped)
     folder = convert(str(tmp_path / "weights.pth"), str(tmp_path / "ours"))
-    assert_answers(folder, model, dtype)
-    assert picture_inputs(folder).crop == 0.9 and picture_inputs(folder).mean == (0.485, 0.456, 0.406)
+    assert_outputs(folder, model, dtype)
+    assert image_preprocessing(folder).crop_pct == 0.9 and image_preprocessing(folder).mean == (0.485, 0.456, 0.406)
     back = convert(str(folder), str(tmp_path / "back.pth"), to="fair")
     assert same(torch.load(back, weights_only=True), state)
 
 
-# --- what has no place there -------------------------------------------------------------------------------
+# --- models that a format cannot represent -----------------------------------------------------------------
 
-SMALL: dict[str, Any] = {"patch": 4, "image": 8, "classes": 3}
+SMALL: dict[str, Any] = {"patch_size": 4, "img_size": 8, "num_classes": 3}
 
 
 @pytest.mark.parametrize(
     ("spec", "to", "message"),
     [
-        (resmlp(1, 8, 0.1, **SMALL), "google", "Google's layout has no ResMLP; it has Mixer"),
-        (mixer(1, 8, **SMALL), "fair", "FAIR's layout has no Mixer; it has ResMLP"),
+        (resmlp(1, 8, 0.1, **SMALL), "google", "Google's format has no ResMLP; it supports Mixer"),
+        (mixer(1, 8, **SMALL), "fair", "FAIR's format has no Mixer; it supports ResMLP"),
         (resmlp(1, 8, 0.1, norm=LayerNorm(), **SMALL), "fair", "block.norm is LayerNorm"),
-        (gmlp(1, 8, side=TinyAttention(4), **SMALL), "timm", "no place for blocks.0.channel.mix.inner.side.qkv.weight"),
-        (vit(1, 12, 3, **SMALL), "timm", "how many heads a ViT of width 12 has is not written"),
-        (vit(1, 128, 4, **SMALL), "timm", "block.token.heads is 4, there it would be 2"),
-        (gmlp(1, 8, **SMALL).configure(image=(8, 12)), "timm", "6 tokens are not a square image"),
-        (gmlp(1, 8, **SMALL).replace(norm=LayerNorm(1e-3)), "timm", "norm.eps is 0.001, there it would be 1e-06"),
-        (gmlp_text(1, 8, 16, vocabulary=9), "timm", "timm's layout has no gMLP for text; it has Mixer"),
+        (
+            gmlp(1, 8, attention=TinyAttention(4), **SMALL),
+            "timm",
+            "no weight for blocks.0.channel.mix.inner.attention.qkv.weight",
+        ),
+        (vit(1, 12, 3, **SMALL), "timm", "the file does not state how many heads its ViT of width 12 has"),
+        (vit(1, 128, 4, **SMALL), "timm", "block.token.num_heads is 4, but the format implies 2"),
+        (gmlp(1, 8, **SMALL).configure(img_size=(8, 12)), "timm", "6 tokens are not a square grid of patches"),
+        (gmlp(1, 8, **SMALL).replace(norm=LayerNorm(1e-3)), "timm", "norm.eps is 0.001, but the format implies 1e-06"),
+        (gmlp_text(1, 8, 16, vocab_size=9), "timm", "timm's format has no gMLP for text; it supports Mixer"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
 )
-def test_models_without_a_layout(spec: Any, to: str, message: str, tmp_path: Path) -> None:
+def test_unsupported_models(spec: Any, to: str, message: str, tmp_path: Path) -> None:
     allmlp.save(spec.build(), tmp_path / "ours")
     refused(tmp_path / "ours", message, to=to)
 
 
-def test_words_that_are_wrong(tmp_path: Path) -> None:
+def test_wrong_arguments(tmp_path: Path) -> None:
     allmlp.save(mixer(1, 8, **SMALL).build(), tmp_path / "ours")
-    refused(tmp_path / "ours", "is one of our folders already")
-    refused(tmp_path / "ours", "unknown layout 'tim'; did you mean 'timm'", to="tim")
-    refused(tmp_path / "nowhere", "nowhere is not there; name a weights file")
+    refused(tmp_path / "ours", "is already a model folder; choose a format with to=")
+    refused(tmp_path / "ours", "unknown format 'tim'; did you mean 'timm'", to="tim")
+    refused(tmp_path / "nowhere", "nowhere was not found; name a weights file")
     (tmp_path / "file").write_text("x")
     with pytest.raises(allmlp.UserError, match="cannot write"):
         convert(str(tmp_path / "ours"), str(tmp_path / "file" / "below.npz"), to="google")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a file does not say is said with --set; the place is printed, and what was left out beside it."""
-    model = allmlp.create(bert(1, 128, 4, length=4, vocabulary=9, head=Vocabulary(bias=True, transform=True)))
+    """--set gives what a file does not state; the path is printed, and dropped weights on stderr."""
+    model = allmlp.create(bert(1, 128, 4, seq_len=4, vocab_size=9, head=LMHead(bias=True, transform=True)))
     allmlp.save(model, tmp_path / "ours")
     steps = [["ours", "theirs", "--to", "hf"], ["theirs/model.safetensors", "b"], ["alone", "c"]]
-    steps += [["alone", "d", "--set", "block.token.heads=4"]]
+    steps += [["alone", "d", "--set", "block.token.num_heads=4"]]
     for step in steps:
         if step[0] == "alone":
             tensors = load_file(tmp_path / "theirs" / "model.safetensors")
@@ -330,18 +334,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             main(["convert", str(tmp_path / source), str(tmp_path / target), *rest])
         output = capsys.readouterr()
         assert not caught.value.code and output.out == f"{tmp_path / target}\n"
-        assert ("left out, for there is no place for them here: pooler.dense.bias" in output.err) == (source == "alone")
-    heads = [allmlp.load(tmp_path / name).spec.block.token.heads for name in "bcd"]  # type: ignore[attr-defined]
+        assert ("dropped, since the model does not use them: pooler.dense.bias" in output.err) == (source == "alone")
+    heads = [allmlp.load(tmp_path / name).spec.block.token.num_heads for name in "bcd"]  # type: ignore[attr-defined]
     assert heads == [4, 2, 4]
     refused(tmp_path / "alone", "unknown Encoder field 'blok'", overrides={"blok": 1})
-    refused(tmp_path / "alone", "has no place for blocks.0.token.mix.weight", overrides={"block.token": TokenLinear()})
+    refused(tmp_path / "alone", "has no weight for blocks.0.token.mix.weight", overrides={"block.token": TokenLinear()})
 
 
 # --- damaged and hostile files -----------------------------------------------------------------------------
 
 
 def refused(source: Path, message: str, to: str | None = None, overrides: Any = None) -> None:
-    """One line, and nothing is written."""
+    """Converting raises a UserError of one line and writes nothing."""
     target = source.parent / "target"
     with pytest.raises(allmlp.UserError) as caught:
         convert(str(source), str(target), to=to, overrides=overrides)
@@ -350,43 +354,45 @@ def refused(source: Path, message: str, to: str | None = None, overrides: Any = 
 
 
 def change(tensors: Tensors, **changes: Any) -> Tensors:
-    """Weights with some of them replaced, or left out (None)."""
+    """Weights with some of them replaced, or removed (None)."""
     return {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
 
 
-def test_weights_are_named(tmp_path: Path) -> None:
+def test_wrong_weights_are_named(tmp_path: Path) -> None:
     file, state = tmp_path / "file.safetensors", peer("mixer").state_dict()
-    spoilt = {"blocks.1.norm1.bias": None, "norm.bias": torch.zeros(3), "adapter.weight": torch.zeros(2)}
-    save_file(change(state, **spoilt), file)
-    for words in ("1 missing (blocks.1.norm1.bias)", "1 unknown (adapter.weight)", "of another shape (norm.bias)"):
+    invalid = {"blocks.1.norm1.bias": None, "norm.bias": torch.zeros(3), "adapter.weight": torch.zeros(2)}
+    save_file(change(state, **invalid), file)
+    for words in ("1 missing (blocks.1.norm1.bias)", "1 unexpected (adapter.weight)", "of another shape (norm.bias)"):
         refused(file, words)
     names = [name for name in state if ".norm1." in name]
     save_file(change(state, **dict.fromkeys(names), **{f"block.{i}.x": torch.zeros(1) for i in (0, 2, 3)}), file)
-    refused(file, "4 missing (blocks.{0..1}.norm1.bias, blocks.{0..1}.norm1.weight); 3 unknown (block.{0,2..3}.x)")
+    refused(file, "4 missing (blocks.{0..1}.norm1.bias, blocks.{0..1}.norm1.weight); 3 unexpected (block.{0,2..3}.x)")
     for name, tensor, words in (
-        ("blocks.0.mlp_tokens.fc1.weight", None, "but has no blocks.0.mlp_tokens.fc1.weight"),
-        ("stem.proj.weight", torch.zeros(3), "has a stem.proj.weight of the shape [3], not with 4 axes"),
-        ("head.weight", torch.zeros(0), "Classes.classes must be"),
-        ("norm.bias", torch.full((16,), torch.nan), "norm.bias holds NaN or infinite numbers"),
-        ("norm.bias", torch.full((16,), -torch.inf), "norm.bias holds NaN or infinite numbers"),
-        ("norm.bias", torch.zeros(16, dtype=torch.int8), "norm.bias holds int8 numbers, not weights"),
+        ("blocks.0.mlp_tokens.fc1.weight", None, "but lacks blocks.0.mlp_tokens.fc1.weight"),
+        ("stem.proj.weight", torch.zeros(3), "stem.proj.weight has the shape [3], but 4 dimensions are expected"),
+        ("head.weight", torch.zeros(0), "ClassifierHead.num_classes must be"),
+        ("norm.bias", torch.full((16,), torch.nan), "norm.bias contains NaN or infinite values"),
+        ("norm.bias", torch.full((16,), -torch.inf), "norm.bias contains NaN or infinite values"),
+        ("norm.bias", torch.zeros(16, dtype=torch.int8), "norm.bias holds int8 numbers, not floating-point weights"),
     ):
         save_file(change(state, **{name: tensor}), file)
         refused(file, words)
     for name in ("two\nlines", "\x1b[2J", "x" * 1000):
         save_file(state | {name: torch.zeros(1)}, file)
-        refused(file, "is not the name of a weight")
+        refused(file, "is not a valid weight name")
     save_file({"conv1.weight": torch.zeros(2)}, file)
-    refused(file, "holds none of the models that can be converted")
+    refused(file, "the format is not recognized; supported are Google's Mixer")
 
 
-def test_precision_is_kept(tmp_path: Path) -> None:
+def test_dtype_is_kept(tmp_path: Path) -> None:
     state = peer("gmlp").state_dict()
     for dtype in (torch.float16, torch.bfloat16):
         save_file({name: tensor.to(dtype) for name, tensor in state.items()}, tmp_path / "file")
-        assert allmlp.load(convert(str(tmp_path / "file"), str(tmp_path / "ours"))).dtype == dtype
+        folder = convert(str(tmp_path / "file"), str(tmp_path / "ours"))
+        assert allmlp.load(folder, dtype=None).dtype == dtype and allmlp.load(folder).dtype == torch.float32
     save_file(change(state, **{"norm.bias": state["norm.bias"].double()}), tmp_path / "file")
-    assert allmlp.load(convert(str(tmp_path / "file"), str(tmp_path / "ours"))).dtype == torch.float64
+    folder = convert(str(tmp_path / "file"), str(tmp_path / "ours"))
+    assert allmlp.load(folder, dtype=None).dtype == torch.float64
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x02", b"model: mixer\nwidth: 8\n", b"PK\x03\x04" + bytes(99)])
@@ -466,8 +472,8 @@ def good_files() -> dict[str, tuple[bytes, Tensors]]:
     arrays = {name: torch.from_numpy(array) for name, array in mixer_arrays().items()}
     stream, pickled, legacy = io.BytesIO(), io.BytesIO(), io.BytesIO()
     np.savez(stream, **{name: array.numpy() for name, array in arrays.items()})
-    model = randomise(resmlp(1, 8, 0.1, **SMALL).build())
-    state = conversion.export(conversion.SOURCES["fair"], conversion.Found(model.spec, model.state_dict()))  # type: ignore[arg-type]
+    model = randomize(resmlp(1, 8, 0.1, **SMALL).build())
+    state = conversion.to_format(conversion.FORMATS["fair"], conversion.ConvertedModel(model.spec, model.state_dict()))  # type: ignore[arg-type]
     torch.save(state, pickled)
     torch.save(state, legacy, _use_new_zipfile_serialization=False)
     return {
@@ -498,7 +504,7 @@ def test_damage_is_seen(kind: str, data: st.DataObject, tmp_path: Path) -> None:
     file.write_bytes(content)
     try:
         found = read(file)
-        state = conversion.adopt(file, dict(found), {}).state
+        state = conversion.import_state(file, dict(found), {}).state
     except allmlp.UserError as reason:
         assert "\n" not in str(reason)
     else:

@@ -9,7 +9,7 @@ import pytest
 import allmlp
 from allmlp.models.cost import measure
 from allmlp.models.zoo import presets
-from allmlp.show import page
+from allmlp.show import summarize
 
 PUBLISHED = {name: preset for name, preset in presets().items() if preset.published is not None}
 
@@ -41,6 +41,9 @@ EXACT_WITH_HEAD = {
     "resmlp_s12_conv": 30_817_384,
     "resmlp_s12_dw": 14_933_608,
     "resmlp_s12_dwsep": 16_707_688,
+    "convmixer_768_32": 21_110_248,
+    "convmixer_1536_20": 51_625_960,
+    "convmixer_1024_20_ks9_p14": 24_383_464,
     "amlp_ti16": 7_353_408,
     "amlp_s16": 22_394_816,
     "amlp_b16": 79_019_712,
@@ -107,7 +110,7 @@ def test_published_parameters(name: str) -> None:
     preset = PUBLISHED[name]
     assert preset.published is not None
     printed = preset.published.parameters
-    ours = page(name, preset.spec, preset.published).parameters / 1e6
+    ours = summarize(name, preset.spec, preset.published).parameters / 1e6
     if name in CONTRADICTIONS or name.startswith("hf:"):
         assert ours == pytest.approx(float(printed), rel=0.05)
         assert preset.published.note or f"{ours:.{decimals(printed)}f}" == printed

@@ -1,4 +1,4 @@
-"""Models that read pictures of any size: the answers, gradients and memory of a resized one."""
+"""Models with dynamic image size: outputs, gradients and memory are those of a resized model."""
 
 from __future__ import annotations
 
@@ -7,61 +7,74 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import allmlp
+from allmlp.layers.context import BuildContext
+from allmlp.layers.mixers.mixer import TokenMixer
+from allmlp.layers.token_roles import TokenRole
 from allmlp.models import grid
-from allmlp.models.grid import AnySize, Resize, interpolation
-from allmlp.weights.resize import resized
-from tiny import randomise
+from allmlp.models.grid import DynamicEncoderModel, GridResize, interpolation_matrix
+from allmlp.weights.resize import resize_model
+from tiny import randomize
 
-FAMILIES = ["mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano", "vit_nano"]
+FAMILIES = ["mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano", "vit_nano", "convmixer_nano"]
 
 
-def any_size(name: str = "gmlp_nano", **changes: object) -> AnySize:
-    model = allmlp.create(name, dynamic=True, seed=0, overrides={"depth": 2}, **changes)
-    randomise(model, spread=0.05)
-    assert isinstance(model, AnySize)
+def dynamic_model(name: str = "gmlp_nano", **options: object) -> DynamicEncoderModel:
+    model = allmlp.create(name, dynamic=True, seed=0, overrides={"depth": 2}, **options)  # type: ignore[arg-type]
+    randomize(model, spread=0.05)
+    assert isinstance(model, DynamicEncoderModel)
     return model
 
 
-@pytest.mark.parametrize("image", [(16, 16), (24, 40), (48, 48)])
+@pytest.mark.parametrize("img_size", [(16, 16), (24, 40), (48, 48)])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_it_answers_as_the_resized_model(name: str, image: tuple[int, int]) -> None:
-    model = any_size(name).eval()
-    other = resized(allmlp.create(model.spec), image)
-    other.load_state_dict(Resize(model.spec, other.spec)(model.state_dict()))
+def test_outputs_equal_those_of_the_resized_model(name: str, img_size: tuple[int, int]) -> None:
+    model = dynamic_model(name).eval()
+    other = resize_model(allmlp.create(model.spec), img_size)
+    other.load_state_dict(GridResize(model.spec, other.spec)(model.state_dict()))
     other.eval()
-    images = torch.randn(2, 3, *image)
+    images = torch.randn(2, 3, *img_size)
     with torch.no_grad():
-        for _ in range(2):  # the second time from what was kept
+        for _ in range(2):  # the second pass uses the cache
             assert torch.equal(model(images), other(images))
             assert torch.equal(model.forward_features(images), other.forward_features(images))
         inside = model.forward_intermediates(images, ["blocks.0", "norm"])
         assert torch.equal(inside["norm"], other.forward_features(images))
 
 
-def test_at_its_own_size_it_is_itself(tmp_path: Path) -> None:
-    model = any_size().eval()
+def test_all_sizes_share_the_statistics_of_batch_norm() -> None:
+    model = dynamic_model("convmixer_nano").train()
+    model(torch.randn(2, 3, 48, 48))
+    assert model.stem.norm.num_batches_tracked == 1 and model.stem.norm.running_mean.abs().sum() > 0
+    other = resize_model(allmlp.create(model.spec), 48).eval()
+    other.load_state_dict(model.state_dict())
+    images = torch.randn(1, 3, 48, 48)
+    assert torch.equal(model.eval()(images), other(images))
+
+
+def test_its_own_size_needs_no_resizing(tmp_path: Path) -> None:
+    model = dynamic_model().eval()
     plain = allmlp.create("gmlp_nano", overrides={"depth": 2}).eval()
     plain.load_state_dict(model.state_dict())
-    assert torch.equal(model(*(x := plain.example(2))), plain(*x)) and not model.sizes
+    assert torch.equal(model(*(x := plain.dummy_inputs(2))), plain(*x)) and not model.variants
     allmlp.save(model, tmp_path)
     assert type(allmlp.load(tmp_path)) is type(plain)
     again = allmlp.load(tmp_path, dynamic=True)
     images = torch.randn(1, 3, 48, 24)
-    assert isinstance(again, AnySize) and torch.equal(again(images), model(images))
+    assert isinstance(again, DynamicEncoderModel) and torch.equal(again(images), model(images))
 
 
-def test_gradients_are_those_of_the_chain_rule() -> None:
+def test_gradients_follow_the_chain_rule() -> None:
     """dL/dW = U^T (dL/dW') D^T, with dL/dW' from a model that was resized beforehand."""
-    model = any_size("resmlp_nano").double()
-    other = resized(allmlp.create(model.spec, dtype=torch.float64), 48)
-    other.load_state_dict(Resize(model.spec, other.spec)(model.state_dict()))
+    model = dynamic_model("resmlp_nano").double()
+    other = resize_model(allmlp.create(model.spec, dtype=torch.float64), 48)
+    other.load_state_dict(GridResize(model.spec, other.spec)(model.state_dict()))
     images = torch.randn(2, 3, 48, 48, dtype=torch.float64)
     for each in (model, other):
         each(images).square().sum().backward()
-    up, down = (part.float().double() for part in (interpolation((8, 8), (12, 12)), interpolation((12, 12), (8, 8))))
+    up, down = (interpolation_matrix(*sizes).float().double() for sizes in (((8, 8), (12, 12)), ((12, 12), (8, 8))))
     for (name, weight), (_, far) in zip(model.named_parameters(), other.named_parameters(), strict=True):
         expected = far.grad
         if name.endswith("token.mix.weight"):
@@ -72,56 +85,55 @@ def test_gradients_are_those_of_the_chain_rule() -> None:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many weights were resized so far."""
-    made = [0]
-    resample = Resize.resample
+def resize_count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of weights resized so far."""
+    count = [0]
+    resize = GridResize.resize
 
-    def counting(self: Resize, weight: Tensor, role: grid.Role) -> Tensor:
-        made[0] += 1
-        return resample(self, weight, role)
+    def counting(self: GridResize, weight: Tensor, role: TokenRole) -> Tensor:
+        count[0] += 1
+        return resize(self, weight, role)
 
-    monkeypatch.setattr(Resize, "resample", counting)
-    return made
+    monkeypatch.setattr(GridResize, "resize", counting)
+    return count
 
 
-def step(model: AnySize) -> None:
+def training_step(model: DynamicEncoderModel) -> None:
     model(torch.randn(2, 3, 24, 24)).square().sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-CHANGES: dict[str, Callable[[AnySize], object]] = {
-    "a training step": step,
-    "other weights": lambda model: model.load_state_dict(any_size(classes=10).state_dict()),
+CHANGES: dict[str, Callable[[DynamicEncoderModel], object]] = {
+    "a training step": training_step,
+    "loaded weights": lambda model: model.load_state_dict(dynamic_model(num_classes=10).state_dict()),
     "assigned weights": lambda model: model.load_state_dict(
         {name: weight + 1 for name, weight in model.state_dict().items()}, assign=True
     ),
-    "a write": lambda model: model.blocks[0].channel.mix.inner.proj.weight.detach().mul_(2),
+    "an in-place change": lambda model: model.blocks[0].channel.mix.inner.proj.weight.detach().mul_(2),
     "another precision": lambda model: model.double().float().bfloat16().float(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_kept_is_made_anew_when_a_weight_changes(change: str, counted: list[int]) -> None:
-    model = any_size().eval()
+def test_a_changed_weight_invalidates_the_cache(change: str, resize_count: list[int]) -> None:
+    model = dynamic_model().eval()
     images = torch.randn(1, 3, 24, 24)
     with torch.no_grad():
         model(images)
-        first = counted[0]
+        first = resize_count[0]
         model(images)
-        assert counted[0] == first > 0
+        assert resize_count[0] == first > 0
     CHANGES[change](model)
     with torch.no_grad():
-        answer = model(images)
-        assert torch.equal(answer, resized(model, 24)(images))
+        assert torch.equal(model(images), resize_model(model, 24)(images))
 
 
-def test_nothing_is_kept_where_gradients_are_asked_for(counted: list[int]) -> None:
-    model, images = any_size(), torch.randn(1, 3, 24, 24)
+def test_nothing_is_cached_with_gradients(resize_count: list[int]) -> None:
+    model, images = dynamic_model(), torch.randn(1, 3, 24, 24)
     model(images)
-    first = counted[0]
+    first = resize_count[0]
     model(images)
-    assert counted[0] == 2 * first
+    assert resize_count[0] == 2 * first
     with torch.inference_mode():
         model.eval()(images)
     model.train()(images).sum().backward()
@@ -129,39 +141,65 @@ def test_nothing_is_kept_where_gradients_are_asked_for(counted: list[int]) -> No
     assert gradient is not None and gradient.abs().sum() > 0
 
 
-def test_only_the_last_sizes_are_kept() -> None:
-    model = any_size().eval()
+def test_only_the_last_sizes_are_cached() -> None:
+    model = dynamic_model().eval()
     with torch.no_grad():
         for side in (*range(4, 60, 4), 4, 56):
             if side != 32:
                 model(torch.randn(1, 3, side, side))
-    sizes = [spec.stem.image[0] for spec, _ in model.sizes]
-    assert (
-        len(sizes) == grid.KEPT
-        and sizes[-2:] == [4, 56]
-        and set(model.state_dict()) == {name for name, _ in model.named_parameters()}
-    )
+    sizes = [spec.stem.img_size[0] for spec, _ in model.variants]
+    assert len(sizes) == grid.MAX_CACHED_SIZES and sizes[-2:] == [4, 56]
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
 
-def test_a_new_head_is_seen_at_every_size() -> None:
-    model = any_size().eval()
+def test_a_new_head_is_used_at_every_size() -> None:
+    model = dynamic_model().eval()
     images = torch.randn(1, 3, 24, 24)
     assert model(images).shape == (1, 10)
-    assert model.reset_head(4)(images).shape == (1, 4) and model(torch.randn(1, 3, 32, 32)).shape == (1, 4)
+    assert model.reset_classifier(4)(images).shape == (1, 4) and model(torch.randn(1, 3, 32, 32)).shape == (1, 4)
 
 
-def test_drop_path_and_checkpointing_hold_at_every_size() -> None:
-    model = any_size(drop_path=0.5).set_grad_checkpointing()
+def test_drop_path_and_checkpointing_apply_at_every_size() -> None:
+    model = dynamic_model(drop_path=0.5).set_grad_checkpointing()
     images = torch.randn(8, 3, 24, 24)
-    answers = [model(images) for _ in range(4)]
-    assert not all(torch.equal(answers[0], answer) for answer in answers)
+    outputs = [model(images) for _ in range(4)]
+    assert not all(torch.equal(outputs[0], output) for output in outputs)
     model.eval()
     assert torch.equal(model(images), model(images))
 
 
+class TokenScale(TokenMixer, abstract=True):  # not registered
+    """A mixer from outside the package with a weight per token, whose role is declared or not."""
+
+    declared: bool = True
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return TokenScaleLayer(ctx.tokens, self.declared)
+
+
+class TokenScaleLayer(nn.Module):
+    def __init__(self, tokens: int, declared: bool) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.linspace(0, 1, tokens))
+        if declared:
+            self.token_roles = {"gain": "out"}
+
+    def forward(self, x: Tensor, context: object) -> Tensor:
+        return x * self.gain[:, None]
+
+
+def test_a_new_mixer_declares_its_token_weights() -> None:
+    options = {"depth": 2, "block.token": TokenScale()}
+    model = allmlp.create("resmlp_nano", dynamic=True, overrides=options)
+    assert model(torch.randn(1, 3, 48, 48)).shape == (1, 10)
+    model = allmlp.create("resmlp_nano", dynamic=True, overrides=options | {"block.token": TokenScale(declared=False)})
+    with pytest.raises(allmlp.UserError, match=r"blocks\.0\.token\.mix\.gain .* TokenScaleLayer does not declare"):
+        model(torch.randn(1, 3, 48, 48))
+
+
 def test_mistakes() -> None:
-    model = any_size()
-    with pytest.raises(allmlp.UserError, match="nearest size that works is 48x32"):
+    model = dynamic_model()
+    with pytest.raises(allmlp.UserError, match="48x32"):
         model(torch.randn(1, 3, 50, 33))
     with pytest.raises(allmlp.UserError, match="expected float images"):
         model(torch.zeros(3, 32, 32))

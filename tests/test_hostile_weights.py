@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import allmlp
-from allmlp.layers import LayerNorm, Vocabulary
+from allmlp.layers import LayerNorm, LMHead
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp
 from allmlp.models.mixer import mixer
@@ -156,7 +156,7 @@ def make_safetensors(folder: Path) -> dict[str, str]:
 
 
 def make_folders(folder: Path) -> dict[str, str]:
-    deep = mixer(1, 8, patch=4, image=8, classes=3)
+    deep = mixer(1, 8, patch_size=4, img_size=8, num_classes=3)
     allmlp.save(deep.build(), folder / "deep")
     (folder / "deep" / "config.json").write_text(to_json(deep.replace(depth=10_000)))
     allmlp.save(deep.build(), folder / "long")
@@ -166,8 +166,8 @@ def make_folders(folder: Path) -> dict[str, str]:
     (folder / "nested" / "config.json").write_text('{"a":' * 100_000)
     save_file({"x": torch.zeros(1)}, folder / "nested" / "model.safetensors")
     return {
-        "deep": "is one of our folders already",
-        "long": "is longer than such a file ever is; it is refused",
+        "deep": "is already a model folder; choose a format with to=",
+        "long": "is larger than 67,108,864 bytes; it is not read",
         "nested": "cannot read nested/config.json",
     }
 
@@ -182,7 +182,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
     with pytest.raises(allmlp.UserError, match="missing"):
         allmlp.load(tmp_path / "deep")
-    with pytest.raises(allmlp.UserError, match="is longer than"):
+    with pytest.raises(allmlp.UserError, match="is larger than 1,048,576 bytes"):
         allmlp.load(tmp_path / "long")
 
 
@@ -216,15 +216,15 @@ print(int(peak) * 1024)
 
 # --- damage ------------------------------------------------------------------------------------------------
 
-SMALL: dict[str, Any] = {"patch": 4, "image": 8, "classes": 3}
+SMALL: dict[str, Any] = {"patch_size": 4, "img_size": 8, "num_classes": 3}
 LUCIDRAINS = {name: LayerNorm(1e-5) for name in ("norm", "block.norm", "block.channel.inner.norm")}
-HEAD = Vocabulary(bias=True, transform=True)
+HEAD = LMHead(bias=True, transform=True)
 GOOD: dict[str, tuple[Any, str]] = {
     "google": (mixer(1, 8, **SMALL), "weights.npz"),
     "timm": (gmlp(1, 8, **SMALL), "weights.safetensors"),
     "lucidrains": (allmlp.create(gmlp(1, 8, **SMALL), overrides=LUCIDRAINS).spec, "weights.pth"),
     "vit": (vit(1, 8, 2, **SMALL), "hf"),
-    "bert": (bert(1, 8, 2, length=4, vocabulary=9, head=HEAD), "hf"),
+    "bert": (bert(1, 8, 2, seq_len=4, vocab_size=9, head=HEAD), "hf"),
 }
 
 

@@ -15,20 +15,20 @@ import torch
 from safetensors.torch import load_file
 
 import allmlp
-from allmlp.data.inputs import Inputs, TextInputs, read_inputs, write_inputs
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.models.mixer import mixer
-from allmlp.weights import card
+from allmlp.weights import model_card as card
 from allmlp.weights.convert import convert
-from allmlp.weights.fetch import LIMIT
-from tiny import randomise, tiny_model
+from allmlp.weights.fetch import MAX_DOWNLOAD_BYTES
+from tiny import randomize, tiny_model
 
 hub = pytest.importorskip("huggingface_hub")
-SMALL: dict[str, Any] = {"patch": 4, "image": 8, "classes": 3}
+SMALL: dict[str, Any] = {"patch_size": 4, "img_size": 8, "num_classes": 3}
 
 
 def small_mixer() -> Any:
     model = mixer(1, 8, **SMALL).build().eval()
-    randomise(model)
+    randomize(model)
     return model
 
 
@@ -113,16 +113,16 @@ def test_the_hub_has_these_functions() -> None:
     inspect.signature(api.upload_folder).bind(None, create_pr=False, **upload)
 
 
-def trained(folder: Path, model: Any, inputs: Inputs | TextInputs) -> Path:
+def trained(folder: Path, model: Any, inputs: ImagePreprocessing | TextPreprocessing) -> Path:
     """A run as `allmlp train` leaves it."""
     allmlp.save(model, folder)
-    write_inputs(folder, inputs)
+    write_preprocessing(folder, inputs)
     record = {
         "run": {
             "kind": "Run",
             "data": {"kind": "Cifar10", "path": "/home/me/data/cifar", "size": 32},
             "optim": {"kind": "AdamW", "lr": 0.002, "groups": {"kind": "Groups"}},
-            "batch": 64,
+            "batch_size": 64,
             "init_from": None,
         },
         "allmlp": "0.1.0",
@@ -148,10 +148,10 @@ def test_a_folder_is_read_without_a_network(world: Hub, tmp_path: Path) -> None:
     folder = model.save_pretrained(tmp_path / "ours", license="mit")
     assert sorted(file.name for file in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     again = allmlp.from_pretrained(folder)
-    (images,) = model.example(2)
+    (images,) = model.dummy_inputs(2)
     assert torch.equal(again(images), model(images)) and not again.training and again.spec == model.spec
     assert allmlp.load(folder).spec == model.spec
-    assert allmlp.from_pretrained(str(folder), image=16).spec.image_size == (16, 16)
+    assert allmlp.from_pretrained(str(folder), img_size=16).spec.input_size == (16, 16)
     with pytest.raises(TypeError, match="imge"):
         allmlp.from_pretrained(folder, imge=16)
 
@@ -163,15 +163,17 @@ def test_every_kind_of_model_has_a_card(name: str, tmp_path: Path) -> None:
     text = (folder / "README.md").read_text()
     count = sum(weight.numel() for weight in model.parameters())
     assert text.startswith("---\nlibrary_name: allmlp\n") and f"{count / 1e6:,.2f} M parameters" in text
-    assert "## Licence\n\nNot stated." in text and f"{type(model.spec).__name__}(\n    " in text
+    assert "## License\n\nNot stated." in text and f"{type(model.spec).__name__}(\n    " in text
     used = text.partition("## Use\n\n```python\n")[2].partition("\n```")[0]
     exec(used.replace('"ours"', repr(str(folder))))  # what the card says works
 
 
 def test_the_card_tells_the_run(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", small_mixer(), Inputs((0.5,) * 3, (0.25,) * 3, ("cat", "dog", "owl"), 0.9))
+    run = trained(
+        tmp_path / "run", small_mixer(), ImagePreprocessing((0.5,) * 3, (0.25,) * 3, ("cat", "dog", "owl"), 0.9)
+    )
     folder = allmlp.load(run).save_pretrained(tmp_path / "ours", run=run, repo_id="me/owls", license="Apache-2.0")
-    assert read_inputs(folder) == read_inputs(run)
+    assert read_preprocessing(folder) == read_preprocessing(run)
     assert not (folder / "run.json").exists() and not (folder / "metrics.jsonl").exists()
     text = (folder / "README.md").read_text()
     front, _, rest = text.removeprefix("---\n").partition("\n---\n")
@@ -182,7 +184,7 @@ def test_the_card_tells_the_run(tmp_path: Path) -> None:
         'allmlp.from_pretrained("me/owls")',
         "| data | Cifar10 (path cifar, size 32) |",
         "| optim | AdamW (lr 0.002) |",
-        "| batch | 64 |",
+        "| batch_size | 64 |",
         "allmlp train cifar10_mixer --set data.path=cifar",
         "| accuracy | 0.9123 |",
         "at step 2",
@@ -204,7 +206,7 @@ def test_the_card_tells_the_run(tmp_path: Path) -> None:
     ],
 )
 def test_the_hub_is_told_what_text_models_do(name: str, gives: Any, task: str, tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", tiny_model(name, torch.float32), TextInputs(gives, 12))
+    run = trained(tmp_path / "run", tiny_model(name, torch.float32), TextPreprocessing(gives, 12))
     (run / "tokenizer.json").write_text("{}")
     folder = allmlp.load(run).save_pretrained(tmp_path / "ours", run=run)
     assert f"pipeline_tag: {task}" in (folder / "README.md").read_text() and (folder / "tokenizer.json").is_file()
@@ -229,7 +231,7 @@ def test_folders_of_a_machine_are_left_out() -> None:
 
 
 def test_push_and_pull(world: Hub, tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", small_mixer(), Inputs((0.5,) * 3, (0.25,) * 3, ("cat", "dog", "owl")))
+    run = trained(tmp_path / "run", small_mixer(), ImagePreprocessing((0.5,) * 3, (0.25,) * 3, ("cat", "dog", "owl")))
     model = allmlp.load(run)
     where = model.push_to_hub("me/owls", run=run, private=True, token="secret", commit_message="Owls", branch="best")
     assert where == "https://hub/me/owls/commit/1"
@@ -237,8 +239,8 @@ def test_push_and_pull(world: Hub, tmp_path: Path) -> None:
     assert world.called("create_branch")["branch"] == world.called("upload_folder")["revision"] == "best"
     assert world.called("upload_folder")["commit_message"] == "Owls"
     there = {file.name for file in (tmp_path / "hub" / "me/owls").iterdir()}
-    assert there == {"README.md", "config.json", "model.safetensors", "inputs.json"}
-    (images,) = model.example()
+    assert there == {"README.md", "config.json", "model.safetensors", "preprocessing.json"}
+    (images,) = model.dummy_inputs()
     for options in ({"revision": "best", "token": "secret"}, {"local_files_only": True}):
         again = allmlp.from_pretrained("me/owls", **options)
         assert torch.equal(again(images), model(images))
@@ -247,7 +249,7 @@ def test_push_and_pull(world: Hub, tmp_path: Path) -> None:
     assert torch.equal(allmlp.from_pretrained("me/owls")(images), model(images))
     assert convert("hf:me/owls", str(tmp_path / "copy.npz"), to="google").is_file()
     copy = convert("me/owls", str(tmp_path / "copy"))
-    assert torch.equal(allmlp.load(copy)(images), model(images)) and read_inputs(copy) == read_inputs(run)
+    assert torch.equal(allmlp.load(copy)(images), model(images)) and read_preprocessing(copy) == read_preprocessing(run)
 
 
 def test_save_and_push_in_one(world: Hub, tmp_path: Path) -> None:
@@ -286,14 +288,14 @@ def test_what_the_hub_refuses_is_one_line(world: Hub, tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match=r"has neither model.safetensors nor pytorch_model.bin"):
         allmlp.from_pretrained("me/empty")
     (folder / "model.safetensors").write_bytes(b"x")
-    world.sizes["model.safetensors"] = LIMIT + 1
+    world.sizes["model.safetensors"] = MAX_DOWNLOAD_BYTES + 1
     with pytest.raises(allmlp.UserError, match=r"at most 4,294,967,296 are downloaded"):
         allmlp.from_pretrained("me/empty")
     world.online = False
     with pytest.raises(allmlp.UserError) as caught:
         allmlp.from_pretrained("runs/typo")
-    assert "runs/typo is neither a folder here, nor in the hub's cache" in str(caught.value)
-    assert "(no route to the hub)" in str(caught.value) and "give the path of a local copy" in str(caught.value)
+    assert "runs/typo is not a local folder, not in the Hub's cache" in str(caught.value)
+    assert "(no route to the hub)" in str(caught.value) and "pass the path of a local copy" in str(caught.value)
     with pytest.raises(allmlp.UserError, match=r"local_files_only is set"):
         allmlp.from_pretrained("runs/typo", local_files_only=True)
     with pytest.raises(allmlp.UserError, match=r"cannot push to me/x on the hub: no route to the hub; log in"):

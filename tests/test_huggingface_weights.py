@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import allmlp
-from allmlp.data.inputs import Inputs, TextInputs, read_inputs
-from allmlp.layers import First, LayerNorm, Pair, Span, Vocabulary
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing
+from allmlp.layers import FirstTokenPool, LayerNorm, LMHead, PooledHead, QAHead
 from allmlp.models.bert import bert
 from allmlp.models.vit import vit
 from allmlp.weights.convert import convert
@@ -90,7 +90,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 def test_bert(kind: str, options: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
     peer, (ids, mask, segments) = publish(tmp_path / "theirs", kind, dtype, **options), words()
     folder, before, after = through(tmp_path / "theirs", kind)
-    ours = allmlp.load(folder)
+    ours = allmlp.load(folder, dtype=None)
     assert ours.dtype == dtype
     with torch.no_grad():
         found, answers = ours(ids, mask, segments=segments), peer(ids, mask, segments)
@@ -110,9 +110,9 @@ def test_bert(kind: str, options: dict[str, Any], dtype: torch.dtype, tmp_path: 
 def test_what_a_bert_gives_travels_along(tmp_path: Path) -> None:
     heads = {
         "BertModel": (type(None), None),
-        "BertForMaskedLM": (Vocabulary, TextInputs("text", 9)),
-        "BertForSequenceClassification": (Pair, TextInputs("classes", 9, ("bad", "good"))),
-        "BertForQuestionAnswering": (Span, TextInputs("span", 9)),
+        "BertForMaskedLM": (LMHead, TextPreprocessing("text", 9)),
+        "BertForSequenceClassification": (PooledHead, TextPreprocessing("classes", 9, ("bad", "good"))),
+        "BertForQuestionAnswering": (QAHead, TextPreprocessing("span", 9)),
     }
     for kind, (head, inputs) in heads.items():
         options = {"id2label": {0: "bad", 1: "good"}} if "Sequence" in kind else {}
@@ -120,20 +120,20 @@ def test_what_a_bert_gives_travels_along(tmp_path: Path) -> None:
         (tmp_path / kind / "vocab.txt").write_text("[PAD]\n[UNK]\n")
         folder = convert(str(tmp_path / kind), str(tmp_path / "ours"))
         spec: Any = allmlp.load(folder).spec
-        assert isinstance(spec.head, head) and isinstance(spec.pool, First) == (head is Pair)
+        assert isinstance(spec.head, head) and isinstance(spec.pool, FirstTokenPool) == (head is PooledHead)
         assert (folder / "vocab.txt").read_text() == "[PAD]\n[UNK]\n"
-        assert (read_inputs(folder) if inputs else (folder / "inputs.json").exists() or None) == inputs
+        assert (read_preprocessing(folder) if inputs else (folder / "preprocessing.json").exists() or None) == inputs
         back = convert(str(folder), str(tmp_path / "back"), to="hf")
         assert (back / "vocab.txt").is_file()
         config = json.loads((back / "config.json").read_text())
-        assert config.get("id2label") == ({"0": "bad", "1": "good"} if head is Pair else None)
+        assert config.get("id2label") == ({"0": "bad", "1": "good"} if head is PooledHead else None)
 
 
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     publish(tmp_path / "theirs", "BertForPreTraining")
     told: list[str] = []
-    convert(str(tmp_path / "theirs"), str(tmp_path / "ours"), say=told.append)
-    assert len(told) == 1 and "left out" in told[0]
+    convert(str(tmp_path / "theirs"), str(tmp_path / "ours"), notify=told.append)
+    assert len(told) == 1 and told[0].startswith("dropped, since the model does not use them: ")
     for name in (
         "pooler.dense.weight",
         "pooler.dense.bias",
@@ -155,9 +155,9 @@ def test_vit(kind: str, options: dict[str, Any], dtype: torch.dtype, tmp_path: P
     peer = publish(tmp_path / "theirs", kind, dtype, num_labels=5, **options)
     folder, before, after = through(tmp_path / "theirs", kind)
     assert same(after, {name: tensor for name, tensor in before.items() if not name.startswith("pooler.")})
-    ours = allmlp.load(folder)
+    ours = allmlp.load(folder, dtype=None)
     assert ours.dtype == dtype
-    images = torch.randn(3, 3, *ours.spec.stem.image, dtype=dtype)  # type: ignore[attr-defined]
+    images = torch.randn(3, 3, *ours.spec.stem.img_size, dtype=dtype)  # type: ignore[attr-defined]
     with torch.no_grad():
         answers = peer(images)
         expected = answers.last_hidden_state[:, 0] if kind == "ViTModel" else answers.logits
@@ -169,11 +169,11 @@ def test_how_pictures_are_prepared_travels_along(tmp_path: Path) -> None:
     labels = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
     publish(tmp_path / "theirs", "ViTForImageClassification", **labels)
     folder = convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))
-    assert read_inputs(folder) == Inputs((0.5,) * 3, (0.5,) * 3, ("cat", "dog"))
+    assert read_preprocessing(folder) == ImagePreprocessing((0.5,) * 3, (0.5,) * 3, ("cat", "dog"))
     pixels = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "size": {"height": 12, "width": 12}}
     (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(pixels))
     folder = convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))
-    assert read_inputs(folder) == Inputs((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), ("cat", "dog"))
+    assert read_preprocessing(folder) == ImagePreprocessing((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), ("cat", "dog"))
     back = convert(str(folder), str(tmp_path / "back"), to="hf")
     written = json.loads((back / "preprocessor_config.json").read_text())
     assert {name: written[name] for name in pixels} == pixels
@@ -210,30 +210,34 @@ def test_a_pickle_or_a_file_alone(kind: str, tmp_path: Path) -> None:
         assert same(load_file(folder / "model.safetensors"), load_file(expected / "model.safetensors"))
     save_file(state, tmp_path / "alone")
     spec: Any = allmlp.load(convert(str(tmp_path / "alone"), str(tmp_path / "ours"))).spec
-    assert spec.block.token.heads == 2 and spec.block.norm == LayerNorm(1e-12)
-    told = {"block.token.heads": 4, "block.norm.eps": 1e-3}
+    assert spec.block.token.num_heads == 2 and spec.block.norm == LayerNorm(1e-12)
+    told = {"block.token.num_heads": 4, "block.norm.eps": 1e-3}
     spec = allmlp.load(convert(str(tmp_path / "alone"), str(tmp_path / "ours"), overrides=told)).spec
-    assert spec.block.token.heads == 4 and spec.block.norm == LayerNorm(1e-3)
+    assert spec.block.token.num_heads == 4 and spec.block.norm == LayerNorm(1e-3)
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("BertModel", {"model_type": "roberta"}, "has the model_type 'roberta': only 'bert' and 'vit' can be read"),
-        ("BertModel", {"hidden_act": "mish"}, "the hidden_act 'mish' is not known"),
-        ("BertModel", {"is_decoder": True}, "only a bidirectional BERT with absolute positions"),
-        ("BertModel", {"num_hidden_layers": 4}, "its configuration says num_hidden_layers 4, its weights say 3"),
-        ("BertModel", {"vocab_size": "many"}, "its configuration says vocab_size 'many', its weights say 40"),
+        ("BertModel", {"model_type": "roberta"}, "has the model_type 'roberta': only 'bert' and 'vit' are supported"),
+        ("BertModel", {"hidden_act": "mish"}, "the hidden_act 'mish' is not supported; use one of gelu, gelu_new"),
+        ("BertModel", {"is_decoder": True}, "only bidirectional BERT models with absolute positions are supported"),
+        ("BertModel", {"num_hidden_layers": 4}, "its configuration has num_hidden_layers 4, its weights have 3"),
+        ("BertModel", {"vocab_size": "many"}, "its configuration has vocab_size 'many', its weights have 40"),
         ("BertModel", {"num_attention_heads": 5}, "12 channels cannot be split into 5 heads"),
-        ("BertModel", {"num_attention_heads": [3]}, "Attention.heads must be a whole number"),
+        ("BertModel", {"num_attention_heads": [3]}, "Attention.num_heads must be a whole number"),
         ("BertModel", {"layer_norm_eps": -1}, "LayerNorm.eps must be"),
         ("ViTForImageClassification", {"image_size": 16}, "of another shape (embeddings.position_embeddings)"),
         ("ViTForImageClassification", {"image_size": "x"}, "must be 2 numbers"),
-        ("ViTForImageClassification", {"num_channels": 1}, "says num_channels 1, its weights say 3"),
-        ("ViTForMaskedImageModeling", {}, "unknown (decoder.0.bias, decoder.0.weight, embeddings.mask_token)"),
-        ("BertForMaskedLM", {"tie_word_embeddings": False}, "a head with a table of its own cannot be read"),
-        ("BertForTokenClassification", {}, "2 unknown (classifier.bias, classifier.weight)"),
-        ("ViTModel", {"qkv_bias": False}, "of this model"),
+        ("ViTForImageClassification", {"num_channels": 1}, "its configuration has num_channels 1, its weights have 3"),
+        ("ViTForMaskedImageModeling", {}, "unexpected (decoder.0.bias, decoder.0.weight, embeddings.mask_token)"),
+        (
+            "BertForMaskedLM",
+            {"tie_word_embeddings": False},
+            "a language-model head whose embedding is not tied is not supported",
+        ),
+        ("BertForTokenClassification", {}, "2 unexpected (classifier.bias, classifier.weight)"),
+        ("ViTModel", {"qkv_bias": False}, "theirs does not match the model: 6 missing (encoder.layer.{0..1}.attention"),
     ],
 )
 def test_what_cannot_be_read(kind: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -250,10 +254,13 @@ def test_what_cannot_be_read(kind: str, changes: dict[str, Any], message: str, t
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (bert(1, 8, 2, vocabulary=9), "cannot hold this model: head"),
-        (bert(1, 8, 2, vocabulary=9, positions=None), "but has no embeddings.position_embeddings.weight"),
-        (vit(1, 12, 3, 4, image=8, classes=3).replace(norm=LayerNorm(1e-3)), "norm.eps is 0.001, there it would be"),
-        (vit(1, 12, 3, 4, image=8, classes=3).replace(norm=None), "norm is None"),
+        (bert(1, 8, 2, vocab_size=9), "cannot represent this model: head is LMHead()"),
+        (bert(1, 8, 2, vocab_size=9, positions=None), "but lacks embeddings.position_embeddings.weight"),
+        (
+            vit(1, 12, 3, 4, img_size=8, num_classes=3).replace(norm=LayerNorm(1e-3)),
+            "norm.eps is 0.001, but the format implies 1e-06",
+        ),
+        (vit(1, 12, 3, 4, img_size=8, num_classes=3).replace(norm=None), "norm is None"),
     ],
 )
 def test_what_has_no_place_there(spec: Any, message: str, tmp_path: Path) -> None:
@@ -265,7 +272,7 @@ def test_what_has_no_place_there(spec: Any, message: str, tmp_path: Path) -> Non
 
 def test_our_own_vit_in_transformers(tmp_path: Path) -> None:
     """Another eps, a wide image: what we train can be used there."""
-    model = vit(2, 12, 3, 4, image=8, classes=3).configure(image=(8, 12)).build().eval()
+    model = vit(2, 12, 3, 4, img_size=8, num_classes=3).configure(img_size=(8, 12)).build().eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.3 * torch.randn_like(weight))

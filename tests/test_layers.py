@@ -1,8 +1,9 @@
-"""Contracts of the single layers, over every spec that is registered: a new mixer is tested by existing."""
+"""Contracts of single layers, parametrized over every registered spec, so that a new mixer is tested too."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import allmlp
 from allmlp.layers import (
     Affine,
     Attention,
+    BatchNorm,
     Block,
+    ChannelLinear,
     ChannelMlp,
     Constant,
     Context,
@@ -22,50 +25,59 @@ from allmlp.layers import (
     Init,
     LayerScale,
     LecunNormal,
+    NoMixing,
     Normal,
-    RelativePositions,
-    SpatialGate,
+    RelativePositionBias,
+    SpatialGatingUnit,
     TinyAttention,
     Toeplitz,
+    TokenConv,
     TokenLinear,
     TokenMlp,
     TorchDefault,
     TruncatedNormal,
-    Uniform,
     XavierUniform,
     Zeros,
 )
-from allmlp.layers.context import Site
+from allmlp.layers.channel import ChannelMixer
+from allmlp.layers.context import BuildContext
 from allmlp.layers.init import Distribution
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import Norm
 from allmlp.layers.pool import Pool
 from allmlp.layers.scale import DropPathLayer
+from allmlp.layers.token_roles import token_parameters
 from allmlp.spec import Spec, from_dict, to_dict
-from tiny import randomise
+from tiny import randomize
 
-SITE = Site(tokens=6, channels=4, init=Init(), grid=(2, 3))
-# Kinds with required fields; every other kind is built from its defaults.
+CTX = BuildContext(tokens=6, channels=4, init=Init(), grid=(2, 3))
+# Specs with required fields; every other spec is built from its defaults.
 ARGUMENTS = {
     "TokenMlp": {"hidden": 3},
-    "Attention": {"heads": 2},
-    "CrossAttention": {"heads": 2},
+    "Attention": {"num_heads": 2},
+    "CrossAttention": {"num_heads": 2},
     "ChannelMlp": {"hidden": 6},
-    "Classes": {"classes": 3},
-    "Pair": {"classes": 3},
+    "ClassifierHead": {"num_classes": 3},
+    "PooledHead": {"num_classes": 3},
     "Constant": {"value": 0.5},
     "Normal": {"std": 0.1},
-    "Uniform": {"limit": 0.1},
 }
 
 
 def kinds(base: type[Spec]) -> list[Spec]:
-    return [
-        kind(**ARGUMENTS.get(name, {}))
-        for name, kind in Spec.kinds.items()
-        if issubclass(kind, base) and kind.__module__.startswith("allmlp.layers")
-    ]
+    """One value of every spec of the layers that is a `base`."""
+    found = {name: kind for name, kind in Spec.kinds.items() if kind.__module__.startswith("allmlp.layers")}
+    return [example(kind) for kind in found.values() if issubclass(kind, base)]
+
+
+def example(kind: type[Spec]) -> Spec:
+    try:
+        return kind(**ARGUMENTS.get(kind.__name__, {}))
+    except TypeError as missing:
+        raise LookupError(
+            f"add values for the required fields to ARGUMENTS in tests/test_layers.py: {missing}"
+        ) from None
 
 
 MIXERS = [
@@ -75,20 +87,22 @@ MIXERS = [
     TokenLinear(Toeplitz(), causal=True),
     TokenMlp(expansion=1.5, act="gelu_tanh"),
     Attention(2, causal=True),
-    *(allmlp.layers.TokenConv(variant) for variant in ("depthwise", "separable")),
+    *(TokenConv(variant, act=act) for variant in ("depthwise", "separable") for act in (None, "gelu")),
+    *kinds(ChannelMixer),
+    ChannelLinear("gelu"),
 ]
 GATES = [
-    SpatialGate(combine, project, causal, side=side)
-    for combine in ("split", "multiply", "add", "linear")
-    for project in (Dense(), Toeplitz())
+    SpatialGatingUnit(variant, projection, causal, attention=attention)
+    for variant in ("split", "multiplicative", "additive", "linear")
+    for projection in (Dense(), Toeplitz())
     for causal in (False, True)
-    for side in (None, TinyAttention(2))
+    for attention in (None, TinyAttention(2))
 ]
 
 
 def prepared(module: nn.Module) -> nn.Module:
     module = module.double()
-    randomise(module)
+    randomize(module)
     return module
 
 
@@ -96,19 +110,43 @@ def tokens(batch: int = 2, channels: int = 4) -> Tensor:
     return torch.randn(batch, 6, channels, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
+def test_every_spec_is_exported() -> None:
+    missing = {type(spec).__name__ for spec in kinds(Spec)} - set(allmlp.layers.__all__)
+    assert not missing, (
+        f"add {', '.join(sorted(missing))} to the imports and to __all__ in src/allmlp/layers/__init__.py"
+    )
+
+
 @pytest.mark.parametrize("spec", kinds(Spec), ids=repr)
-def test_every_kind_survives_json(spec: Spec) -> None:
+def test_every_spec_survives_json(spec: Spec) -> None:
     assert from_dict(to_dict(spec)) == spec
 
 
 @pytest.mark.parametrize("spec", MIXERS, ids=repr)
-def test_mixer_shape_gradient_and_batch(spec: TokenMixer) -> None:
-    module = prepared(spec.build(SITE))
+def test_mixer_shape_gradient_and_batch(spec: TokenMixer | ChannelMixer) -> None:
+    module = prepared(spec.build(CTX))
     x = tokens().requires_grad_()
     assert module(x, Context()).shape == x.shape
     assert torch.autograd.gradcheck(lambda x: module(x, Context()), x)
     check_parameter_gradients(module, lambda: module(x.detach(), Context()))
     assert torch.allclose(module(x, Context())[:1], module(x[:1], Context()))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in MIXERS if isinstance(spec, TokenMixer)], ids=repr)
+def test_mixer_declares_what_its_parameters_do(spec: TokenMixer) -> None:
+    layer, larger = spec.build(CTX), spec.build(replace(CTX, tokens=12, grid=(3, 4)))
+    name = type(layer).__name__
+    assert any(hasattr(module, "token_roles") for module in layer.modules()), (
+        f"{name} does not declare what its parameters do: set `token_roles` as in allmlp/layers/token_roles.py"
+    )
+    roles = {parameter.full_name for parameter in token_parameters(layer)}
+    shapes = {key: weight.shape for key, weight in larger.named_parameters()}
+    missing = [key for key, weight in layer.named_parameters() if weight.shape != shapes[key] and key not in roles]
+    assert not missing, (
+        f"the shape of {missing} depends on the number of tokens: add them to the `token_roles` of {name}"
+    )
+    unknown = roles - shapes.keys()
+    assert not unknown, f"`token_roles` of {name} names {unknown}, which are no parameters"
 
 
 def check_parameter_gradients(module: nn.Module, run: object) -> None:
@@ -126,8 +164,8 @@ def check_parameter_gradients(module: nn.Module, run: object) -> None:
 
 
 @pytest.mark.parametrize("spec", GATES, ids=repr)
-def test_gate_gradients_and_causality(spec: SpatialGate) -> None:
-    module = prepared(spec.build(SITE, hidden=4))
+def test_gate_gradients_and_causality(spec: SpatialGatingUnit) -> None:
+    module = prepared(spec.build(CTX, hidden=4))
     z, x = tokens(channels=4).requires_grad_(), tokens(channels=4).requires_grad_()
     assert torch.autograd.gradcheck(lambda z, x: module(z, x, Context()), (z, x))
     check_parameter_gradients(module, lambda: module(z.detach(), x.detach(), Context()))
@@ -138,7 +176,7 @@ def test_gate_gradients_and_causality(spec: SpatialGate) -> None:
 
 
 def test_cross_attention_gradients() -> None:
-    module = prepared(CrossAttention(2).build(SITE))
+    module = prepared(CrossAttention(2).build(CTX))
     x, memory = tokens().requires_grad_(), tokens()[:, :3].clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x, m: module(x, Context(memory=m)), (x, memory))
     with pytest.raises(allmlp.UserError, match="memory"):
@@ -148,7 +186,7 @@ def test_cross_attention_gradients() -> None:
 @pytest.mark.parametrize("pool", kinds(Pool), ids=repr)
 def test_pool_gradients(pool: Pool) -> None:
     block = Block(TokenLinear(), channel=ChannelMlp(6), norm=Affine(), scale=LayerScale(0.5))
-    module = prepared(pool.build(SITE, block))
+    module = prepared(pool.build(CTX, block))
     x = tokens().requires_grad_()
     assert module(module.prepare(x, Context()), None).shape == (2, 4)
     assert torch.autograd.gradcheck(lambda x: module(module.prepare(x, Context()), None), x)
@@ -158,6 +196,27 @@ def test_pool_gradients(pool: Pool) -> None:
 def test_norm_gradients(norm: Norm) -> None:
     module = prepared(norm.build(4))
     assert torch.autograd.gradcheck(module, tokens().requires_grad_())
+
+
+def test_batch_norm_is_torch_s_with_channels_last() -> None:
+    """Batch statistics in training, running averages in evaluation, over batch and tokens together."""
+    layer, peer = BatchNorm(eps=0.1, momentum=0.3).build(4).double(), nn.BatchNorm2d(4, 0.1, 0.3).double()
+    for module in (layer, peer):
+        randomize(module)
+    for train in (True, True, False):
+        x = tokens(batch=3)
+        expected = peer.train(train)(x.unflatten(1, (2, 3)).permute(0, 3, 1, 2)).permute(0, 2, 3, 1).flatten(1, 2)
+        assert torch.allclose(layer.train(train)(x), expected, atol=1e-12)
+    assert torch.allclose(layer.running_var, peer.running_var) and layer.num_batches_tracked == 2
+
+
+def test_a_branch_without_skip_connection_replaces_its_input() -> None:
+    block = Block(NoMixing(), channel=ChannelLinear(), norm=None, residual="token")
+    layer = block.build(CTX, drop_path=0.5)
+    assert (layer.token.drop_path.rate, layer.channel.drop_path.rate) == (0.5, 0.0)
+    layer, x = prepared(layer).eval(), tokens()
+    proj = layer.channel.mix.proj
+    assert torch.allclose(layer(x, Context()), 2 * x @ proj.weight.T + proj.bias)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -179,13 +238,12 @@ def test_causal_dense_matrix_cannot_be_refilled() -> None:
     assert module.weight.grad is not None and module.weight.grad.triu(1).abs().sum() == 0
 
 
-# --- how parameters start ---------------------------------------------------------------------------
+# --- initialization ---------------------------------------------------------------------------------
 
 SPREADS = {
     Zeros(): 0.0,
     Constant(0.5): 0.0,
     Normal(0.3): 0.3,
-    Uniform(0.3): 0.3 / math.sqrt(3),
     TruncatedNormal(0.02): 0.02,
     TruncatedNormal(0.02, limit=0.04): 0.02 * 0.8796,
     LecunNormal(): math.sqrt(1 / 400),
@@ -209,8 +267,8 @@ def spread(model: nn.Module, key: str) -> float:
     return model.state_dict()[key].std().item()
 
 
-def test_initialisation_of_the_sources() -> None:
-    """Google's Mixer, FAIR's ResMLP, timm's gMLP: the values that matter when training from scratch."""
+def test_initialization_of_the_sources() -> None:
+    """Google's Mixer, FAIR's ResMLP, timm's gMLP, torch.nn's defaults in ConvMixer."""
     mixer = allmlp.create("mixer_s32", seed=0)
     assert spread(mixer, "blocks.0.token.mix.up.weight") == pytest.approx(49**-0.5, rel=0.02)
     assert spread(mixer, "stem.proj.weight") == pytest.approx((3 * 32 * 32) ** -0.5, rel=0.02)
@@ -219,19 +277,22 @@ def test_initialisation_of_the_sources() -> None:
     assert spread(resmlp, "blocks.0.token.mix.weight") == pytest.approx(0.02, rel=0.02)
     assert spread(resmlp, "stem.proj.weight") == pytest.approx((3 * 768) ** -0.5, rel=0.02)
     for name, gamma in [("resmlp_s12", 0.1), ("resmlp_s24", 1e-5), ("resmlp_s36", 1e-6), ("resmlp_b24_8", 1e-6)]:
-        assert allmlp.preset(name).spec.block.scale.value == gamma
+        assert allmlp.preset(name).spec.block.scale.init_value == gamma
     gmlp = allmlp.create("gmlp_ti16", seed=0).state_dict()
     assert gmlp["blocks.0.channel.mix.inner.proj.weight"].abs().max() < 1e-4
     assert (gmlp["blocks.0.channel.mix.inner.proj.bias"] == 1).all()
+    convmixer = allmlp.create("convmixer_nano", seed=0)
+    assert spread(convmixer, "blocks.0.token.mix.conv.weight") == pytest.approx((3 * 5 * 5) ** -0.5, rel=0.05)
+    assert spread(convmixer, "blocks.0.channel.mix.proj.bias") == pytest.approx((3 * 128) ** -0.5, rel=0.15)
     vit = allmlp.create("vit_ti16", seed=0)
     assert spread(vit, "blocks.0.token.mix.qkv.weight") == pytest.approx(math.sqrt(2 / (192 + 192)), rel=0.02)
 
 
-@pytest.mark.parametrize("combine", ["split", "multiply", "additive"])
-def test_a_gate_starts_as_a_plain_mlp(combine: str) -> None:
-    """Before training no token knows of any other."""
-    name = {"split": "gmlp_l36", "multiply": "gmlp_l36_multiplicative", "additive": "gmlp_l36_additive"}[combine]
-    model = allmlp.create(name, seed=0, vocabulary=50, length=8, overrides={"depth": 2}).eval()
+@pytest.mark.parametrize("variant", ["split", "multiplicative", "additive"])
+def test_a_gate_starts_as_a_plain_mlp(variant: str) -> None:
+    """Before training no token depends on any other."""
+    name = {"split": "gmlp_l36", "multiplicative": "gmlp_l36_multiplicative", "additive": "gmlp_l36_additive"}[variant]
+    model = allmlp.create(name, seed=0, vocab_size=50, seq_len=8, overrides={"depth": 2}).eval()
     ids = torch.randint(50, (1, 8))
     other = ids.clone()
     other[:, 4] = (ids[:, 4] + 1) % 50
@@ -261,16 +322,16 @@ def test_drop_path_drops_whole_examples_and_keeps_the_mean() -> None:
     assert DropPathLayer(1.0).train()(y).abs().sum() == 0
 
 
-def test_relative_positions_need_sense() -> None:
+def test_relative_position_bias_checks_its_fields() -> None:
     with pytest.raises(allmlp.UserError, match="buckets"):
-        RelativePositions(buckets=7)
-    with pytest.raises(allmlp.UserError, match="RelativePositions"):
+        RelativePositionBias(buckets=7)
+    with pytest.raises(allmlp.UserError, match="RelativePositionBias"):
         Attention(2, scores="bias")
 
 
 @pytest.mark.parametrize(("std", "limit"), [(0.5, 1.0), (0.5, 0.4), (0.02, 2.0)])
-def test_truncated_normal_is_what_it_says(std: float, limit: float) -> None:
-    """Its distribution function is the normal one, cut and stretched."""
+def test_truncated_normal_has_its_distribution(std: float, limit: float) -> None:
+    """Its CDF is that of the normal distribution, truncated and rescaled."""
     torch.manual_seed(0)
     x = torch.empty(200, 500)
     TruncatedNormal(std, limit).fill(x, 1)

@@ -1,4 +1,4 @@
-"""The table of published weights against those who publish them, and what a download may and may not do."""
+"""The table of published weights compared with their publishers' data, and downloads."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from safetensors.torch import save_file
 
 import allmlp
 from allmlp.cli import main
-from allmlp.data.inputs import Inputs, picture_inputs
+from allmlp.data.preprocessing import ImagePreprocessing, image_preprocessing
 from allmlp.models.cost import measure
 from allmlp.models.mixer import mixer
 from allmlp.models.zoo import presets
 from allmlp.weights import fetch as fetching
-from allmlp.weights.convert import SOURCES, convert
+from allmlp.weights.convert import FORMATS, convert
 from allmlp.weights.fetch import fetch
 from allmlp.weights.pretrained import pretrained
-from allmlp.weights.published import HALF, PLAIN, Checkpoint, checkpoints, known
+from allmlp.weights.published import HALF, PLAIN, PublishedWeights, find_weights, published_weights
 
-ROWS = checkpoints()
+ROWS = published_weights()
 
 
-def test_names_and_places() -> None:
+def test_names_and_urls() -> None:
     for name, row in ROWS.items():
-        assert name.partition(".")[0] in presets() and row.source in SOURCES and bool(row.url or row.hub)
+        assert name.partition(".")[0] in presets() and row.source in FORMATS and bool(row.url or row.hub)
         assert row.url.endswith(f"/{row.file}") if row.url else not row.file
         assert not row.sha256 or row.file.endswith(f"-{row.sha256}.pth")
-        assert "\n" not in row.note and row.what
+        assert "\n" not in row.note and row.description
     assert len(ROWS) == 40 and len({(row.url, row.hub) for row in ROWS.values()}) == 40
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.size])
-def test_sizes_are_those_of_our_models(name: str) -> None:
-    """Google's bucket lists its files with their sizes: four bytes a weight, and a per cent for their names."""
+def test_sizes_match_the_models(name: str) -> None:
+    """The file sizes that Google's bucket lists: four bytes per weight, plus less than 0.5 % for the keys."""
     classes = 21843 if "in21k" in name else 1000
-    spec = presets()[name.partition(".")[0]].spec.configure(classes=classes)
+    spec = presets()[name.partition(".")[0]].spec.configure(num_classes=classes)
     assert ROWS[name].size == pytest.approx(4 * measure(spec).parameters, rel=5e-3)
 
 
-def test_timm_says_the_same() -> None:
+def test_timm_has_the_same_metadata() -> None:
     timm = pytest.importorskip("timm")
     urls = {}
     for row in ROWS.values():
         if row.hub:
             config = timm.get_pretrained_cfg(row.hub.removeprefix("timm/"))
             assert config.tag and row.hub == config.hf_hub_id, row.name
-            assert tuple(config.mean) == row.pixels.mean and tuple(config.std) == row.pixels.std, row.name
-            assert config.crop_pct == row.pixels.crop
+            assert tuple(config.mean) == row.normalization.mean and tuple(config.std) == row.normalization.std, row.name
+            assert config.crop_pct == row.normalization.crop
             urls[row.name] = config.url
     for name, row in ROWS.items():
         if row.source == "timm" and row.url:
@@ -65,16 +65,16 @@ def test_timm_says_the_same() -> None:
             assert urls[f"{name}@timm"] == row.url
 
 
-def test_the_mislabelled_ones_are_called_what_they_are() -> None:
+def test_mislabeled_weights_are_corrected() -> None:
     wrong = [row for row in ROWS.values() if row.hub.endswith("goog_in21k_ft_in1k")]
     assert [row.name for row in wrong] == ["mixer_b16.google_in1k@timm", "mixer_l16.google_in1k@timm"]
     for row in wrong:
-        assert row.what.endswith("ImageNet-1k only") and "has seen ImageNet-1k only" in row.note
+        assert row.description.endswith("ImageNet-1k only") and "trained on ImageNet-1k only" in row.note
         assert row.top1 == ROWS[row.name.removesuffix("@timm")].top1
     for row in ROWS.values():
-        assert ("_dino" in row.name) == ("no trained classifier" in row.note)
+        assert ("_dino" in row.name) == ("not a trained classifier" in row.note)
         assert ("b24" in row.name) == ("the paper's B24 has 16" in row.note)
-    assert {name for name, row in ROWS.items() if row.pixels == PLAIN} == {
+    assert {name for name, row in ROWS.items() if row.normalization == PLAIN} == {
         "mixer_b16.miil_in1k",
         "mixer_b16.miil_in21k",
     }
@@ -98,7 +98,7 @@ def test_list_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mixer_b16.google_in1k@timm" in out and "goog_in21k_ft_in1k" in out
     _, out, _ = run(capsys, "list", "weights", "--json")
     table = {row["name"]: row for row in json.loads(out)}
-    assert table["mixer_b16.miil_in1k"]["pixels"]["std"] == [1.0, 1.0, 1.0]
+    assert table["mixer_b16.miil_in1k"]["normalization"]["std"] == [1.0, 1.0, 1.0]
     assert table["mixer_l16.google_in21k"]["url"].endswith("imagenet21k/Mixer-L_16.npz")
 
 
@@ -117,7 +117,7 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
 
 
 class Shelf:
-    """A server on this machine, whose answer can be spoilt."""
+    """A local file server whose responses can be made invalid."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -161,14 +161,14 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     shelf.close()
 
 
-def offer(shelf: Shelf, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Checkpoint:
-    """Weights of a small Mixer in Google's layout, in the table under a name."""
-    model = mixer(1, 8, patch=4, image=8, classes=3).build()
+def offer(shelf: Shelf, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> PublishedWeights:
+    """Serve the weights of a small Mixer in Google's format and add them to the table."""
+    model = mixer(1, 8, patch_size=4, img_size=8, num_classes=3).build()
     torch.nn.init.normal_(model.head.proj.weight)
     allmlp.save(model, folder / "made")
     file = convert(str(folder / "made"), str(folder / "small-mixer.npz"), to="google")
     content = shelf.files["/small-mixer.npz"] = file.read_bytes()
-    row = Checkpoint(
+    row = PublishedWeights(
         "small_mixer.test",
         "google",
         "a small Mixer",
@@ -179,23 +179,23 @@ def offer(shelf: Shelf, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes
         sha256=hashlib.sha256(content).hexdigest()[:8],
         note="called otherwise elsewhere",
     )._replace(**changes)
-    monkeypatch.setattr(fetching, "checkpoints", lambda: {row.name: row})
+    monkeypatch.setattr(fetching, "published_weights", lambda: {row.name: row})
     return row
 
 
-def test_a_name_is_downloaded_once(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = offer(shelf, tmp_path, monkeypatch, pixels=PLAIN)
-    said: list[str] = []
-    folder = convert(row.name, str(tmp_path / "ours"), say=said.append)
-    assert said == ["called otherwise elsewhere"] and len(shelf.asked) == 1
-    assert picture_inputs(folder) == Inputs(PLAIN.mean, PLAIN.std, crop=0.875)
+def test_weights_are_downloaded_once(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = offer(shelf, tmp_path, monkeypatch, normalization=PLAIN)
+    notes: list[str] = []
+    folder = convert(row.name, str(tmp_path / "ours"), notify=notes.append)
+    assert notes == ["called otherwise elsewhere"] and len(shelf.asked) == 1
+    assert image_preprocessing(folder) == ImagePreprocessing(PLAIN.mean, PLAIN.std, crop_pct=0.875)
     made = allmlp.load(tmp_path / "made")
-    (images,) = made.example()
+    (images,) = made.dummy_inputs()
     again = allmlp.from_pretrained(row.name)
     assert torch.equal(again(images), made(images)) and len(shelf.asked) == 1
-    assert allmlp.from_pretrained(row.name, image=12).spec.image_size == (12, 12)
-    monkeypatch.setattr("allmlp.weights.pretrained.checkpoints", fetching.checkpoints)
-    assert pretrained(row.name).inputs.mean == PLAIN.mean
+    assert allmlp.from_pretrained(row.name, img_size=12).spec.input_size == (12, 12)
+    monkeypatch.setattr("allmlp.weights.pretrained.published_weights", fetching.published_weights)
+    assert pretrained(row.name).preprocessing.mean == PLAIN.mean
     kept = tmp_path / "cache" / "weights" / row.name
     assert [file.name for file in kept.iterdir()] == [row.file]
 
@@ -203,14 +203,14 @@ def test_a_name_is_downloaded_once(shelf: Shelf, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("changes", "claimed", "message"),
     [
-        ({"sha256": "00000000"}, None, "not 00000000...; it was not kept: try again"),
-        ({"size": 1000 - 2**20}, None, "is larger than the 1,000 bytes expected; it was not kept"),
-        ({}, 10**6, "of 1000000 bytes; it was not kept: try again"),
-        ({"url": "/missing.npz"}, None, "HTTP Error 404: Not Found); where there is no network, fetch it elsewhere"),
+        ({"sha256": "00000000"}, None, "not 00000000...; it was discarded; try again"),
+        ({"size": 1000 - 2**20}, None, "is larger than the 1,000 bytes expected; it was discarded"),
+        ({}, 10**6, "of 1000000 bytes; it was discarded; try again"),
+        ({"url": "/missing.npz"}, None, "HTTP Error 404: Not Found); without a network, download it elsewhere"),
     ],
     ids=["checksum", "size", "short", "missing"],
 )
-def test_a_bad_download_is_not_kept(
+def test_bad_downloads_are_discarded(
     changes: dict[str, Any],
     claimed: int | None,
     message: str,
@@ -237,47 +237,49 @@ def test_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     code, out, err = run(capsys, "convert", "mixer_b16.google_in1k", str(tmp_path / "ours"))
     assert code == 2 and not out and err.count("\n") == 1
     assert "cannot download https://storage.googleapis.com/mixer_models/imagenet1k/Mixer-B_16.npz" in err
-    assert "give its path instead of mixer_b16.google_in1k" in err and not (tmp_path / "ours").exists()
+    assert "pass its path instead of mixer_b16.google_in1k" in err and not (tmp_path / "ours").exists()
 
 
-def test_names_that_are_wrong() -> None:
-    with pytest.raises(allmlp.UserError, match=r"is not there; did you mean 'mixer_b16.google_in1k'"):
+def test_unknown_names() -> None:
+    with pytest.raises(allmlp.UserError, match=r"was not found; did you mean 'mixer_b16.google_in1k'"):
         allmlp.from_pretrained("mixer_b16.googl_in1k")
-    with pytest.raises(allmlp.UserError, match=r"is not there; name a weights file, a model folder, or one of `allmlp"):
+    with pytest.raises(
+        allmlp.UserError, match=r"was not found; name a weights file, a model folder, or one of `allmlp"
+    ):
         allmlp.from_pretrained("zebra")
 
 
-def test_a_published_file_is_known_by_its_name(tmp_path: Path) -> None:
-    """MIIL's Mixer expects other pixels than the rest of timm's, which is written nowhere in the file."""
-    spec = mixer(1, 8, patch=4, image=8, classes=3)
+def test_published_file_is_recognized_by_its_name(tmp_path: Path) -> None:
+    """MIIL's Mixer has another normalization than timm's other models, which its file does not state."""
+    spec = mixer(1, 8, patch_size=4, img_size=8, num_classes=3)
     allmlp.save(spec.build(), tmp_path / "made")
     state = convert(str(tmp_path / "made"), str(tmp_path / "plain.safetensors"), to="timm")
-    assert picture_inputs(convert(str(state), str(tmp_path / "a"))).mean == (0.5, 0.5, 0.5)
+    assert image_preprocessing(convert(str(state), str(tmp_path / "a"))).mean == (0.5, 0.5, 0.5)
     state = state.rename(tmp_path / "mixer_b16_224_miil-9229a591.pth")
-    assert picture_inputs(convert(str(state), str(tmp_path / "b"))).mean == (0.0, 0.0, 0.0)
-    found = known("Mixer-B_16.npz")
-    assert known("model.safetensors") is None and found is not None and found.pixels == HALF
+    assert image_preprocessing(convert(str(state), str(tmp_path / "b"))).mean == (0.0, 0.0, 0.0)
+    found = find_weights("Mixer-B_16.npz")
+    assert find_weights("model.safetensors") is None and found is not None and found.normalization == HALF
 
 
-def test_a_folder_of_timm_on_the_hub(tmp_path: Path) -> None:
-    """Its config.json says how pictures are prepared; timm itself is not needed."""
-    allmlp.save(mixer(1, 8, patch=4, image=8, classes=3).build(), tmp_path / "made")
+def test_timm_folder_of_the_hub(tmp_path: Path) -> None:
+    """Its config.json defines the preprocessing; timm itself is not needed."""
+    allmlp.save(mixer(1, 8, patch_size=4, img_size=8, num_classes=3).build(), tmp_path / "made")
     folder = tmp_path / "theirs"
     folder.mkdir()
     convert(str(tmp_path / "made"), str(folder / "model.safetensors"), to="timm")
     settings = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "crop_pct": 0.95, "num_classes": 3}
     (folder / "config.json").write_text(json.dumps({"architecture": "mixer_b16_224", "pretrained_cfg": settings}))
-    inputs = picture_inputs(convert(str(folder), str(tmp_path / "ours")))
-    assert inputs == Inputs((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), crop=0.95)
-    for spoilt in ({"mean": "red"}, {"crop_pct": 7}, {"std": [1, [2], 3]}):
-        (folder / "config.json").write_text(json.dumps({"pretrained_cfg": settings | spoilt}))
-        with pytest.raises(allmlp.UserError, match=r"Inputs\.\w+"):
+    inputs = image_preprocessing(convert(str(folder), str(tmp_path / "ours")))
+    assert inputs == ImagePreprocessing((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), crop_pct=0.95)
+    for invalid in ({"mean": "red"}, {"crop_pct": 7}, {"std": [1, [2], 3]}):
+        (folder / "config.json").write_text(json.dumps({"pretrained_cfg": settings | invalid}))
+        with pytest.raises(allmlp.UserError, match=r"ImagePreprocessing\.\w+"):
             convert(str(folder), str(tmp_path / "ours"))
     (folder / "config.json").write_text(json.dumps({"model_args": {"img_size": 8, "act_layer": "relu"}}))
-    with pytest.raises(allmlp.UserError, match="its configuration changes act_layer; convert timm:NAME"):
+    with pytest.raises(allmlp.UserError, match=r"its configuration replaces act_layer, .*; convert timm:NAME"):
         convert(str(folder), str(tmp_path / "ours"))
     (folder / "config.json").write_text(json.dumps({"pretrained_cfg": "none"}))
-    assert picture_inputs(convert(str(folder), str(tmp_path / "ours"))).crop == 0.875
+    assert image_preprocessing(convert(str(folder), str(tmp_path / "ours"))).crop_pct == 0.875
     save_file({"x": torch.zeros(1)}, folder / "model.safetensors")
-    with pytest.raises(allmlp.UserError, match="holds none of the models that can be converted"):
+    with pytest.raises(allmlp.UserError, match="the format is not recognized"):
         convert(str(folder), str(tmp_path / "ours"))

@@ -1,4 +1,4 @@
-"""What the README says is what happens."""
+"""The README and the guides: examples run, commands name real recipes and fields, tables are complete."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from allmlp.spec import override
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf8")
+GUIDES = [file.read_text(encoding="utf8") for file in sorted((ROOT / "docs" / "guides").glob("*.md"))]
+MODELS = (ROOT / "docs" / "reference" / "models.md").read_text(encoding="utf8")
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = re.findall(r"^    \$ (allmlp .*)\n((?:    (?!\$).*\n)+)", README, re.MULTILINE)
 
@@ -37,11 +40,16 @@ def test_commands_print_what_is_shown(command: str, shown: str) -> None:
 
 
 TRAINING = [
-    line.partition("#")[0].split("allmlp train ")[1] for line in README.splitlines() if " allmlp train " in line
+    line.partition("#")[0].split("allmlp train ")[1]
+    for page in (README, *GUIDES)
+    for line in page.splitlines()
+    if line.startswith("    ") and " allmlp train " in line
 ]
 
 
-@pytest.mark.parametrize("arguments", [text.strip() for text in TRAINING if not text.startswith("--resume")])
+@pytest.mark.parametrize(
+    "arguments", [text.strip() for text in dict.fromkeys(TRAINING) if not text.startswith("--resume")]
+)
 def test_training_commands_name_recipes_and_fields(arguments: str) -> None:
     name, *options = shlex.split(arguments)
     for run in runs(name).values():
@@ -56,16 +64,24 @@ def expand(pattern: str) -> list[str]:
     return ["".join(choice) for choice in itertools.product(*parts)]
 
 
-def test_the_zoo_table_names_every_model() -> None:
-    section = README.partition("## The zoo")[2].partition("\n## ")[0]
-    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+def test_the_table_of_models_is_complete() -> None:
+    cells = [line.split("|")[1] for line in MODELS.splitlines() if line.startswith("| `")]
     named = [name for cell in cells for pattern in re.findall(r"`([^`]+)`", cell) for name in expand(pattern)]
-    assert sorted(named) == sorted([*presets(), "timm:NAME"])
+    known = [*presets(), "timm:NAME"]
+    missing, unknown = [name for name in known if name not in named], [name for name in named if name not in known]
+    assert not missing, f"the table of docs/reference/models.md has no row with {', '.join(missing)}"
+    assert not unknown, f"the table of docs/reference/models.md names {', '.join(unknown)}, which no preset has"
+    assert len(named) == len(set(named)), "the table of docs/reference/models.md names a model twice"
 
 
-def test_the_map_names_what_is_there() -> None:
-    section = README.partition("## Where things are")[2]
-    paths = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+def test_the_map_of_the_code_is_complete() -> None:
+    paths = re.findall(r"^\| `(src/[^`]+)` \|", DESIGN, re.MULTILINE)
     assert paths and all((ROOT / path).exists() for path in paths)
-    rooms = {path.name for path in (ROOT / "src" / "allmlp").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms <= {Path(path).name for path in paths}
+    package = ROOT / "src" / "allmlp"
+    rooms = {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    missing = rooms - {Path(path).name for path in paths}
+    assert not missing, f"the map of docs/design.md has no row for {', '.join(missing)}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150

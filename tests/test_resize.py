@@ -11,21 +11,21 @@ from torch.nn import functional as F
 
 import allmlp
 from allmlp.cli import main
-from allmlp.data.inputs import Inputs, TextInputs, read_inputs, write_inputs
-from allmlp.layers import ClassMlp, Context, SpatialGate, Toeplitz
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing, write_preprocessing
+from allmlp.layers import ClassMlp, Context, SpatialGatingUnit, Toeplitz
 from allmlp.models.encoder import Encoder
-from allmlp.models.grid import Resize, Resized, Rule, at_image, interpolation
+from allmlp.models.grid import ForwardAtSize, GridResize, Rule, interpolation_matrix, with_img_size
 from allmlp.models.resmlp import resmlp
 from allmlp.weights.folder import transfer
-from allmlp.weights.resize import resized
-from tiny import randomise
+from allmlp.weights.resize import extend_bias, resize_model
+from tiny import randomize
 
 FAMILIES = ["mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano", "vit_nano", "class"]
 
 
 def spec(name: str, image: int | tuple[int, int] = 32) -> Encoder:
     found = resmlp(2, 24, 0.1, 4, 32, 10, pool=ClassMlp()) if name == "class" else allmlp.create(name).spec
-    return found.configure(image=image).replace(depth=2)
+    return found.configure(img_size=image).replace(depth=2)
 
 
 def bring(x: Tensor, source: tuple[int, int], target: tuple[int, int]) -> Tensor:
@@ -38,8 +38,8 @@ def bring(x: Tensor, source: tuple[int, int], target: tuple[int, int]) -> Tensor
 @pytest.mark.parametrize("name", FAMILIES)
 def test_to_the_same_size_nothing_changes(name: str, rule: Rule) -> None:
     state = allmlp.create(spec(name), seed=0).state_dict()
-    assert at_image(spec(name), 32, rule) == spec(name)
-    new = Resize(spec(name), spec(name), rule=rule)(state)
+    assert with_img_size(spec(name), 32, rule) == spec(name)
+    new = GridResize(spec(name), spec(name), rule=rule)(state)
     assert all(torch.equal(state[key], new[key]) for key in state)
 
 
@@ -48,8 +48,8 @@ def test_to_the_same_size_nothing_changes(name: str, rule: Rule) -> None:
 def test_the_resized_weights_fit(name: str, image: int | tuple[int, int]) -> None:
     model = allmlp.create(spec(name), seed=0)
     other = allmlp.create(spec(name, image))
-    other.load_state_dict(Resize(model.spec, other.spec)(model.state_dict()))
-    assert torch.isfinite(other(*other.example(2))).all()
+    other.load_state_dict(GridResize(model.spec, other.spec)(model.state_dict()))
+    assert torch.isfinite(other(*other.dummy_inputs(2))).all()
 
 
 @pytest.mark.parametrize("target", [(4, 4), (8, 8), (12, 6), (16, 16)])
@@ -60,7 +60,7 @@ def test_mixing_is_resample_mix_resample(target: tuple[int, int]) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(generator=generator)
-    resize = Resize(model.spec, model.spec.configure(image=(4 * target[0], 4 * target[1])))
+    resize = GridResize(model.spec, model.spec.configure(img_size=(4 * target[0], 4 * target[1])))
     state = model.state_dict()
     new = resize(state)
     x = torch.randn(2, target[0] * target[1], 3, dtype=torch.float64, generator=generator)
@@ -72,7 +72,7 @@ def test_mixing_is_resample_mix_resample(target: tuple[int, int]) -> None:
 
 def test_mixer_s_two_matrices() -> None:
     model = allmlp.create(spec("mixer_nano"), seed=0)
-    new = Resize(model.spec, spec("mixer_nano", 16))(model.state_dict())
+    new = GridResize(model.spec, spec("mixer_nano", 16))(model.state_dict())
     x, mix = torch.randn(2, 16, 5), model.blocks[0].token.mix
     hidden = new["blocks.0.token.mix.up.weight"] @ x
     torch.testing.assert_close(hidden, mix.up.weight.detach() @ bring(x, (4, 4), (8, 8)), atol=1e-5, rtol=1e-4)
@@ -81,64 +81,64 @@ def test_mixer_s_two_matrices() -> None:
 
 
 def test_rows_sum_to_one_and_class_tokens_stay() -> None:
-    assert torch.allclose(interpolation((7, 5), (4, 9)).sum(1), torch.ones(36, dtype=torch.float64))
+    assert torch.allclose(interpolation_matrix((7, 5), (4, 9)).sum(1), torch.ones(36, dtype=torch.float64))
     model = allmlp.create(spec("vit_nano"), seed=0)
-    new = Resize(model.spec, spec("vit_nano", 48))(model.state_dict())
+    new = GridResize(model.spec, spec("vit_nano", 48))(model.state_dict())
     positions = model.state_dict()["stem.positions.weight"]
     assert new["stem.positions.weight"].shape[0] == 1 + 144
     assert torch.equal(new["stem.positions.weight"][0], positions[0])
     pooled = allmlp.create(spec("class"), seed=0)
     row = pooled.state_dict()["pool.gathers.0.mix.weight"]
-    wide = Resize(pooled.spec, spec("class", 48))(pooled.state_dict())["pool.gathers.0.mix.weight"]
+    wide = GridResize(pooled.spec, spec("class", 48))(pooled.state_dict())["pool.gathers.0.mix.weight"]
     assert torch.equal(wide[:, 0], row[:, 0])
     torch.testing.assert_close(wide.sum(), row.sum(), atol=1e-4, rtol=1e-4)
 
 
 def test_half_precision_stays_half() -> None:
     model = allmlp.create(spec("gmlp_nano"), seed=0).half()
-    new = Resize(model.spec, spec("gmlp_nano", 48))(model.state_dict())
+    new = GridResize(model.spec, spec("gmlp_nano", 48))(model.state_dict())
     assert {weight.dtype for weight in new.values()} == {torch.float16}
 
 
 def test_gradients_reach_the_weights_through_a_smaller_picture() -> None:
     model = allmlp.create(spec("gmlp_nano").replace(head=None), seed=0)
-    small = Resized(model, (16, 16))
+    small = ForwardAtSize(model, (16, 16))
     images = torch.randn(2, 3, 16, 16)
     small(images).square().sum().backward()
     gradient = model.blocks[0].channel.mix.inner.proj.weight.grad
     assert gradient is not None and gradient.shape == (64, 64) and gradient.abs().sum() > 0
-    other = allmlp.create(model.spec.configure(image=16))
-    other.load_state_dict(Resize(model.spec, other.spec)(model.state_dict()))
+    other = allmlp.create(model.spec.configure(img_size=16))
+    other.load_state_dict(GridResize(model.spec, other.spec)(model.state_dict()))
     torch.testing.assert_close(small(images), other(images))
 
 
 def test_start_from_a_model_of_another_size(tmp_path: Path) -> None:
     model = allmlp.create(spec("resmlp_nano"), seed=0)
     allmlp.save(model, tmp_path)
-    larger = allmlp.create(spec("resmlp_nano", 48).configure(classes=7), seed=1)
+    larger = allmlp.create(spec("resmlp_nano", 48).configure(num_classes=7), seed=1)
     assert transfer(larger, tmp_path) == ["head.proj.weight", "head.proj.bias"]
-    expected = Resize(model.spec, larger.spec)(model.state_dict())
+    expected = GridResize(model.spec, larger.spec)(model.state_dict())
     own = larger.state_dict()
     assert all(torch.equal(own[key], expected[key]) for key in own if not key.startswith("head."))
-    coarser = allmlp.create(spec("resmlp_nano").configure(patch=8))
-    with pytest.raises(allmlp.UserError, match="does not hold the weights of this model"):
+    coarser = allmlp.create(spec("resmlp_nano").configure(patch_size=8))
+    with pytest.raises(allmlp.UserError, match="does not match the model: 5 of another shape"):
         transfer(coarser, tmp_path)
 
 
 def test_what_cannot_be_resized() -> None:
     striped = spec("gmlp_nano")
     gate = striped.block.channel.inner
-    assert isinstance(gate, SpatialGate)
+    assert isinstance(gate, SpatialGatingUnit)
     striped = striped.replace(
-        block=striped.block.replace(channel=striped.block.channel.replace(inner=gate.replace(project=Toeplitz())))
+        block=striped.block.replace(channel=striped.block.channel.replace(inner=gate.replace(projection=Toeplitz())))
     )
     with pytest.raises(allmlp.UserError, match="only dense token weights"):
-        Resize(striped, striped.configure(image=64))
+        GridResize(striped, striped.configure(img_size=64))
     text = allmlp.create("gmlp_mlm_tiny")
-    with pytest.raises(allmlp.UserError, match="image models have a grid"):
-        Resize(text.spec, text.spec)
-    with pytest.raises(allmlp.UserError, match="only the image encoders"):
-        Resized(allmlp.create("resmlp_seq2seq_tiny"), (16, 16))
+    with pytest.raises(allmlp.UserError, match="only this library's image models"):
+        GridResize(text.spec, text.spec)
+    with pytest.raises(allmlp.UserError, match="only this library's image models"):
+        ForwardAtSize(allmlp.create("resmlp_seq2seq_tiny"), (16, 16))
 
 
 # --- Mixer's rule ------------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ QUADRANTS = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
 def test_tiles_are_mixed_alone_by_mixer_s_own_mlp() -> None:
     """The paper: W1' is block-diagonal with K^2 copies of W1 once tokens are ordered part by part, D_S' = K^2 D_S."""
     model = allmlp.create(spec("mixer_nano", 8), seed=0)
-    randomise(model)
-    large = resized(model, image=16, rule="tile")
+    randomize(model)
+    large = resize_model(model, img_size=16, rule="tile")
     old, new = (each.blocks[0].token.mix for each in (model, large))
     width = old.up.weight.shape[0]
     assert new.up.weight.shape == (4 * width, 16)
@@ -170,8 +170,8 @@ def test_tiles_are_mixed_alone_by_mixer_s_own_mlp() -> None:
 @pytest.mark.parametrize("name", ["resmlp_nano", "gmlp_nano", "amlp_nano"])
 def test_square_matrices_become_block_diagonal(name: str) -> None:
     model = allmlp.create(spec(name, 8), seed=0)
-    randomise(model)
-    large = resized(model, image=16, rule="tile")
+    randomize(model)
+    large = resize_model(model, img_size=16, rule="tile")
     key = "blocks.0.token.mix" if name == "resmlp_nano" else "blocks.0.channel.mix.inner.proj"
     old, new = model.state_dict(), large.state_dict()
     order = [token for part in QUADRANTS for token in part]
@@ -183,9 +183,9 @@ def test_a_picture_of_equal_tiles_is_answered_as_one_tile() -> None:
     """With the mean of all tokens, and no attention, four copies of a picture are the picture."""
     for name in ("mixer_nano", "resmlp_nano", "gmlp_nano", "class"):
         model = allmlp.create(spec(name, 16), seed=0).eval()
-        randomise(model, spread=0.1)
+        randomize(model, spread=0.1)
         image = torch.randn(1, 3, 16, 16)
-        large = resized(model, image=(32, 48), rule="tile")
+        large = resize_model(model, img_size=(32, 48), rule="tile")
         with torch.no_grad():
             torch.testing.assert_close(large(image.repeat(1, 1, 2, 3)), model(image), atol=1e-4, rtol=1e-4)
 
@@ -193,22 +193,22 @@ def test_a_picture_of_equal_tiles_is_answered_as_one_tile() -> None:
 def test_positions_are_repeated_and_the_class_token_keeps_its_own() -> None:
     model = allmlp.create(spec("vit_nano", 8), seed=0)
     table = model.state_dict()["stem.positions.weight"]
-    tiled = resized(model, image=16, rule="tile").state_dict()["stem.positions.weight"]
+    tiled = resize_model(model, img_size=16, rule="tile").state_dict()["stem.positions.weight"]
     assert torch.equal(tiled[0], table[0])
     for part in QUADRANTS:
         assert torch.equal(tiled[1:][part], table[1:])
 
 
 def test_tiles_must_fit() -> None:
-    with pytest.raises(allmlp.UserError, match="does not tile one of 12x12"):
-        resized(allmlp.create(spec("gmlp_nano")), image=48, rule="tile")
+    with pytest.raises(allmlp.UserError, match="12x12 patches cannot be tiled by 8x8"):
+        resize_model(allmlp.create(spec("gmlp_nano")), img_size=48, rule="tile")
 
 
 @pytest.mark.parametrize("rule", ["interpolate", "tile"])
 def test_a_token_mlp_as_wide_as_the_tokens_keeps_its_width(rule: Rule) -> None:
-    model = allmlp.create("resmlp_s12_mlp", image=32, overrides={"depth": 1})
+    model = allmlp.create("resmlp_s12_mlp", img_size=32, overrides={"depth": 1})
     assert model.spec.block.token.expansion == 4
-    larger = resized(model, image=64, rule=rule)
+    larger = resize_model(model, img_size=64, rule=rule)
     assert larger.spec.block.token.hidden == 16 * (1 if rule == "interpolate" else 4)
     assert larger(torch.randn(1, 3, 64, 64)).shape == (1, 1000)
 
@@ -218,10 +218,10 @@ def test_a_token_mlp_as_wide_as_the_tokens_keeps_its_width(rule: Rule) -> None:
 
 def test_another_size_gives_an_error_that_names_resize() -> None:
     with pytest.raises(
-        allmlp.UserError, match=r"32x32 images, got 48x40; .* allmlp resize FOLDER TARGET --image 48x40"
+        allmlp.UserError, match=r"32x32 images, got 48x40; .* allmlp resize FOLDER TARGET --img-size 48x40"
     ):
         allmlp.create(spec("mixer_nano"))(torch.randn(1, 3, 48, 40))
-    with pytest.raises(allmlp.UserError, match=r"130 tokens .* allmlp resize FOLDER TARGET --length 130"):
+    with pytest.raises(allmlp.UserError, match=r"130 tokens .* allmlp resize FOLDER TARGET --seq-len 130"):
         allmlp.create("bert_tiny", overrides={"depth": 1})(torch.zeros(1, 130, dtype=torch.long))
 
 
@@ -231,27 +231,27 @@ def test_the_command_writes_what_load_gives(
 ) -> None:
     model = allmlp.create(spec("mixer_nano"), seed=0)
     allmlp.save(model, tmp_path / "a")
-    inputs = Inputs((0.5,) * 3, (0.25,) * 3, tuple("abcdefghij"), 0.9)
-    write_inputs(tmp_path / "a", inputs)
+    inputs = ImagePreprocessing((0.5,) * 3, (0.25,) * 3, tuple("abcdefghij"), 0.9)
+    write_preprocessing(tmp_path / "a", inputs)
     with pytest.raises(SystemExit) as end:
-        main(["resize", str(tmp_path / "a"), str(tmp_path / "b"), "--image", text, "--rule", rule])
+        main(["resize", str(tmp_path / "a"), str(tmp_path / "b"), "--img-size", text, "--rule", rule])
     assert end.value.code == 0 and f"32x32 image -> {image[0]}x{image[1]} image" in capsys.readouterr().out
-    assert read_inputs(tmp_path / "b") == inputs
-    written, given = allmlp.load(tmp_path / "b"), allmlp.load(tmp_path / "a", image=image, rule=rule)
-    assert written.spec == given.spec == resized(model, image, rule=rule).spec
+    assert read_preprocessing(tmp_path / "b") == inputs
+    written, given = allmlp.load(tmp_path / "b"), allmlp.load(tmp_path / "a", img_size=image, rule=rule)
+    assert written.spec == given.spec == resize_model(model, image, rule=rule).spec
     assert all(torch.equal(weight, given.state_dict()[key]) for key, weight in written.state_dict().items())
 
 
 def test_text_keeps_its_tokenizer_and_learns_its_length(tmp_path: Path) -> None:
-    model = allmlp.create("resmlp_seq2seq_tiny", length=16, seed=0).eval()
+    model = allmlp.create("resmlp_seq2seq_tiny", seq_len=16, seed=0).eval()
     allmlp.save(model, tmp_path / "a")
-    write_inputs(tmp_path / "a", TextInputs("translation", 16))
+    write_preprocessing(tmp_path / "a", TextPreprocessing("translation", 16))
     (tmp_path / "a" / "tokenizer.json").write_text("{}")
     with pytest.raises(SystemExit) as end:
-        main(["resize", str(tmp_path / "a"), str(tmp_path / "b"), "--length", "24"])
+        main(["resize", str(tmp_path / "a"), str(tmp_path / "b"), "--seq-len", "24"])
     assert end.value.code == 0
     longer = allmlp.load(tmp_path / "b")
-    assert read_inputs(tmp_path / "b") == TextInputs("translation", 24)
+    assert read_preprocessing(tmp_path / "b") == TextPreprocessing("translation", 24)
     assert (tmp_path / "b" / "tokenizer.json").read_text() == "{}"
     source, target = torch.randint(0, 8192, (2, 16)), torch.randint(0, 8192, (2, 12))
     mask = torch.ones(2, 16, dtype=torch.bool)
@@ -263,12 +263,12 @@ def test_text_keeps_its_tokenizer_and_learns_its_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--image", "50"], "nearest size that works is 48x48"),
-        (["--image", "48", "--rule", "tile"], "does not tile"),
-        (["--image", "48", "--rule", "cubic"], "--rule is interpolate or tile"),
-        (["--length", "48"], "only this library's text models have a length"),
-        (["--length", "48", "--rule", "tile"], "are for pictures"),
-        ([], "name one new size"),
+        (["--img-size", "50"], "nearest size that works is 48x48"),
+        (["--img-size", "48", "--rule", "tile"], "cannot be tiled"),
+        (["--img-size", "48", "--rule", "cubic"], "--rule must be interpolate or tile, not 'cubic'"),
+        (["--seq-len", "48"], "only this library's text models have a sequence length"),
+        (["--seq-len", "48", "--rule", "tile"], "apply to images, not to a sequence length"),
+        ([], "give one new size: --img-size 448 or --seq-len 512"),
     ],
 )
 def test_mistakes_leave_nothing(
@@ -286,12 +286,12 @@ def test_mistakes_leave_nothing(
 @pytest.mark.parametrize("length", [16, 48])
 @pytest.mark.parametrize("name", ["gmlp_mlm_tiny", "gmlp_causal_tiny", "mixer_mlm_tiny", "bert_tiny", "amlp_mlm_tiny"])
 def test_another_length_of_text_mixes_the_first_tokens_as_before(name: str, length: int, tmp_path: Path) -> None:
-    old = allmlp.create(name, length=32, seed=0, overrides={"depth": 2}).eval()
+    old = allmlp.create(name, seq_len=32, seed=0, overrides={"depth": 2}).eval()
     with torch.no_grad():
         for weight in old.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
     allmlp.save(old, tmp_path)
-    new = allmlp.create(name, length=length, overrides={"depth": 2}).eval()
+    new = allmlp.create(name, seq_len=length, overrides={"depth": 2}).eval()
     transfer(new, tmp_path)
     ids = torch.randint(0, 8192, (2, 16))
     with torch.no_grad():
@@ -308,6 +308,23 @@ def test_distances_never_seen_start_at_zero() -> None:
     assert torch.equal(long[:3, :3], short)
 
 
+def test_new_tokens_get_the_bias_of_the_last_token() -> None:
+    """Not zero: a gate that was trained around a bias of one would be closed for the new tokens."""
+    bias = torch.tensor([3.0, 1.0, 2.0])
+    assert extend_bias(bias, 5).tolist() == [3, 1, 2, 2, 2]
+    assert extend_bias(bias, 3).tolist() == [3, 1, 2]
+    assert extend_bias(bias, 2).tolist() == [3, 1]
+    for name, key in (("gmlp_mlm_tiny", "inner.proj.bias"), ("mixer_mlm_tiny", "token.mix.down.bias")):
+        model = allmlp.create(name, seq_len=32, seed=0, overrides={"depth": 2})
+        randomize(model)
+        longer = resize_model(model, seq_len=48).state_dict()
+        found = {path: old for path, old in model.state_dict().items() if path.endswith(key)}
+        assert len(found) == 2
+        for path, old in found.items():
+            assert longer[path].shape == (48,) and old[-1] != 0
+            assert torch.equal(longer[path][:32], old) and torch.equal(longer[path][32:], old[-1].expand(16))
+
+
 def test_a_run_and_the_source_itself_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, run = tmp_path / "a", tmp_path / "b"
     for folder in (source, run):
@@ -316,6 +333,6 @@ def test_a_run_and_the_source_itself_are_not_written_over(tmp_path: Path, capsys
     for target, reason in ((source, "would be written over itself"), (run, "holds a run")):
         before = (target / "model.safetensors").read_bytes()
         with pytest.raises(SystemExit) as caught:
-            main(["resize", str(source), str(target), "--image", "64"])
+            main(["resize", str(source), str(target), "--img-size", "64"])
         assert caught.value.code == 2 and reason in capsys.readouterr().err
         assert (target / "model.safetensors").read_bytes() == before

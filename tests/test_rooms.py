@@ -1,8 +1,9 @@
-"""Imports run one way: a room may use the rooms below it and nothing else of the package."""
+"""Imports run one way: a room (folder or file) imports only rooms below it, and files form no import circles."""
 
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,16 @@ BELOW = {
     "inference": {"errors", "kernels", "layers", "models"},
     "schedule": {"spec"},
     "optim": {"spec", "layers"},
-    "average": {"models"},
+    "ema": {"models"},
     "log": {"errors"},
     "parallel": {"errors", "layers", "models"},
-    "checkpoint": {"errors", "files", "parallel"},
+    "checkpoint": {"ema", "errors", "files", "parallel"},
     "run": {"spec", "models", "data", "tasks", "optim", "schedule", "parallel"},
     "meter": {"tasks"},
-    "graph": set(),
-    "train": {
+    "compilation": {"layers", "models", "tasks"},
+    "train_step": {"ema", "parallel", "tasks"},
+    "pace": {"errors", "files", "parallel"},
+    "training": {
         "errors",
         "files",
         "spec",
@@ -43,15 +46,17 @@ BELOW = {
         "tasks",
         "run",
         "optim",
-        "average",
-        "graph",
+        "compilation",
+        "ema",
         "log",
         "meter",
         "parallel",
         "checkpoint",
+        "pace",
+        "train_step",
     },
-    "predict": {"errors", "models", "weights", "data", "tasks"},
-    "serve": {"errors", "spec", "files", "models", "weights", "data", "tasks", "predict", "analysis"},
+    "prediction": {"errors", "models", "weights", "data", "tasks"},
+    "serve": {"errors", "spec", "files", "models", "weights", "data", "tasks", "prediction", "analysis"},
     "report": {
         "errors",
         "files",
@@ -63,13 +68,13 @@ BELOW = {
         "run",
         "log",
         "checkpoint",
-        "train",
+        "training",
         "analysis",
         "layers",
         "plan",
     },
-    "plan": {"errors", "spec", "layers", "models", "optim", "run", "recipes"},
-    "export": {"errors", "files", "spec", "layers", "models", "weights", "data", "tasks", "predict"},
+    "plan": {"errors", "kernels", "spec", "layers", "models", "optim", "run", "recipes"},
+    "export": {"errors", "files", "spec", "layers", "models", "weights", "data", "tasks", "prediction"},
     # analysis: its figures' style. export: a side that runs in ONNX Runtime.
     "bench": {
         "errors",
@@ -81,7 +86,9 @@ BELOW = {
         "data",
         "tasks",
         "optim",
-        "graph",
+        "compilation",
+        "parallel",
+        "train_step",
         "inference",
         "kernels",
         "analysis",
@@ -96,8 +103,8 @@ BELOW = {
         "weights",
         "tasks",
         "show",
-        "train",
-        "predict",
+        "training",
+        "prediction",
         "export",
         "log",
         "recipes",
@@ -106,36 +113,75 @@ BELOW = {
         "serve",
         "bench",
     },
+    "api": {"errors", "spec", "run", "recipes", "tasks", "training", "prediction"},
     "__main__": {"cli"},
     "__init__": {"errors", "inference", "layers", "models", "weights"},
 }
 
 
-def room(file: Path) -> str:
-    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+FILES = {
+    ".".join(("allmlp", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): file
+    for file in sorted(ROOT.rglob("*.py"))
+}
 
 
-def imports(file: Path) -> set[str]:
-    """Rooms of allmlp that a file imports, also inside functions; the package's own version is no room."""
+def room(module: str) -> str:
+    return [*module.split("."), "__init__"][1]
+
+
+@cache
+def imports(module: str) -> set[str]:
+    """The modules of allmlp that a module imports, also inside functions, but not for type checking only."""
+    tree = ast.parse(FILES[module].read_text(encoding="utf8"))
+    typing = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
     names = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
+    for node in set(ast.walk(tree)) - typing:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{file}: imports are written in full"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("allmlp.")} - {"__version__"}
+            assert node.level == 0, f"{module}: use absolute imports"
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in FILES else node.module for name in full}
+    return {name for name in names if name in FILES} - {"allmlp", module}
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_imports_run_one_way(file: Path) -> None:
-    here = room(file)
-    assert here in BELOW, f"{here} is a new room: say in this test what it may import"
-    assert imports(file) - {here} <= BELOW[here]
+@pytest.mark.parametrize("module", FILES)
+def test_imports_run_one_way(module: str) -> None:
+    here = room(module)
+    assert here in BELOW, f"{here} is a new room: add to this test what it may import"
+    assert {room(name) for name in imports(module)} - {here} <= BELOW[here]
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_every_file_says_what_it_is(file: Path) -> None:
-    source = file.read_text(encoding="utf8")
+def find_circle(module: str, path: tuple[str, ...], done: set[str]) -> tuple[str, ...]:
+    if module in path:
+        return (*path[path.index(module) :], module)
+    if module in done:
+        return ()
+    for other in sorted(imports(module)):
+        if found := find_circle(other, (*path, module), done):
+            return found
+    done.add(module)
+    return ()
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    done: set[str] = set()
+    assert not [circle for module in FILES if (circle := find_circle(module, (), done))]
+
+
+def test_a_circle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = {"a": {"b", "d"}, "b": {"c"}, "c": {"b"}, "d": set()}
+    monkeypatch.setitem(globals(), "imports", graph.__getitem__)
+    assert find_circle("a", (), set()) == ("b", "c", "b") and find_circle("d", (), set()) == ()
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_every_file_says_what_it_is(module: str) -> None:
+    source = FILES[module].read_text(encoding="utf8")
     assert ast.get_docstring(ast.parse(source)) and source.count("\n") <= 500
-    assert not {"utils", "helpers", "common", "misc"} & set(file.relative_to(ROOT).with_suffix("").parts)
+    assert not {"utils", "helpers", "common", "misc"} & set(module.split("."))

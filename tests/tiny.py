@@ -1,4 +1,4 @@
-"""Any model of the zoo, small enough for exhaustive tests: same sentence, small numbers."""
+"""Every model of the zoo, small enough for exhaustive tests: the same configuration with small sizes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from torch import nn
 from allmlp.layers import (
     Attention,
     ChannelMlp,
-    Classes,
+    ClassifierHead,
     CrossAttention,
     LayerScale,
     Normal,
-    Pair,
-    Patches,
-    RelativePositions,
+    PatchEmbed,
+    PooledHead,
+    RelativePositionBias,
     TinyAttention,
+    TokenConv,
+    TokenEmbed,
     TokenMlp,
-    Tokens,
 )
 from allmlp.models.encoder import Encoder, EncoderModel
 from allmlp.models.encoder_decoder import EncoderDecoder
@@ -29,16 +30,17 @@ from allmlp.spec import Spec, hints
 
 SMALL: dict[type[Spec], dict[str, Any]] = {
     Encoder: {"width": 16, "depth": 2},
-    Patches: {"image": (6, 8), "patch": (2, 2)},
-    Tokens: {"vocabulary": 31, "length": 12, "init": Normal(0.02)},
-    LayerScale: {"value": 0.1},
+    PatchEmbed: {"img_size": (6, 8), "patch_size": (2, 2)},
+    TokenEmbed: {"vocab_size": 31, "seq_len": 12, "init": Normal(0.02)},
+    LayerScale: {"init_value": 0.1},
     ChannelMlp: {"hidden": 24},
-    Attention: {"heads": 2},
-    CrossAttention: {"heads": 2},
+    Attention: {"num_heads": 2},
+    CrossAttention: {"num_heads": 2},
     TinyAttention: {"channels": 4},
-    RelativePositions: {"buckets": 8, "distance": 16},
-    Classes: {"classes": 5},
-    Pair: {"classes": 3},
+    TokenConv: {"kernel": 3},
+    RelativePositionBias: {"buckets": 8, "distance": 16},
+    ClassifierHead: {"num_classes": 5},
+    PooledHead: {"num_classes": 3},
 }
 
 
@@ -52,7 +54,7 @@ def tiny(spec: Any) -> Any:
     return spec.replace(**changes | SMALL.get(type(spec), {}))
 
 
-def sentences() -> dict[str, Any]:
+def tiny_specs() -> dict[str, Any]:
     """The distinct tiny models of our own zoo, each under the first name that has it."""
     found: dict[Any, str] = {}
     for name, preset in presets().items():
@@ -61,15 +63,15 @@ def sentences() -> dict[str, Any]:
     return {name: spec for spec, name in found.items()}
 
 
-SENTENCES = sentences()
-IMAGES = [name for name, spec in SENTENCES.items() if isinstance(spec, Encoder) and isinstance(spec.stem, Patches)]
-TEXTS = [name for name, spec in SENTENCES.items() if isinstance(spec, Encoder) and isinstance(spec.stem, Tokens)]
-CAUSAL = [name for name in TEXTS if SENTENCES[name].block.causal]
-TRANSLATORS = [name for name, spec in SENTENCES.items() if isinstance(spec, EncoderDecoder)]
+TINY_SPECS = tiny_specs()
+IMAGES = [name for name, spec in TINY_SPECS.items() if isinstance(spec, Encoder) and isinstance(spec.stem, PatchEmbed)]
+TEXTS = [name for name, spec in TINY_SPECS.items() if isinstance(spec, Encoder) and isinstance(spec.stem, TokenEmbed)]
+CAUSAL = [name for name in TEXTS if TINY_SPECS[name].block.causal]
+TRANSLATORS = [name for name, spec in TINY_SPECS.items() if isinstance(spec, EncoderDecoder)]
 
 
-def randomise(model: nn.Module, seed: int = 0, spread: float = 0.3) -> None:
-    """Give every parameter a value that matters, those that start at zero too."""
+def randomize(model: nn.Module, seed: int = 0, spread: float = 0.3) -> None:
+    """Add noise to every parameter, so that none is zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -78,9 +80,9 @@ def randomise(model: nn.Module, seed: int = 0, spread: float = 0.3) -> None:
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float64) -> Model:
-    """A randomised tiny model in evaluation mode."""
-    model = SENTENCES[name].build().to(dtype)
-    randomise(model)
+    """A tiny model with random weights, in evaluation mode."""
+    model = TINY_SPECS[name].build().to(dtype)
+    randomize(model)
     return model.eval()
 
 

@@ -1,8 +1,10 @@
 """All-MLP networks for images and language: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.
 
-import allmlp
-model = allmlp.create("mixer_b16", classes=10)
-print(model.describe())
+>>> import allmlp
+>>> model = allmlp.create("mixer_b16", num_classes=10)
+>>> print(model.describe())
+
+`__all__` is the public API; everything else may change.
 """
 
 from __future__ import annotations
@@ -12,26 +14,30 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Names are imported when first used, so that the command line answers without loading torch.
-_PLACES = {
+# Names are imported on first use, so that the command line starts without loading torch.
+_MODULES = {
     "Block": "allmlp.layers",
     "Cache": "allmlp.layers",
     "Cost": "allmlp.models.cost",
     "Encoder": "allmlp.models.encoder",
     "EncoderDecoder": "allmlp.models.encoder_decoder",
     "Model": "allmlp.models.model",
+    "Run": "allmlp.run",
     "UserError": "allmlp.errors",
     "configure": "allmlp.models.zoo",
     "create": "allmlp.models.zoo",
+    "evaluate": "allmlp.api",
     "fast": "allmlp.inference",
     "from_pretrained": "allmlp.weights.pretrained",
     "list_models": "allmlp.models.zoo",
     "load": "allmlp.weights.folder",
     "measure": "allmlp.models.cost",
-    "preset": "allmlp.models.zoo",
+    "predict": "allmlp.api",
+    "preset": "allmlp.models.preset",
     "push_to_hub": "allmlp.weights.hub",
     "save": "allmlp.weights.folder",
     "save_pretrained": "allmlp.weights.hub",
+    "train": "allmlp.api",
 }
 
 __all__ = [
@@ -41,22 +47,27 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "Model",
+    "Run",
     "UserError",
     "__version__",
     "configure",
     "create",
+    "evaluate",
     "fast",
     "from_pretrained",
     "list_models",
     "load",
     "measure",
+    "predict",
     "preset",
     "push_to_hub",
     "save",
     "save_pretrained",
+    "train",
 ]
 
 if TYPE_CHECKING:
+    from allmlp.api import evaluate, predict, train
     from allmlp.errors import UserError
     from allmlp.inference import fast
     from allmlp.layers import Block, Cache
@@ -64,15 +75,17 @@ if TYPE_CHECKING:
     from allmlp.models.encoder import Encoder
     from allmlp.models.encoder_decoder import EncoderDecoder
     from allmlp.models.model import Model
-    from allmlp.models.zoo import configure, create, list_models, preset
+    from allmlp.models.preset import preset
+    from allmlp.models.zoo import configure, create, list_models
+    from allmlp.run import Run
     from allmlp.weights.folder import load, save
     from allmlp.weights.hub import push_to_hub, save_pretrained
     from allmlp.weights.pretrained import from_pretrained
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'allmlp' has no attribute {name!r}")
 
 

@@ -1,7 +1,6 @@
-"""Checkpoints: a folder per step with safetensors and checksums, complete or not there at all.
+"""Checkpoints: a folder per step with safetensors and checksums, written completely or not at all.
 
-Tensors are written whole, whatever the number of processes and however they share them, so that any other
-number can read them.
+Tensors are written unsharded, so that a run can resume on another number of processes.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from allmlp.ema import ModelEma
 from allmlp.errors import UserError, one_line
 from allmlp.files import flush
 from allmlp.parallel import World
@@ -31,24 +31,15 @@ log = logging.getLogger(__name__)
 
 
 def save(
-    out: Path,
-    world: World,
-    task: nn.Module,
-    optimizer: Optimizer,
-    average: list[Tensor],
-    state: dict[str, Any],
-    keep: int,
+    out: Path, world: World, task: nn.Module, optimizer: Optimizer, ema: ModelEma, state: dict[str, Any], keep: int
 ) -> None:
-    """Write step `state["step"]`; all processes take part, the first one writes.
+    """Write the checkpoint of step `state["step"]`. All processes gather, the main one writes.
 
     Files go to a hidden folder that is renamed when everything is on disk: a process that dies in between
     leaves the older checkpoints as they were.
     """
-    tensors = {
-        "task": whole(task.state_dict()),
-        "optimizer": whole(moments(task, optimizer)),
-        "average": whole({str(number): weight for number, weight in enumerate(average)}),
-    }
+    parts = {"task": task.state_dict(), "optimizer": optimizer_state(task, optimizer), "ema": ema.average}
+    tensors = {name: full_state_dict(part, world) for name, part in parts.items()}
     if not world.is_main:
         return
     final = out / FOLDER / f"step-{state['step']:09d}"
@@ -72,21 +63,25 @@ def save(
         shutil.rmtree(old, ignore_errors=True)
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors gathered from all processes, on the CPU."""
-    gathered = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tensors.items()}
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in gathered.items()}
+def full_state_dict(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Unsharded tensors on the CPU of the main process. The others join the gathering and get nothing."""
+    full = {}
+    for name, tensor in tensors.items():
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if world.is_main:
+            full[name] = gathered.detach().cpu().contiguous()
+    return full
 
 
-def like(tensor: Tensor, part: Tensor) -> Tensor:
-    """A whole tensor shared out as `part` is."""
-    if isinstance(part, DTensor) and tensor.shape == part.shape:
-        return distribute_tensor(tensor.to(part.device), part.device_mesh, part.placements)
+def reshard(tensor: Tensor, target: Tensor) -> Tensor:
+    """Distribute an unsharded tensor as `target` is."""
+    if isinstance(target, DTensor) and tensor.shape == target.shape:
+        return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
     return tensor
 
 
-def moments(task: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state by the names of the parameters."""
+def optimizer_state(task: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state of the optimizer under "parameter/key"."""
     names = {id(weight): name for name, weight in task.named_parameters()}
     return {f"{names[id(w)]}/{key}": value for w, state in optimizer.state.items() for key, value in state.items()}
 
@@ -97,7 +92,7 @@ def complete(out: Path) -> list[Path]:
 
 
 def newest(out: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The last checkpoint whose files are what was written, and its state."""
+    """The last checkpoint whose checksums hold, and its state."""
     for folder in reversed(complete(out)):
         try:
             state = json.loads((folder / "state.json").read_text(encoding="utf8"))
@@ -109,48 +104,49 @@ def newest(out: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def resumed(out: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
-    """The newest good checkpoint to go on from. Damaged ones are put aside: they would count as kept ones."""
+    """The checkpoint to resume from. Damaged ones are renamed, so that they do not count as kept ones."""
     found = newest(out)
     damaged = [folder for folder in complete(out) if found is None or folder > found[0]]
     if damaged and found is None:
         raise UserError(f"every checkpoint of {out} is damaged; remove {out / FOLDER} to start again from step 0")
     for folder in damaged if world.is_main else []:
         aside = folder.with_name(f"damaged-{folder.name}")
-        log.warning("%s is damaged: put aside as %s", folder, aside.name)
+        log.warning("%s is damaged: renamed to %s", folder, aside.name)
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(folder, aside)
     return found
 
 
-def load(folder: Path, task: nn.Module, optimizer: Optimizer, average: list[Tensor]) -> None:
-    """Put a checkpoint back, into any number of processes."""
+def load(folder: Path, task: nn.Module, optimizer: Optimizer, ema: ModelEma) -> None:
+    """Restore a checkpoint on any number of processes."""
     try:
-        weights, states, averages = (load_file(folder / f"{n}.safetensors") for n in ("task", "optimizer", "average"))
+        weights, states, averages = (load_file(folder / f"{n}.safetensors") for n in ("task", "optimizer", "ema"))
     except (SafetensorError, OSError) as reason:
         raise UserError(f"cannot read the checkpoint {folder}: {one_line(reason)}") from None
     own = task.state_dict()
-    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in weights.items()} or len(averages) != len(
-        average
-    ):
+    if shapes(own) != shapes(weights) or shapes(ema.average) != shapes(averages):
         raise UserError(f"the checkpoint {folder} belongs to another model")
     with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(like(weights[name], value))
-        for number, value in enumerate(average):
-            value.copy_(like(averages[str(number)], value))
+        for targets, values in ((own, weights), (ema.average, averages)):
+            for name, target in targets.items():
+                target.copy_(reshard(values[name], target))
     names = {id(weight): name for name, weight in task.named_parameters()}
     record = optimizer.state_dict()
     ordered = [weight for group in optimizer.param_groups for weight in group["params"]]
     record["state"] = {
         number: {
-            key.rpartition("/")[2]: like(value, weight)
+            key.rpartition("/")[2]: reshard(value, weight)
             for key, value in states.items()
             if key.rpartition("/")[0] == names[id(weight)]
         }
         for number, weight in enumerate(ordered)
     }
-    # torch puts every number where the parameter is, and as its own state would be.
+    # load_state_dict moves every value to the device and type that the optimizer needs.
     optimizer.load_state_dict(record)
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def digest(file: Path) -> str:

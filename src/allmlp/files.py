@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Atomic writes: a file is there completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 RUN = "run.json"
-"""In the folder of a run: everything that decides it."""
+"""The configuration of a run, in its folder."""
 
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `file`, wait until it is on the disk, then rename it over `file`."""
+    """Let `write` fill a temporary file, flush it to disk, then rename it to `file`."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     os.close(handle)
     temporary = Path(name)
@@ -26,7 +26,7 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

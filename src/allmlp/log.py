@@ -1,4 +1,4 @@
-"""What a run tells: a bar or plain lines, metrics.jsonl, TensorBoard where it is installed, curves at the end."""
+"""Logging of a run: progress bar or plain lines, metrics.jsonl, TensorBoard if installed, curves at the end."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from typing import Any, Self
 from allmlp.errors import MissingExtra, require
 
 METRICS = "metrics.jsonl"
-SHARES = ("accuracy", "agreement", "share", "exact_match", "f1")
-"""Parts of the names of what is told in per cent."""
+PERCENTAGES = ("accuracy", "agreement", "mfu", "exact_match", "f1")
+"""Metrics whose name contains one of these are shown in percent."""
 
 
-class Log:
-    """The main process's voice; every other one has a silent log."""
+class RunLog:
+    """Writes the records of a run; only the log of the main process is `enabled`."""
 
-    def __init__(self, out: Path, start: int, steps: int | None, speaks: bool) -> None:
-        self.out, self.steps, self.speaks = out, steps, speaks
+    def __init__(self, out: Path, start: int, steps: int | None, enabled: bool) -> None:
+        self.out, self.steps, self.enabled = out, steps, enabled
         self.bar: Any = None
-        self.board: Any = None
-        if speaks:
-            forget_after(out / METRICS, start)
+        self.writer: Any = None
+        if enabled:
+            drop_after(out / METRICS, start)
             self.file = open(out / METRICS, "a", encoding="utf8")  # noqa: SIM115
-            self.board = tensorboard(out)
+            self.writer = tensorboard(out)
             if sys.stderr.isatty():
                 self.bar = progress_bar(steps, start)
 
     def write(self, kind: str, step: int, values: dict[str, float], left: float | None = None) -> None:
-        """One record: kind is "train" or "eval"; `left` is the time to go in seconds."""
-        if not self.speaks:
+        """Write one record. `kind` is "train" or "eval", `left` the remaining time in seconds."""
+        if not self.enabled:
             return
         print(
             json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}),
             file=self.file,
             flush=True,
         )
-        if self.board is not None:
+        if self.writer is not None:
             for name, value in values.items():
-                self.board.add_scalar(f"{kind}/{name}", value, step)
-        text = "  ".join(f"{name} {show(name, value)}" for name, value in values.items())
+                self.writer.add_scalar(f"{kind}/{name}", value, step)
+        text = "  ".join(f"{name} {format_value(name, value)}" for name, value in values.items())
         if self.bar is not None:
             self.bar.update(0, completed=step, text=text) if kind == "train" else self.bar.print(f"step {step}  {text}")
         else:
             total = f"/{self.steps}" if self.steps else ""
-            ahead = "" if left is None else f"  left {clock(left)}"
+            ahead = "" if left is None else f"  left {format_duration(left)}"
             print(f"{kind:5} step {step}{total}  {text}{ahead}", file=sys.stderr, flush=True)
 
-    def say(self, text: str) -> None:
-        if self.speaks:
+    def message(self, text: str) -> None:
+        if self.enabled:
             self.bar.print(text) if self.bar is not None else print(text, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
@@ -64,34 +64,34 @@ class Log:
     ) -> None:
         if self.bar is not None:
             self.bar.stop()
-        if self.speaks:
+        if self.enabled:
             self.file.close()
-        if self.board is not None:
-            self.board.close()
+        if self.writer is not None:
+            self.writer.close()
 
 
-def show(name: str, value: float) -> str:
+def format_value(name: str, value: float) -> str:
     if name.endswith("/s") or name == "step":
         return f"{value:,.0f}"
     if name == "lr":
         return f"{value:.2e}"
-    return f"{value:.2%}" if any(word in name for word in SHARES) else f"{value:.4g}"
+    return f"{value:.2%}" if any(word in name for word in PERCENTAGES) else f"{value:.4g}"
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     minutes, seconds = divmod(max(int(seconds), 0), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
 
 
-def forget_after(file: Path, step: int) -> None:
-    """Drop records of steps that a resumed run will do again."""
+def drop_after(file: Path, step: int) -> None:
+    """Remove the records of steps that a resumed run repeats."""
     if file.exists():
-        kept = [record for record in read(file) if record["step"] <= step] if step else []
+        kept = [record for record in read_metrics(file) if record["step"] <= step] if step else []
         file.write_text("".join(f"{json.dumps(record)}\n" for record in kept), encoding="utf8")
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    """Records of a metrics file; a last line cut short by a crash is left out."""
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file; lines cut short by a crash are skipped."""
     records = []
     for line in file.read_text(encoding="utf8").splitlines():
         try:
@@ -134,7 +134,7 @@ def draw_curves(out: Path) -> list[Path]:
     except MissingExtra:
         return []
 
-    records = read(out / METRICS)
+    records = read_metrics(out / METRICS)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
     for axis, word in ((left, "loss"), (right, "accuracy")):
         for kind in ("train", "eval"):

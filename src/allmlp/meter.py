@@ -1,4 +1,4 @@
-"""How fast a run is, and how much of the machine that takes."""
+"""Throughput of a run, and its model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from allmlp.tasks.task import TaskModule
 
 
 class Meter:
-    """Examples per second, and the share of the machine's matrix rate that they are."""
+    """Examples per second, and the fraction of the peak matmul throughput that they use."""
 
-    def __init__(self, batch: int, task: TaskModule, device: torch.device, processes: int) -> None:
-        self.batch, self.flops = batch, task.flops
+    def __init__(self, batch_size: int, task: TaskModule, device: torch.device, processes: int) -> None:
+        self.batch_size, self.flops = batch_size, task.flops
         self.unit, self.units = task.unit
-        self.peak = peak_rate(device) * processes
+        self.peak = peak_flops(device) * processes
         self.start = time.monotonic()
 
     def pause(self) -> None:
-        """What happened since the last reading was not training."""
+        """Exclude the time since the last reading."""
         self.start = time.monotonic()
 
     def read(self, steps: int) -> dict[str, float]:
         seconds = max(time.monotonic() - self.start, 1e-9)
         self.start = time.monotonic()
-        rate = steps * self.batch / seconds
-        return {f"{self.unit}/s": rate * self.units, "share": rate * self.flops / self.peak}
+        rate = steps * self.batch_size / seconds
+        return {f"{self.unit}/s": rate * self.units, "mfu": rate * self.flops / self.peak}
 
 
-def peak_rate(device: torch.device) -> float:
-    """Measured floating-point operations per second of a large product."""
+def peak_flops(device: torch.device) -> float:
+    """Measured floating-point operations per second of a large matrix product."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     a = torch.randn(size, size, device=device, dtype=dtype)
     best = math.inf

@@ -1,4 +1,4 @@
-"""Optimisers: which parameters decay, how fast each layer learns, AdamW, SGD, LAMB and Muon."""
+"""Optimizer specs and parameter groups: weight decay, layer-wise learning rates, AdamW, SGD, Adagrad, LAMB and Muon."""
 
 from __future__ import annotations
 
@@ -11,44 +11,43 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from allmlp.layers.mixers.attention import RelativeBias
-from allmlp.layers.stem import LearnedPositions
+from allmlp.layers.mixers.attention import RelativePositionBiasLayer
+from allmlp.layers.stem import LearnedPositionsLayer
 from allmlp.spec import NonNegative, Rate, Spec
 
 
 class Optim(Spec, abstract=True):
-    """`lr` is the peak; `decay` is decoupled from the gradient and multiplied by the learning rate.
+    """`lr` is the peak learning rate; `weight_decay` is decoupled and scaled by the learning rate.
 
-    No decay on norms, Affine, LayerScale, biases and positions. With `layer_decay` below 1 a block learns
-    that factor slower than the one above it (fine-tuning).
+    Norms, Affine, LayerScale, biases and position embeddings are not decayed. With `layer_decay` below 1 the learning
+    rate of each block is that factor times the rate of the block above it (fine-tuning).
     """
 
     lr: NonNegative = 1e-3
-    decay: NonNegative = 0.05
+    weight_decay: NonNegative = 0.05
     layer_decay: Rate = 1.0
-    last_decay: NonNegative | None = None
-    """Where the decay ends, along half a cosine from `decay`; constant if not given."""
+    weight_decay_end: NonNegative | None = None
+    """Final weight decay, reached along half a cosine; None keeps it constant."""
 
-    records: ClassVar[bool] = False
-    """Whether a step on a GPU can be recorded as a CUDA graph."""
+    capturable: ClassVar[bool] = False
+    """Whether a step can be captured in a CUDA graph."""
 
-    def decay_at(self, progress: float) -> float:
-        last = self.decay if self.last_decay is None else self.last_decay
-        return last + (self.decay - last) * (1 + math.cos(math.pi * progress)) / 2
+    def weight_decay_at(self, progress: float) -> float:
+        last = self.weight_decay if self.weight_decay_end is None else self.weight_decay_end
+        return last + (self.weight_decay - last) * (1 + math.cos(math.pi * progress)) / 2
 
     def build(self, module: nn.Module) -> Optimizer:
         raise NotImplementedError
 
 
 class AdamW(Optim):
-    records: ClassVar[bool] = True
-    beta1: Rate = 0.9
-    beta2: Rate = 0.999
+    capturable: ClassVar[bool] = True
+    betas: tuple[Rate, Rate] = (0.9, 0.999)
     eps: NonNegative = 1e-8
 
     def build(self, module: nn.Module) -> Optimizer:
         groups = parameter_groups(module, self)
-        options: dict[str, Any] = {"betas": (self.beta1, self.beta2), "eps": self.eps}
+        options: dict[str, Any] = {"betas": self.betas, "eps": self.eps}
         return torch.optim.AdamW(groups, lr=self.lr, fused=True, capturable=on_gpu(module), **options)
 
 
@@ -63,7 +62,7 @@ class Sgd(Optim):
 
 
 class Adagrad(Optim):
-    """For ResMLP's translation recipe."""
+    """The optimizer of ResMLP's translation experiments."""
 
     eps: NonNegative = 1e-10
 
@@ -72,31 +71,32 @@ class Adagrad(Optim):
 
 
 class Lamb(Optim):
-    """Adam whose step is scaled, matrix by matrix, to the size of the weights (You et al., 2019)."""
+    """Adam with a layer-wise trust ratio: each update is scaled to the norm of its weights (You et al., 2019)."""
 
-    records: ClassVar[bool] = True
-    beta1: Rate = 0.9
-    beta2: Rate = 0.999
+    capturable: ClassVar[bool] = True
+    betas: tuple[Rate, Rate] = (0.9, 0.999)
     eps: NonNegative = 1e-6
-    clip: NonNegative | None = 1.0
-    """Largest norm of all gradients together, before the moments."""
+    max_grad_norm: NonNegative | None = 1.0
+    """Global gradient norm is clipped to this before the moment estimates."""
 
     def build(self, module: nn.Module) -> Optimizer:
         return LambOptimizer(parameter_groups(module, self), self)
 
 
 class Muon(Optim):
-    """Momentum made orthogonal for the hidden matrices (Jordan et al., 2024), AdamW for everything else.
+    """Orthogonalized Nesterov momentum for matrices inside blocks (Jordan et al., 2024), AdamW for the rest.
 
-        M = momentum M + G,   W -= lr 0.2 sqrt(max(W.shape)) orthogonal(G + momentum M)
+        M = momentum M + G,   W -= lr 0.2 sqrt(max(W.shape)) orthogonalize(G + momentum M)
 
-    The factor gives steps of AdamW's size, so both share one learning rate.
+    The factor matches the RMS of AdamW's updates, so both share one learning rate
+    (`torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`). Unlike torch's, it batches equal shapes, can be captured in a
+    CUDA graph, and iterates in float32 on a CPU instead of bfloat16: there the directions differ by bfloat16 rounding,
+    up to a tenth of a step.
     """
 
-    records: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
     momentum: Rate = 0.95
-    beta1: Rate = 0.9
-    beta2: Rate = 0.95
+    betas: tuple[Rate, Rate] = (0.9, 0.95)
     eps: NonNegative = 1e-8
 
     def build(self, module: nn.Module) -> Optimizer:
@@ -107,29 +107,29 @@ class Muon(Optim):
 
 
 def parameter_groups(module: nn.Module, spec: Optim, muon: bool = False) -> list[dict[str, Any]]:
-    """Parameters with equal decay, learning rate and update rule, together.
+    """Group parameters by weight decay, learning rate and update rule.
 
-    On a GPU learning rates and step counts are tensors, so that a step can be recorded.
+    On a GPU, learning rates and step counts are tensors, so that a step can be captured in a CUDA graph.
     """
-    tensors = spec.records and on_gpu(module)
+    capturable = spec.capturable and on_gpu(module)
     depth = max((block_number(name) for name, _ in module.named_parameters()), default=0)
     hidden = hidden_matrices(module) if muon else set()
-    fixed = {id(weight) for weight in positions(module)}
+    undecayed = {id(weight) for weight in position_embeddings(module)}
     groups: dict[tuple[bool, float, bool], list[Tensor]] = {}
     for name, weight in module.named_parameters():
         if weight.requires_grad:
-            decays = weight.dim() >= 2 and id(weight) not in fixed
+            decays = weight.dim() >= 2 and id(weight) not in undecayed
             factor = spec.layer_decay ** (depth + 1 - layer_number(name, depth))
             groups.setdefault((decays, factor, id(weight) in hidden), []).append(weight)
     return [
         {
             "params": weights,
-            "weight_decay": spec.decay if decays else 0.0,
+            "weight_decay": spec.weight_decay if decays else 0.0,
             "decays": decays,
-            "lr": torch.tensor(spec.lr * factor, device=weights[0].device) if tensors else spec.lr * factor,
-            "peak": spec.lr * factor,
+            "lr": torch.tensor(spec.lr * factor, device=weights[0].device) if capturable else spec.lr * factor,
+            "peak_lr": spec.lr * factor,
             "muon": is_muon,
-            "capturable": tensors,
+            "capturable": capturable,
         }
         for (decays, factor, is_muon), weights in groups.items()
     ]
@@ -145,35 +145,35 @@ def block_number(name: str) -> int:
 
 
 def layer_number(name: str, depth: int) -> int:
-    """0 for the stem, 1.. for the blocks, the last for norm, pool and head."""
+    """Depth of a parameter for layer decay: 0 stem, 1 to depth blocks, depth + 1 norm, pool and head."""
     if "stem." in name:
         return 0
     return block_number(name) or depth + 1
 
 
-def positions(module: nn.Module) -> Iterable[Tensor]:
+def position_embeddings(module: nn.Module) -> Iterable[Tensor]:
     for child in module.modules():
-        if isinstance(child, (LearnedPositions, RelativeBias)):
+        if isinstance(child, (LearnedPositionsLayer, RelativePositionBiasLayer)):
             yield child.weight
 
 
 def hidden_matrices(module: nn.Module) -> set[int]:
-    """Matrices inside the blocks: neither tables nor the classifier nor the patch stem."""
+    """Ids of the matrices inside blocks: no embeddings, classifier or patch projection."""
     return {id(weight) for name, weight in module.named_parameters() if block_number(name) and weight.dim() == 2}
 
 
-def set_rates(optimizer: Optimizer, factor: float, decay: float) -> None:
-    """The learning rate as a factor of each group's peak, and the decay of the groups that have one."""
+def set_lr(optimizer: Optimizer, factor: float, weight_decay: float) -> None:
+    """Set every group to `factor` times its peak learning rate, and the weight decay of the groups that have one."""
     for group in optimizer.param_groups:
-        group["weight_decay"] = decay if group["decays"] else 0.0
-        lr = group["peak"] * factor
+        group["weight_decay"] = weight_decay if group["decays"] else 0.0
+        lr = group["peak_lr"] * factor
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
 
 
-# --- the two that torch has not, or not fast enough -------------------------------------------------------
+# --- optimizers that torch lacks, or that must run batched and captured ---------------------------------------
 
 
 class LambOptimizer(Optimizer):
@@ -183,9 +183,9 @@ class LambOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        if self.spec.clip:
-            everything = [weight for group in self.param_groups for weight in group["params"]]
-            nn.utils.clip_grad_norm_(everything, self.spec.clip, foreach=True)
+        if self.spec.max_grad_norm:
+            parameters = [weight for group in self.param_groups for weight in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.spec.max_grad_norm, foreach=True)
         for group in self.param_groups:
             weights, gradients = with_gradients(group["params"])
             if not weights:
@@ -193,17 +193,13 @@ class LambOptimizer(Optimizer):
             update = adam(self, weights, gradients, self.spec)
             if group["weight_decay"]:
                 torch._foreach_add_(update, weights, alpha=group["weight_decay"])
-                # The trust ratio is for the decayed matrices only, as in the paper's code.
-                sizes, steps = torch._foreach_norm(weights), torch._foreach_norm(update)
-                trust = [
-                    torch.where((size > 0) & (length > 0), size / length, 1.0)
-                    for size, length in zip(sizes, steps, strict=True)
-                ]
-                torch._foreach_mul_(update, trust)
-            descend(weights, update, group["lr"])
+                # As in the authors' code, only decayed parameters get a trust ratio.
+                norms = zip(torch._foreach_norm(weights), torch._foreach_norm(update), strict=True)
+                torch._foreach_mul_(update, [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in norms])
+            apply_update(weights, update, group["lr"])
 
 
-def descend(weights: list[Tensor], update: list[Tensor], lr: float | Tensor) -> None:
+def apply_update(weights: list[Tensor], update: list[Tensor], lr: float | Tensor) -> None:
     torch._foreach_mul_(update, -lr)
     torch._foreach_add_(weights, update)
 
@@ -214,7 +210,7 @@ def with_gradients(weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def adam(optimizer: Optimizer, weights: list[Tensor], gradients: list[Tensor], spec: Lamb | Muon) -> list[Tensor]:
-    """Adam's direction, mean(g) / (sqrt(mean(g^2)) + eps) with both means free of their start at zero."""
+    """Adam's update direction: m / (sqrt(v) + eps) with bias-corrected moments."""
     for weight in weights:
         state = optimizer.state[weight]
         if not state:
@@ -225,14 +221,14 @@ def adam(optimizer: Optimizer, weights: list[Tensor], gradients: list[Tensor], s
     first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
     torch._foreach_add_(steps, 1)
     t = steps[0]
-    torch._foreach_lerp_(first, gradients, 1 - spec.beta1)
-    torch._foreach_mul_(second, spec.beta2)
-    torch._foreach_addcmul_(second, gradients, gradients, 1 - spec.beta2)
+    torch._foreach_lerp_(first, gradients, 1 - spec.betas[0])
+    torch._foreach_mul_(second, spec.betas[1])
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - spec.betas[1])
     scale = list(torch._foreach_sqrt(second))
-    torch._foreach_div_(scale, (1 - spec.beta2**t).sqrt())
+    torch._foreach_div_(scale, (1 - spec.betas[1] ** t).sqrt())
     torch._foreach_add_(scale, spec.eps)
     update = list(torch._foreach_div(first, scale))
-    torch._foreach_div_(update, 1 - spec.beta1**t)
+    torch._foreach_div_(update, 1 - spec.betas[0] ** t)
     return update
 
 
@@ -252,7 +248,7 @@ class MuonOptimizer(Optimizer):
             if group["muon"]:
                 self.step_muon(weights, gradients, group["lr"])
             else:
-                descend(weights, adam(self, weights, gradients, self.spec), group["lr"])
+                apply_update(weights, adam(self, weights, gradients, self.spec), group["lr"])
 
     def step_muon(self, weights: list[Tensor], gradients: list[Tensor], lr: float | Tensor) -> None:
         for weight in weights:
@@ -262,23 +258,23 @@ class MuonOptimizer(Optimizer):
         torch._foreach_mul_(momenta, self.spec.momentum)
         torch._foreach_add_(momenta, gradients)
         updates = torch._foreach_add(gradients, momenta, alpha=self.spec.momentum)
-        # Equal shapes go through one batched product: a stack of blocks has only a handful of shapes.
-        shapes: dict[torch.Size, list[int]] = {}
-        for number, weight in enumerate(weights):
-            shapes.setdefault(weight.shape, []).append(number)
-        for shape, numbers in shapes.items():
-            steps = orthogonal(torch.stack([updates[number] for number in numbers]))
-            chosen = [weights[number] for number in numbers]
-            descend(chosen, list((0.2 * math.sqrt(max(shape)) * steps).unbind()), lr)
+        # A stack of identical blocks has a handful of shapes: one batched iteration for each.
+        by_shape: dict[torch.Size, list[int]] = {}
+        for index, weight in enumerate(weights):
+            by_shape.setdefault(weight.shape, []).append(index)
+        for shape, indices in by_shape.items():
+            directions = orthogonalize(torch.stack([updates[index] for index in indices]))
+            scale = 0.2 * math.sqrt(max(shape))
+            apply_update([weights[index] for index in indices], list((scale * directions).unbind()), lr)
 
 
-def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest orthogonal matrices, roughly: five Newton-Schulz steps on a batch, n r c."""
+def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Approximate the nearest (semi-)orthogonal matrices by Newton-Schulz iterations on a batch, n r c."""
     x = matrices.bfloat16() if matrices.is_cuda else matrices
-    wide = x.shape[-2] > x.shape[-1]
-    x = x.mT if wide else x
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
-        square = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return (x.mT if wide else x).to(matrices.dtype)
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return (x.mT if tall else x).to(matrices.dtype)

@@ -1,8 +1,9 @@
-"""The world a run lives in: one process, or several under torchrun with DDP or FSDP2."""
+"""The processes of a run: a single one, or several under torchrun with DDP or FSDP2."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from allmlp.errors import UserError
@@ -20,8 +21,9 @@ from allmlp.layers.block import BlockLayer
 from allmlp.models.model import Model
 
 Sharding = Literal["ddp", "fsdp"]
-OTHER_WAYS_IN = ("forward_features", "forward_head", "encode", "decode")
-"""Methods beside `forward` that tasks call: a sharded model must gather its weights for these too."""
+GROUPS = itertools.count()
+FORWARD_METHODS = ("forward_features", "forward_head", "encode", "decode")
+"""Methods beside `forward` that tasks call: FSDP must gather the weights for these too."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +36,27 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def wrap(self, task: nn.Module, sharding: Sharding) -> nn.Module:
-        """Let several processes train `task` together."""
+    def wrap(self, task: nn.Module, sharding: Sharding, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """Train `task` on several processes. FSDP gathers weights in `dtype` and reduces gradients in float32."""
         if self.size == 1:
             return task
         if sharding == "fsdp":
-            # The models are units of their own, because evaluation calls them without the task.
+            # Inputs are left to autocast: cast to bfloat16, uniforms and targets would be rounded.
+            mixed = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+            policy = MixedPrecisionPolicy() if dtype == torch.float32 else mixed
+            # Models are units of their own because evaluation calls them without the task.
             for module in reversed(list(task.modules())):
                 if isinstance(module, (BlockLayer, Model)):
-                    fully_shard(module)
-                for name in OTHER_WAYS_IN if isinstance(module, Model) else ():
+                    fully_shard(module, mp_policy=policy)
+                for name in FORWARD_METHODS if isinstance(module, Model) else ():
                     if hasattr(module, name):
                         register_fsdp_forward_method(module, name)
-            fully_shard(task)
+            fully_shard(task, mp_policy=policy)
             return task
         return DistributedDataParallel(task, device_ids=[self.device] if self.device.type == "cuda" else None)
 
     def sync(self, task: nn.Module, when: bool) -> Any:
-        """Gradients are summed over the processes only at the last of several accumulated passes."""
+        """Reduce gradients over the processes only in the last of the accumulated passes."""
         if isinstance(task, DistributedDataParallel):
             return nullcontext() if when else task.no_sync()
         if isinstance(task, FSDPModule):
@@ -67,7 +72,7 @@ class World:
         return self.sum(values) / self.size
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so: all must take the same turn."""
+        """Whether `flag` is set on any process, so that all of them take the same branch."""
         if self.size == 1:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
@@ -79,7 +84,7 @@ class World:
 
 @contextmanager
 def join(device: str | None = None) -> Iterator[World]:
-    """Take this process's place: torchrun's variables where they are set, alone otherwise."""
+    """Join the process group described by torchrun's environment variables; a single process without them."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind not in ("cpu", "cuda"):
         raise UserError(f"unknown device {kind!r}: use cpu or cuda")
@@ -89,17 +94,17 @@ def join(device: str | None = None) -> Iterator[World]:
         yield World(0, 1, torch.device(kind))
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    place = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    own = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
     store, rank, size = next(dist.rendezvous("env://"))
-    # torchrun keeps its store when it restarts dead workers: without a name of its own, a new life would find the
-    # addresses of the old one there and knock at closed doors.
-    life = dist.PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", store=life, rank=rank, world_size=size)
+    # The store outlives a process group, be it of restarted workers or of an earlier run of the same ones: without a
+    # prefix of its own, the next group would read stale addresses.
+    fresh = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(GROUPS)}", store)
+    dist.init_process_group("nccl" if own.type == "cuda" else "gloo", store=fresh, rank=rank, world_size=size)
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), place)
+        yield World(dist.get_rank(), dist.get_world_size(), own)
     finally:
-        # What still holds the group, in a cycle perhaps, must go first: freed later, it waits for ever.
+        # Objects in reference cycles that still hold the group must be freed first, or destroying it hangs.
         gc.collect()
         dist.destroy_process_group()

@@ -1,68 +1,61 @@
-"""A run: everything that decides what a training does, as one value that can be written down and repeated."""
+"""The configuration of a training run: one value that can be saved, compared and repeated."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from allmlp.data.source import Data
+from allmlp.data.dataset import Data
 from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW, Optim
 from allmlp.parallel import Sharding
-from allmlp.schedule import Cosine, Schedule
+from allmlp.schedule import CosineSchedule, Schedule
 from allmlp.spec import Count, NonNegative, Range, Rate, Spec, discover
 from allmlp.tasks.task import Task
 
-# A run can be read back, or changed by name, only where every kind it may hold is known.
+# Reading a run, or overriding its fields by name, needs every spec it may contain.
 for _room in ("allmlp.models", "allmlp.data", "allmlp.tasks"):
     discover(_room)
 
 
 class Budget(Spec):
-    """When a run ends: at whichever limit comes first."""
+    """When a run ends: at the limit that is reached first. `minutes` counts training time, see `allmlp.pace`."""
 
     epochs: Annotated[float, Range(1e-6)] | None = None
     steps: Count | None = None
     minutes: NonNegative | None = None
 
 
-class Cadence(Spec):
-    """How often, in steps; the last step always does all three. `keep` is the number of checkpoints on disk."""
-
-    log: Count = 20
-    evaluate: Count = 500
-    save: Count = 500
-    keep: Count = 2
-
-
 class Run(Spec):
     model: ModelSpec | None
-    """None stands for the model to start from."""
+    """None: the model of `init_from`."""
     task: Task
     data: Data
-    batch: Count = 128
-    """Examples per optimiser step, over all processes."""
-    accumulate: Count = 1
-    """Passes a batch is split into."""
+    batch_size: Count = 128
+    """Examples per optimizer step, over all processes."""
+    grad_accum_steps: Count = 1
+    """Micro-batches that a batch is split into."""
     budget: Budget = Budget(epochs=10)
     optim: Optim = AdamW()
-    schedule: Schedule = Cosine()
-    clip: NonNegative | None = None
-    ema: Rate | None = None
-    """Average the weights with this memory, and judge and keep the average. The memory is shorter at the start, so that
-    a short run does not keep the weights it began with.
-    """
-    repeats: Count = 1
-    """Copies of an example in its batch, differently augmented (repeated augmentation)."""
-    hold_out: Annotated[int, Range(0)] = 0
-    """Training examples to judge on instead of the test split, for every choice one makes."""
+    schedule: Schedule = CosineSchedule()
+    max_grad_norm: NonNegative | None = None
+    ema_decay: Rate | None = None
+    """Decay of the moving average (EMA) of the weights, which is evaluated and saved; smaller in the first steps."""
+    aug_repeats: Count = 1
+    """Copies of an example in its batch, each augmented differently (repeated augmentation)."""
+    val_size: Annotated[int, Range(0)] = 0
+    """Training examples held out for evaluation in place of the test split, to choose hyperparameters with."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
-    checkpointing: bool = False
+    """Compile the training step (see `allmlp.compilation`), and record it as a CUDA graph where possible."""
+    grad_checkpointing: bool = False
     sharding: Sharding = "ddp"
     nan: Literal["stop", "skip"] = "stop"
-    cadence: Cadence = Cadence()
+    log_every: Count = 20
+    """Steps between log records; the last step is always logged, evaluated and saved."""
+    eval_every: Count = 500
+    save_every: Count = 500
+    keep_checkpoints: Count = 2
+    """Checkpoints kept on disk."""
     seed: int = 0
     init_from: str | None = None
-    """A model folder or run to start from: its weights, resized where the input has another size, with a new head
-    where that differs.
-    """
+    """A model folder or run to start from. Weights are resized to another input size; a head that differs is new."""

@@ -1,4 +1,4 @@
-"""One page about one model: its sentence in the grammar, its equations, cost, published figures and keys."""
+"""What `allmlp show` prints: the config of a model, its equations, cost, published figures and state-dict keys."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 import torch
 
 import allmlp
-from allmlp.models.cost import Cost, measure, one_block
+from allmlp.models.cost import Cost, measure
 from allmlp.models.model import ModelSpec
 from allmlp.models.preset import Published
-from allmlp.spec import Spec, to_dict
-
-WIDTH = 96
+from allmlp.spec import Spec, format_spec, to_dict
 
 
-class Page(NamedTuple):
+class ModelSummary(NamedTuple):
     name: str
     spec: ModelSpec
     cost: Cost
@@ -26,41 +24,32 @@ class Page(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Our count, with or without the head as the published one is."""
-        without = self.published is not None and not self.published.head
-        return self.cost.parameters - (self.cost.head_parameters if without else 0)
+        """Our count, with or without the head, as the published one."""
+        headless = self.published is not None and not self.published.head
+        return self.cost.parameters - (self.cost.head_parameters if headless else 0)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "reads": self.spec.reads,
-            "sentence": sentence(self.spec),
+            "input_spec": self.spec.input_spec,
+            "python": format_spec(self.spec),
             "equations": equations(self.spec),
             "parameters": self.cost.parameters,
             "macs": self.cost.macs,
             "parts": [part._asdict() for part in self.cost.parts],
             "published": self.published and self.published._asdict(),
             "state_dict": state_dict_keys(self.spec),
-            "files": files(self.spec),
+            "files": source_files(self.spec),
             "config": to_dict(self.spec),
         }
 
 
-def page(name: str, spec: ModelSpec, published: Published | None = None, about: str = "") -> Page:
-    return Page(name, spec, measure(spec), published, about)
-
-
-def sentence(value: Any, label: str = "", indent: str = "") -> str:
-    """A spec as one would write it, defaults left out, broken where a line grows too long."""
-    line = f"{indent}{label}{value!r}"
-    if not isinstance(value, Spec) or len(line) <= WIDTH:
-        return line
-    fields = [sentence(field, f"{name}=", indent + "    ") + "," for name, field in value.changed().items()]
-    return "\n".join([f"{indent}{label}{type(value).__name__}(", *fields, f"{indent})"])
+def summarize(name: str, spec: ModelSpec, published: Published | None = None, about: str = "") -> ModelSummary:
+    return ModelSummary(name, spec, measure(spec), published, about)
 
 
 def equations(spec: Spec) -> dict[str, list[str]]:
-    """Kind -> the indented lines of its docstring, for every spec the model contains."""
+    """Kind -> the indented lines of its docstring, for every spec in the model."""
     found: dict[str, list[str]] = {}
     for child in spec.children():
         lines = inspect.cleandoc(type(child).__doc__ or "").splitlines()
@@ -71,8 +60,8 @@ def equations(spec: Spec) -> dict[str, list[str]]:
 
 
 def state_dict_keys(spec: ModelSpec) -> dict[str, list[int]]:
-    """Key -> shape; the equal blocks of a stack share one line, as blocks.{0..11}."""
-    shallow, depths = one_block(spec)
+    """Key -> shape; the identical blocks of a stack share one line, as blocks.{0..11}."""
+    shallow, depths = spec.shallow()
     with torch.device("meta"):
         state = shallow.build().state_dict()
     keys = {}
@@ -84,8 +73,8 @@ def state_dict_keys(spec: ModelSpec) -> dict[str, list[int]]:
     return keys
 
 
-def files(spec: Spec) -> list[str]:
-    """The source files that together are this model."""
+def source_files(spec: Spec) -> list[str]:
+    """The source files of the model's specs, relative to the package; those from elsewhere by their full path."""
     root = Path(allmlp.__file__).parent
-    sources = {Path(inspect.getfile(type(child))).relative_to(root).as_posix() for child in spec.children()}
-    return sorted(sources)
+    files = {Path(inspect.getfile(type(child))) for child in spec.children()}
+    return sorted((file.relative_to(root) if file.is_relative_to(root) else file).as_posix() for file in files)

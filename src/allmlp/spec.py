@@ -1,11 +1,11 @@
-"""Configuration as frozen, typed values: one class per thing, strict JSON, dotted overrides.
+"""Configuration as frozen, typed values, with strict JSON and dotted overrides.
 
 Subclassing `Spec` makes a frozen dataclass and registers it under its class name (its kind):
 
     class TokenLinear(TokenMixer):
         causal: bool = False
 
-Every value is checked against its annotation when it is made, so a spec that exists is well formed.
+Every value is checked against its annotation when a spec is constructed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from typing import (
     get_type_hints,
 )
 
-from allmlp.errors import UserError, lookup
+from allmlp.errors import UserError, did_you_mean, lookup
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Bounds of a number, both included."""
+    """Inclusive bounds of a number."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -45,18 +45,18 @@ class Range:
         return f"at least {self.low:,}" if self.high == math.inf else f"between {self.low:,} and {self.high:,}"
 
 
-LARGEST = 2**24
-Count = Annotated[int, Range(1, LARGEST)]
+MAX_COUNT = 2**24
+Count = Annotated[int, Range(1, MAX_COUNT)]
 Depth = Annotated[int, Range(1, 10_000)]
 Rate = Annotated[float, Range(0.0, 1.0)]
 NonNegative = Annotated[float, Range(0.0)]
 Size = tuple[Count, Count]
-"""Height and width; a single number stands for both."""
+"""Height and width; one number sets both."""
 
 
 @dataclass_transform(frozen_default=True)
 class Spec:
-    """Base of every configuration value; the class name is its kind."""
+    """Base of all configuration classes; the class name is its kind."""
 
     kinds: ClassVar[dict[str, type[Spec]]] = {}
 
@@ -66,8 +66,10 @@ class Spec:
         if not abstract:
             if "kind" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
                 raise TypeError(f"{cls.__name__}: 'kind' is the name of the class in JSON, not a field")
-            if cls.__name__ in Spec.kinds:
-                raise TypeError(f"two specs are called {cls.__name__}")
+            known = Spec.kinds.get(cls.__name__, cls)
+            # The same definition again (a notebook cell that was run twice) replaces the first.
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise TypeError(f"two specs are called {cls.__name__}: {known.__module__} and {cls.__module__}")
             Spec.kinds[cls.__name__] = cls
 
     def __post_init__(self) -> None:
@@ -79,7 +81,13 @@ class Spec:
     def check(self) -> None:
         """Raise UserError where fields contradict each other."""
 
+    @classmethod
+    def from_name(cls, name: str, path: str) -> Spec:
+        """The spec that a bare name stands for: the kind of that name with its defaults."""
+        return from_dict({"kind": name}, path)
+
     def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
         for name in changes:
             lookup(name, hints(type(self)), f"{type(self).__name__} field")
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
@@ -105,11 +113,20 @@ class Spec:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.changed().items())})"
 
 
+def format_spec(value: Any, label: str = "", indent: str = "", width: int = 96) -> str:
+    """A spec as Python code without its default values, in lines of at most `width` characters."""
+    line = f"{indent}{label}{value!r}"
+    if not isinstance(value, Spec) or len(line) < width:
+        return line
+    fields = [format_spec(field, f"{name}=", indent + "    ", width) + "," for name, field in value.changed().items()]
+    return "\n".join([f"{indent}{label}{type(value).__name__}(", *fields, f"{indent})"])
+
+
 S = TypeVar("S", bound=Spec)
 
 
 def discover(package: str) -> list[types.ModuleType]:
-    """Import every module of a package, so that their specs are known by name: adding a file is enough."""
+    """Import every module of a package, which registers their specs."""
     path = importlib.import_module(package).__path__
     return [importlib.import_module(module.name) for module in pkgutil.walk_packages(path, f"{package}.")]
 
@@ -132,7 +149,7 @@ def hints(kind: type) -> dict[str, Any]:
 
 
 def options(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union, or the annotation alone."""
+    """The members of a union, or the annotation alone."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -153,7 +170,7 @@ def describe_hint(hint: Any) -> str:
 
 
 def conform(value: Any, hint: Any, path: str) -> Any:
-    """`value` as its annotation wants it (ints become floats, lists tuples), or a UserError."""
+    """Convert `value` to its annotation (int to float, list to tuple, a name to its spec), or raise UserError."""
     for option in options(hint):
         accepted, result = fits(value, option, path)
         if accepted:
@@ -170,8 +187,8 @@ def fits(value: Any, hint: Any, path: str) -> tuple[bool, Any]:
         return value in get_args(hint) and isinstance(value, str), value
     if get_origin(hint) is tuple:
         parts = get_args(hint)
-        if parts[-1] is Ellipsis:  # tuple[X, ...]: as many as given; a lone one stands for a list of one
-            value = (value,) if isinstance(value, (int, float, Spec)) else value
+        if parts[-1] is Ellipsis:  # tuple[X, ...]: a single value makes a list of one
+            value = (value,) if isinstance(value, (int, float, Spec)) or is_named(value, parts[0]) else value
             parts = parts[:1] * len(value) if isinstance(value, (tuple, list)) else ()
         elif isinstance(value, int) and not isinstance(value, bool):
             value = (value,) * len(parts)
@@ -185,7 +202,14 @@ def fits(value: Any, hint: Any, path: str) -> tuple[bool, Any]:
         return isinstance(value, int) and not isinstance(value, bool), value
     if hint is type(None):
         return value is None, value
+    if is_named(value, hint):
+        value = hint.from_name(value, path)
     return isinstance(value, hint), value
+
+
+def is_named(value: Any, hint: Any) -> bool:
+    """Whether `value` is the name of a spec that `hint` asks for."""
+    return isinstance(value, str) and isinstance(hint, type) and issubclass(hint, Spec)
 
 
 def shorten(value: Any) -> str:
@@ -203,7 +227,7 @@ def to_dict(value: Any) -> Any:
 
 
 def from_dict(data: Any, path: str = "config") -> Any:
-    """The spec a dictionary describes. Unknown kinds and fields and missing ones are errors."""
+    """Build the spec that a dictionary describes. Unknown kinds and fields and missing fields are errors."""
     if isinstance(data, list):
         return tuple(from_dict(part, f"{path}[{i}]") for i, part in enumerate(data))
     if not isinstance(data, dict):
@@ -248,12 +272,16 @@ def from_json(text: str | bytes) -> Any:
 
 
 def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
-    """A new spec with one leaf changed: override(model, "block.channel.hidden", "512").
+    """A copy with one field changed: override(model, "block.channel.hidden", "512").
 
-    A text is read as on the command line, anything else is taken as it is.
+    A string is parsed as on the command line; other values are used as they are.
     """
     head, _, rest = path.partition(".")
-    hint = lookup(head, hints(type(spec)), f"{type(spec).__name__} field")
+    known = hints(type(spec))
+    if head not in known:
+        hint = did_you_mean(path, known) or did_you_mean(head, known)
+        raise UserError(f"unknown {type(spec).__name__} field {head!r}{hint}")
+    hint = known[head]
     if not rest:
         return spec.replace(**{head: parse(value, hint, above + head) if isinstance(value, str) else value})
     child = getattr(spec, head)
@@ -263,7 +291,7 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
 
 
 def override_all(spec: S, changes: Mapping[str, Any]) -> S:
-    """Several leaves changed, in any order: one that only fits together with another waits for it."""
+    """A copy with several fields changed; the order does not matter, as only the result has to be valid."""
     waiting = dict(changes)
     while waiting:
         refused: dict[str, UserError] = {}
@@ -279,18 +307,15 @@ def override_all(spec: S, changes: Mapping[str, Any]) -> S:
 
 
 def parse(text: str, hint: Any, path: str) -> Any:
-    """Read a command-line value: a number, a word, 160x256, none, a kind's name or its JSON."""
+    """Parse a command-line value: a number, a word, 160x256, none, the name of a spec or its JSON."""
     text = text.strip()
     if text.lower() in ("none", "null"):
         return conform(None, hint, path)
     if text.startswith("{"):
         return from_json(text)
-    wants_text = any(option is str or get_origin(option) is Literal for option in options(hint))
     parts = [part for option in options(hint) for part in (option, *get_args(option))]
-    wants_kind = any(isinstance(part, type) and issubclass(part, Spec) for part in parts)
-    if wants_kind and not wants_text and text.isidentifier():
-        return from_dict({"kind": text}, path)
-    if not wants_text:
+    wants_text = any(option is str or get_origin(option) is Literal for option in options(hint))
+    if not wants_text and not any(is_named(text, part) for part in parts):
         pieces = text.replace("x", ",").split(",")
         numbers = tuple(read_scalar(piece.strip()) for piece in pieces)
         return conform(numbers[0] if len(numbers) == 1 else numbers, hint, path)

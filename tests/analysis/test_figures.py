@@ -1,4 +1,4 @@
-"""The files of an analysis: figures that can be opened, tables that say the same as CSV and as JSON."""
+"""The files of an analysis: figures that can be opened, tables with the same rows as CSV and as JSON."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 import pytest
 import torch
 
-from allmlp.analysis.plots import mosaic, shrink
-from allmlp.analysis.subject import Pictures, Subject, default_inputs
-from allmlp.analysis.survey import Survey, survey
+from allmlp.analysis.analysis import Analysis, analyze
+from allmlp.analysis.figures import mosaic, shrink
+from allmlp.analysis.target import AnalysisTarget, NamedImages, default_preprocessing
 from tiny import tiny_model
 
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
 
 
-def look(name: str, out: Path) -> Survey:
+def analyze_tiny(name: str, out: Path) -> Analysis:
     model = tiny_model(name, torch.float32).requires_grad_(False)
-    size = model.spec.image_size
-    pictures = Pictures(("a", "b", "c"), torch.rand(3, 3, *size)) if size else None
-    return survey(Subject(name, model, True, default_inputs(model.spec)), out, pictures)
+    size = model.spec.input_size
+    images = NamedImages(("a", "b", "c"), torch.rand(3, 3, *size)) if size else None
+    return analyze(AnalysisTarget(name, model, True, default_preprocessing(model.spec)), out, images)
 
 
-def painted(folder: Path) -> set[str]:
-    """The figures in a folder, each of which is a picture that can be opened and an XML file with its words."""
+def drawn(folder: Path) -> set[str]:
+    """The figures in a folder, each as a PNG that can be opened and an SVG with text."""
     names = {file.stem for file in folder.glob("*.png")}
     assert names == {file.stem for file in folder.glob("*.svg")}
     for name in names:
-        with Image.open(folder / f"{name}.png") as picture:
-            picture.load()
-            assert picture.width >= 400 and picture.height >= 150 and picture.convert("L").getextrema()[0] < 128
+        with Image.open(folder / f"{name}.png") as image:
+            image.load()
+            assert image.width >= 400 and image.height >= 150 and image.convert("L").getextrema()[0] < 128
         root = ElementTree.parse(folder / f"{name}.svg").getroot()
         words = "".join(root.itertext())
         assert root.tag.endswith("svg") and len(words.strip()) > 40, name
@@ -44,19 +44,19 @@ def painted(folder: Path) -> set[str]:
 FIGURES = {
     "resmlp_s12": {
         *("cost", "filters", "lines", "matrices", "kernels", "locality", "sparsity", "activations", "layerscale"),
-        *("saliency", "neighbours"),
+        *("saliency", "neighbors"),
     },
-    "mixer_s32": {"cost", "filters", "units", "sparsity", "activations", "saliency", "neighbours"},
+    "mixer_s32": {"cost", "filters", "units", "sparsity", "activations", "saliency", "neighbors"},
     "gmlp_l18": {"cost", "lines", "matrices", "locality", "sparsity", "activations"},
 }
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_and_tables(name: str, tmp_path: Path) -> None:
-    done = look(name, tmp_path)
-    assert painted(tmp_path) == FIGURES[name]
+    result = analyze_tiny(name, tmp_path)
+    assert drawn(tmp_path) == FIGURES[name]
     index = json.loads((tmp_path / "analysis.json").read_text())
-    named = [file for section in done.sections for file in section.files]
+    named = [file for section in result.sections for file in section.files]
     assert index["files"] == named and {*named, "analysis.json"} == {file.name for file in tmp_path.iterdir()}
     for file in tmp_path.glob("*.csv"):
         with open(file, newline="") as lines:
@@ -69,18 +69,18 @@ def test_figures_and_tables(name: str, tmp_path: Path) -> None:
 def test_the_same_model_gives_the_same_files(tmp_path: Path) -> None:
     for out in ("a", "b"):
         torch.manual_seed(0)
-        look("transformer_l6", tmp_path / out)
+        analyze_tiny("transformer_l6", tmp_path / out)
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
 
 
-def test_a_mosaic_scales_each_tile_and_keeps_their_places() -> None:
+def test_a_mosaic_scales_each_tile_and_keeps_their_order() -> None:
     tiles = torch.stack([torch.full((2, 3), 5.0), torch.full((2, 3), -0.1), torch.zeros(2, 3)])
-    picture = mosaic(tiles, across=2)
-    assert picture.shape == (2 * 8 + 3 * 3, 2 * 12 + 3 * 3)  # four pixels a weight, gaps of three
-    assert (picture[3:11, 3:15] == 1).all() and (picture[3:11, 18:30] == -1).all()
-    assert (picture[14:22, 3:15] == 0).all()
-    assert np.isfinite(picture).sum() == 3 * 8 * 12
+    image = mosaic(tiles, across=2)
+    assert image.shape == (2 * 8 + 3 * 3, 2 * 12 + 3 * 3)  # four pixels a weight, gaps of three
+    assert (image[3:11, 3:15] == 1).all() and (image[3:11, 18:30] == -1).all()
+    assert (image[14:22, 3:15] == 0).all()
+    assert np.isfinite(image).sum() == 3 * 8 * 12
 
 
 def test_a_large_matrix_is_drawn_as_the_means_of_blocks() -> None:

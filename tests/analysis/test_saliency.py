@@ -1,4 +1,4 @@
-"""Which patches count: models that read one patch only, finite differences, and the sum that class maps must have."""
+"""Saliency maps: models that read one patch only, finite differences, and the mean of class maps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import allmlp
 from allmlp.analysis.saliency import (
     class_maps,
     gradient,
-    hidden_squares,
     occlusion,
+    occlusion_squares,
     patch_grid,
     patch_size,
     saliency,
@@ -22,7 +22,7 @@ from tiny import IMAGES, tiny_model
 
 
 def reads_one_patch(patch: int) -> Model:
-    """A ResMLP without blocks whose mean is replaced by one patch: the class is the patch's brightness."""
+    """A model whose features are the brightness of one patch, and whose class 1 has weight 3 on them."""
 
     class OnePatch(EncoderModel):
         def forward_features(self, x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
@@ -46,7 +46,7 @@ def test_the_one_patch_that_is_read_is_found(patch: int) -> None:
     row, column = divmod(patch, 4)
     (found,) = saliency(model, image[None])
     assert found.label == 1
-    for values in (found.occlusion, found.gradient, found.classes):
+    for values in (found.occlusion, found.gradient, found.class_map):
         assert values is not None and values.shape == (3, 4)
         others = values.clone()
         others[row, column] = 0
@@ -69,18 +69,18 @@ def test_the_gradient_is_that_of_finite_differences(name: str) -> None:
     step = 1e-5
     slopes = torch.zeros_like(images)
     with torch.no_grad():
-        for place in range(images[0].numel()):
+        for index in range(images[0].numel()):
             moved = images.flatten(1)[:, None].repeat(1, 2, 1)
-            moved[:, 0, place] -= step
-            moved[:, 1, place] += step
+            moved[:, 0, index] -= step
+            moved[:, 1, index] += step
             scores = model(moved.view(4, 3, 6, 8)).view(2, 2, -1).gather(2, labels.view(2, 1, 1).expand(2, 2, 1))
-            slopes.flatten(1)[:, place] = (scores[:, 1, 0] - scores[:, 0, 0]) / (2 * step)
+            slopes.flatten(1)[:, index] = (scores[:, 1, 0] - scores[:, 0, 0]) / (2 * step)
     blocks = slopes.unflatten(3, (4, 2)).unflatten(2, (3, 2)).square().sum((1, 3, 5)).sqrt()
     assert torch.allclose(gradient(model, images, labels), blocks, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["mixer_s32", "gmlp_ti16", "resmlp_s12"])
-def test_class_maps_have_the_score_as_their_mean(name: str) -> None:
+def test_the_mean_of_a_class_map_is_the_logit(name: str) -> None:
     model = tiny_model(name)
     images, labels = torch.randn(3, 3, 6, 8, dtype=torch.float64), torch.tensor([0, 2, 4])
     maps = class_maps(model, images, labels)
@@ -92,7 +92,7 @@ def test_class_maps_have_the_score_as_their_mean(name: str) -> None:
 def test_other_pools_have_no_class_map(name: str) -> None:
     images = torch.randn(1, 3, 6, 8, dtype=torch.float64)
     assert class_maps(tiny_model(name), images, torch.tensor([0])) is None
-    assert saliency(tiny_model(name), images)[0].classes is None
+    assert saliency(tiny_model(name), images)[0].class_map is None
 
 
 def test_occlusion_by_hand() -> None:
@@ -108,11 +108,11 @@ def test_occlusion_by_hand() -> None:
             assert found[row, column].item() == pytest.approx((whole - less).item(), abs=1e-6)
 
 
-def test_large_grids_are_hidden_in_squares() -> None:
-    assert hidden_squares((8, 8)).unique().numel() == 64
-    squares = hidden_squares((14, 14))
+def test_large_grids_are_occluded_in_squares() -> None:
+    assert occlusion_squares((8, 8)).unique().numel() == 64
+    squares = occlusion_squares((14, 14))
     assert squares.max() == 48 and torch.equal(squares[2:4, 4:6], torch.full((2, 2), 9))
-    uneven = hidden_squares((5, 3), most=6)
+    uneven = occlusion_squares((5, 3), most=6)
     assert uneven.tolist() == [[0, 0, 1], [0, 0, 1], [2, 2, 3], [2, 2, 3], [4, 4, 5]]
     model = tiny_model("mixer_s32")
     found = occlusion(model, torch.randn(3, 6, 8, dtype=torch.float64), 0, squares=4)
@@ -120,18 +120,18 @@ def test_large_grids_are_hidden_in_squares() -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_every_image_model_can_be_asked(name: str) -> None:
+def test_every_image_model_can_be_explained(name: str) -> None:
     (found,) = saliency(tiny_model(name, torch.float32), torch.randn(1, 3, 6, 8))
     assert found.occlusion.isfinite().all() and found.gradient.isfinite().all() and 0 < found.probability <= 1
 
 
 def test_patches_of_models() -> None:
     assert patch_size(allmlp.create("mixer_nano").spec) == (4, 4) and patch_grid(tiny_model("vit_ti16").spec) == (3, 4)
-    with pytest.raises(UserError, match="not pictures"):
+    with pytest.raises(UserError, match="not images"):
         patch_size(tiny_model("gmlp_l18").spec)
 
 
-def test_without_classes_there_is_nothing_to_explain() -> None:
+def test_models_without_class_scores_are_refused() -> None:
     model = tiny_model("resmlp_s12").spec.replace(head=None, pool=None).build().eval()
-    with pytest.raises(UserError, match="no classes"):
+    with pytest.raises(UserError, match="no class scores"):
         saliency(model, torch.randn(1, 3, 6, 8))

@@ -1,4 +1,4 @@
-"""Distance alone: the nearest Toeplitz matrix, and how near it is."""
+"""The nearest Toeplitz matrix and the fraction of the energy it has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import allmlp
-from allmlp.analysis.toeplitz import chance_share, mean_filter, nearest_toeplitz, toeplitz_share, toeplitz_shares
+from allmlp.analysis.toeplitz import chance_fraction, mean_filter, nearest_toeplitz, toeplitz_fraction
+from allmlp.analysis.token_filters import token_weights
 from allmlp.layers import Toeplitz
 
 
@@ -20,46 +21,47 @@ def test_diagonals_become_their_means() -> None:
         assert (matrix - nearest).square().sum() <= (matrix - other).square().sum()
 
 
-def test_the_share_of_a_toeplitz_matrix_is_one_and_of_noise_small() -> None:
+def test_the_fraction_of_a_toeplitz_matrix_is_one_and_of_noise_small() -> None:
     striped = Toeplitz().matrix(torch.randn(2 * 64 - 1), 0, 64, False)
-    assert toeplitz_share(striped) == pytest.approx(1.0)
-    shares = [toeplitz_share(torch.randn(64, 64)) for _ in range(20)]
-    assert sum(shares) / 20 == pytest.approx(127 / 64**2, rel=0.2)
-    assert toeplitz_share(torch.zeros(3, 3)) == 1.0
+    assert toeplitz_fraction(striped) == pytest.approx(1.0)
+    fractions = [toeplitz_fraction(torch.randn(64, 64)) for _ in range(20)]
+    assert sum(fractions) / 20 == pytest.approx(127 / 64**2, rel=0.2)
+    assert toeplitz_fraction(torch.zeros(3, 3)) == 1.0
 
 
-def test_every_matrix_of_a_model() -> None:
-    assert len(toeplitz_shares(allmlp.create("gmlp_nano"))) == 10
-    striped = toeplitz_shares(allmlp.create("gmlp_mlm_tiny"))
-    assert set(map(round, striped.values())) == {1} and all(name.endswith("inner.proj") for name in striped)
+def test_every_toeplitz_matrix_of_a_model_has_fraction_one() -> None:
+    toeplitz, dense = (list(token_weights(allmlp.create(name, seed=0))) for name in ("gmlp_mlm_tiny", "gmlp_nano"))
+    assert len(dense) == 10 and all(toeplitz_fraction(one.weight) < 0.1 for one in dense)
+    assert all(one.name.endswith("inner.proj") for one in toeplitz)
+    assert [toeplitz_fraction(one.weight) for one in toeplitz] == pytest.approx([1.0] * len(toeplitz))
 
 
 def test_on_a_grid_the_mean_is_over_displacements_in_rows_and_columns() -> None:
     matrix = torch.randn(6, 6, dtype=torch.float64)
-    places = [(row, column) for row in range(2) for column in range(3)]
+    positions = [(row, column) for row in range(2) for column in range(3)]
     groups: dict[tuple[int, int], list[float]] = {}
-    for i, (y, x) in enumerate(places):
-        for j, (v, u) in enumerate(places):
+    for i, (y, x) in enumerate(positions):
+        for j, (v, u) in enumerate(positions):
             groups.setdefault((v - y, u - x), []).append(float(matrix[i, j]))
     found = mean_filter(matrix, (2, 3))
     assert found.shape == (3, 5) and len(groups) == 15
     for (down, right), values in groups.items():
         assert found[down + 1, right + 2].item() == pytest.approx(sum(values) / len(values))
     energy = sum(len(values) * (sum(values) / len(values)) ** 2 for values in groups.values())
-    assert toeplitz_share(matrix, (2, 3)) == pytest.approx(energy / matrix.square().sum().item())
-    assert toeplitz_share(matrix, (2, 3)) >= toeplitz_share(matrix)
+    assert toeplitz_fraction(matrix, (2, 3)) == pytest.approx(energy / matrix.square().sum().item())
+    assert toeplitz_fraction(matrix, (2, 3)) >= toeplitz_fraction(matrix)
 
 
 def test_a_convolution_is_toeplitz_on_the_grid_only() -> None:
     kernel = torch.randn(1, 1, 3, 3)
     cells = torch.eye(20).view(20, 1, 4, 5)
     matrix = torch.nn.functional.conv2d(cells, kernel, padding=1).view(20, 20).T
-    assert toeplitz_share(matrix, (4, 5)) == pytest.approx(1.0)
-    assert toeplitz_share(matrix) < 0.99
+    assert toeplitz_fraction(matrix, (4, 5)) == pytest.approx(1.0)
+    assert toeplitz_fraction(matrix) < 0.99
     assert torch.allclose(mean_filter(matrix, (4, 5))[2:5, 3:6], kernel[0, 0], atol=1e-6)
 
 
 def test_chance_is_what_noise_has() -> None:
-    shares = [toeplitz_share(torch.randn(64, 64), (8, 8)) for _ in range(20)]
-    assert sum(shares) / 20 == pytest.approx(chance_share(64, (8, 8)), rel=0.1)
-    assert chance_share(64) == 127 / 64**2
+    fractions = [toeplitz_fraction(torch.randn(64, 64), (8, 8)) for _ in range(20)]
+    assert sum(fractions) / 20 == pytest.approx(chance_fraction(64, (8, 8)), rel=0.1)
+    assert chance_fraction(64) == 127 / 64**2

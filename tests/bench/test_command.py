@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allmlp.bench.contest import Options, Report, Row
+from allmlp.bench.runner import BenchOptions, BenchReport, Measurement
 from allmlp.cli import main
 from allmlp.cli.bench import compared, read_batches
 from allmlp.errors import UserError
@@ -25,10 +25,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_inference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    sides = "ours-eager,ours-fast,timm-eager"
-    code, out, err = run(capsys, "mixer_nano", "--batch", "1,3", "--sides", sides, "--out", str(tmp_path))
+    backends = "ours-eager,ours-fast,timm-eager"
+    code, out, err = run(capsys, "mixer_nano", "--batch-size", "1,3", "--backends", backends, "--out", str(tmp_path))
     assert code == 0, err
-    assert max(map(len, out.splitlines()[:-1])) <= 100 and out.endswith(f"numbers and figures in {tmp_path}\n")
+    assert max(map(len, out.splitlines()[:-1])) <= 100 and out.endswith(f"results and figures in {tmp_path}\n")
     assert "mixer_nano, inference: 0.85 M parameters, 0.057 G multiply-adds" in out and "x eager" in out
 
     with open(tmp_path / "bench.csv", encoding="utf8", newline="") as file:
@@ -37,21 +37,23 @@ def test_inference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert len(table) == len(found["rows"]) == 2 * 3
     assert {"device", "torch", "timm", "threads", "command", "commit", "date"} <= found["environment"].keys()
     for row, line in zip(found["rows"], table):
-        assert row["side"] == line["side"] and float(line["rate_per_s"]) == row["rate_per_s"]
+        assert row["backend"] == line["backend"] and float(line["rate_per_s"]) == row["rate_per_s"]
         assert row["rate_per_s"] == pytest.approx(row["batch"] / row["call_s"])
-        assert row["share"] == pytest.approx(row["flop_per_s"] / row["peak_flop_per_s"])
+        assert row["mfu"] == pytest.approx(row["flop_per_s"] / row["peak_flop_per_s"])
         assert row["flop_per_s"] == pytest.approx(2 * row["macs"] * row["rate_per_s"])
         assert row["error"] <= row["allowed"] == 1e-4 and not row["note"]
-        assert len(row["turns_s"]) >= 3
+        assert len(row["calls_s"]) >= 3
     for name in ("throughput", "roofline", "batches"):
         assert image.imread(tmp_path / f"{name}.png").std() > 0.05
         assert "mixer_nano" in (tmp_path / f"{name}.svg").read_text(encoding="utf8")
-    assert not (tmp_path / "growth.png").exists()
+    assert not (tmp_path / "scaling.png").exists()
 
 
 def test_training_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    sides = "ours-eager,timm-eager"
-    code, out, err = run(capsys, "resmlp_nano", "--train", "--batch", "2", "--sides", sides, "--out", str(tmp_path))
+    backends = "ours-eager,timm-eager"
+    code, out, err = run(
+        capsys, "resmlp_nano", "--train", "--batch-size", "2", "--backends", backends, "--out", str(tmp_path)
+    )
     assert code == 0, err
     rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf8"))["rows"]
     assert [row["task"] for row in rows] == ["training"] * 2
@@ -60,26 +62,27 @@ def test_training_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert "resmlp_nano, training" in out
 
 
+@pytest.mark.slow
 def test_growth(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "batches.png").write_bytes(b"of an earlier run")
     code, out, err = run(
-        capsys, "gmlp_nano", "--grow", "depth", "--batch", "1", "--sides", "ours-eager", "--out", str(tmp_path)
+        capsys, "gmlp_nano", "--scale", "depth", "--batch-size", "1", "--backends", "ours-eager", "--out", str(tmp_path)
     )
     assert code == 0, err
     found = json.loads((tmp_path / "bench.json").read_text(encoding="utf8"))
     assert [row["size"] for row in found["rows"]] == [5, 10, 20]
-    (growth,) = found["growth"]
-    assert growth["macs"] == pytest.approx(1, abs=0.01) and growth["time"] > 0
-    assert "time grows as depth^" in out
-    assert image.imread(tmp_path / "growth.png").std() > 0.05
+    (scaling,) = found["scaling"]
+    assert scaling["macs"] == pytest.approx(1, abs=0.01) and scaling["time"] > 0
+    assert "time scales as depth^" in out
+    assert image.imread(tmp_path / "scaling.png").std() > 0.05
     assert not (tmp_path / "batches.png").exists()
 
 
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in [
         (["mixer_nanno"], "did you mean 'mixer_nano'"),
-        (["mixer_nano", "--batch", "many"], "--batch takes sizes such as 1,8,256"),
-        (["mixer_nano", "--grow", "token"], "did you mean 'tokens'"),
+        (["mixer_nano", "--batch-size", "many"], "--batch-size takes sizes such as 1,8,256"),
+        (["mixer_nano", "--scale", "token"], "did you mean 'tokens'"),
         (["mixer_nano", "--precision", "bfloat"], "did you mean 'bfloat16'"),
     ]:
         code, _, err = run(capsys, *arguments)
@@ -95,9 +98,9 @@ def test_batches() -> None:
 
 
 def test_ratios_are_by_latency_at_batch_1_and_by_rate_above() -> None:
-    plain = Row("m", None, "inference", "ours fast", 1, "images")
-    ours = plain._replace(alone_s=(1.0, 2.0), turns_s=(1.0, 1.0))
-    theirs = plain._replace(side="timm compiled", alone_s=(3.0, 6.0), turns_s=(1.5, 1.5))
+    plain = Measurement("m", None, "inference", "ours fast", 1, "images")
+    ours = plain._replace(latencies_s=(1.0, 2.0), calls_s=(1.0, 1.0))
+    theirs = plain._replace(backend="timm compiled", latencies_s=(3.0, 6.0), calls_s=(1.5, 1.5))
     assert compared(ours, [ours, theirs], "timm compiled") == "3.00"
     many = [row._replace(batch=8) for row in (ours, theirs)]
     assert compared(many[0], many, "timm compiled") == "1.50"
@@ -106,5 +109,5 @@ def test_ratios_are_by_latency_at_batch_1_and_by_rate_above() -> None:
 
 
 def test_a_disagreement_ends_with_1() -> None:
-    rows = [Row("m", None, "inference", "ours fast", 1, "images", note="refused: its answer is 1.0e+00 off")]
-    assert Report(Options(("m",), (1,), "cpu", "float32"), {}, 1.0, rows, {}).disagree == rows
+    rows = [Measurement("m", None, "inference", "ours fast", 1, "images", note="rejected: output error 1.0e+00")]
+    assert BenchReport(BenchOptions(("m",), (1,), "cpu", "float32"), {}, 1.0, rows, {}).rejected == rows

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from allmlp.bench import sides, step
-from allmlp.bench.agree import error
-from allmlp.bench.peers import subject, timm_network
+from allmlp.bench import backends, training
+from allmlp.bench.parity import error
+from allmlp.bench.peers import peer_group, timm_network
 from allmlp.errors import UserError
-from allmlp.layers import Vocabulary
+from allmlp.layers import LMHead
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import ModelSpec
-from allmlp.models.zoo import resolve
+from allmlp.models.preset import preset
 
 CPU = torch.device("cpu")
 MEMBERS = {
@@ -30,7 +30,7 @@ MEMBERS = {
 def test_timm_is_as_timm_builds_it(name: str) -> None:
     """Layer by layer, with every option that a layer shows, and the shape of every weight."""
     timm = pytest.importorskip("timm")
-    spec = resolve(name)
+    spec = preset(name).spec
     assert isinstance(spec, Encoder)
     with torch.device("meta"):
         mine, theirs = timm_network(spec), timm.create_model(MEMBERS[name], num_classes=1000)
@@ -41,7 +41,7 @@ def test_timm_is_as_timm_builds_it(name: str) -> None:
 
 def bert() -> ModelSpec:
     """BERT with the head that Hugging Face's has."""
-    return resolve("bert_tiny").replace(head=Vocabulary(bias=True, transform=True))
+    return preset("bert_tiny").spec.replace(head=LMHead(bias=True, transform=True))
 
 
 PAIRS = {
@@ -57,53 +57,53 @@ PAIRS = {
 def test_same_answers_and_gradients(name: str) -> None:
     pytest.importorskip("timm")
     pytest.importorskip("transformers")
-    one = subject(name, bert() if name == "bert" else resolve(name), CPU)
+    one = peer_group(name, bert() if name == "bert" else preset(name).spec, CPU)
     assert list(one.models) == ["ours", *PAIRS[name]]
-    inputs = sides.example(one.first, 3)
-    reference = sides.exact(one, "ours", inputs)
-    examples = step.examples(one, 3)
-    gradients = step.exact(one, "ours", examples)
+    inputs = backends.random_inputs(one.first, 3)
+    reference = backends.exact(one, "ours", inputs)
+    examples = training.examples(one, 3)
+    gradients = training.exact(one, "ours", examples)
     for package in PAIRS[name]:
-        assert error(sides.exact(one, package, inputs), reference) < 1e-6
-        assert error(step.exact(one, package, examples), gradients) < 1e-6
-        single = sides.inference(one, f"{package} eager", inputs, torch.float32).build().answer()
+        assert error(backends.exact(one, package, inputs), reference) < 1e-6
+        assert error(training.exact(one, package, examples), gradients) < 1e-6
+        single = backends.inference(one, f"{package} eager", inputs, torch.float32).build().output()
         assert 0 < error(single, reference) < 1e-5
 
 
 def test_a_step_in_pieces_is_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = subject("mixer_nano", resolve("mixer_nano"), CPU)
-    examples = step.examples(one, 5)
-    whole = step.exact(one, "ours", examples)
-    monkeypatch.setattr(step, "CHUNK", 2)
-    assert error(step.exact(one, "ours", examples), whole) < 1e-6
+    one = peer_group("mixer_nano", preset("mixer_nano").spec, CPU)
+    examples = training.examples(one, 5)
+    whole = training.exact(one, "ours", examples)
+    monkeypatch.setattr(training, "CHUNK", 2)
+    assert error(training.exact(one, "ours", examples), whole) < 1e-6
 
 
-def test_a_step_is_timed_with_its_optimiser_and_changes_nothing() -> None:
-    one = subject("gmlp_nano", resolve("gmlp_nano"), CPU)
-    entry = step.training(one, "ours eager", step.examples(one, 2), torch.float32).build()
-    first = entry.answer()[0]
-    losses = [entry.call() for _ in range(2)]
+def test_a_step_is_timed_with_its_optimizer_and_changes_nothing() -> None:
+    one = peer_group("gmlp_nano", preset("gmlp_nano").spec, CPU)
+    entry = training.training(one, "ours eager", training.examples(one, 2), torch.float32).build()
+    first = entry.output()[0]
+    losses = [entry.call().total for _ in range(2)]
     assert losses[0] == losses[1] and losses[0] > 0
-    assert torch.equal(entry.answer()[0], first)
+    assert torch.equal(entry.output()[0], first)
 
 
 def test_why_there_is_no_peer() -> None:
     pytest.importorskip("timm")
-    assert "timm has no BERT" in subject("bert_tiny", resolve("bert_tiny"), CPU).missing["timm"]
-    assert "no place for" in subject("amlp_nano", resolve("amlp_nano"), CPU).missing["timm"]
-    small = resolve("resmlp_s12_ln").configure(image=32).replace(depth=1, width=32)
-    assert "other weights" in subject("resmlp_s12_ln", small, CPU).missing["timm"]
-    assert "no peer" in subject("resmlp_seq2seq_tiny", resolve("resmlp_seq2seq_tiny"), CPU).missing["hf"]
+    assert "timm has no BERT" in peer_group("bert_tiny", preset("bert_tiny").spec, CPU).missing["timm"]
+    assert "has no weight for" in peer_group("amlp_nano", preset("amlp_nano").spec, CPU).missing["timm"]
+    small = preset("resmlp_s12_ln").spec.configure(img_size=32).replace(depth=1, width=32)
+    assert "other weights" in peer_group("resmlp_s12_ln", small, CPU).missing["timm"]
+    assert "no equivalent" in peer_group("resmlp_seq2seq_tiny", preset("resmlp_seq2seq_tiny").spec, CPU).missing["hf"]
 
 
 def test_answers_differ_between_examples() -> None:
     """On noise alone a mean over tokens is the same for all, and a wrong row could not be told from a right one."""
-    one = subject("mixer_nano", resolve("mixer_nano"), CPU)
-    answers = torch.stack(list(sides.exact(one, "ours", sides.example(one.first, 4))))
+    one = peer_group("mixer_nano", preset("mixer_nano").spec, CPU)
+    answers = torch.stack(list(backends.exact(one, "ours", backends.random_inputs(one.first, 4))))
     assert answers.std(0).mean() > 0.2 * answers.std()
 
 
 def test_other_tasks_are_not_trained_here() -> None:
-    one = subject("resmlp_seq2seq_tiny", resolve("resmlp_seq2seq_tiny"), CPU)
-    with pytest.raises(UserError, match="only image classifiers"):
-        step.examples(one, 2)
+    one = peer_group("resmlp_seq2seq_tiny", preset("resmlp_seq2seq_tiny").spec, CPU)
+    with pytest.raises(UserError, match="training steps are for image classifiers"):
+        training.examples(one, 2)

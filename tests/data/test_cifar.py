@@ -19,9 +19,9 @@ import pytest
 import torch
 from PIL import Image
 
-from allmlp.data import cifar, places
+from allmlp.data import cifar, paths
 from allmlp.data.cifar import Cifar10, Cifar100
-from allmlp.data.source import Dataset, Resident
+from allmlp.data.dataset import ImageDataset, InMemory
 from allmlp.errors import UserError
 
 COUNT = 4
@@ -106,17 +106,17 @@ FORMS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def resident(split: object) -> Resident:
-    assert isinstance(split, Resident)
+def resident(split: object) -> InMemory:
+    assert isinstance(split, InMemory)
     return split
 
 
-def check(data: Dataset) -> None:
+def check(data: ImageDataset) -> None:
     pixels, labels = (np.concatenate(parts) for parts in zip(*map(batch, range(5))))
     train, test = resident(data.train), resident(data.test)
     assert torch.equal(train.examples.images, torch.from_numpy(pixels.reshape(-1, 3, 32, 32)))
     assert train.examples.labels.tolist() == labels.tolist() and train.examples.labels.dtype == torch.int64
-    assert test.examples.labels.tolist() == batch(5)[1].tolist() and data.classes[3] == "cat"
+    assert test.examples.labels.tolist() == batch(5)[1].tolist() and data.class_names[3] == "cat"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -124,12 +124,12 @@ def test_forms(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     folder = tmp_path / "cifar10"
     folder.mkdir()
     FORMS[form](folder)
-    check(Cifar10(path=str(folder)).open())
+    check(Cifar10(path=str(folder)).load())
     for variable in (tmp_path, folder):
         monkeypatch.setenv("ALLMLP_DATA", str(variable))
-        check(Cifar10().open())
+        check(Cifar10().load())
     if form.endswith(".tar.gz"):
-        check(Cifar10(path=str(next(folder.iterdir()))).open())
+        check(Cifar10(path=str(next(folder.iterdir()))).load())
         assert len(list(folder.iterdir())) == 1
 
 
@@ -137,7 +137,7 @@ def test_the_extracted_folder_is_found_below(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     binary(folder)
-    check(Cifar10(path=str(tmp_path)).open())
+    check(Cifar10(path=str(tmp_path)).load())
 
 
 @pytest.mark.parametrize("form", ["binary", "python"])
@@ -151,15 +151,17 @@ def test_cifar100(form: str, labels: str, tmp_path: Path) -> None:
         else:
             lists = {"fine_labels": fine.tolist(), "coarse_labels": coarse.tolist()}
             (tmp_path / name).write_bytes(old_pickle(pixels, **lists))
-    data = Cifar100(path=str(tmp_path), labels=labels).open()  # type: ignore[arg-type]
+    data = Cifar100(path=str(tmp_path), labels=labels).load()  # type: ignore[arg-type]
     wanted = batch(0, 100)[1] // (1 if labels == "fine" else 5)
     assert resident(data.train).examples.labels.tolist() == wanted.tolist()
     assert torch.equal(resident(data.test).examples.images.flatten(1), torch.from_numpy(batch(1, 100)[0]))
-    assert len(set(data.classes)) == len(data.classes) == (100 if labels == "fine" else 20)
+    assert len(set(data.class_names)) == len(data.class_names) == (100 if labels == "fine" else 20)
 
 
 def test_names_are_sorted_as_published() -> None:
-    assert list(cifar.FINE) == sorted(cifar.FINE) and list(cifar.COARSE) == sorted(cifar.COARSE)
+    assert list(cifar.FINE_CLASSES) == sorted(cifar.FINE_CLASSES) and list(cifar.COARSE_CLASSES) == sorted(
+        cifar.COARSE_CLASSES
+    )
 
 
 # --- damaged --------------------------------------------------------------------------------------------
@@ -167,24 +169,24 @@ def test_names_are_sorted_as_published() -> None:
 
 def test_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no cifar10 in .*: put cifar-10-binary.tar.gz there .*download=true"):
-        Cifar10(path=str(tmp_path / "nowhere")).open()
+        Cifar10(path=str(tmp_path / "nowhere")).load()
     monkeypatch.delenv("ALLMLP_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no cifar100 in data/cifar100 or data:"):
-        Cifar100().open()
+        Cifar100().load()
 
 
 def test_incomplete(tmp_path: Path) -> None:
     binary(tmp_path)
     (tmp_path / "data_batch_3.bin").unlink()
-    with pytest.raises(UserError, match=r"incomplete, data_batch_3.bin is missing"):
-        Cifar10(path=str(tmp_path)).open()
+    with pytest.raises(UserError, match=r"incomplete, without data_batch_3.bin"):
+        Cifar10(path=str(tmp_path)).load()
 
 
 @pytest.mark.parametrize(
     ("form", "file", "message"),
     [
-        ("binary", "data_batch_2.bin", r"data_batch_2.bin: its .* bytes are not a whole number of records"),
+        ("binary", "data_batch_2.bin", r"data_batch_2.bin: its .* bytes are not a multiple of the record size"),
         ("python 2", "data_batch_2", r"data_batch_2: is not a CIFAR batch"),
         ("packed", "cifar10-train2.zip", r"cifar10-train2.zip: is damaged"),
         ("binary.tar.gz", "cifar-10-binary.tar.gz", r"is damaged or not a .tar.gz"),
@@ -196,21 +198,21 @@ def test_truncated(form: str, file: str, message: str, keep: float, tmp_path: Pa
     data = (tmp_path / file).read_bytes()
     (tmp_path / file).write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(UserError, match=message):
-        Cifar10(path=str(tmp_path)).open()
+        Cifar10(path=str(tmp_path)).load()
 
 
 def test_a_label_out_of_range(tmp_path: Path) -> None:
     binary(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(bytes([10]) + bytes(3072))
-    with pytest.raises(UserError, match=r"test_batch.bin: has labels outside of 0 to 9"):
-        Cifar10(path=str(tmp_path)).open()
+    with pytest.raises(UserError, match=r"test_batch.bin: has labels outside 0 to 9"):
+        Cifar10(path=str(tmp_path)).load()
 
 
 def test_packed_labels_are_never_unpickled(tmp_path: Path) -> None:
     packed(tmp_path)
     write_zip(tmp_path / "cifar10-test.zip", np.array([{}], dtype=object), np.zeros((1, 32, 32, 3), np.uint8))
     with pytest.raises(UserError, match=r"cifar10-test.zip: is damaged: .*allow_pickle=False"):
-        Cifar10(path=str(tmp_path)).open()
+        Cifar10(path=str(tmp_path)).load()
 
 
 class Attack:
@@ -229,8 +231,8 @@ def test_a_pickle_that_runs_code_is_refused(protocol: int, tmp_path: Path) -> No
     mark = tmp_path / "mark"
     attack = pickle.dumps({"data": Attack(mark), "labels": [0]}, protocol=protocol)
     (tmp_path / "data_batch_4").write_bytes(attack)
-    with pytest.raises(UserError, match=r"data_batch_4: refused: this pickle wants to run (posix|nt).mkdir"):
-        Cifar10(path=str(tmp_path)).open()
+    with pytest.raises(UserError, match=r"data_batch_4: refused: the pickle refers to (posix|nt).mkdir"):
+        Cifar10(path=str(tmp_path)).load()
     assert not mark.exists()
     pickle.loads(attack)
     assert mark.exists()  # the attack was a real one
@@ -285,35 +287,35 @@ def test_download(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.Mo
     content = (folder / "cifar-10-binary.tar.gz").read_bytes()
     good = hashlib.md5(content).hexdigest()
 
-    def served(md5: str) -> Callable[[str, str], cifar.Official]:
+    def served(md5: str) -> Callable[[str, str], cifar.Archive]:
         return lambda _, __: original(f"{url}/cifar-10-binary.tar.gz", md5)
 
-    original, target = cifar.Official, tmp_path / "deep" / "cifar10"
-    monkeypatch.setattr(cifar, "Official", served("0" * 32))
-    with pytest.raises(UserError, match=f"came with md5 {good} instead of 0000"):
-        Cifar10(path=str(target), download=True).open()
+    original, target = cifar.Archive, tmp_path / "deep" / "cifar10"
+    monkeypatch.setattr(cifar, "Archive", served("0" * 32))
+    with pytest.raises(UserError, match=f"has md5 {good} instead of 0000"):
+        Cifar10(path=str(target), download=True).load()
     assert list(target.iterdir()) == []
-    monkeypatch.setattr(cifar, "Official", served(good))
+    monkeypatch.setattr(cifar, "Archive", served(good))
     with pytest.raises(UserError, match="no cifar10 in"):
-        Cifar10(path=str(target)).open()
-    check(Cifar10(path=str(target), download=True).open())
+        Cifar10(path=str(target)).load()
+    check(Cifar10(path=str(target), download=True).load())
     assert [file.name for file in target.iterdir()] == ["cifar-10-binary.tar.gz"]
     (folder / "cifar-10-binary.tar.gz").unlink()
-    check(Cifar10(path=str(target), download=True).open())  # what is there is not fetched again
+    check(Cifar10(path=str(target), download=True).load())  # not downloaded again
 
 
 def test_offline(site: tuple[Path, str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot download .*/absent.tar.gz to .*404.*put it there"):
-        places.download(f"{site[1]}/absent.tar.gz", "", tmp_path / "x" / "absent.tar.gz")
+    with pytest.raises(UserError, match=r"cannot download .*/absent.tar.gz to .*404.*copy it there"):
+        paths.download(f"{site[1]}/absent.tar.gz", "", tmp_path / "x" / "absent.tar.gz")
     with pytest.raises(UserError, match="cannot download"):
-        places.download("http://127.0.0.1:1/file", "", tmp_path / "y" / "file")
+        paths.download("http://127.0.0.1:1/file", "", tmp_path / "y" / "file")
     assert not list((tmp_path / "y").iterdir())
 
 
 def test_the_real_one() -> None:
-    """The whole of CIFAR-10, byte for byte."""
+    """All of CIFAR-10, exactly."""
     try:
-        data = Cifar10().open() if os.environ.get("ALLMLP_DATA") else None
+        data = Cifar10().load() if os.environ.get("ALLMLP_DATA") else None
     except UserError:
         data = None
     if data is None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from allmlp.data import corpus
-from allmlp.data.corpus import Corpus, Rows, Text, Texts, cuts
-from allmlp.data.docstrings import Docstrings, parse
-from allmlp.data.source import Resident
-from allmlp.data.tokenizer import Tokenize
+from allmlp.data.corpus import Corpus, TextDataset, TokenBatch, TokenRows, row_bounds
+from allmlp.data.dataset import InMemory
+from allmlp.data.docstrings import Docstrings, iter_docstrings
+from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.errors import UserError
 
 pytest.importorskip("tokenizers")
@@ -27,75 +27,75 @@ def spec(tmp_path: Path) -> Corpus:
     return Corpus(
         str(tmp_path / "train.txt"),
         test=str(tmp_path / "test.txt"),
-        tokenize=Tokenize(vocabulary=200),
-        length=12,
+        tokenizer=TokenizerConfig(vocab_size=200),
+        seq_len=12,
         cache=str(tmp_path / "cache"),
     )
 
 
-def words(data: Texts, rows: torch.Tensor) -> list[str]:
+def words(data: TextDataset, rows: torch.Tensor) -> list[str]:
     return data.tokenizer.decode(rows.flatten().tolist()).split()
 
 
-def test_mixed_rows_hold_the_whole_text(spec: Corpus) -> None:
-    data = spec.open()
+def test_packed_rows_contain_the_whole_text(spec: Corpus) -> None:
+    data = spec.load()
     ids = data.train.fetch(torch.arange(len(data.train))).ids
-    assert ids.dtype == torch.int32 and (ids[:, 0] == data.tokenizer.first).all()
-    assert (ids[:-1, -1] == data.tokenizer.last).all() and not (ids[:-1] == data.tokenizer.pad).any()
+    assert ids.dtype == torch.int32 and (ids[:, 0] == data.tokenizer.cls_token_id).all()
+    assert (ids[:-1, -1] == data.tokenizer.sep_token_id).all() and not (ids[:-1] == data.tokenizer.pad_token_id).any()
     text = Path(spec.path).read_text().split()
     assert words(data, ids) == text
     assert words(data, data.test.fetch(torch.arange(len(data.test))).ids) == Path(spec.test).read_text().split()
 
 
 def test_documents_are_not_mixed_unless_asked(spec: Corpus) -> None:
-    data = spec.replace(mix=False).open()
+    data = spec.replace(packing=False).load()
     ids = data.train.fetch(torch.arange(len(data.train))).ids
     assert words(data, ids) == Path(spec.path).read_text().split()
     starts = [row for row in ids if data.tokenizer.decode(row.tolist()).startswith("sheep number")]
     assert len(starts) == 60
     for row in ids:
-        real = (row != data.tokenizer.pad).sum()
-        assert row[real - 1] == data.tokenizer.last and (row[real:] == data.tokenizer.pad).all()
+        real = (row != data.tokenizer.pad_token_id).sum()
+        assert row[real - 1] == data.tokenizer.sep_token_id and (row[real:] == data.tokenizer.pad_token_id).all()
 
 
 def test_cuts() -> None:
-    starts, stops = cuts(np.array([5, 5, 12]), 4, mix=True)
+    starts, stops = row_bounds(np.array([5, 5, 12]), 4, packing=True)
     assert list(zip(starts, stops)) == [(0, 4), (4, 8), (8, 12)]
-    starts, stops = cuts(np.array([5, 5, 12]), 4, mix=False)
+    starts, stops = row_bounds(np.array([5, 5, 12]), 4, packing=False)
     assert list(zip(starts, stops)) == [(0, 4), (4, 5), (5, 9), (9, 12)]
 
 
 def test_tokens_are_kept_until_something_changes(spec: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = spec.open()
+    first = spec.load()
     original = corpus.write
     calls = []
     monkeypatch.setattr(corpus, "write", lambda *arguments: (calls.append(1), original(*arguments)))
-    again = spec.replace(length=20).open()
+    again = spec.replace(seq_len=20).load()
     assert not calls and again.tokenizer == first.tokenizer
     Path(spec.path).write_text("other words entirely\n\nand more of them")
-    assert words(spec.open(), spec.open().train.fetch(torch.arange(1)).ids)[0] == "other" and len(calls) == 1
+    assert words(spec.load(), spec.load().train.fetch(torch.arange(1)).ids)[0] == "other" and len(calls) == 1
 
 
 def test_an_interrupted_cache_leaves_nothing(spec: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            spec.open()
+            spec.load()
     assert [file.suffix for file in (Path(spec.cache) / "text").iterdir()] == [".lock"]
-    assert len(spec.open().train) > 10
+    assert len(spec.load().train) > 10
 
 
 def count(spec: Corpus) -> int:
-    return len(spec.open().train)
+    return len(spec.load().train)
 
 
-def test_processes_share_the_work(spec: Corpus) -> None:
+def test_several_processes_write_one_cache(spec: Corpus) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert len(set(pool.map(count, [spec] * 2))) == 1
 
 
-def test_held_out_documents_are_never_trained_on(spec: Corpus) -> None:
-    data = spec.replace(test="", held=0.3, mix=False, length=64).open()
+def test_test_documents_are_not_in_the_training_split(spec: Corpus) -> None:
+    data = spec.replace(test="", test_fraction=0.3, packing=False, seq_len=64).load()
     train, test = (
         {data.tokenizer.decode(row.tolist()) for row in split.fetch(torch.arange(len(split))).ids}
         for split in (data.train, data.test)
@@ -104,41 +104,43 @@ def test_held_out_documents_are_never_trained_on(spec: Corpus) -> None:
 
 
 def test_rows_that_stay_on_disk_are_the_same(spec: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = spec.open().train
-    monkeypatch.setattr(corpus, "IN_MEMORY", 0)
-    streamed = spec.open().train
-    assert isinstance(held, Resident) and isinstance(streamed, Rows) and len(held) == len(streamed)
+    held = spec.load().train
+    monkeypatch.setattr(corpus, "MAX_BYTES_IN_MEMORY", 0)
+    streamed = spec.load().train
+    assert isinstance(held, InMemory) and isinstance(streamed, TokenRows) and len(held) == len(streamed)
     chosen = torch.tensor([3, 0, len(held) - 1])
     assert torch.equal(held.fetch(chosen).ids, streamed.fetch(chosen).ids)
 
 
 def test_the_tokenizer_of_another_model(spec: Corpus, tmp_path: Path) -> None:
-    data = spec.open()
+    data = spec.load()
     (tmp_path / "model").mkdir()
     for name, text in data.files().items():
         (tmp_path / "model" / name).write_text(text)
-    other = spec.replace(tokenize=Tokenize(vocabulary=50)).like(str(tmp_path / "model")).open()
+    other = spec.replace(tokenizer=TokenizerConfig(vocab_size=50)).for_model(str(tmp_path / "model")).load()
     assert other.tokenizer == data.tokenizer
 
 
 def test_too_little_text(spec: Corpus, tmp_path: Path) -> None:
     Path(spec.test).write_text("\n\n  \n")
-    with pytest.raises(UserError, match="there is no text to test on"):
-        spec.open()
+    with pytest.raises(UserError, match="there is no text in the test split"):
+        spec.load()
     Path(spec.path).write_text("")
     with pytest.raises(UserError, match="cannot train a tokenizer"):
-        spec.open()
-    narrow = spec.replace(length=2, path=__file__, test=__file__)
+        spec.load()
+    narrow = spec.replace(seq_len=2, path=__file__, test=__file__)
     with pytest.raises(UserError, match="at least three tokens"):
-        narrow.open()
+        narrow.load()
     (tmp_path / "short.txt").write_text("two words")
-    short = spec.replace(path=str(tmp_path / "short.txt"), test=str(tmp_path / "short.txt"), length=128).open()
-    assert len(short.train) == 1 and (short.train.fetch(torch.tensor([0])).ids != short.tokenizer.pad).sum() > 3
+    short = spec.replace(path=str(tmp_path / "short.txt"), test=str(tmp_path / "short.txt"), seq_len=128).load()
+    assert (
+        len(short.train) == 1 and (short.train.fetch(torch.tensor([0])).ids != short.tokenizer.pad_token_id).sum() > 3
+    )
 
 
 def test_embedded_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [text for text, _ in zip(parse(), range(300))]
+    texts = [text for text, _ in zip(iter_docstrings(), range(300))]
     assert len(texts) == 300 and min(map(len, texts)) > 80
     monkeypatch.setattr("allmlp.data.docstrings.docstrings", lambda: tuple(texts))
-    data = Docstrings(tokenize=Tokenize(vocabulary=500), cache=str(tmp_path)).open()
-    assert isinstance(data.train.fetch(torch.tensor([0])), Text) and len(data.train) > len(data.test) > 0
+    data = Docstrings(tokenizer=TokenizerConfig(vocab_size=500), cache=str(tmp_path)).load()
+    assert isinstance(data.train.fetch(torch.tensor([0])), TokenBatch) and len(data.train) > len(data.test) > 0

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from allmlp.data.dataset import InMemory
 from allmlp.data.digits import Digits
-from allmlp.data.source import Resident
 
 pytest.importorskip("sklearn")
 
 
-def resident(split: object) -> Resident:
-    assert isinstance(split, Resident)
+def resident(split: object) -> InMemory:
+    assert isinstance(split, InMemory)
     return split
 
 
 def test_sizes_and_values() -> None:
-    data = Digits().open()
+    data = Digits().load()
     train, test = resident(data.train), resident(data.test)
     assert train.examples.images.shape == (1500, 1, 8, 8) and test.examples.images.shape == (297, 1, 8, 8)
     assert (
@@ -25,16 +25,16 @@ def test_sizes_and_values() -> None:
         and train.examples.images.min() == 0
         and train.examples.images.max() == 255
     )
-    assert data.classes == tuple("0123456789")
+    assert data.class_names == tuple("0123456789")
     assert data.mean == pytest.approx((0.3054132,)) and data.std == pytest.approx((0.3760171,))
 
 
-def test_every_class_is_tested_by_its_share() -> None:
-    assert set(resident(Digits().open().test).examples.labels.bincount().tolist()) == {29, 30}
+def test_test_split_is_stratified() -> None:
+    assert set(resident(Digits().load().test).examples.labels.bincount().tolist()) == {29, 30}
 
 
 def test_the_split_never_changes() -> None:
-    held = resident(Digits().open().test)
+    held = resident(Digits().load().test)
     assert (
         held.examples.labels[:20].tolist() == [0, 4, 2, 5, 7, 2, 0, 6, 8, 4, 0, 7, 3, 2, 0, 1, 7, 6, 3, 5]
         and int(held.examples.images.long().sum()) == 1_477_285
@@ -42,5 +42,5 @@ def test_the_split_never_changes() -> None:
 
 
 def test_larger() -> None:
-    images, labels = Digits(image=(16, 12)).open().train.fetch(torch.arange(5))
+    images, labels = Digits(img_size=(16, 12)).load().train.fetch(torch.arange(5))
     assert images.shape == (5, 1, 16, 12) and images.dtype == torch.uint8 and labels.dtype == torch.int64

@@ -1,4 +1,4 @@
-"""Folders of pictures: their layouts, their errors, and what happens to broken pictures."""
+"""Folders of images: layouts, errors and corrupt images."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from pictures import BROKEN, encode, scene
 from PIL import Image
+from sample_images import CORRUPT, encode, scene
 
-from allmlp.data.decode import BrokenImage, Decode
-from allmlp.data.encoded import Encoded
-from allmlp.data.folder import Files, ImageFolder
-from allmlp.data.source import Dataset, Split
+from allmlp.data.dataset import ImageDataset, Split
+from allmlp.data.decode import CorruptImage, Decode
+from allmlp.data.encoded_images import EncodedImages
+from allmlp.data.image_folder import ImageFiles, ImageFolder
 from allmlp.errors import UserError
 from allmlp.spec import from_json, to_json
 
@@ -32,17 +32,17 @@ def fill(root: Path, *classes: str, count: int = 3, kind: str = "png") -> Path:
     return root
 
 
-def files(split: Split) -> Files:
-    assert isinstance(split, Files)
+def files(split: Split) -> ImageFiles:
+    assert isinstance(split, ImageFiles)
     return split
 
 
-def read(root: Path, **fields: object) -> Dataset:
-    return ImageFolder(str(root), image=SMALL, **fields).open()  # type: ignore[arg-type]
+def read(root: Path, **fields: object) -> ImageDataset:
+    return ImageFolder(str(root), img_size=SMALL, **fields).load()  # type: ignore[arg-type]
 
 
 def test_read_while_a_model_answers(tmp_path: Path) -> None:
-    """The threads that decode do not share the caller's inference mode."""
+    """Decoding threads are not in the caller's inference mode."""
     train = read(fill(tmp_path, "cat", "dog")).train
     with torch.inference_mode():
         inside = train.fetch(torch.arange(3)).images.clone()
@@ -54,7 +54,7 @@ def test_two_folders(test: str, tmp_path: Path) -> None:
     fill(tmp_path / "train", "dog", "cat")
     fill(tmp_path / test, "cat", "dog", count=1, kind="jpg")
     data = read(tmp_path)
-    assert data.classes == ("cat", "dog") and len(data.train) == 6 and len(data.test) == 2
+    assert data.class_names == ("cat", "dog") and len(data.train) == 6 and len(data.test) == 2
     assert files(data.train).files[:2] == ["cat/0.png", "cat/1.png"]
     images, labels = data.train.fetch(torch.tensor([5, 0, 5]))
     assert images.shape == (3, 3, 8, 8) and images.dtype == torch.uint8 and labels.tolist() == [1, 0, 1]
@@ -62,14 +62,14 @@ def test_two_folders(test: str, tmp_path: Path) -> None:
     assert len(data.mean) == len(data.std) == 3
 
 
-def test_one_folder_holds_a_share_by_name(tmp_path: Path) -> None:
+def test_a_fraction_is_held_out_by_name(tmp_path: Path) -> None:
     fill(tmp_path, "a", "b", count=60)
-    data = read(tmp_path, held=0.25)
+    data = read(tmp_path, test_fraction=0.25)
     train, test = set(files(data.train).files), set(files(data.test).files)
     assert not train & test and len(train | test) == 120 and 15 <= len(test) <= 45
     fill(tmp_path, "a", "b", count=90)
-    assert test <= set(files(read(tmp_path, held=0.25).test).files)  # nothing changes sides
-    assert len(read(tmp_path, held=0.0).test) == 1
+    assert test <= set(files(read(tmp_path, test_fraction=0.25).test).files)  # nothing changes sides
+    assert len(read(tmp_path, test_fraction=0.0).test) == 1
 
 
 def test_named_test_folder_and_train_without_one(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_named_test_folder_and_train_without_one(tmp_path: Path) -> None:
     fill(tmp_path / "mine", "b", count=2)
     data = read(tmp_path, test="mine")
     assert len(data.train) == 40 and data.test.fetch(torch.arange(2)).labels.tolist() == [1, 1]
-    with pytest.raises(UserError, match="no folder 'mime' to test on; did you mean 'mine'"):
+    with pytest.raises(UserError, match="no test folder 'mime'; did you mean 'mine'"):
         read(tmp_path, test="mime")
 
 
 def test_train_may_be_a_class(tmp_path: Path) -> None:
-    assert read(fill(tmp_path, "bus", "train")).classes == ("bus", "train")
+    assert read(fill(tmp_path, "bus", "train")).class_names == ("bus", "train")
 
 
 def test_deeper_folders_hidden_and_other_files(tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_deeper_folders_hidden_and_other_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda root: None, "has no folders: it needs one for each class"),
-        (lambda root: fill(root, "a"), "has one class, 'a': there is nothing to tell apart"),
-        (lambda root: fill(root, "a", "b", count=0), r"has no pictures \(.*.jpg"),
-        (lambda root: (fill(root, "a"), fill(root, "b", count=0)), "b has no pictures to train on"),
+        (lambda root: None, "has no subfolders: it needs one per class"),
+        (lambda root: fill(root, "a"), "has only one class, 'a': at least two are needed"),
+        (lambda root: fill(root, "a", "b", count=0), r"has no images \(.*.jpg"),
+        (lambda root: (fill(root, "a"), fill(root, "b", count=0)), "b has no training images"),
         (lambda root: (fill(root / "train", "a", "b"), fill(root / "val", "bb")), "'bb' is not in .*mean 'b'"),
-        (lambda root: (fill(root / "train", "a", "b"), (root / "val").mkdir()), "val has no pictures"),
+        (lambda root: (fill(root / "train", "a", "b"), (root / "val").mkdir()), "val has no images"),
     ],
 )
 def test_wrong_folders(make: object, message: str, tmp_path: Path) -> None:
@@ -129,11 +129,11 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
         (tmp_path / "b").chmod(0o755)
 
 
-# --- broken pictures ------------------------------------------------------------------------------------
+# --- corrupt images -------------------------------------------------------------------------------------
 
 
 def with_broken(root: Path, content: bytes | None) -> Path:
-    """Two classes of three; the last picture of the first class is broken."""
+    """Two classes of three images; the last image of the first class is corrupt."""
     fill(root / "train", "a", "b")
     fill(root / "val", "a", "b", count=1)
     file = root / "train" / "a" / "2.png"
@@ -145,41 +145,43 @@ def with_broken(root: Path, content: bytes | None) -> Path:
     return root
 
 
-CONTENTS = {**BROKEN, "unreadable": None}
+CONTENTS = {**CORRUPT, "unreadable": None}
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
-@pytest.mark.parametrize("draws", [None, torch.full((6, 4), 0.5)])
-def test_an_error_names_the_file(kind: str, draws: torch.Tensor | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("uniforms", [None, torch.full((6, 4), 0.5)])
+def test_an_error_names_the_file(kind: str, uniforms: torch.Tensor | None, tmp_path: Path) -> None:
     split = read(with_broken(tmp_path, CONTENTS[kind])).train
-    with pytest.raises(BrokenImage, match=r"train.a.2\.png: .*; repair or remove it, or set data.decode.broken=skip"):
-        split.fetch(torch.arange(6), draws)
+    with pytest.raises(
+        CorruptImage, match=r"train.a.2\.png: .*; repair or remove it, or set data.decode.on_corrupt=skip"
+    ):
+        split.fetch(torch.arange(6), uniforms)
     assert len(split.fetch(torch.tensor([0, 1, 3]), None).labels) == 3
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
-def test_skipping_takes_the_next_and_counts(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    split = files(read(with_broken(tmp_path, CONTENTS[kind]), decode=Decode(broken="skip")).train)
+def test_skip_uses_the_next_image_and_counts(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    split = files(read(with_broken(tmp_path, CONTENTS[kind]), decode=Decode(on_corrupt="skip")).train)
     with caplog.at_level(logging.WARNING, "allmlp.data"):
         images, labels = split.fetch(torch.arange(6))
         again, _ = split.fetch(torch.arange(6))
     assert labels.tolist() == [0, 0, 1, 1, 1, 1] and torch.equal(images[2], images[3]) and torch.equal(images, again)
-    assert split.skipped == 1 and list(split.broken) == [2]
+    assert split.skipped == 1 and list(split.corrupt) == [2]
     assert len(caplog.messages) == 1 and "2.png" in caplog.messages[0] and "(1 so far)" in caplog.messages[0]
 
 
-def test_nothing_but_broken_pictures(tmp_path: Path) -> None:
+def test_only_corrupt_images(tmp_path: Path) -> None:
     fill(tmp_path, "a", "b")
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"")
-    with pytest.raises(UserError, match="all broken"):
-        read(tmp_path, decode=Decode(broken="skip")).train.fetch(torch.tensor([0]))
+    with pytest.raises(UserError, match="all corrupt"):
+        read(tmp_path, decode=Decode(on_corrupt="skip")).train.fetch(torch.tensor([0]))
 
 
 # --- threads --------------------------------------------------------------------------------------------
 
 
-class Slow(Encoded):
+class Slow(EncodedImages):
     """The earlier an example, the longer it takes."""
 
     def read(self, index: int) -> bytes:
@@ -191,7 +193,7 @@ class Slow(Encoded):
 
 
 def test_threads_keep_the_order() -> None:
-    split = Slow(torch.arange(8), SMALL, Decode(crop=1.0), workers=8)
+    split = Slow(torch.arange(8), SMALL, Decode(crop_pct=1.0), num_workers=8)
     images, labels = split.fetch(torch.arange(8))
     assert labels.tolist() == list(range(8))
     assert images[:, 2, 7, 7].tolist() == [index * 37 % 256 for index in range(8)]
@@ -199,10 +201,10 @@ def test_threads_keep_the_order() -> None:
 
 def test_any_number_of_threads_gives_the_same(tmp_path: Path) -> None:
     fill(tmp_path, "a", "b", count=6, kind="jpg")
-    indices, draws = torch.tensor([3, 1, 4, 1, 5]), torch.rand(5, 4)
-    one, four = (read(tmp_path, workers=workers).train.fetch(indices, draws) for workers in (1, 4))
+    indices, uniforms = torch.tensor([3, 1, 4, 1, 5]), torch.rand(5, 4)
+    one, four = (read(tmp_path, num_workers=workers).train.fetch(indices, uniforms) for workers in (1, 4))
     assert torch.equal(one.images, four.images) and torch.equal(one.labels, four.labels)
-    assert not torch.equal(one.images[1], one.images[3])  # the same picture, other draws
+    assert not torch.equal(one.images[1], one.images[3])  # the same image with other uniforms
 
 
 def test_a_split_can_go_to_another_process(tmp_path: Path) -> None:
@@ -212,24 +214,26 @@ def test_a_split_can_go_to_another_process(tmp_path: Path) -> None:
 
 
 def test_hold_out(tmp_path: Path) -> None:
-    data = read(fill(tmp_path, "a", "b", count=10), held=0.0).hold_out(5)
+    data = read(fill(tmp_path, "a", "b", count=10), test_fraction=0.0).split_validation(5)
     assert len(data.test) == 5 and data.test.fetch(torch.arange(5)).images.shape == (5, 3, 8, 8)
 
 
-def test_grey_and_json(tmp_path: Path) -> None:
-    spec = ImageFolder(str(fill(tmp_path, "a", "b")), image=SMALL, decode=Decode(colour="grey"))
+def test_gray_and_json(tmp_path: Path) -> None:
+    spec = ImageFolder(str(fill(tmp_path, "a", "b")), img_size=SMALL, decode=Decode(color="gray"))
     assert from_json(to_json(spec)) == spec
-    data = spec.open()
+    data = spec.load()
     assert data.train.fetch(torch.tensor([0])).images.shape == (1, 1, 8, 8) and len(data.mean) == 1
 
 
-def test_a_model_remembers_how_its_pictures_were_cut(tmp_path: Path) -> None:
+def test_preprocessing_is_saved_with_the_model(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for number in range(12):
             Image.new("RGB", (20, 10), (number * 20, 0, 0)).save(tmp_path / name / f"{number}.png")
-    data = ImageFolder(str(tmp_path), image=(8, 8), decode=Decode(crop=0.9, mean=(0.5,) * 3, std=(0.5,) * 3)).open()
-    inputs = from_json(data.files()["inputs.json"])
-    assert (inputs.crop, inputs.mean, inputs.classes) == (0.9, (0.5, 0.5, 0.5), ("a", "b"))
+    data = ImageFolder(
+        str(tmp_path), img_size=(8, 8), decode=Decode(crop_pct=0.9, mean=(0.5,) * 3, std=(0.5,) * 3)
+    ).load()
+    inputs = from_json(data.files()["preprocessing.json"])
+    assert (inputs.crop_pct, inputs.mean, inputs.class_names) == (0.9, (0.5, 0.5, 0.5), ("a", "b"))
     with pytest.raises(UserError, match="needs 3 numbers"):
         Decode(mean=(0.5,))

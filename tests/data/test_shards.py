@@ -12,12 +12,12 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from pictures import encode, scene
+from sample_images import encode, scene
 
 from allmlp.data import shards
-from allmlp.data.decode import BrokenImage, Decode
-from allmlp.data.shards import Ranges, Shards, find, spread
-from allmlp.data.source import Dataset, Split
+from allmlp.data.dataset import ImageDataset, Split
+from allmlp.data.decode import CorruptImage, Decode
+from allmlp.data.shards import ShardImages, Shards, expand_range, find
 from allmlp.errors import UserError
 
 SMALL = (8, 8)
@@ -50,13 +50,13 @@ def write(folder: Path, label: str = "cls") -> Path:
     return folder
 
 
-def ranges(split: Split) -> Ranges:
-    assert isinstance(split, Ranges)
+def ranges(split: Split) -> ShardImages:
+    assert isinstance(split, ShardImages)
     return split
 
 
-def read(path: object, **fields: object) -> Dataset:
-    return Shards(str(path), image=SMALL, **fields).open()  # type: ignore[arg-type]
+def read(path: object, **fields: object) -> ImageDataset:
+    return Shards(str(path), img_size=SMALL, **fields).load()  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,8 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return scanned
 
 
-def check(data: Dataset) -> None:
-    assert data.classes == ("0", "1", "2") and len(data.train) == 8 and len(data.test) == 3
+def check(data: ImageDataset) -> None:
+    assert data.class_names == ("0", "1", "2") and len(data.train) == 8 and len(data.test) == 3
     images, labels = data.train.fetch(torch.tensor([6, 0, 3]))
     assert labels.tolist() == [0, 0, 0]
     assert images[:, 2, 7, 7].tolist() == [number * 37 % 256 for number in (6, 0, 3)]
@@ -91,7 +91,7 @@ def test_patterns(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     check(read(f"{folder}/train-{{0..1}}.tar", test=f"{folder}/val-*.tar"))
     check(read(f"{folder}/train-0.tar, {folder}/train-1.tar", test=f"{folder}/val-0.tar"))
-    assert spread("a-{008..010}-{0..1}.tar")[3:5] == ["a-009-1.tar", "a-010-0.tar"]
+    assert expand_range("a-{008..010}-{0..1}.tar")[3:5] == ["a-009-1.tar", "a-010-0.tar"]
     assert [shard.path for shard in find(f"{folder}/*.tar")] == sorted(map(str, folder.glob("*.tar")))
 
 
@@ -103,7 +103,7 @@ def test_tar_dialects_and_long_names(form: int, tmp_path: Path) -> None:
     assert read(folder).train.fetch(torch.arange(4)).labels.tolist() == [0, 2, 1, 0]
 
 
-def test_what_has_no_label_or_no_picture_is_left_out(tmp_path: Path) -> None:
+def test_samples_without_label_or_image_are_skipped(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     extra = [("a.jpg", b"?"), ("b.cls", b"1"), ("readme", b"text"), (".hidden.jpg", b"?"), ("a.seg.txt", b"?")]
     (folder / "train-0.tar").write_bytes(tar(extra + members(0, 4)))
@@ -124,12 +124,12 @@ def test_class_names(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     names = tmp_path / "names.txt"
     names.write_text("ant\nbee\ncow\n\n")
-    assert read(folder, classes=str(names)).classes == ("ant", "bee", "cow")
+    assert read(folder, class_names_file=str(names)).class_names == ("ant", "bee", "cow")
     names.write_text("ant\nbee\n")
-    with pytest.raises(UserError, match="names 2 classes, the shards have labels up to 2"):
-        read(folder, classes=str(names))
+    with pytest.raises(UserError, match="has 2 class names, but the shards have labels up to 2"):
+        read(folder, class_names_file=str(names))
     with pytest.raises(UserError, match="cannot read class names"):
-        read(folder, classes=str(tmp_path / "absent"))
+        read(folder, class_names_file=str(tmp_path / "absent"))
 
 
 # --- the index ------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_another_label_is_another_index(tmp_path: Path) -> None:
     folder = write(tmp_path / "data", "json")
     read(folder)
     with pytest.raises(UserError, match=r"train-0.tar: no label in part/0000.json: KeyError 'answer'"):
-        read(folder, label="answer")
+        read(folder, label_key="answer")
 
 
 def test_where_the_index_goes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, scans: list[str]) -> None:
@@ -229,39 +229,39 @@ def test_json_labels_that_are_none(answer: bytes, tmp_path: Path) -> None:
 
 def test_other_mistakes(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
-    with pytest.raises(UserError, match="there is no shard"):
+    with pytest.raises(UserError, match=r"absent.tar does not exist"):
         read(folder / "absent.tar")
-    with pytest.raises(UserError, match="no shards to test on"):
+    with pytest.raises(UserError, match="no test shards"):
         read(folder / "train-0.tar")
-    with pytest.raises(UserError, match="no shards to train on"):
+    with pytest.raises(UserError, match="no train shards"):
         read(f"{folder}/absent-*.tar", test=str(folder / "val-0.tar"))
-    with pytest.raises(UserError, match="is not a range"):
+    with pytest.raises(UserError, match="is not a valid range"):
         read("x-{9..0}.tar")
     (folder / "train-1.tar").write_bytes(tar([("readme.txt", b"hello")]))
-    with pytest.raises(UserError, match="has no pictures with labels"):
+    with pytest.raises(UserError, match="has no labeled images"):
         read(folder)
     (folder / "train-1.tar").write_bytes(tar([("a.jpg", b""), ("a.png", b""), ("a.cls", b"1")]))
-    with pytest.raises(UserError, match="a has two pictures"):
+    with pytest.raises(UserError, match="a has two images"):
         read(folder)
     for file in folder.glob("*.tar"):
         file.write_bytes(tar([("a.jpg", b"?"), ("a.cls", b"0")]))
-    with pytest.raises(UserError, match="has one class"):
+    with pytest.raises(UserError, match="has only one class"):
         read(folder)
 
 
-def test_a_broken_picture(tmp_path: Path) -> None:
+def test_a_corrupt_image(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     (folder / "train-1.tar").write_bytes(tar([("a.jpg", b"?"), ("a.cls", b"1"), *members(5, 3)]))
-    with pytest.raises(BrokenImage, match=r"train-1.tar, picture at byte 512: not a picture"):
+    with pytest.raises(CorruptImage, match=r"train-1.tar, image at byte 512: not an image"):
         read(folder).train.fetch(torch.tensor([4]))
-    split = ranges(read(folder, decode=Decode(broken="skip")).train)
+    split = ranges(read(folder, decode=Decode(on_corrupt="skip")).train)
     assert split.fetch(torch.tensor([4])).labels.tolist() == [2] and split.skipped == 1
 
 
-@pytest.mark.parametrize("broken", ["error", "skip"])
-def test_a_shard_that_vanishes_is_no_broken_picture(broken: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_corrupt", ["error", "skip"])
+def test_a_missing_shard_is_not_a_corrupt_image(on_corrupt: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
-    split = ranges(read(folder, decode=Decode(broken=broken)).train)  # type: ignore[arg-type]
+    split = ranges(read(folder, decode=Decode(on_corrupt=on_corrupt)).train)  # type: ignore[arg-type]
     (folder / "train-1.tar").write_bytes(WHOLE[:600])
     with pytest.raises(UserError, match="became shorter"):
         split.fetch(torch.tensor([7]))

@@ -1,12 +1,15 @@
-"""ONNX files answer as the model, for any batch, from an empty past on, and need nothing but ONNX Runtime."""
+"""ONNX files agree with the model for any batch size and from an empty past, and need only ONNX Runtime."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,9 +18,11 @@ from torch import Tensor
 
 import allmlp
 from allmlp.cli import main
+from allmlp.data.preprocessing import image_preprocessing, write_preprocessing
 from allmlp.export import files
-from allmlp.export.files import Exported, export
+from allmlp.export.files import ExportedFile, export
 from allmlp.models.encoder_decoder import EncoderDecoderModel
+from allmlp.prediction import predict_images
 from export.folders import REPRESENTATIVES, kind, make
 
 onnx = pytest.importorskip("onnx")
@@ -47,9 +52,29 @@ def read_on(runtime: Any, ids: Tensor, **fixed: np.ndarray) -> np.ndarray:
     past = [np.zeros((len(ids), 0, width), np.float32) for width in widths]
     found = []
     for token in ids.split(1, dim=1):
-        scores, *past = ask(runtime, token=token, **fixed, **dict(zip(names, past)))
-        found.append(scores)
+        logits, *past = ask(runtime, token=token, **fixed, **dict(zip(names, past)))
+        found.append(logits)
     return np.concatenate(found, axis=1)
+
+
+class Exported(NamedTuple):
+    folder: Path
+    """Holds model/ and the files in out/."""
+    model: allmlp.Model
+    files: list[ExportedFile]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    """Export a tiny model to out/m.onnx, once for all tests."""
+
+    @cache
+    def export_once(name: str) -> Exported:
+        folder = tmp_path_factory.mktemp(name)
+        model = make(folder / "model", name)
+        return Exported(folder, model, export(folder / "model", folder / "out" / "m.onnx"))
+
+    return export_once
 
 
 NAMES = [
@@ -59,26 +84,25 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_family_agrees(name: str, tmp_path: Path) -> None:
-    model = make(tmp_path / "model", name)
-    made = export(tmp_path / "model", tmp_path / "out" / "m.onnx")
-    assert all(isinstance(one, Exported) and one.difference < 1e-4 for one in made)
-    assert ("photographs" if kind(name) == "images" else "docstrings") in made[0].told
+def test_every_family_agrees(name: str, exported: Callable[[str], Exported]) -> None:
+    folder, model, made = exported(name)
+    assert all(isinstance(one, ExportedFile) and one.difference < 1e-4 for one in made)
+    assert ("photographs" if kind(name) == "images" else "docstrings") in made[0].compared_on
     written = [one.file.name for one in made]
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(written)
+    assert sorted(file.name for file in (folder / "out").iterdir()) == sorted(written)
     for batch in (1, 5):
         torch.manual_seed(batch)
-        inputs = model.example(batch)
+        inputs = model.dummy_inputs(batch)
         if isinstance(model, EncoderDecoderModel):
             assert written == ["m.encoder.onnx", "m.step.onnx"]
             source, target = inputs
             mask = torch.arange(12) < torch.randint(3, 12, (batch, 1))
-            runtime = session(tmp_path / "out" / "m.encoder.onnx")
+            runtime = session(folder / "out" / "m.encoder.onnx")
             memory = dict(zip((value.name for value in runtime.get_outputs()), ask(runtime, source=source, mask=mask)))
-            found = read_on(session(tmp_path / "out" / "m.step.onnx"), target, mask=mask.numpy(), **memory)
+            found = read_on(session(folder / "out" / "m.step.onnx"), target, mask=mask.numpy(), **memory)
             close(found, model(source, target, mask))
             continue
-        runtime = session(tmp_path / "out" / "m.onnx")
+        runtime = session(folder / "out" / "m.onnx")
         names = [value.name for value in runtime.get_inputs()]
         if kind(name) == "images":
             assert names == ["images"] and runtime.get_inputs()[0].shape == ["batch", 3, 6, 8]
@@ -90,49 +114,80 @@ def test_every_family_agrees(name: str, tmp_path: Path) -> None:
         close(ask(runtime, ids=ids, mask=mask, **told)[0], model(ids, mask, **told))
         if kind(name) == "causal":
             assert written == ["m.onnx", "m.step.onnx"]
-            runtime = session(tmp_path / "out" / "m.step.onnx")
+            runtime = session(folder / "out" / "m.step.onnx")
             assert runtime.get_inputs()[1].shape[:2] == ["batch", "past"]
             close(read_on(runtime, ids), model(ids))
 
 
-def test_the_file_says_how_it_is_used_and_not_where_it_was_made(tmp_path: Path) -> None:
-    make(tmp_path / "model", "gmlp_causal_tiny")
-    export(tmp_path / "model", tmp_path / "m.onnx")
-    told = session(tmp_path / "m.step.onnx").get_modelmeta().custom_metadata_map
-    assert told["allmlp"] == allmlp.__version__ and told["graph"] == "step"
-    assert json.loads(told["inputs"]) == json.loads((tmp_path / "model" / "inputs.json").read_text())
-    assert told["tokenizer"] == (tmp_path / "model" / "tokenizer.json").read_text()
-    assert json.loads(told["config"])["kind"] == "Encoder"
-    onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"), full_check=True)
-    assert str(Path(allmlp.__file__).parent).encode() not in (tmp_path / "m.onnx").read_bytes()
+@pytest.mark.parametrize(
+    ("name", "file", "graph"),
+    [
+        ("mixer_mlm", "m.onnx", "model"),
+        pytest.param("gmlp_causal_tiny", "m.step.onnx", "step", marks=pytest.mark.slow),
+    ],
+)
+def test_metadata_describes_the_model_without_local_paths(
+    name: str, file: str, graph: str, exported: Callable[[str], Exported]
+) -> None:
+    folder, _, made = exported(name)
+    metadata = session(folder / "out" / file).get_modelmeta().custom_metadata_map
+    assert metadata["allmlp"] == allmlp.__version__ and metadata["graph"] == graph
+    assert json.loads(metadata["preprocessing"]) == json.loads((folder / "model" / "preprocessing.json").read_text())
+    assert metadata["tokenizer"] == (folder / "model" / "tokenizer.json").read_text()
+    assert json.loads(metadata["config"])["kind"] == "Encoder"
+    for one in made:
+        onnx.checker.check_model(onnx.load(one.file), full_check=True)
+        assert str(Path(allmlp.__file__).parent).encode() not in one.file.read_bytes()
 
 
-def test_pictures_are_answered_without_torch(tmp_path: Path) -> None:
-    """The example, with torch and allmlp made impossible to import, says what `allmlp predict` says."""
+def test_example_predicts_without_torch(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    """The example, which cannot import torch and allmlp here, prints what `allmlp predict` prints."""
     from PIL import Image
 
-    make(tmp_path / "model", "mixer_s32")
-    export(tmp_path / "model", tmp_path / "m.onnx")
+    folder, _, (made,) = exported("mixer_s32")
     pixels = np.random.default_rng(0).integers(0, 256, (40, 61, 3), dtype=np.uint8)
-    pictures = [str(tmp_path / name) for name in ("wide.png", "tall.png")]
-    Image.fromarray(pixels).save(pictures[0])
-    Image.fromarray(pixels[:, :21]).save(pictures[1])
+    images = [str(tmp_path / name) for name in ("wide.png", "tall.png")]
+    Image.fromarray(pixels).save(images[0])
+    Image.fromarray(pixels[:, :21]).save(images[1])
+    expected = predict_images(folder / "model", [Path(image) for image in images])
+    for line, predictions in zip(run_example(made.file, images), expected, strict=True):
+        assert line.split(": ")[1] == "  ".join(map(str, predictions))
+
+
+def test_example_prints_the_values_of_a_regression(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder, _, (made,) = exported("mixer_s32")
+    shutil.copytree(folder / "model", tmp_path / "model")
+    preprocessing = image_preprocessing(tmp_path / "model").replace(task="values")
+    write_preprocessing(tmp_path / "model", preprocessing)
+    proto = onnx.load(made.file)
+    for entry in proto.metadata_props:
+        if entry.key == "preprocessing":
+            entry.value = (tmp_path / "model" / "preprocessing.json").read_text()
+    onnx.save(proto, tmp_path / "m.onnx")
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "red.png")
+    (line,) = run_example(tmp_path / "m.onnx", [str(tmp_path / "red.png")])
+    found = dict(part.split(" ") for part in line.split(": ")[1].split("  "))
+    (expected,) = predict_images(tmp_path / "model", [tmp_path / "red.png"])
+    assert [*found] == [one.label for one in expected]
+    assert [float(value) for value in found.values()] == pytest.approx([one.value for one in expected], abs=1e-4)
+
+
+def run_example(model: Path, images: list[str]) -> list[str]:
+    """The lines printed by the example where torch and allmlp cannot be imported."""
     code = f"""
 import runpy, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "allmlp"): raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
-sys.argv = ["onnx_predict.py", {str(tmp_path / "m.onnx")!r}, *{pictures!r}, "--top", "5"]
+sys.argv = ["onnx_predict.py", {str(model)!r}, *{images!r}, "--top-k", "5"]
 runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    from allmlp.predict import predict
-
-    expected = predict(tmp_path / "model", [Path(picture) for picture in pictures])
-    for line, answers in zip(done.stdout.splitlines(), expected, strict=True):
-        assert line.split(": ")[1] == "  ".join(map(str, answers))
+    return done.stdout.splitlines()
 
 
 def test_int8_is_smaller_and_nearly_the_same(tmp_path: Path) -> None:
@@ -173,9 +228,9 @@ def test_a_file_that_disagrees_is_not_left(int8: bool, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["m.bin"], "NAME.onnx or NAME.pt2"),
-        (["m.pt2", "--int8"], "int8 is for ONNX Runtime"),
-        (["m.onnx", "--aot"], "is a .pt2 file"),
+        (["m.bin"], "suffix must be .onnx or .pt2"),
+        (["m.pt2", "--int8"], "int8 requires a .onnx file"),
+        (["m.onnx", "--aot"], "requires a .pt2 file"),
         (["m.onnx", "--on", "nowhere.png"], "cannot read"),
     ],
 )
@@ -190,15 +245,16 @@ def test_mistakes(
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
-def test_one_picture_of_one_s_own_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
+def test_comparing_on_one_image(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
     make(tmp_path / "model", "resmlp_s12")
     Image.new("RGB", (20, 20), "red").save(tmp_path / "red.png")
     with pytest.raises(SystemExit) as end:
-        main(["export", str(tmp_path / "model"), str(tmp_path / "m.onnx"), "--on", str(tmp_path / "red.png")])
+        main(["export", str(tmp_path / "model"), str(tmp_path / f"m{suffix}"), "--on", str(tmp_path / "red.png")])
     told = capsys.readouterr().out
-    assert end.value.code == 0 and "any batch size" in told and "on 1 pictures" in told
+    assert end.value.code == 0 and "any batch size" in told and "on 1 images" in told
 
 
 def test_broken_folders_are_refused(tmp_path: Path) -> None:
@@ -211,11 +267,12 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
         export(tmp_path, tmp_path / "m.onnx")
 
 
-def test_answers_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
+def test_nan_outputs_are_refused(suffix: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model", "resmlp_s12")
     with torch.no_grad():
         model.head.proj.bias[0] = float("nan")
     allmlp.save(model, tmp_path / "model")
     with pytest.raises(allmlp.UserError, match="differ from the model by nan"):
-        export(tmp_path / "model", tmp_path / "m.onnx")
+        export(tmp_path / "model", tmp_path / f"m{suffix}")
     assert [file.name for file in tmp_path.iterdir()] == ["model"]

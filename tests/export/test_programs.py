@@ -1,4 +1,4 @@
-"""torch.export's files, and packages that AOTInductor compiled."""
+"""Files of torch.export, and packages compiled by AOTInductor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import allmlp
 from allmlp.export import aot
 from allmlp.export.files import export
 from allmlp.export.graphs import graphs
-from allmlp.export.rows import Rows, rows
+from allmlp.export.sample_inputs import SampleInputs, sample_inputs
 from export.folders import REPRESENTATIVES, kind, make
 
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling ahead of time needs a C++ compiler")
@@ -24,18 +24,28 @@ def test_programs_agree_for_any_batch(name: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model", name)
     (made,) = export(tmp_path / "model", tmp_path / "m.pt2")
     assert made.difference < 1e-5
-    told = {"inputs": "", "graph": ""}
-    program = torch.export.load(made.file, extra_files=told).module()
-    assert told["inputs"] == (tmp_path / "model" / "inputs.json").read_text() and told["graph"] == "model"
+    extra = {"preprocessing": "", "graph": ""}
+    program = torch.export.load(made.file, extra_files=extra).module()
+    assert (
+        extra["preprocessing"] == (tmp_path / "model" / "preprocessing.json").read_text() and extra["graph"] == "model"
+    )
     for batch in (1, 7):
-        inputs = model.example(batch)
+        inputs = model.dummy_inputs(batch)
         if kind(name) == "text":
             inputs = (*inputs, torch.ones_like(inputs[0], dtype=torch.bool))
             inputs = (*inputs, torch.zeros_like(inputs[0])) if (model.spec.stem.segments or 0) > 1 else inputs
         torch.testing.assert_close(program(*inputs), model(*inputs[:2]), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in REPRESENTATIVES if kind(name) in ("causal", "translation")])
+FASTEST = ("gmlp_causal_tiny", "resmlp_seq2seq_6")
+STEPPING = [
+    name if name in FASTEST else pytest.param(name, marks=pytest.mark.slow)
+    for name in REPRESENTATIVES
+    if kind(name) in ("causal", "translation")
+]
+
+
+@pytest.mark.parametrize("name", STEPPING)
 def test_steps_of_a_program_are_the_parallel_pass(name: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model", name)
     first, second = export(tmp_path / "model", tmp_path / "m.pt2")
@@ -43,17 +53,19 @@ def test_steps_of_a_program_are_the_parallel_pass(name: str, tmp_path: Path) -> 
     begin, step = (torch.export.load(one.file).module() for one in (first, second))
     for batch in (1, 3):
         if kind(name) == "translation":
-            source, ids = model.example(batch)
+            source, ids = model.dummy_inputs(batch)
             mask = torch.arange(12) < torch.randint(3, 12, (batch, 1))
             fixed, expected = (mask, *begin(source, mask)), model(source, ids, mask)
         else:
-            (ids,) = model.example(batch)
+            (ids,) = model.dummy_inputs(batch)
             fixed, expected = (), begin(ids, torch.ones_like(ids, dtype=torch.bool))
-        (graph,) = [graph for graph in graphs(model, rows(model, tmp_path / "model", [])) if graph.name == "step"]
+        (graph,) = [
+            graph for graph in graphs(model, sample_inputs(model, tmp_path / "model", [])) if graph.name == "step"
+        ]
         past, found = graph.module.empty(batch), []
         for token in ids.split(1, dim=1):
-            scores, *past = step(token, *fixed, *past)
-            found.append(scores)
+            logits, *past = step(token, *fixed, *past)
+            found.append(logits)
         torch.testing.assert_close(torch.cat(found, dim=1), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -64,10 +76,11 @@ def test_a_compiled_package_agrees(name: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model", name)
     (made,) = export(tmp_path / "model", tmp_path / "m.pt2", aot=True)
     assert made.difference < 1e-4
-    images = model.example(5)
-    ((scores,),) = aot.run_package(made.file, [images])
-    assert json.loads(torch._inductor.aoti_load_package(str(made.file)).get_metadata()["inputs"])["crop"] == 0.9
-    torch.testing.assert_close(scores, model(*images).detach(), atol=1e-4, rtol=1e-4)
+    images = model.dummy_inputs(5)
+    ((logits,),) = aot.run_package(made.file, [images])
+    metadata = torch._inductor.aoti_load_package(str(made.file)).get_metadata()
+    assert json.loads(metadata["preprocessing"])["crop_pct"] == 0.9
+    torch.testing.assert_close(logits, model(*images).detach(), atol=1e-4, rtol=1e-4)
 
 
 def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,22 +93,22 @@ def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_inputs_are_real_where_there_are_any(tmp_path: Path) -> None:
     model = make(tmp_path / "a", "vit_ti16")
-    found = rows(model, tmp_path / "a", [])
-    assert found.told == "6 cuts of two photographs" and found.tensors[0].shape == (6, 3, 6, 8)
+    found = sample_inputs(model, tmp_path / "a", [])
+    assert found.description == "6 crops of photographs" and found.tensors[0].shape == (6, 3, 6, 8)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
     pixels = found.tensors[0] * std + mean
     assert pixels.min() > -1e-3 and pixels.max() < 1.001 and pixels.std() > 0.05
     text = make(tmp_path / "b", "bert_base")
-    ids, mask = rows(text, tmp_path / "b", []).tensors
+    ids, mask = sample_inputs(text, tmp_path / "b", []).tensors
     assert ids.shape == (6, 12) and torch.equal(mask, ids != 0) and len(set(map(tuple, ids.tolist()))) == 6
     (tmp_path / "b" / "tokenizer.json").unlink()
-    assert "random tokens" in rows(text, tmp_path / "b", []).told
+    assert "random tokens" in sample_inputs(text, tmp_path / "b", []).description
     (tmp_path / "one.txt").write_text("the cat sat")
-    own = rows(make(tmp_path / "c", "bert_base"), tmp_path / "c", [tmp_path / "one.txt"])
-    assert own.told == "1 texts" and torch.equal(own.tensors[0][0], own.tensors[0][1])
+    own = sample_inputs(make(tmp_path / "c", "bert_base"), tmp_path / "c", [tmp_path / "one.txt"])
+    assert own.description == "1 texts" and torch.equal(own.tensors[0][0], own.tensors[0][1])
 
 
 def test_too_short_to_step() -> None:
-    model = allmlp.create("gmlp_causal_tiny", length=2, vocabulary=9, overrides={"depth": 1}).eval()
-    with pytest.raises(allmlp.UserError, match="no steps worth exporting"):
-        graphs(model, Rows((torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool)), ""))
+    model = allmlp.create("gmlp_causal_tiny", seq_len=2, vocab_size=9, overrides={"depth": 1}).eval()
+    with pytest.raises(allmlp.UserError, match="too short to export a decoding step"):
+        graphs(model, SampleInputs((torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool)), ""))

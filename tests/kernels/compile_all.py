@@ -1,7 +1,7 @@
-"""Compiles every kernel for a H100 without one, and prints what it takes: name, configuration, registers, spills.
+"""Compile every kernel for an H100 without one, and print registers, spills and shared memory per configuration.
 
-In a process of its own, because pytest's has Triton's interpreter: `python tests/kernels/compile_all.py [MOST]`, where
-MOST is how many configurations of each kernel are compiled.
+Runs in its own process, since the one of pytest uses Triton's interpreter: `python tests/kernels/compile_all.py [N]`,
+where N limits the configurations that are compiled of each kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH, TOKENS = 4, 196
 
 
 class NoDevice:
-    """What Triton asks of a driver before it compiles."""
+    """The part of a Triton driver that compilation needs."""
 
     def get_current_target(self) -> GPUTarget:
         return TARGET
@@ -39,7 +39,7 @@ class NoDevice:
         return 0
 
 
-MOST = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+MAX_CONFIGS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 compiled: list[tuple[str, str, Any]] = []
 launch = JITFunction.run
 
@@ -49,8 +49,8 @@ def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwarg
     compiled.append((self.fn.__module__.removeprefix("allmlp.kernels.") + "." + self.__name__, "", kernel))
 
 
-def every_configuration(self: Autotuner, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-    for config in self.configs[-MOST:]:
+def compile_configs(self: Autotuner, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+    for config in self.configs[-MAX_CONFIGS:]:
         if config.pre_hook:
             config.pre_hook({**dict(zip(self.arg_names, args)), **kwargs, **config.all_kwargs()})
         self.fn.run(*args, grid=grid, warmup=True, **kwargs, **config.all_kwargs())
@@ -59,23 +59,23 @@ def every_configuration(self: Autotuner, *args: Any, grid: Any, warmup: bool = F
 
 
 def resources(kernel: Any) -> tuple[int, int]:
-    """Registers of a thread, and bytes that did not fit into them."""
+    """Registers per thread, and bytes of stack (spills)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(kernel.asm["cubin"])
-        said = subprocess.check_output([knobs.nvidia.cuobjdump.path, "-res-usage", file], text=True)
-    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", said)[-1]
+        usage = subprocess.check_output([knobs.nvidia.cuobjdump.path, "-res-usage", file], text=True)
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[-1]
     return int(registers), int(stack)
 
 
-def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(*shape).to(dtype)
 
 
-def activations() -> None:
+def compile_activation() -> None:
     from allmlp.kernels.activation import triton as activation
 
-    x, bias = draw(BATCH, 384, 768), draw(384)
+    x, bias = randn(BATCH, 384, 768), randn(384)
     for act in ("gelu", "gelu_tanh", "relu"):
         activation.forward(x, bias, act)
         activation.backward(x, None, x, act)
@@ -83,67 +83,70 @@ def activations() -> None:
     activation.forward(x.float(), None, "gelu")
 
 
-def norms() -> None:
-    from allmlp.kernels.row_norm import triton as row_norm
+def compile_layer_norm() -> None:
+    from allmlp.kernels.layer_norm import triton as layer_norm
 
-    x, weight = draw(BATCH, TOKENS, 768), draw(768, dtype=torch.float32)
-    row_norm.row_stats(x, 1e-6, weight)
-    row_norm.row_norm(x, weight, weight, 1e-6, weight)
-    row_norm.row_norm(x, weight, None, 1e-6, weight, torch.float8_e4m3fn)
-    row_norm.row_norm_turned(x, weight, weight, 1e-6, weight, 200)
+    x, weight = randn(BATCH, TOKENS, 768), randn(768, dtype=torch.float32)
+    layer_norm.layer_norm_stats(x, 1e-6, weight)
+    layer_norm.layer_norm(x, weight, weight, 1e-6, weight)
+    layer_norm.layer_norm(x, weight, None, 1e-6, weight, torch.float8_e4m3fn)
+    layer_norm.layer_norm_transposed(x, weight, weight, 1e-6, weight, 200)
 
 
-def gates() -> None:
+def compile_gated_mlp() -> None:
     from allmlp.kernels.gated_mlp import triton as gated
 
-    h, f, b, weight = draw(BATCH, TOKENS, 1536), draw(BATCH, TOKENS, 768), draw(TOKENS), draw(768)
-    mask = draw(BATCH, TOKENS)
+    h, f, b, weight = randn(BATCH, TOKENS, 1536), randn(BATCH, TOKENS, 768), randn(TOKENS), randn(768)
+    mask = randn(BATCH, TOKENS)
     _, mean, rstd = gated.norm(h, mask, weight, weight, 1e-6, "gelu")
     gated.gate(h, f, b, "gelu")
-    sums = gated.stripes(h)
+    sums = gated.empty_partial_sums(h)
     gated.gate_backward(h, f, b, f, torch.empty_like(h), sums, "gelu")
     gated.norm_backward(h, mask, weight, weight, mean, rstd, f, torch.empty_like(h), sums, "gelu")
 
 
-def token_mixing() -> None:
+def compile_token_mix() -> None:
     from allmlp.kernels.token_mix import hopper
     from allmlp.kernels.token_mix import triton as mix
-    from allmlp.kernels.token_mix.reference import Around
+    from allmlp.kernels.token_mix.reference import TokenMixEpilogue
 
-    vector, bias = draw(768, dtype=torch.float32), draw(TOKENS, dtype=torch.float32)
-    hidden, matrix = draw(BATCH, TOKENS, 1536), mix.Matrix.of(draw(TOKENS, TOKENS))
+    vector, bias = randn(768, dtype=torch.float32), randn(TOKENS, dtype=torch.float32)
+    hidden, matrix = randn(BATCH, TOKENS, 1536), mix.PackedMatrix.pack(randn(TOKENS, TOKENS))
     u, v = hidden.chunk(2, 2)
-    statistics = {name: draw(BATCH, TOKENS, dtype=torch.float32) for name in ("mean", "rstd")}
-    for kind in (mix, hopper):
-        kind.token_mix(v, matrix, Around(bias, vector, vector, **statistics, other=u), combine="multiply")
-        kind.token_mix(v, matrix, Around(bias, vector, vector, lift=vector, gain=vector, other=u), combine="add")
-    mix.token_mix(v.contiguous()[:, :, :767], matrix, Around(bias), act="gelu")  # rows that the copy engine cannot move
+    stats = {name: randn(BATCH, TOKENS, dtype=torch.float32) for name in ("mean", "rstd")}
+    gate = TokenMixEpilogue(bias, vector, vector, **stats, other=u)
+    residual = TokenMixEpilogue(bias, vector, vector, deferred_bias=vector, layer_scale=vector, other=u)
+    for module in (mix, hopper):
+        module.token_mix(v, matrix, gate, combine="multiply")
+        module.token_mix(v, matrix, residual, combine="add")
+    mix.token_mix(v.contiguous()[:, :, :767], matrix, TokenMixEpilogue(bias), act="gelu")  # rows not aligned for TMA
 
 
-def linear_maps() -> None:
+def compile_linear() -> None:
     from allmlp.kernels.linear import triton as linear
-    from allmlp.kernels.linear.reference import Beside
+    from allmlp.kernels.linear.reference import LinearEpilogue
 
-    vector = draw(1536, dtype=torch.float32)
-    x, weight, z = draw(BATCH * TOKENS, 256), draw(1536, 256), draw(BATCH * TOKENS, 1536)
-    linear.linear_stats(x, weight, Beside(bias=vector), "gelu", 1e-6)
-    linear.linear(x, weight, Beside(bias=vector), "gelu")
+    vector = randn(1536, dtype=torch.float32)
+    x, weight, z = randn(BATCH * TOKENS, 256), randn(1536, 256), randn(BATCH * TOKENS, 1536)
+    linear.linear_stats(x, weight, LinearEpilogue(bias=vector), "gelu", 1e-6)
+    linear.linear(x, weight, LinearEpilogue(bias=vector), "gelu")
     x, weight = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
-    linear.linear(x, weight, Beside(vector, vector, vector), "gelu")
-    linear.linear(x, weight, Beside(vector, other=z))
+    linear.linear(x, weight, LinearEpilogue(vector, vector, vector), "gelu")
+    linear.linear(x, weight, LinearEpilogue(vector, residual=z))
 
 
 def main() -> Iterator[str]:
     driver.set_active(NoDevice())
-    JITFunction.run, Autotuner.run = compile_only, every_configuration  # type: ignore[method-assign]
-    for make in (activations, norms, gates, token_mixing, linear_maps):
-        make()
+    JITFunction.run, Autotuner.run = compile_only, compile_configs  # type: ignore[method-assign]
+    for compile_room in (compile_activation, compile_layer_norm, compile_gated_mlp, compile_token_mix, compile_linear):
+        compile_room()
     for name, config, kernel in compiled:
-        registers, spilt = resources(kernel)
-        yield f"{name:<42} {registers:>4} registers {spilt:>5} bytes spilt {kernel.metadata.shared:>7} shared  {config}"
+        registers, spilled = resources(kernel)
+        usage = f"{registers:>4} registers {spilled:>5} bytes spilled {kernel.metadata.shared:>7} shared"
+        yield f"{name:<42} {usage}  {config}"
 
 
 if __name__ == "__main__":
-    assert not knobs.runtime.interpret, "the interpreter does not compile"
+    assert not knobs.runtime.interpret, "unset TRITON_INTERPRET: the interpreter does not compile"
     for line in main():
         print(line)

@@ -1,79 +1,83 @@
-"""The linear map with what stands around it has the values of its definition."""
+"""The fused linear kernel matches its reference."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from allmlp.kernels.linear import reference
-from allmlp.kernels.linear.reference import Beside
-from kernels.test_token_mix import DEVICE, draw
+from allmlp.kernels.linear.reference import LinearEpilogue
+from kernels.compare import DEVICE, randn
 
 pytest.importorskip("triton")
-# The interpreter multiplies no bfloat16 numbers.
+# The interpreter cannot multiply bfloat16 matrices.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-NEAR = {"rtol": 2**-7, "atol": 1e-2} if DEVICE == "cuda" else {"rtol": 1e-4, "atol": 1e-4}
+TOLERANCE = {"rtol": 2**-7, "atol": 1e-2} if DEVICE == "cuda" else {"rtol": 1e-4, "atol": 1e-4}
 
 
-def matrices(rows: int, depth: int, columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    return draw(rows, depth).to(DEVICE, dtype), draw(columns, depth).to(DEVICE, dtype)
+def random_matrices(rows: int, depth: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return randn(rows, depth).to(DEVICE, dtype), randn(cols, depth).to(DEVICE, dtype)
 
 
-def vector(size: int) -> torch.Tensor:
-    return draw(size).to(DEVICE, torch.float32)
+def random_vector(size: int) -> Tensor:
+    return randn(size).to(DEVICE, torch.float32)
 
 
 @pytest.mark.parametrize("act", ["none", "gelu", "gelu_tanh", "relu"])
-def test_everything_beside_the_product(act: str) -> None:
+def test_full_epilogue(act: Any) -> None:
     from allmlp.kernels.linear import triton
 
-    x, weight = matrices(300, 96, 272, DTYPE)
-    beside = Beside(vector(272), vector(272), vector(272), draw(300, 272).to(DEVICE, DTYPE))
-    mine, right = (kind.linear(x, weight, beside, act).float() for kind in (triton, reference))  # type: ignore[arg-type]
-    torch.testing.assert_close(mine, right, **NEAR)
+    x, weight = random_matrices(300, 96, 272, DTYPE)
+    residual = randn(300, 272).to(DEVICE, DTYPE)
+    epilogue = LinearEpilogue(random_vector(272), random_vector(272), random_vector(272), residual)
+    actual, expected = (module.linear(x, weight, epilogue, act).float() for module in (triton, reference))
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
 
 
-def test_nothing_beside_it_and_another_type() -> None:
+def test_empty_epilogue_and_output_dtype() -> None:
     from allmlp.kernels.linear import triton
 
-    x, weight = matrices(130, 200, 144, DTYPE)
-    mine = triton.linear(x, weight, Beside(), dtype=torch.float32)
-    torch.testing.assert_close(mine, reference.linear(x, weight, Beside(), dtype=torch.float32), rtol=1e-4, atol=1e-3)
+    x, weight = random_matrices(130, 200, 144, DTYPE)
+    actual, expected = (m.linear(x, weight, LinearEpilogue(), dtype=torch.float32) for m in (triton, reference))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_statistics_of_the_second_half() -> None:
+def test_stats_of_the_second_half() -> None:
     from allmlp.kernels.linear import triton
 
-    x, weight = matrices(200, 64, 768, DTYPE)
-    beside = Beside(bias=vector(768) + 3)
-    mine, right = (kind.linear_stats(x, weight, beside, "gelu", 1e-6) for kind in (triton, reference))
-    torch.testing.assert_close(mine[0].float(), right[0].float(), **NEAR)
-    for one, other in zip(mine[1:], right[1:], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    x, weight = random_matrices(200, 64, 768, DTYPE)
+    epilogue = LinearEpilogue(bias=random_vector(768) + 3)
+    actual, expected = (module.linear_stats(x, weight, epilogue, "gelu", eps=10.0) for module in (triton, reference))
+    torch.testing.assert_close(actual[0].float(), expected[0].float(), **TOLERANCE)
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-3, atol=1e-3)
 
 
-def test_statistics_of_channels_that_are_all_alike() -> None:
-    """Their spread is nothing but rounding, and below zero there is no root."""
+def test_stats_of_equal_channels() -> None:
+    """Their variance is rounding error only, which must not become negative under the square root."""
     from allmlp.kernels.linear import triton
 
-    x, weight = matrices(200, 64, 512, DTYPE)
-    same = torch.linspace(0.1, 333.3, 200, device=DEVICE).to(DTYPE)
-    x[:, 0], weight[256:] = same, 0
+    x, weight = random_matrices(200, 64, 512, DTYPE)
+    values = torch.linspace(0.1, 333.3, 200, device=DEVICE).to(DTYPE)
+    x[:, 0], weight[256:] = values, 0
     weight[256:, 0] = 1
-    _, mean, rstd = triton.linear_stats(x, weight, Beside(), "none", 1e-12)
-    torch.testing.assert_close(mean, same.float(), rtol=1e-5, atol=1e-5)
+    _, mean, rstd = triton.linear_stats(x, weight, LinearEpilogue(), "none", 1e-12)
+    torch.testing.assert_close(mean, values.float(), rtol=1e-5, atol=1e-5)
     assert rstd.isfinite().all()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-def test_8_bits() -> None:
+def test_fp8() -> None:
     from allmlp.kernels.linear import triton
 
-    x, weight = matrices(300, 256, 384, torch.float8_e4m3fn)
-    up = Beside(vector(384) * 0.1, vector(384), torch.full((384,), 16.0, device=DEVICE))
-    mine, right = (kind.linear(x, weight, up, "gelu").float() for kind in (triton, reference))
-    torch.testing.assert_close(mine, right, rtol=2**-3, atol=2e-2)  # one step of the 8-bit numbers
-    down = Beside(vector(384) * 0.1, other=draw(300, 384).to(DEVICE, torch.bfloat16))
-    mine, right = (kind.linear(x, weight, down).float() for kind in (triton, reference))
-    torch.testing.assert_close(mine, right, rtol=2**-7, atol=2e-2)
+    x, weight = random_matrices(300, 256, 384, torch.float8_e4m3fn)
+    quant_scale = torch.full((384,), 16.0, device=DEVICE)
+    up = LinearEpilogue(random_vector(384) * 0.1, random_vector(384), quant_scale)
+    actual, expected = (module.linear(x, weight, up, "gelu").float() for module in (triton, reference))
+    torch.testing.assert_close(actual, expected, rtol=2**-3, atol=2e-2)  # one fp8 step
+    down = LinearEpilogue(random_vector(384) * 0.1, residual=randn(300, 384).to(DEVICE, torch.bfloat16))
+    actual, expected = (module.linear(x, weight, down).float() for module in (triton, reference))
+    torch.testing.assert_close(actual, expected, rtol=2**-7, atol=2e-2)

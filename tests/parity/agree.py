@@ -1,4 +1,4 @@
-"""How two models are compared: the same random weights on both sides, then the outputs and every gradient."""
+"""Comparison of two models: the same random weights in both, then the outputs and every gradient."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ Weights = dict[str, Tensor]
 
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}
-"""The largest difference, as a part of the largest number."""
+"""The largest allowed difference, relative to the largest number."""
 
 
 def weights(model: nn.Module) -> Weights:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def buffers(model: nn.Module) -> Weights:
+    """The running statistics of BatchNorm."""
+    state = model.state_dict()
+    return {name: state[name] for name, _ in model.named_buffers() if name in state}
 
 
 def gradients(model: nn.Module) -> Weights:
@@ -28,14 +34,18 @@ def gradients(model: nn.Module) -> Weights:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Draw all weights, those too that start at zero or one, so that nothing agrees by being absent."""
+def randomize(model: nn.Module, seed: int = 0) -> None:
+    """Draw all weights and running statistics, so that none is zero or one and has no effect."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
         sizes = [size for size in parameter.shape if size > 1]
         with torch.no_grad():
             parameter.copy_(0.5 + 0.3 * noise if len(sizes) < 2 else noise / math.prod(sizes[1:]) ** 0.5)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.normal_(generator=generator)
+            module.running_var.uniform_(0.5, 2.0, generator=generator)
 
 
 def relabel(tensors: Weights, rules: Mapping[str, str]) -> Weights:
@@ -50,11 +60,12 @@ def relabel(tensors: Weights, rules: Mapping[str, str]) -> Weights:
         whole, _, part = name.partition("#")
         assert part not in parts.setdefault(whole, {}), f"two tensors are called {name}"
         parts[whole][part] = tensor
-    return {whole: torch.cat([found[part] for part in sorted(found)]) for whole, found in parts.items()}
+    sorted_parts = {whole: [found[part] for part in sorted(found)] for whole, found in parts.items()}
+    return {whole: torch.cat(found) if len(found) > 1 else found[0] for whole, found in sorted_parts.items()}
 
 
 def shaped(renamed: Weights, like: nn.Module) -> Weights:
-    """The same numbers in the same order, without the peer's extra dimensions of size one and the like."""
+    """The peer's tensors in our shapes, without its dimensions of size one."""
     own = dict(like.named_parameters())
     assert renamed.keys() == own.keys()
     return {name: tensor.reshape(own[name].shape) for name, tensor in renamed.items()}
@@ -90,15 +101,17 @@ def assert_parity(
     ask: Callable[..., Any] = lambda model, *inputs: model(*inputs),
     ask_peer: Callable[..., Any] | None = None,
     dtype: torch.dtype = torch.float64,
+    train: bool = False,
 ) -> None:
-    """Both models answer `inputs` alike and have the same gradients.
+    """Both models have the same outputs, gradients and, in training, running statistics.
 
-    `rename` only renames, reshapes, permutes, splits and stacks: so it carries the peer's gradients
-    over to our names just as it does its weights.
+    `rename` only renames, reshapes, permutes, splits and stacks, so it maps the peer's gradients to our names as it
+    maps its weights.
     """
-    ours, peer = ours.to(dtype).eval(), peer.to(dtype).eval()
-    randomise(peer)
-    ours.load_state_dict(shaped(rename(weights(peer)), ours))
+    ours, peer = ours.to(dtype).train(train), peer.to(dtype).train(train)
+    randomize(peer)
+    statistics = rename(buffers(peer)) if buffers(ours) else {}
+    ours.load_state_dict(shaped(rename(weights(peer)), ours) | {name: statistics[name] for name in buffers(ours)})
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in peer.parameters())
 
     mine = [x.to(dtype).requires_grad_() if x.is_floating_point() else x for x in inputs]
@@ -113,3 +126,9 @@ def assert_parity(
     for x, y in zip(mine, theirs):
         if y.grad is not None:
             assert_same(x.grad, y.grad, "the gradient of the input")
+    statistics = rename(buffers(peer)) if buffers(ours) else {}
+    for name, tensor in buffers(ours).items():
+        if tensor.is_floating_point():
+            assert_same(tensor, statistics[name], name)
+        else:
+            assert torch.equal(tensor, statistics[name]), name

@@ -1,4 +1,4 @@
-"""Every layer against its paper's equation, written out token by token; and the models that have no peer."""
+"""Every layer against its paper's equation, written token by token; and the models that no other library has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from agree import Weights, assert_same, assert_same_gradients, randomise
+from agree import Weights, assert_same, assert_same_gradients, randomize
 from torch import Tensor, nn
 
 from allmlp.layers import (
     Affine,
     Attention,
+    BatchNorm,
     Block,
+    ChannelLinear,
     ChannelMlp,
     ClassMlp,
     Context,
@@ -25,26 +27,30 @@ from allmlp.layers import (
     Init,
     LayerNorm,
     LayerScale,
-    Mean,
+    MeanPool,
     NoMixing,
-    RelativePositions,
-    Sinusoidal,
-    SpatialGate,
+    PatchEmbed,
+    RelativePositionBias,
+    SinusoidalPositions,
+    SpatialGatingUnit,
     TinyAttention,
     Toeplitz,
     TokenConv,
     TokenLinear,
     TokenMlp,
 )
-from allmlp.layers.context import Site
+from allmlp.layers.channel import ChannelMixer
+from allmlp.layers.context import BuildContext
+from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.mixer import mixer_text
 from allmlp.models.resmlp import resmlp
 from allmlp.models.seq2seq import resmlp_seq2seq
+from allmlp.spec import Spec
 
 TOKENS, WIDTH, GRID, HEADS, VOCABULARY = 6, 8, (2, 3), 2, 11
-SITE = Site(TOKENS, WIDTH, Init(), GRID)
+CTX = BuildContext(TOKENS, WIDTH, Init(), GRID)
 
 Act = Callable[[Tensor], Tensor]
 Equation = Callable[[Weights, Tensor, Tensor], Tensor]
@@ -75,12 +81,22 @@ def linear(p: Weights, x: Tensor) -> Tensor:
 
 
 def norm(p: Weights, x: Tensor, eps: float = 1e-6) -> Tensor:
-    """LayerNorm, or ResMLP's Aff (eq. 1) where there is an alpha."""
+    """LayerNorm, or ResMLP's Aff (eq. 1) where there is an alpha, or nothing where there are no weights."""
+    if not p:
+        return x
     if "alpha" in p:
         return p["alpha"] * x + p["beta"]
-    centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
-    variance = (centred**2).sum(-1, keepdim=True) / x.shape[-1]
-    return centred / (variance + eps) ** 0.5 * p["weight"] + p["bias"]
+    centered = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    variance = (centered**2).sum(-1, keepdim=True) / x.shape[-1]
+    return centered / (variance + eps) ** 0.5 * p["weight"] + p["bias"]
+
+
+def batch_norm(p: Weights, x: Tensor, eps: float = 1e-5) -> Tensor:
+    """BatchNorm in training: every channel over the tokens of all examples."""
+    rows = [x[b, i] for b in range(x.shape[0]) for i in range(x.shape[1])]
+    mean = sum(rows) / len(rows)
+    variance = sum((row - mean) ** 2 for row in rows) / len(rows)
+    return (x - mean) / (variance + eps) ** 0.5 * p["weight"] + p["bias"]
 
 
 def identity(p: Weights, x: Tensor, real: Tensor) -> Tensor:
@@ -174,16 +190,16 @@ def tiny_attention(causal: bool) -> Equation:
     return equation
 
 
-def gate(combine: str, toeplitz: bool, causal: bool, eps: float = 1e-6) -> Callable[..., Tensor]:
-    """gMLP, eq. 2-4 and the versions of table 3; with a tiny attention aMLP's."""
+def gate(variant: str, toeplitz: bool, causal: bool, eps: float = 1e-6) -> Callable[..., Tensor]:
+    """gMLP, eq. 2-4 and the variants of table 3; with a tiny attention aMLP's."""
 
     def equation(p: Weights, z: Tensor, x: Tensor, real: Tensor) -> Tensor:
         half = z.shape[2] // 2
-        u, v = (z[..., :half], z[..., half:]) if combine == "split" else (z, z)
+        u, v = (z[..., :half], z[..., half:]) if variant == "split" else (z, z)
         f = token_linear(toeplitz, causal)(within(p, "proj"), norm(within(p, "norm"), v, eps), real)
-        if side := within(p, "side"):
-            f = f + tiny_attention(causal)(side, x, real)
-        return {"split": u * f, "multiply": u * f, "add": u + f, "linear": f}[combine]
+        if attention_weights := within(p, "attention"):
+            f = f + tiny_attention(causal)(attention_weights, x, real)
+        return {"split": u * f, "multiplicative": u * f, "additive": u + f, "linear": f}[variant]
 
     return equation
 
@@ -198,32 +214,55 @@ def channel_mlp(act: Act = gelu, inner: Callable[..., Tensor] | None = None) -> 
     return equation
 
 
+def channel_linear(p: Weights, x: Tensor, real: Tensor) -> Tensor:
+    return linear(within(p, "proj"), x)
+
+
+def activated(mix: Equation, act: Act) -> Equation:
+    return lambda p, x, real: act(mix(p, x, real))
+
+
 def token_conv(p: Weights, x: Tensor, real: Tensor) -> Tensor:
-    """The sum over the neighbours that exist; a weight of one input channel per output is depthwise."""
-    kernel, (height, width) = p["space.weight"], GRID
+    """The sum over the neighbors that exist; a weight of one input channel per output is depthwise."""
+    kernel, (height, width) = p["conv.weight"], GRID
     reach = kernel.shape[2] // 2
     x, pixels = x * real[..., None], []
     for row, column in product(range(height), range(width)):
-        pixel = p["space.bias"] + torch.zeros_like(x[:, 0])
+        pixel = p["conv.bias"] + torch.zeros_like(x[:, 0])
         for down, right in product(range(-reach, reach + 1), repeat=2):
             if 0 <= row + down < height and 0 <= column + right < width:
-                neighbour = x[:, (row + down) * width + column + right]
+                neighbor = x[:, (row + down) * width + column + right]
                 w = kernel[:, :, reach + down, reach + right]
-                pixel = pixel + (neighbour * w[:, 0] if w.shape[1] == 1 else torch.einsum("bi,oi->bo", neighbour, w))
-        if "point.weight" in p:
-            pixel = torch.einsum("bi,oi->bo", pixel, p["point.weight"][:, :, 0, 0]) + p["point.bias"]
+                pixel = pixel + (neighbor * w[:, 0] if w.shape[1] == 1 else torch.einsum("bi,oi->bo", neighbor, w))
+        if "pointwise.weight" in p:
+            pixel = torch.einsum("bi,oi->bo", pixel, p["pointwise.weight"][:, :, 0, 0]) + p["pointwise.bias"]
         pixels.append(pixel)
     return torch.stack(pixels, dim=1)
 
 
-def residual(p: Weights, x: Tensor, real: Tensor, mix: Equation, order: str = "pre", eps: float = 1e-6) -> Tensor:
-    def branch(x: Tensor) -> Tensor:
-        y, scale = mix(within(p, "mix"), x, real), within(p, "scale")
+def residual(
+    p: Weights,
+    x: Tensor,
+    real: Tensor,
+    mix: Equation,
+    order: str = "pre",
+    eps: float = 1e-6,
+    normed: Callable[[Weights, Tensor, float], Tensor] = norm,
+    skip: bool = True,
+) -> Tensor:
+    normed = partial(normed, within(p, "norm"), eps=eps)
+
+    def scaled(y: Tensor) -> Tensor:
+        scale = within(p, "scale")
         return scale["gamma"] * y + scale.get("beta", 0) if scale else y
 
+    def f(x: Tensor) -> Tensor:
+        return mix(within(p, "mix"), x, real)
+
+    kept = x if skip else torch.zeros_like(x)
     if order == "post":
-        return norm(within(p, "norm"), x + branch(x), eps)
-    return x + branch(norm(within(p, "norm"), x, eps))
+        return normed(kept + scaled(f(x)))
+    return kept + (scaled(normed(f(x))) if order == "res-post" else scaled(f(normed(x))))
 
 
 def blocks(p: Weights, x: Tensor, real: Tensor, depth: int, slots: dict[str, Equation], **how: Any) -> Tensor:
@@ -252,7 +291,7 @@ def class_mlp(p: Weights, x: Tensor, real: Tensor, layers: int) -> Tensor:
 
 def ready(module: nn.Module) -> tuple[Any, Weights]:
     """The module with random double weights, and these."""
-    randomise(module.double())
+    randomize(module.double())
     return module, dict(module.named_parameters())
 
 
@@ -267,7 +306,7 @@ def activations(tokens: int = TOKENS) -> Tensor:
 
 
 def assert_equal(actual: Tensor, expected: Tensor, inputs: Weights) -> None:
-    """The same numbers and the same gradients of everything that they come from."""
+    """Equal outputs, and equal gradients of all `inputs`."""
     assert_same(actual, expected, "the output")
     probe = torch.randn_like(expected)
     ours = torch.autograd.grad(actual, list(inputs.values()), probe)
@@ -287,65 +326,87 @@ MIXERS: dict[str, tuple[Any, Equation]] = {
     "channel": (ChannelMlp(12), channel_mlp()),
     "channel-tanh": (ChannelMlp(12, act="gelu_tanh"), channel_mlp(gelu_tanh)),
     "channel-relu": (ChannelMlp(12, act="relu"), channel_mlp(relu)),
+    "channel-linear": (ChannelLinear(), channel_linear),
+    "channel-linear-gelu": (ChannelLinear("gelu"), activated(channel_linear, gelu)),
     "none": (NoMixing(), identity),
 }
-CONVOLUTIONS: dict[str, tuple[Any, Equation]] = {
-    f"conv-{kind}-{kernel}": (TokenConv(kind, kernel), token_conv)
-    for kind in ("full", "depthwise", "separable")
+GRID_MIXERS: dict[str, tuple[Any, Equation]] = {
+    f"conv-{variant}-{kernel}": (TokenConv(variant, kernel), token_conv)
+    for variant in ("full", "depthwise", "separable")
     for kernel in (3, 5)
-}
+} | {"conv-depthwise-gelu": (TokenConv("depthwise", act="gelu"), activated(token_conv, gelu))}
+"""Mixers that read the whole grid of patches, never fewer tokens."""
 GATES: dict[str, tuple[Any, Equation]] = {
-    f"gate-{combine}-{type(project).__name__.lower()}{'-causal' * causal}{'-attention' * bool(side)}": (
-        ChannelMlp(12, inner=SpatialGate(combine, project, causal, side=side)),
-        channel_mlp(inner=gate(combine, isinstance(project, Toeplitz), causal)),
+    f"gate-{variant}-{type(projection).__name__.lower()}{'-causal' * causal}{'-attention' * bool(tiny)}": (
+        ChannelMlp(12, inner=SpatialGatingUnit(variant, projection, causal, attention=tiny)),
+        channel_mlp(inner=gate(variant, isinstance(projection, Toeplitz), causal)),
     )
-    for combine in ("split", "multiply", "add", "linear")
-    for project in (Dense(), Toeplitz())
+    for variant in ("split", "multiplicative", "additive", "linear")
+    for projection in (Dense(), Toeplitz())
     for causal in (False, True)
-    for side in (None, TinyAttention(5))
+    for tiny in (None, TinyAttention(5))
 } | {
     "gate-attention-without-bias": (
-        ChannelMlp(12, inner=SpatialGate(side=TinyAttention(5, bias=False))),
+        ChannelMlp(12, inner=SpatialGatingUnit(attention=TinyAttention(5, bias=False))),
         channel_mlp(inner=gate("split", False, False)),
     ),
     "gate-eps": (
-        ChannelMlp(12, inner=SpatialGate(norm=LayerNorm(0.1))),
+        ChannelMlp(12, inner=SpatialGatingUnit(norm=LayerNorm(0.1))),
         channel_mlp(inner=gate("split", False, False, eps=0.1)),
     ),
+    "gate-without-norm": (
+        ChannelMlp(12, inner=SpatialGatingUnit(norm=None)),
+        channel_mlp(inner=gate("split", False, False)),
+    ),
 }
-LAYERS = MIXERS | CONVOLUTIONS | GATES
+LAYERS = MIXERS | GRID_MIXERS | GATES
+
+
+@pytest.mark.parametrize("slot", [TokenMixer, ChannelMixer])
+def test_every_mixer_has_an_equation(slot):
+    known = {type(spec) for spec, _ in LAYERS.values()}
+    mixers = {kind for kind in Spec.kinds.values() if issubclass(kind, slot) and kind.__module__.startswith("allmlp.")}
+    missing = ", ".join(sorted(kind.__name__ for kind in mixers - known))
+    assert not missing, (
+        f"no equation of {missing}: write it token by token with float64 tensors, without calling allmlp, and add the "
+        f"pair (spec, equation) to MIXERS in tests/parity/test_equations.py, or to GRID_MIXERS if it reads a whole grid"
+    )
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize(
     ("name", "tokens"),
-    [(name, TOKENS) for name in LAYERS] + [(name, TOKENS - 2) for name in LAYERS if name not in CONVOLUTIONS],
+    [(name, TOKENS) for name in LAYERS] + [(name, TOKENS - 2) for name in LAYERS if name not in GRID_MIXERS],
 )
 def test_layer(name, tokens, padded):
     spec, equation = LAYERS[name]
-    layer, p = ready(spec.build(SITE))
+    layer, p = ready(spec.build(CTX))
     x, (mask, real) = activations(tokens), padding(padded, tokens)
     assert_equal(layer(x, Context(mask=mask)), equation(p, x, real), p | {"x": x})
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_cross_attention(padded):
-    layer, p = ready(CrossAttention(HEADS).build(SITE))
+    layer, p = ready(CrossAttention(HEADS).build(CTX))
     x, memory, (mask, real) = activations(4), activations(7), padding(padded, 7)
     expected = cross_attention(HEADS, memory, real)(p, x, torch.ones(3, 4))
     assert_equal(layer(x, Context(memory=memory, memory_mask=mask)), expected, p | {"x": x, "memory": memory})
 
 
-@pytest.mark.parametrize("order", ["pre", "post"])
-@pytest.mark.parametrize("normed", [LayerNorm(), Affine()], ids=["layernorm", "affine"])
+@pytest.mark.parametrize("skips", ["all", "token"])
+@pytest.mark.parametrize("order", ["pre", "post", "res-post"])
+@pytest.mark.parametrize(
+    "normed", [LayerNorm(), Affine(), BatchNorm(1e-6), None], ids=["layernorm", "affine", "batchnorm", "no-norm"]
+)
 @pytest.mark.parametrize("scale", [None, LayerScale(), LayerScale(shift=True)], ids=["plain", "scale", "scale-shift"])
-def test_block(order, normed, scale):
+def test_block(order, normed, scale, skips):
     """ResMLP eq. 2-3 print the scale with a shift: Z = X + Aff(A Aff(X))."""
-    spec = Block(TokenLinear(), channel=ChannelMlp(12), norm=normed, scale=scale, order=order)
-    layer, p = ready(spec.build(SITE))
+    spec = Block(TokenLinear(), channel=ChannelMlp(12), norm=normed, scale=scale, order=order, residual=skips)
+    layer, p = ready(spec.build(CTX))
     x, (mask, real) = activations(), padding(True)
-    expected = residual(within(p, "token"), x, real, token_linear(), order)
-    expected = residual(within(p, "channel"), expected, real, channel_mlp(), order)
+    how = {"order": order, "normed": batch_norm if isinstance(normed, BatchNorm) else norm}
+    expected = residual(within(p, "token"), x, real, token_linear(), **how)
+    expected = residual(within(p, "channel"), expected, real, channel_mlp(), skip=skips == "all", **how)
     assert_equal(layer(x, Context(mask=mask)), expected, p | {"x": x})
 
 
@@ -354,18 +415,30 @@ def test_block(order, normed, scale):
 @pytest.mark.parametrize("layers", [1, 2])
 def test_class_mlp(layers, normed, padded):
     block = Block(TokenLinear(), channel=ChannelMlp(12), norm=normed, scale=LayerScale())
-    pool, p = ready(ClassMlp(layers).build(SITE, block))
+    pool, p = ready(ClassMlp(layers).build(CTX, block))
     x, (mask, real) = activations(), padding(padded)
     joined = pool.prepare(x, Context(mask=mask))
     assert torch.equal(joined[:, 1:], x)
     assert_equal(pool(joined, mask), class_mlp(p, x, real, layers), p | {"x": x})
 
 
+@pytest.mark.parametrize("act", [None, "relu"])
+@pytest.mark.parametrize("normed", [LayerNorm(), BatchNorm(1e-6), None], ids=["layernorm", "batchnorm", "no-norm"])
+def test_patch_embed(normed, act):
+    stem, p = ready(PatchEmbed((4, 6), (2, 2), act=act, norm=normed).build(CTX))
+    images = torch.randn(3, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+    patches = [images[:, :, y : y + 2, x : x + 2].flatten(1) for y in (0, 2) for x in (0, 2, 4)]
+    x = linear(within(p, "proj"), torch.stack(patches, 1))
+    equation = batch_norm if isinstance(normed, BatchNorm) else norm
+    expected = equation(within(p, "norm"), relu(x) if act else x, 1e-6)
+    assert_equal(stem(images), expected, p | {"images": images})
+
+
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_mean(padded):
     x, (mask, real) = activations(), padding(padded)
     expected = torch.stack([row[keep > 0].sum(0) / keep.sum() for row, keep in zip(x, real)])
-    assert_equal(Mean().build(SITE, Block())(x, mask), expected, {"x": x})
+    assert_equal(MeanPool().build(CTX, Block())(x, mask), expected, {"x": x})
 
 
 @pytest.mark.parametrize("start", [0, 200])
@@ -374,7 +447,7 @@ def test_sinusoidal_positions(start):
     for i, k in product(range(TOKENS), range(WIDTH // 2)):
         angle = (start + i) / 10_000 ** (2 * k / WIDTH)
         wave[i, 2 * k], wave[i, 2 * k + 1] = math.sin(angle), math.cos(angle)
-    assert_same(Sinusoidal().build(start + TOKENS, WIDTH)(x, start), x + wave, "the output")
+    assert_same(SinusoidalPositions().build(start + TOKENS, WIDTH)(x, start), x + wave, "the output")
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
@@ -395,16 +468,16 @@ def words(tokens: int = TOKENS) -> Tensor:
 
 
 TEXT = {
-    f"gmlp-{combine}{'-causal' * causal}{'-attention' * bool(side)}": (
-        gmlp_text(2, WIDTH, 12, TOKENS, VOCABULARY, combine, side, causal),
-        {"channel": channel_mlp(inner=gate(combine, toeplitz=True, causal=causal))},
+    f"gmlp-{variant}{'-causal' * causal}{'-attention' * bool(tiny)}": (
+        gmlp_text(2, WIDTH, 12, TOKENS, VOCABULARY, variant, tiny, causal),
+        {"channel": channel_mlp(inner=gate(variant, toeplitz=True, causal=causal))},
     )
-    for combine in ("split", "multiply", "add", "linear")
+    for variant in ("split", "multiplicative", "additive", "linear")
     for causal in (False, True)
-    for side in (None, TinyAttention(5))
+    for tiny in (None, TinyAttention(5))
 } | {
     "mixer": (
-        mixer_text(2, WIDTH, 5, 12, VOCABULARY).configure(length=TOKENS),
+        mixer_text(2, WIDTH, 5, 12, VOCABULARY).configure(seq_len=TOKENS),
         {"token": token_mlp(gelu), "channel": channel_mlp()},
     )
 }
@@ -413,12 +486,12 @@ TEXT = {
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("name", TEXT)
 def test_text(name, padded):
-    """A table, blocks, a norm, and the same table again."""
+    """The embedding, blocks, a norm, and the embedding again."""
     spec, slots = TEXT[name]
     model, p = ready(spec.build())
-    ids, table, (mask, real) = words(), p["stem.embedding.weight"], padding(padded)
-    x = norm(within(p, "norm"), blocks(p, table[ids], real, 2, slots))
-    assert_equal(model(ids, mask), torch.einsum("bsc,vc->bsv", x, table), p)
+    ids, embedding, (mask, real) = words(), p["stem.embedding.weight"], padding(padded)
+    x = norm(within(p, "norm"), blocks(p, embedding[ids], real, 2, slots))
+    assert_equal(model(ids, mask), torch.einsum("bsc,vc->bsv", x, embedding), p)
 
 
 def relative_scores(table: Tensor, tokens: int, buckets: int, distance: int, causal: bool) -> Tensor:
@@ -440,10 +513,10 @@ def relative_scores(table: Tensor, tokens: int, buckets: int, distance: int, cau
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 @pytest.mark.parametrize("scores", ["content", "bias"])
 def test_bert_with_relative_positions(scores, causal, padded):
-    """gMLP's baselines: one table of relative scores for all layers, beside the content's or alone."""
+    """gMLP's baselines: relative scores shared by all layers, added to the content's or alone."""
     tokens, eps = 12, 1e-12
-    spec = Attention(HEADS, causal, RelativePositions(8, 20), scores)
-    model, p = ready(bert(2, WIDTH, HEADS, spec, length=tokens, vocabulary=VOCABULARY).build())
+    spec = Attention(HEADS, causal, RelativePositionBias(8, 20), scores)
+    model, p = ready(bert(2, WIDTH, HEADS, spec, seq_len=tokens, vocab_size=VOCABULARY).build())
     ids, table, (mask, real) = words(tokens), p["stem.embedding.weight"], padding(padded, tokens)
     bias = relative_scores(p["relative.weight"], tokens, 8, 20, causal)
     slots = {"token": attention(HEADS, causal, bias, content=scores == "content"), "channel": channel_mlp()}
@@ -467,7 +540,7 @@ ABLATIONS: dict[str, tuple[dict[str, Any], Equation]] = {
 def test_resmlp_ablation(name):
     """Patches row by row, blocks, a norm, the mean or the class token, a linear map."""
     variant, mix = ABLATIONS[name]
-    spec = resmlp(2, WIDTH, 0.1, patch=4, classes=5, **variant).configure(image=(8, 12))
+    spec = resmlp(2, WIDTH, 0.1, patch_size=4, num_classes=5, **variant).configure(img_size=(8, 12))
     model, p = ready(spec.build())
     images = torch.randn(3, 3, 8, 12, dtype=torch.float64, requires_grad=True)
     patches = [images[:, :, y : y + 4, x : x + 4].flatten(1) for y in (0, 4) for x in (0, 4, 8)]
@@ -484,7 +557,7 @@ def test_resmlp_ablation(name):
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_resmlp_seq2seq(padded):
     """ResMLP, section 2: linear maps over tokens for self-attention, triangular in the decoder."""
-    model, p = ready(resmlp_seq2seq(2, WIDTH, HEADS, length=9, vocabulary=VOCABULARY).build())
+    model, p = ready(resmlp_seq2seq(2, WIDTH, HEADS, seq_len=9, vocab_size=VOCABULARY).build())
     source, target, table = words(8), words(6), p["encoder.stem.embedding.weight"]
     (source_mask, source_real), (target_mask, target_real) = padding(padded, 8), padding(padded, 6)
     encoder, decoder, mlp = within(p, "encoder"), within(p, "decoder"), channel_mlp(relu)

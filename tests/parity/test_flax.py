@@ -93,7 +93,7 @@ def rename(tree: Any) -> Weights:
 def test_mixer(image):
     random = np.random.default_rng(0)
     images, probe = random.normal(size=(3, 3, *image)), random.normal(size=(3, 5))
-    ours = allmlp.create(mixer(DEPTH, 12, 4), image=image, classes=5).double()
+    ours = allmlp.create(mixer(DEPTH, 12, 4), img_size=image, num_classes=5).double()
     peer = MlpMixer(num_classes=5, num_blocks=DEPTH, patch_size=4, hidden_dim=12, tokens_mlp_dim=6, channels_mlp_dim=48)
 
     def score(logits):

@@ -11,7 +11,7 @@ import torch
 from test_flax import MlpMixer, jax, jnp
 
 import allmlp
-from allmlp.data.inputs import picture_inputs
+from allmlp.data.preprocessing import image_preprocessing
 from allmlp.weights.convert import convert
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
@@ -42,8 +42,8 @@ def test_mixer_file(classes: int, dtype: str, prefix: str, tmp_path: Path) -> No
     np.savez(tmp_path / "mixer.npz", **{prefix + name: array for name, array in arrays.items()})
 
     folder = convert(str(tmp_path / "mixer.npz"), str(tmp_path / "ours"))
-    ours = allmlp.load(folder)
-    assert ours.dtype == expected.dtype == getattr(torch, dtype) and picture_inputs(folder).mean == (0.5, 0.5, 0.5)
+    ours = allmlp.load(folder, dtype=None)
+    assert ours.dtype == expected.dtype == getattr(torch, dtype) and image_preprocessing(folder).mean == (0.5, 0.5, 0.5)
     with torch.no_grad():
         torch.testing.assert_close(ours(torch.tensor(images)), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert expected.abs().max() > 0.1

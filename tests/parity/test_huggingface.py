@@ -8,8 +8,8 @@ from agree import Weights, assert_parity, relabel
 from torch import Tensor, nn
 
 import allmlp
-from allmlp.layers import Attention, Context, First, Init, Pair, RelativePositions, Span, Vocabulary
-from allmlp.layers.context import Site
+from allmlp.layers import Attention, Context, FirstTokenPool, Init, LMHead, PooledHead, QAHead, RelativePositionBias
+from allmlp.layers.context import BuildContext
 from allmlp.models.bert import bert
 from allmlp.models.vit import vit
 
@@ -60,22 +60,22 @@ def rename_bert(tensors: Weights) -> Weights:
     ("kind", "head", "read"),
     [
         pytest.param("BertModel", None, lambda out: out.last_hidden_state, id="features"),
-        pytest.param("BertForMaskedLM", Vocabulary(bias=True, transform=True), lambda out: out.logits, id="words"),
-        pytest.param("BertForSequenceClassification", Pair(4), lambda out: out.logits, id="pair"),
+        pytest.param("BertForMaskedLM", LMHead(bias=True, transform=True), lambda out: out.logits, id="words"),
+        pytest.param("BertForSequenceClassification", PooledHead(4), lambda out: out.logits, id="pair"),
         pytest.param(
             "BertForQuestionAnswering",
-            Span(),
+            QAHead(),
             lambda out: torch.stack([out.start_logits, out.end_logits], dim=-1),
             id="span",
         ),
     ],
 )
 def test_bert(kind, head, read, padded):
-    config = transformers.BertConfig(**BERT, num_labels=4 if isinstance(head, Pair) else 2)
+    config = transformers.BertConfig(**BERT, num_labels=4 if isinstance(head, PooledHead) else 2)
     options = {"add_pooling_layer": False} if head is None else {}
     peer = getattr(transformers, kind)(config, **options)
-    spec = bert(3, 12, 3, length=LENGTH, vocabulary=VOCABULARY).replace(
-        head=head, pool=First() if isinstance(head, Pair) else None
+    spec = bert(3, 12, 3, seq_len=LENGTH, vocab_size=VOCABULARY).replace(
+        head=head, pool=FirstTokenPool() if isinstance(head, PooledHead) else None
     )
     ids, segments = torch.randint(VOCABULARY, (3, 7)), torch.randint(2, (3, 7))
     mask = torch.arange(7) < torch.tensor([7, 5, 2])[:, None] if padded else None
@@ -135,7 +135,7 @@ def test_vit():
     )
     peer = transformers.ViTForImageClassification(config)
     assert_parity(
-        vit(3, 12, 3, patch=4, image=12, classes=5).build(),
+        vit(3, 12, 3, patch_size=4, img_size=12, num_classes=5).build(),
         peer,
         rename_vit,
         torch.randn(3, 3, 12, 12),
@@ -148,7 +148,7 @@ def test_vit():
 def test_t5_buckets(buckets, distance, causal):
     offset = torch.arange(-2 * distance, 2 * distance + 1)
     expected = T5Attention._relative_position_bucket(offset, not causal, buckets, distance)
-    ours = RelativePositions(buckets, distance).build(1, causal)
+    ours = RelativePositionBias(buckets, distance).build(1, causal)
     assert torch.equal(ours.bucket(offset), expected)
 
 
@@ -157,9 +157,9 @@ class Relative(nn.Module):
 
     def __init__(self, causal: bool) -> None:
         super().__init__()
-        spec = Attention(3, causal, bias=RelativePositions(8, 20))
-        self.relative = spec.bias.build(spec.heads, causal)
-        self.layer = spec.build(Site(tokens=30, channels=12, init=Init()))
+        spec = Attention(3, causal, bias=RelativePositionBias(8, 20))
+        self.relative = spec.bias.build(spec.num_heads, causal)
+        self.layer = spec.build(BuildContext(tokens=30, channels=12, init=Init()))
         self.layer.qkv.bias = self.layer.out.bias = None
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from agree import Weights, assert_parity, relabel
 from torch import Tensor
 
 import allmlp
-from allmlp.layers import Dense, LayerNorm, TinyAttention, Vocabulary
+from allmlp.layers import Dense, LayerNorm, LMHead, TinyAttention
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
@@ -23,8 +23,8 @@ res_mlp_pytorch = pytest.importorskip("res_mlp_pytorch")
 EPS = {"norm": LayerNorm(1e-5), "block.norm": LayerNorm(1e-5)}
 TEXT = EPS | {
     "block.channel.inner.norm": LayerNorm(1e-5),
-    "block.channel.inner.project": Dense(),
-    "head": Vocabulary(tied=False, bias=True),
+    "block.channel.inner.projection": Dense(),
+    "head": LMHead(tied=False, bias=True),
 }
 VOCABULARY, LENGTH = 11, 8
 
@@ -39,7 +39,7 @@ def rename_gmlp(tensors: Weights) -> Weights:
             r"^layers\.(\d+)\.fn\.fn\.(fn\.)?": r"blocks.\1.channel.mix.",
             r"\.proj_in\.0\.": ".up.",
             r"\.proj_out\.": ".down.",
-            r"\.attn\.to_(qkv|out)\.": r".inner.side.\1.",
+            r"\.attn\.to_(qkv|out)\.": r".inner.attention.\1.",
             r"\.sgu\.norm\.": ".inner.norm.",
             r"\.sgu\.": ".inner.proj.",
             r"^to_logits\.0\.": "norm.",
@@ -50,9 +50,9 @@ def rename_gmlp(tensors: Weights) -> Weights:
     )
 
 
-def colours_first(stem: Tensor, patch: int) -> Tensor:
-    """The columns of a stem that reads a patch as (height, width, colour), in the order of a convolution."""
-    return stem.unflatten(1, (patch, patch, -1)).permute(0, 3, 1, 2).flatten(1)
+def colors_first(stem: Tensor, patch_size: int) -> Tensor:
+    """The columns of a stem that reads a patch as (height, width, color), in the order of a convolution."""
+    return stem.unflatten(1, (patch_size, patch_size, -1)).permute(0, 3, 1, 2).flatten(1)
 
 
 def rename_sequential(tensors: Weights) -> Weights:
@@ -76,15 +76,15 @@ def rename_sequential(tensors: Weights) -> Weights:
             r"\.fn\.": ".mix.",
         },
     )
-    return renamed | {"stem.proj.weight": colours_first(renamed["stem.proj.weight"], patch=4)}
+    return renamed | {"stem.proj.weight": colors_first(renamed["stem.proj.weight"], patch_size=4)}
 
 
 @pytest.mark.parametrize("attention", [None, 6], ids=["gmlp", "amlp"])
 def test_gmlp_vision(attention):
     size = {"image_size": (8, 12), "patch_size": 4, "num_classes": 5}
     peer = g_mlp_pytorch.gMLPVision(**size, dim=12, depth=3, ff_mult=6, attn_dim=attention)
-    spec = gmlp(3, 12, patch=4, side=TinyAttention(6, bias=False) if attention else None)
-    ours = allmlp.create(spec, image=(8, 12), classes=5, overrides=EPS)
+    spec = gmlp(3, 12, patch_size=4, attention=TinyAttention(6, bias=False) if attention else None)
+    ours = allmlp.create(spec, img_size=(8, 12), num_classes=5, overrides=EPS)
     assert_parity(ours, peer, rename_gmlp, torch.randn(3, 3, 8, 12))
 
 
@@ -92,7 +92,7 @@ def text_pair(attention: int | None = None, causal: bool = False, **options: Any
     sizes = {"num_tokens": VOCABULARY, "dim": 10, "depth": 2, "seq_len": LENGTH, "ff_mult": 4}
     peer = g_mlp_pytorch.gMLP(**sizes, attn_dim=attention, causal=causal, **options)
     side = TinyAttention(attention, bias=False) if attention else None
-    spec = gmlp_text(2, 10, 40, length=LENGTH, vocabulary=VOCABULARY, side=side, causal=causal)
+    spec = gmlp_text(2, 10, 40, seq_len=LENGTH, vocab_size=VOCABULARY, attention=side, causal=causal)
     return allmlp.create(spec, overrides=TEXT), peer
 
 
@@ -110,13 +110,13 @@ def test_mixer():
         image_size=(8, 12), channels=3, patch_size=4, dim=12, depth=2, num_classes=5, **widths
     )
     exact = {"block.token.act": "gelu", "block.channel.act": "gelu"}
-    ours = allmlp.create(mixer(2, 12, 4), image=(8, 12), classes=5, overrides=EPS | exact)
+    ours = allmlp.create(mixer(2, 12, 4), img_size=(8, 12), num_classes=5, overrides=EPS | exact)
     assert_parity(ours, peer, rename_sequential, torch.randn(3, 3, 8, 12))
 
 
 def test_resmlp():
     peer = res_mlp_pytorch.ResMLP(image_size=(8, 12), patch_size=4, dim=12, depth=2, num_classes=5)
-    ours = allmlp.create(resmlp(2, 12, 0.1, 4), image=(8, 12), classes=5)
+    ours = allmlp.create(resmlp(2, 12, 0.1, 4), img_size=(8, 12), num_classes=5)
     assert_parity(ours, peer, rename_sequential, torch.randn(3, 3, 8, 12))
 
 
@@ -141,10 +141,10 @@ def change_before(model: torch.nn.Module, position: int) -> float:
 def test_bidirectional_circulant_cannot_see_the_future():
     """The peer's circulant matrix is a lower triangle; our Toeplitz matrix has both sides."""
     _, peer = text_pair(circulant_matrix=True)
-    ours = gmlp_text(2, 10, 40, length=LENGTH, vocabulary=VOCABULARY).build()
+    ours = gmlp_text(2, 10, 40, seq_len=LENGTH, vocab_size=VOCABULARY).build()
     assert change_before(peer, 5) == 0
     assert change_before(ours, 5) > 0.1
-    assert change_before(gmlp_text(2, 10, 40, length=LENGTH, vocabulary=VOCABULARY, causal=True).build(), 5) == 0
+    assert change_before(gmlp_text(2, 10, 40, seq_len=LENGTH, vocab_size=VOCABULARY, causal=True).build(), 5) == 0
 
 
 def test_bidirectional_model_reads_no_shorter_text():

@@ -1,4 +1,4 @@
-"""Mixer, ResMLP, gMLP and ViT against timm."""
+"""Mixer, ResMLP, gMLP, ViT and ConvMixer against timm."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from agree import Weights, assert_parity, relabel, shaped, weights
 from torch import nn
 
 import allmlp
+from allmlp.models.convmixer import convmixer
 from allmlp.models.gmlp import gmlp
 from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
@@ -16,6 +17,7 @@ from allmlp.models.vit import vit
 timm = pytest.importorskip("timm")
 from timm.layers import GatedMlp  # noqa: E402
 from timm.models import mlp_mixer  # noqa: E402
+from timm.models.convmixer import ConvMixer  # noqa: E402
 from timm.models.mlp_mixer import MlpMixer  # noqa: E402
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
@@ -39,8 +41,12 @@ MEMBERS = {
     "vit_b32": "vit_base_patch32_224",
     "vit_l16": "vit_large_patch16_224",
     "vit_h14": "vit_huge_patch14_224",
+    "convmixer_768_32": "convmixer_768_32",
+    "convmixer_1536_20": "convmixer_1536_20",
+    "convmixer_1024_20_ks9_p14": "convmixer_1024_20_ks9_p14",
 }
-RUN = ["mixer_s16", "mixer_b16", "resmlp_s12", "resmlp_s24", "gmlp_ti16", "gmlp_s16", "vit_ti16", "vit_s16"]
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("mixer_b16", "resmlp_s24", "gmlp_s16", "vit_s16")]
+RUN = ["mixer_s16", "resmlp_s12", "gmlp_ti16", "vit_ti16", *LARGE]
 
 
 def rename(tensors: Weights) -> Weights:
@@ -63,6 +69,12 @@ def rename(tensors: Weights) -> Weights:
             r"\.fc2\.": ".down.",
             r"\.ls1$": ".token.scale.gamma",
             r"\.ls2$": ".channel.scale.gamma",
+            r"^stem\.0\.": "stem.proj.",
+            r"^stem\.2\.": "stem.norm.",
+            r"^(blocks\.\d+)\.0\.fn\.0\.": r"\1.token.mix.conv.",
+            r"^(blocks\.\d+)\.0\.fn\.2\.": r"\1.token.norm.",
+            r"^(blocks\.\d+)\.1\.": r"\1.channel.mix.proj.",
+            r"^(blocks\.\d+)\.3\.": r"\1.channel.norm.",
             r"^head\.": "head.proj.",
         },
     )
@@ -86,16 +98,23 @@ FAMILIES = {
         {"num_blocks": 3, "mlp_ratio": 6, "block_layer": mlp_mixer.SpatialGatingBlock, "mlp_layer": GatedMlp},
     ),
     "vit": (vit(3, 12, 3, 4), VisionTransformer, {"depth": 3, "num_heads": 3}),
+    "convmixer": (convmixer(12, 3, 5, 4), ConvMixer, {"dim": 12, "depth": 3, "kernel_size": 5}),
+    "convmixer-relu": (
+        convmixer(12, 3, 3, 4, "relu"),
+        ConvMixer,
+        {"dim": 12, "depth": 3, "kernel_size": 3, "act_layer": nn.ReLU},
+    ),
 }
 
 
 @pytest.mark.parametrize("image", [(16, 16), (8, 20)], ids=["square", "wide"])
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tiny(name, image):
+def test_tiny(name, train, image):
     spec, kind, options = FAMILIES[name]
     peer = kind(img_size=image, patch_size=4, embed_dim=12, num_classes=5, **options)
-    ours = allmlp.create(spec, image=image, classes=5, overrides=exact_gelu(name))
-    assert_parity(ours, peer, rename, torch.randn(3, 3, *image))
+    ours = allmlp.create(spec, img_size=image, num_classes=5, overrides=exact_gelu(name))
+    assert_parity(ours, peer, rename, torch.randn(3, 3, *image), train=train)
 
 
 def pair(name: str) -> tuple[nn.Module, nn.Module]:
@@ -114,3 +133,11 @@ def test_same_tensors(name):
     ours, peer = pair(name)
     shaped(rename(weights(peer)), ours)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in peer.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in MEMBERS if name.startswith("convmixer")])
+def test_convmixer_activations(name):
+    """The shapes of its weights and the tiny models say the rest."""
+    ours, peer = pair(name)
+    act = type(peer.stem[1]).__name__.lower()
+    assert {ours.spec.stem.act, ours.spec.block.token.act, ours.spec.block.channel.act} == {act}

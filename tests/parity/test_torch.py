@@ -17,7 +17,7 @@ WIDTH, HEADS, LENGTH, VOCABULARY = 12, 3, 10, 17
 
 
 class Peer(nn.Module):
-    """torch.nn.Transformer between one embedding table, used three times, and the first Transformer's waves."""
+    """torch.nn.Transformer with one shared embedding and sinusoidal positions."""
 
     def __init__(self, pre: bool) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ def rename(tensors: Weights) -> Weights:
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("pre", [False, True], ids=["post-norm", "pre-norm"])
 def test_transformer(pre, padded):
-    spec = transformer_seq2seq(2, WIDTH, HEADS, length=LENGTH, vocabulary=VOCABULARY)
-    for side in ("encoder", "decoder") if pre else ():
-        spec = override(override(spec, f"{side}.block.order", "pre"), f"{side}.norm", LayerNorm(1e-5))
+    spec = transformer_seq2seq(2, WIDTH, HEADS, seq_len=LENGTH, vocab_size=VOCABULARY)
+    for stack in ("encoder", "decoder") if pre else ():
+        spec = override(override(spec, f"{stack}.block.order", "pre"), f"{stack}.norm", LayerNorm(1e-5))
     source, target = torch.randint(VOCABULARY, (3, 8)), torch.randint(VOCABULARY, (3, 6))
     masks = [None, None]
     if padded:

@@ -1,9 +1,10 @@
-"""`allmlp plan` as a user meets it."""
+"""The `allmlp plan` command."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,9 +17,9 @@ from allmlp.cli import main
 from allmlp.recipes import runs
 from allmlp.spec import override
 
-SCALE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf8")
+SCALE = (Path(__file__).parents[2] / "docs" / "guides" / "scale.md").read_text(encoding="utf8")
 
-ISSUE = ["plan", "mixer_h14", "--samples", "300e6", "--epochs", "14", "--gpus", "1024"]
+EXAMPLE = ["plan", "mixer_h14", "--samples", "300e6", "--epochs", "14", "--gpus", "1024"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -28,28 +29,41 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(caught.value.code or 0), output.out, output.err
 
 
-def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *ISSUE)
+def test_printed_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *EXAMPLE)
     assert code == 0 and max(map(len, out.splitlines())) <= 100
     for word in (
         "DDP",
         "FSDP2",
         "weights",
-        "optimiser",
+        "optimizer state",
         "activations",
         "network",
-        "store",
+        "object store",
         "goodput",
         "GPU-days",
     ):
         assert word in out
-    assert "one in       44.5 h" in out and "1,025,391 steps" in out and "5.19 GB" in out
+    assert "MTBF         49.5 h" in out and "1,025,391 steps" in out and "5.19 GB" in out
 
 
-def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *ISSUE, "--json", "--share", "0.4", "--seed", "7")
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_is_readable(columns: int) -> None:
+    """Option names are whole and descriptions have room."""
+    environment = os.environ | {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}
+    command = [sys.executable, "-m", "allmlp", "plan", "--help"]
+    out = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, env=environment).stdout
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "--grad-checkpointing / --no-grad-checkpointing" in out and "--network-bandwidth" in out
+    for text in ("Size of the training set, e.g. 300e6.", "Recompute blocks in the backward pass."):
+        assert any(text in line for line in lines), "descriptions have room for whole phrases"
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *EXAMPLE, "--json", "--mfu", "0.4", "--seed", "7")
     found = json.loads(out)
-    assert code == 0 and found["share"] == 0.4 and found["ways"]["DDP"]["memory"]["weights"] == 4 * 432_350_952
+    assert code == 0 and found["mfu"] == 0.4 and found["strategies"]["DDP"]["memory"]["weights"] == 4 * 432_350_952
     hours = found["hours_simulated"]
     assert found["hours"] == pytest.approx(hours["mean"], abs=3 * hours["error"])
 
@@ -59,45 +73,45 @@ def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["mixer_h14", "--samples", "1e6", "--gpus", "0"], "gpus must be a whole number"),
         (["mixer_h15", "--samples", "1e6"], "unknown model or recipe 'mixer_h15'; did you mean 'mixer_h14'"),
-        (["mixer_h14"], "--samples 300e6"),
+        (["mixer_h14"], "pass --samples 300e6"),
         (["mixer_h14", "--samples", "0"], "samples must be"),
         (["mixer_h14", "--samples", "1e6", "--gpus", "8192"], "less than one example"),
         (["mixer_h14", "--samples", "1e6", "--gpu", "v100"], "'h200' or 'h100' or 'a100'"),
-        (["mixer_h14", "--samples", "1e6", "--share", "1.5"], "share must be"),
+        (["mixer_h14", "--samples", "1e6", "--mfu", "1.5"], "mfu must be"),
         (["mixer_h14", "--samples", "1e6", "--optim", "adam"], "did you mean 'adamw'"),
         (["mixer_h14", "--samples", "1e6", "--sharding", "zero"], "'ddp' or 'fsdp'"),
-        (["mixer_h14", "--samples", "1e6", "--calibrate", "mixer_s16"], "belong to --check"),
-        (["hf:resnet50", "--samples", "1e6"], "models of the grammar"),
-        (["cifar10_ablations"], "is a table of runs"),
-        (["wiki_gmlp"], "say --samples N --epochs E"),
+        (["mixer_h14", "--samples", "1e6", "--calibrate", "mixer_s16"], "need --check"),
+        (["hf:resnet50", "--samples", "1e6"], "no measured MFU"),
+        (["cifar10_ablations"], "contains several runs"),
+        (["wiki_gmlp"], "pass --samples N --epochs E"),
         (["sst2"], "no model of its own"),
-        (["mixer_h14", "--samples", "1e6", "--gpus", "4000000", "--batch", "4000000"], "would never end"),
+        (["mixer_h14", "--samples", "1e6", "--gpus", "4000000", "--batch-size", "4000000"], "would never finish"),
     ],
 )
-def test_one_line_for_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
+def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
     code, out, err = run(capsys, "plan", *arguments)
     assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("error: ") and reason in err
 
 
 def test_check_against_real_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--check", "--batch", "2", "--device", "cpu", "--json"]
+    options = ["--check", "--batch-size", "2", "--device", "cpu", "--json"]
     code, out, _ = run(capsys, "plan", "resmlp_nano", *options, "--calibrate", "mixer_nano")
     found = json.loads(out)
     assert code == 0 and "mixer_nano" in found["basis"]
-    assert found["rows"]["optimiser"]["error"] == 0 and abs(found["rows"]["at most"]["error"]) < 0.1
-    assert found["rows"]["step"]["predicted"] > 0
+    assert found["rows"]["optimizer state"]["error"] == 0 and abs(found["rows"]["peak"]["error"]) < 0.1
+    assert found["rows"]["step time"]["predicted"] > 0
     code, out, _ = run(capsys, "plan", "resmlp_nano", *options[:-1])
     assert code == 0 and "--calibrate MODEL" in out and "activations" in out
 
 
-def test_the_page_about_scale_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_docs_show_the_printed_forecast(capsys: pytest.CaptureFixture[str]) -> None:
     (command, shown), *others = re.findall(r"^    \$ allmlp (.*)\n((?:(?:    .*)?\n)+)", SCALE, re.MULTILINE)
     code, out, _ = run(capsys, *command.split())
     assert code == 0 and not others
     assert [line.rstrip() for line in out.splitlines()] == [line[4:].rstrip() for line in shown.rstrip().splitlines()]
 
 
-def test_the_page_about_scale_names_recipes_and_fields() -> None:
+def test_docs_name_recipes_and_fields() -> None:
     lines = [
         line.partition("#")[0] for line in SCALE.splitlines() if line.startswith("    ") and "allmlp train " in line
     ]

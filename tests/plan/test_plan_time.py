@@ -1,4 +1,4 @@
-"""Step time, traffic and shares: by hand, and against the logs they come from."""
+"""Step time, communication and MFU: by hand, and against the logs they come from."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from allmlp.models.cost import measure
 from allmlp.models.zoo import preset
 from allmlp.optim import Lamb
 from allmlp.plan.forecast import forecast
-from allmlp.plan.hardware import GPUS, card_here, speeds, training_speed
-from allmlp.plan.jobs import job
-from allmlp.plan.time import step, training_flops
+from allmlp.plan.hardware import GPUS, expected_flops, speeds, training_speed
+from allmlp.plan.jobs import family, job
+from allmlp.plan.time import step_time, training_flops
 
 
-def test_operations_by_hand() -> None:
-    """Six for a multiply-add of the forward pass; eight in the blocks where they are computed again."""
+def test_flops_by_hand() -> None:
+    """Six per multiply-add of the forward pass; eight in blocks with gradient checkpointing."""
     cost = measure(preset("mixer_b16").spec)
     blocks = sum(part.macs for part in cost.parts if part.name.startswith("blocks"))
     assert training_flops(preset("mixer_b16").spec) == 6 * cost.macs
-    assert training_flops(preset("mixer_b16").spec, checkpointing=True) == 6 * cost.macs + 2 * blocks
+    assert training_flops(preset("mixer_b16").spec, grad_checkpointing=True) == 6 * cost.macs + 2 * blocks
 
 
-def test_a_masked_language_model_answers_where_it_is_asked() -> None:
-    """19 of 128 tokens; a causal one answers everywhere."""
+def test_masked_language_model_head_runs_for_masked_tokens() -> None:
+    """19 of 128 tokens; a causal model predicts at every token."""
     spec = preset("gmlp_l18").spec
     cost, head = measure(spec), 128 * 512 * 32_000
     assert training_flops(spec) == pytest.approx(6 * (cost.macs - head + head * 19 / 128))
@@ -33,21 +33,25 @@ def test_a_masked_language_model_answers_where_it_is_asked() -> None:
     assert training_flops(causal) == 6 * measure(causal).macs
 
 
-def test_a_step_by_hand() -> None:
+def test_step_time_by_hand() -> None:
     """Sixteen GPUs at a quarter of 989.4 TFLOP/s; gradients of 432 M float32 weights at 50 GB/s."""
     spec, gpu = preset("mixer_h14").spec, GPUS["h200"]
-    found = step(spec, 1024, 16, gpu, 0.25, "ddp", checkpointing=False)
+    found = step_time(spec, 1024, 16, gpu, 0.25, "ddp", grad_checkpointing=False)
     assert found.compute == pytest.approx(1024 * 6 * measure(spec).macs / (16 * 0.25 * 989.4e12))
-    assert found.traffic == pytest.approx(2 * 15 / 16 * 4 * 432_350_952)
-    assert found.network == pytest.approx(found.traffic / 50e9)
+    assert found.bytes_sent == pytest.approx(2 * 15 / 16 * 4 * 432_350_952)
+    assert found.communication == pytest.approx(found.bytes_sent / 50e9)
     assert found.exposed == 0 and found.seconds == found.compute
-    slow = step(spec, 1024, 16, gpu, 0.25, "ddp", checkpointing=False, network=1e9)
-    assert step(spec, 1024, 16, gpu, 0.25, "ddp", False, network=slow.needed).exposed == pytest.approx(0, abs=1e-9)
-    assert slow.needed == pytest.approx(slow.traffic / (slow.compute * 2 / 3))
-    assert slow.seconds == pytest.approx(slow.compute / 3 + slow.network), "two thirds of it hide the network"
-    assert step(spec, 1024, 16, gpu, 0.25, "fsdp", False).traffic == pytest.approx(1.5 * found.traffic)
-    assert step(spec, 1024, 8, gpu, 0.25, "ddp", False).network < found.network, "one machine is linked inside"
-    assert step(spec, 1024, 1, gpu, 0.25, "ddp", False).traffic == 0
+    slow = step_time(spec, 1024, 16, gpu, 0.25, "ddp", grad_checkpointing=False, bandwidth=1e9)
+    assert step_time(spec, 1024, 16, gpu, 0.25, "ddp", False, bandwidth=slow.hiding_bandwidth).exposed == pytest.approx(
+        0, abs=1e-9
+    )
+    assert slow.hiding_bandwidth == pytest.approx(slow.bytes_sent / (slow.compute * 2 / 3))
+    assert slow.seconds == pytest.approx(slow.compute / 3 + slow.communication), (
+        "communication overlaps with two thirds of the compute"
+    )
+    assert step_time(spec, 1024, 16, gpu, 0.25, "fsdp", False).bytes_sent == pytest.approx(1.5 * found.bytes_sent)
+    assert step_time(spec, 1024, 8, gpu, 0.25, "ddp", False).communication < found.communication, "NVLink within a node"
+    assert step_time(spec, 1024, 1, gpu, 0.25, "ddp", False).bytes_sent == 0
 
 
 def test_published_peaks() -> None:
@@ -59,63 +63,76 @@ def test_published_peaks() -> None:
     }
 
 
-def test_speeds_by_hand() -> None:
+def test_mfu_by_hand() -> None:
     """cifar10_mixer: 36,700 images/s of 453,773,824 multiply-adds. wiki_gmlp: 25.2 % of 750.3 TFLOP/s."""
     found = {speed.model: speed for speed in speeds()}
     assert found["cifar10_mixer"].flops == pytest.approx(36_700 * 6 * 453_773_824)
-    assert found["cifar10_mixer"].share == pytest.approx(0.10099, abs=1e-5)
+    assert found["cifar10_mixer"].mfu == pytest.approx(0.10099, abs=1e-5)
     assert found["wiki_gmlp"].flops == pytest.approx(0.252117 * 750.267e12, rel=1e-5)
     assert found["wiki_gmlp"].memory == pytest.approx(8.0958 * 2**30, rel=1e-5)
 
 
-def test_a_family_without_a_measurement_takes_the_nearest() -> None:
+def test_unmeasured_family_takes_a_related_one() -> None:
     macs = 10**9
     assert training_speed("aMLP", "image", macs).family == training_speed("Mixer", "text", macs).family == "gMLP"
     assert training_speed("Transformer", "text", macs).family == "BERT"
-    with pytest.raises(UserError, match="--share"):
+    with pytest.raises(UserError, match="--mfu"):
         training_speed("Mixer", "sound", macs)
 
 
-def test_the_card_that_is_here() -> None:
-    assert card_here("NVIDIA H200", "Mixer", "image", 1, 0.5) == (0.5 * 989.4e12, "50.0% of H200's peak, given")
-    flops, basis = card_here("NVIDIA A100-SXM4-80GB", "BERT", "text", 1, None)
+def test_expected_flops_of_a_device() -> None:
+    assert expected_flops("NVIDIA H200", "Mixer", "image", 1, 0.5) == (0.5 * 989.4e12, "given MFU of 50.0% on H200")
+    flops, basis = expected_flops("NVIDIA A100-SXM4-80GB", "BERT", "text", 1, None)
     assert flops == pytest.approx(0.359002 * 752.9927e12 / 989.4e12 * 312e12, rel=1e-5) and "A100" in basis
-    assert card_here("GeForce GT 710", "BERT", "text", 1, None)[0] is None
+    assert expected_flops("GeForce GT 710", "BERT", "text", 1, None)[0] is None
 
 
-def test_the_issues_example() -> None:
-    """Mixer-H/14, 300 million pictures, 14 epochs, 1,024 GPUs."""
-    found = forecast(job("mixer_h14", samples=300e6, epochs=14, gpus=1024, share=0.4))
-    assert found.job.batch == 4096 and found.job.each == 4 and found.job.steps == 1_025_391
+def test_forecast_of_mixer_h14() -> None:
+    """Mixer-H/14, 300 million images, 14 epochs, 1,024 GPUs."""
+    found = forecast(job("mixer_h14", samples=300e6, epochs=14, gpus=1024, mfu=0.4))
+    assert found.job.batch_size == 4096 and found.job.local_batch_size == 4 and found.job.steps == 1_025_391
     useful = 6 * measure(preset("mixer_h14").spec).macs * 300e6 * 14
     assert found.chosen.step.flops * found.job.steps == pytest.approx(useful, rel=1e-5)
-    assert found.checkpoint == 3 * 4 * 432_350_952
-    assert found.stream == pytest.approx(115_000 * 4096 / found.chosen.step.seconds)
-    assert found.work == pytest.approx(found.job.steps * found.chosen.step.seconds)
-    assert found.expected == pytest.approx(found.simulated.seconds, abs=3 * found.simulated.error)
-    assert found.gpu_days == pytest.approx(1024 * found.expected / 86_400)
-    assert 0.95 < found.goodput < 1 and found.machines == 128
-    assert found.host == 40 * 300e6 and found.save == round(found.interval / found.chosen.step.seconds)
+    assert found.checkpoint_bytes == 3 * 4 * 432_350_952
+    assert found.read_bandwidth == pytest.approx(115_000 * 4096 / found.chosen.step.seconds)
+    assert found.ideal_seconds == pytest.approx(found.job.steps * found.chosen.step.seconds)
+    assert found.expected_seconds == pytest.approx(found.simulation.seconds, abs=3 * found.simulation.error)
+    assert found.gpu_days == pytest.approx(1024 * found.expected_seconds / 86_400)
+    assert 0.95 < found.goodput < 1 and found.nodes == 128
+    assert found.host_memory == 40 * 300e6 and found.save_every == round(found.interval / found.chosen.step.seconds)
     assert json.loads(json.dumps(found.as_json()))["chosen"] == "DDP"
 
 
-def test_a_recipe_brings_its_own_numbers() -> None:
+def test_recipe_settings() -> None:
     found = job("imagenet_resmlp_s12", gpus=8)
-    assert found.batch == 2048 and isinstance(found.optim, Lamb) and found.family == "ResMLP"
+    assert found.batch_size == 2048 and isinstance(found.optim, Lamb) and found.family == "ResMLP"
     assert found.samples * found.epochs == pytest.approx(400 * 1_281_167, rel=1e-5)
     assert found.card.peak == 989.4e12 / 2, "the recipe is in float32, which runs as TF32"
     mixer = job("imagenet21k_mixer_l16", gpus=8)
-    assert mixer.samples == 14_197_122 and mixer.epochs == 300 and mixer.batch == 4096
+    assert mixer.samples == 14_197_122 and mixer.epochs == 300 and mixer.batch_size == 4096
     text = job("mlm_gmlp_base", gpus=8)
-    assert text.samples * text.epochs == 1_000_000 * 256 and forecast(text).sample == 2 * 512
+    assert text.samples * text.epochs == 1_000_000 * 256 and forecast(text).sample_bytes == 2 * 512
     assert job("mlm_table3/mixer", gpus=8).family == "Mixer" and job("mlm_bert_base", gpus=8).family == "BERT"
 
 
-def test_what_does_not_fit_is_laid_out_otherwise() -> None:
-    """941 M weights and 512 tokens: with checkpointing where the activations are too many."""
-    wide = forecast(job("gmlp_xlarge", samples=1e6, gpus=8, batch=1024, share=0.3, gpu="h100"))
-    assert not wide.ways[0].fits and wide.chosen.checkpointing and wide.chosen.fits
-    forced = forecast(job("gmlp_xlarge", samples=1e6, gpus=8, batch=64, share=0.3, sharding="fsdp"))
+def test_choice_of_a_strategy_that_fits() -> None:
+    """941 M weights and 512 tokens: gradient checkpointing where the activations do not fit."""
+    wide = forecast(job("gmlp_xlarge", samples=1e6, gpus=8, batch_size=1024, mfu=0.3, gpu="h100"))
+    assert not wide.strategies[0].fits and wide.chosen.grad_checkpointing and wide.chosen.fits
+    forced = forecast(job("gmlp_xlarge", samples=1e6, gpus=8, batch_size=64, mfu=0.3, sharding="fsdp"))
     assert forced.chosen.sharding == "fsdp"
     with pytest.raises(UserError, match="does not fit"):
-        forecast(job("gmlp_xlarge", samples=1e6, gpus=1, batch=2048))
+        forecast(job("gmlp_xlarge", samples=1e6, gpus=1, batch_size=2048))
+
+
+def test_external_models_are_planned_from_a_given_mfu() -> None:
+    with pytest.raises(UserError, match="no measured MFU for training ResNet on image: pass --mfu"):
+        forecast(job("hf:resnet50", samples=1e6, gpus=8))
+    found = forecast(job("hf:resnet50", samples=1e6, gpus=8, mfu=0.3, compiled=False, batch_size=1024))
+    assert found.sample_bytes == 115_000 and found.chosen.name == "DDP"
+
+
+def test_family_by_token_mixer() -> None:
+    names = ("mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano", "vit_nano", "bert_tiny")
+    assert [family(preset(name).spec) for name in names] == ["Mixer", "ResMLP", "gMLP", "aMLP", "ViT", "BERT"]
+    assert {speed.model: speed.family for speed in speeds()}["cifar10_vit"] == "ViT"

@@ -1,14 +1,14 @@
-"""Folders of runs for reports: trained in a moment, unfinished, and spoiled."""
+"""Run folders for reports: trained in a moment, unfinished, and damaged."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from allmlp.data.source import Data, Dataset
+from allmlp.data.dataset import Data, ImageDataset
 from allmlp.run import Run
 from allmlp.spec import to_dict
-from allmlp.train import train
+from allmlp.training import train
 from train.runs import Blobs, small
 
 EVIL = "<script>document.title = 'caught'</script>"
@@ -16,11 +16,11 @@ LIVELY = "<img src=x onerror=\"document.title='caught'\">"
 
 
 class NamedBlobs(Data):
-    """The blobs, with classes whose names are markup."""
+    """Blobs with class names that are markup."""
 
-    def open(self) -> Dataset:
-        blobs = Blobs().open()
-        return Dataset(blobs.train, blobs.test, (EVIL, LIVELY, "'c\"", "d & d"), blobs.mean, blobs.std)
+    def load(self) -> ImageDataset:
+        blobs = Blobs().load()
+        return ImageDataset(blobs.train, blobs.test, (EVIL, LIVELY, "'c\"", "d & d"), blobs.mean, blobs.std)
 
 
 def trained(folder: Path, run: Run | None = None) -> Path:
@@ -29,7 +29,7 @@ def trained(folder: Path, run: Run | None = None) -> Path:
 
 
 def written(folder: Path, records: list[dict[str, object]], run: Run | None = None) -> Path:
-    """What an unfinished run leaves: no model."""
+    """An unfinished run: no model."""
     folder.mkdir(parents=True)
     record = {"run": to_dict(run or small()), "torch": "2.0", "device": EVIL, "command": ["allmlp", "train", LIVELY]}
     (folder / "run.json").write_text(json.dumps(record))

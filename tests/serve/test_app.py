@@ -1,4 +1,4 @@
-"""What is asked over HTTP is what the library answers; what goes wrong is one line and no 500."""
+"""The HTTP API returns what the library returns; every error is one line and never an unhandled 500."""
 
 from __future__ import annotations
 
@@ -17,65 +17,69 @@ import pytest
 import torch
 
 pytest.importorskip("fastapi")
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 import allmlp
 from allmlp.analysis.saliency import occlusion
-from allmlp.predict import predict, predict_text
-from allmlp.serve.app import application, open_service
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.prediction import predict_images, predict_text
+from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
-from allmlp.serve.limits import Allowed
+from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
+from allmlp.serve.limits import RequestLimits
 from allmlp.serve.page import page_files, samples
-from allmlp.serve.pictures import SQUARES, PictureService
-from allmlp.weights.pretrained import shipped
-from data.pictures import BROKEN, encode, scene
-from serve.folders import CLASSES, GIVES, picture_folder, text_folder
+from allmlp.weights.pretrained import bundled
+from data.sample_images import BROKEN, encode, scene
+from serve.folders import CLASSES, TASKS, image_folder, text_folder
 
 LIMIT = 100_000
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return picture_folder(tmp_path_factory.mktemp("pictures"))
+    return image_folder(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[TestClient]:
-    with TestClient(application(open_service(folder), "small", allowed=Allowed(body=LIMIT))) as made:
+    with TestClient(create_app(load_service(folder), "small", limits=RequestLimits(max_body=LIMIT))) as made:
         yield made
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+# --- images ----------------------------------------------------------------------------------------------------------
 
 
-def answers(response: Any) -> list[tuple[str, float]]:
+def predictions(response: Any) -> list[tuple[str, float]]:
     assert response.status_code == 200, response.text
-    return [(found["name"], found["probability"]) for found in response.json()["answers"]]
+    return [(found["label"], found["probability"]) for found in response.json()["predictions"]]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_it_says_what_the_command_says(client: TestClient, folder: Path, tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "picture"
+def test_image_predictions_match_the_command(client: TestClient, folder: Path, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "image"
     file.write_bytes(encode(scene(50, 30), kind))
-    (expected,) = predict(folder, [file], top=2)
+    (expected,) = predict_images(folder, [file], top_k=2)
     data = file.read_bytes()
-    ways = [
-        client.post("/predict?top=2", content=data, headers={"content-type": f"image/{kind.lower()}"}),
-        client.post("/predict?top=2", content=data, headers={"content-type": "application/octet-stream"}),
-        client.post("/predict?top=2", content=data, headers={"content-type": "application/x-www-form-urlencoded"}),
-        client.post("/predict?top=2", files={"file": ("../../etc/passwd", data)}, data={"more": "fields"}),
+    responses = [
+        client.post("/predict?top_k=2", content=data, headers={"content-type": f"image/{kind.lower()}"}),
+        client.post("/predict?top_k=2", content=data, headers={"content-type": "application/octet-stream"}),
+        client.post("/predict?top_k=2", content=data, headers={"content-type": "application/x-www-form-urlencoded"}),
+        client.post("/predict?top_k=2", files={"file": ("../../etc/passwd", data)}, data={"more": "fields"}),
     ]
-    for response in ways:
-        assert answers(response) == [(name, pytest.approx(chance, abs=1e-6)) for name, chance in expected]
+    for response in responses:
+        assert predictions(response) == [
+            (name, pytest.approx(probability, abs=1e-6)) for name, probability, _ in expected
+        ]
         timing = response.json()["timing"]
-        assert timing["batch"] == 1 and timing["model"] > 0 and timing["read"] > 0
+        assert timing["batch_size"] == 1 and timing["model_ms"] > 0 and timing["decode_ms"] > 0
 
 
-def test_batches_do_not_change_an_answer(client: TestClient) -> None:
-    pictures = [encode(scene(40, 30, seed)) for seed in range(12)]
-    alone = [answers(client.post("/predict", content=data)) for data in pictures]
+def test_batching_does_not_change_predictions(client: TestClient) -> None:
+    images = [encode(scene(40, 30, seed)) for seed in range(12)]
+    alone = [predictions(client.post("/predict", content=data)) for data in images]
     with ThreadPoolExecutor(12) as threads:
-        together = list(threads.map(lambda data: answers(client.post("/predict", content=data)), pictures))
+        together = list(threads.map(lambda data: predictions(client.post("/predict", content=data)), images))
     for one, other in zip(alone, together):
         assert [name for name, _ in one] == [name for name, _ in other]
         assert [chance for _, chance in one] == pytest.approx([chance for _, chance in other], abs=1e-5)
@@ -83,80 +87,80 @@ def test_batches_do_not_change_an_answer(client: TestClient) -> None:
 
 def test_importance_is_occlusion(client: TestClient, folder: Path) -> None:
     data = encode(scene(12, 8))
-    service = open_service(folder)
-    image = service.batch([service.read(data)])[0]  # type: ignore[union-attr]
+    service = load_service(folder)
+    image = service.collate([service.decode(data)])[0]  # type: ignore[union-attr]
     for name in CLASSES:
-        expected = occlusion(allmlp.load(folder), image, CLASSES.index(name), SQUARES)
-        found = client.post(f"/importance?name={name}", content=data).json()
-        assert found["name"] == name
-        assert torch.tensor(found["rows"]) == pytest.approx(expected.numpy(), abs=1e-3)
-    best = answers(client.post("/predict", content=data))[0]
+        expected = occlusion(allmlp.load(folder), image, CLASSES.index(name), OCCLUSION_SQUARES)
+        found = client.post(f"/importance?label={name}", content=data).json()
+        assert found["label"] == name
+        assert torch.tensor(found["importance"]) == pytest.approx(expected.numpy(), abs=1e-3)
+    best = predictions(client.post("/predict", content=data))[0]
     found = client.post("/importance", content=data).json()
-    assert (found["name"], found["probability"]) == (best[0], pytest.approx(best[1], abs=1e-6))
+    assert (found["label"], found["probability"]) == (best[0], pytest.approx(best[1], abs=1e-6))
 
 
-def test_maps_are_the_weights(client: TestClient, folder: Path) -> None:
+def test_maps_are_the_quantized_weights(client: TestClient, folder: Path) -> None:
     model = allmlp.load(folder)
     layers = client.get("/model").json()["layers"]
     assert [layer["name"] for layer in layers] == [f"blocks.{number}.channel.mix.inner.proj" for number in (0, 1)]
     for layer in layers:
         found = client.get("/maps", params={"layer": layer["name"]}).json()
         assert (found["count"], found["height"], found["width"]) == (6, 2, 3)
-        values = np.frombuffer(base64.b64decode(found["data"]), np.int8).reshape(6, 6) * found["largest"] / 127
+        values = np.frombuffer(base64.b64decode(found["data"]), np.int8).reshape(6, 6) * found["scale"]
         weight = model.get_parameter(f"{layer['name']}.weight").detach().numpy()
-        assert found["largest"] == pytest.approx(abs(weight).max(), rel=1e-6)
-        assert values == pytest.approx(weight, abs=found["largest"] / 127)
+        assert found["scale"] == pytest.approx(abs(weight).max() / 127, rel=1e-6)
+        assert values == pytest.approx(weight, abs=0.501 * found["scale"])
 
 
-def test_a_mixer_in_grey_is_served_too(tmp_path: Path) -> None:
-    with TestClient(application(open_service(picture_folder(tmp_path, channels=1, mixer=True)), "grey")) as client:
-        assert len(answers(client.post("/predict", content=encode(scene())))) == 3
+def test_grayscale_mixer(tmp_path: Path) -> None:
+    with TestClient(create_app(load_service(image_folder(tmp_path, channels=1, mixer=True)), "gray")) as client:
+        assert len(predictions(client.post("/predict", content=encode(scene())))) == 3
         (first, _) = client.get("/model").json()["layers"]
         found = client.get("/maps", params={"layer": first["name"]}).json()
         assert (found["kind"], found["count"], found["height"], found["width"]) == ("units", 10, 2, 3)
 
 
-def test_the_page_and_its_samples(client: TestClient) -> None:
+def test_page_and_samples(client: TestClient) -> None:
     page = client.get("/")
     assert page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
     links = re.findall(r'(?:src|href)="([^"#]+)"', page.text)
     assert links and not any("//" in link for link in links)
     for link in links:
         assert client.get(f"/{link}").status_code == 200, link
-    samples = client.get("/samples").json()["pictures"]
-    assert {sample["name"] for sample in samples} == set(CLASSES)
+    samples = client.get("/samples").json()["images"]
+    assert {sample["label"] for sample in samples} == set(CLASSES)
     for sample in samples:
-        assert answers(client.post("/predict", content=client.get(sample["url"]).content))
+        assert predictions(client.post("/predict", content=client.get(sample["url"]).content))
 
 
-def test_samples_are_of_the_models_own_classes() -> None:
-    served = page_files()
+def test_samples_match_the_class_names() -> None:
+    pages = page_files()
 
-    def names(*classes: str) -> set[str]:
-        return {sample.name for sample in samples(served, "predict", classes).pictures}
+    def labels(*class_names: str) -> set[str]:
+        return {sample.label for sample in samples(pages, "predict", class_names).images}
 
-    assert names(*map(str, range(10))) == {"0", "2", "3", "5", "7", "8"}
-    assert names("frog", "prince") == {"frog"}
-    assert len(names("prince")) == len([path for path in served if path.startswith("/samples/")])
-    assert not samples(served, "fill", ()).pictures and samples(served, "fill", ()).texts
+    assert labels(*map(str, range(10))) == {"0", "2", "3", "5", "7", "8"}
+    assert labels("frog", "prince") == {"frog"}
+    assert len(labels("prince")) == len([path for path in pages if path.startswith("/samples/")])
+    assert not samples(pages, "fill", ()).images and samples(pages, "fill", ()).texts
 
 
-def test_the_model_that_comes_along_names_its_samples() -> None:
-    service = open_service(shipped())
-    assert isinstance(service, PictureService)
-    found = samples(served := page_files(), "predict", service.classes).pictures
-    assert {sample.name for sample in found} == set(service.classes)
+def test_bundled_model_classifies_its_samples() -> None:
+    service = load_service(bundled())
+    assert isinstance(service, ImageService)
+    found = samples(pages := page_files(), "predict", service.class_names).images
+    assert {sample.label for sample in found} == set(service.class_names)
     for sample in found:
-        (chances,) = service.classify([service.read(bytes(served[sample.url].body))])
-        assert service.classes[int(chances.argmax())] == sample.name and chances.max() > 0.6
+        (probabilities,) = service.classify([service.decode(bytes(pages[sample.url].body))])
+        assert service.class_names[int(probabilities.argmax())] == sample.label and probabilities.max() > 0.6
 
 
-# --- what goes wrong -------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/predict", "/importance"])
 @pytest.mark.parametrize("fault", BROKEN)
-def test_broken_pictures(client: TestClient, path: str, fault: str) -> None:
+def test_broken_images(client: TestClient, path: str, fault: str) -> None:
     response = client.post(path, content=BROKEN[fault])
     assert response.status_code == 422 and list(response.json()) == ["detail"], response.text
 
@@ -164,9 +168,9 @@ def test_broken_pictures(client: TestClient, path: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("call", "status", "words"),
     [
-        (("POST", "/predict?top=0", b"x"), 422, "top: Input should be greater"),
-        (("POST", "/predict?top=x", b"x"), 422, "valid integer"),
-        (("POST", "/importance?name=dgo", b"x"), 422, "did you mean 'dog'?"),
+        (("POST", "/predict?top_k=0", b"x"), 422, "top_k: Input should be greater"),
+        (("POST", "/predict?top_k=x", b"x"), 422, "valid integer"),
+        (("POST", "/importance?label=dgo", b"x"), 422, "did you mean 'dog'?"),
         (("GET", "/predict", b""), 405, "Not Allowed"),
         (("GET", "/maps?layer=x", b""), 422, "unknown layer"),
         (("GET", "/maps", b""), 422, "required"),
@@ -177,7 +181,7 @@ def test_broken_pictures(client: TestClient, path: str, fault: str) -> None:
         (("POST", "/predict", b"x" * (LIMIT + 1)), 413, "larger than 100,000 bytes"),
     ],
 )
-def test_wrong_requests(client: TestClient, call: tuple[str, str, bytes], status: int, words: str) -> None:
+def test_invalid_requests(client: TestClient, call: tuple[str, str, bytes], status: int, words: str) -> None:
     method, path, content = call
     response = client.request(method, path, content=content)
     assert response.status_code == status and words in response.json()["detail"], response.text
@@ -193,17 +197,29 @@ def test_wrong_requests(client: TestClient, call: tuple[str, str, bytes], status
         (b"--y\r\nContent-Disposition: form-data\r\n\r\nz\r\n--y--\r\n", "multipart/form-data; boundary=y", 400),
     ],
 )  # fmt: skip
-def test_wrong_bodies(client: TestClient, content: bytes, kind: str, status: int) -> None:
+def test_invalid_bodies(client: TestClient, content: bytes, kind: str, status: int) -> None:
     response = client.post("/predict", content=content, headers={"content-type": kind})
     assert response.status_code == status and response.json()["detail"]
 
 
-def test_a_body_without_a_length_is_limited_too(client: TestClient) -> None:
+def test_chunked_body_is_limited(client: TestClient) -> None:
     response = client.post("/predict", content=(b"x" * 10_000 for _ in range(20)))
     assert response.status_code == 413
 
 
-def test_spoilt_pictures_never_break_it(client: TestClient) -> None:
+def test_buffered_bodies_are_limited_and_released(folder: Path) -> None:
+    data, limits = encode(scene()), RequestLimits(max_buffered=2000)
+    assert len(data) < limits.max_buffered < 20 * len(data)
+    with TestClient(create_app(load_service(folder), "buffered", limits=limits)) as client:
+        for _ in range(20):
+            assert client.post("/predict", content=data).status_code == 200
+            assert client.post("/predict", content=b"x" * len(data)).status_code == 422
+        response = client.post("/predict", content=b"x" * (limits.max_buffered + 1))
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        assert client.post("/predict", content=data).status_code == 200
+
+
+def test_corrupted_images_never_fail_with_500(client: TestClient) -> None:
     draw = random.Random(0)
     good = [encode(scene(), kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")]
     for _ in range(300):
@@ -214,14 +230,14 @@ def test_spoilt_pictures_never_break_it(client: TestClient) -> None:
         assert response.status_code in (200, 422), response.text
 
 
-def test_a_busy_server_says_when_to_come_again(folder: Path) -> None:
-    batcher = Batcher(capacity=3)
-    with TestClient(application(open_service(folder), "busy", batcher)) as client:
-        batcher.inside = 3
+def test_busy_server_sends_retry_after(folder: Path) -> None:
+    batcher = Batcher(max_concurrency=3)
+    with TestClient(create_app(load_service(folder), "busy", batcher)) as client:
+        batcher.in_flight = 3
         response = client.post("/predict", content=encode(scene()))
         assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
         assert client.get("/health").json() == {"status": "ok", "model": "busy", "in_flight": 3}
-        batcher.inside = 0
+        batcher.in_flight = 0
         assert client.post("/predict", content=encode(scene())).status_code == 200
         batcher.drain()
         response = client.post("/predict", content=encode(scene()))
@@ -229,105 +245,108 @@ def test_a_busy_server_says_when_to_come_again(folder: Path) -> None:
         assert client.get("/health").status_code == 503
 
 
-def test_an_answer_that_takes_too_long_is_504(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, batcher = open_service(folder), Batcher(timeout=0.05)
+def test_timeout_is_504(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, batcher = load_service(folder), Batcher(timeout=0.05)
 
-    def dawdle(shown: list[Any]) -> list[Any]:
+    def slow(inputs: list[Any]) -> list[Any]:
         time.sleep(0.3)
-        return [torch.ones(3) for _ in shown]
+        return [torch.ones(3) for _ in inputs]
 
-    monkeypatch.setattr(service, "classify", dawdle)
-    with TestClient(application(service, "slow", batcher)) as client:
+    monkeypatch.setattr(service, "classify", slow)
+    with TestClient(create_app(service, "slow", batcher)) as client:
         response = client.post("/predict", content=encode(scene()))
         assert response.status_code == 504 and "within 0.05 s" in response.json()["detail"]
 
 
-def test_a_mistake_of_ours_is_one_line_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = open_service(folder)
+def test_internal_error_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = load_service(folder)
 
-    def fail(shown: list[Any]) -> list[Any]:
+    def fail(inputs: list[Any]) -> list[Any]:
         raise RuntimeError("secret")
 
-    with TestClient(application(service, "failing"), raise_server_exceptions=False) as client:
+    with TestClient(create_app(service, "failing"), raise_server_exceptions=False) as client:
         with monkeypatch.context() as patch:
             patch.setattr(service, "classify", fail)
             response = client.post("/predict", content=encode(scene()))
-        assert (response.status_code, response.json()) == (500, {"detail": "the server made a mistake"})
+        assert (response.status_code, response.json()) == (500, {"detail": "internal server error"})
         assert client.get("/health").json()["in_flight"] == 0
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=GIVES)
+@pytest.fixture(scope="module", params=TASKS)
 def text(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path, Any]]:
     pytest.importorskip("tokenizers")
     folder = text_folder(tmp_path_factory.mktemp(request.param), request.param)
-    with TestClient(application(open_service(folder), request.param)) as client:
+    with TestClient(create_app(load_service(folder), request.param)) as client:
         yield request.param, folder, client
 
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "text": ("/fill", {"text": "the [MASK] sat on the [MASK] mat", "top": 4}),
-    "causal": ("/generate", {"text": "one two", "tokens": 5, "temperature": 0, "seed": 1}),
-    "classes": ("/classify", {"text": "the cat", "context": "a dog", "top": 4}),
-    "span": ("/answer", {"text": "who sat on the mat", "context": "the cat sat on the red mat", "top": 4}),
+    "text": ("/fill", {"text": "the [MASK] sat on the [MASK] mat", "top_k": 4}),
+    "causal": ("/generate", {"prompt": "one two", "max_new_tokens": 5, "temperature": 0, "seed": 1}),
+    "classes": ("/classify", {"text": "the cat", "text_pair": "a dog", "top_k": 4}),
+    "span": ("/answer", {"question": "who sat on the mat", "context": "the cat sat on the red mat", "top_k": 4}),
     "translation": ("/translate", {"text": "the cat sat"}),
 }
 
 
-def told(gives: str, found: dict[str, Any]) -> Any:
-    """An answer over HTTP as `predict_text` gives it."""
-    if gives == "translation":
+FIELDS = {"causal": "prompt", "span": "question"}
+"""The name of the text in a request, if it is not `text`."""
+SECOND = {"classes": "text_pair", "span": "context"}
+
+
+def as_predicted(task: str, found: dict[str, Any]) -> Any:
+    """A response in the form of `predict_text`."""
+    if task == "translation":
         return [[(found["text"], None)]]
-    rows = found["masks"] if gives == "text" else [found["answers"]]
-    return [[(one["name"], pytest.approx(one["probability"], abs=1e-5)) for one in row] for row in rows]
+    key = {"text": "token", "classes": "label", "span": "answer"}[task]
+    rows = found["predictions"] if task == "text" else [found["answers" if task == "span" else "predictions"]]
+    return [[(one[key], pytest.approx(one["probability"], abs=1e-5)) for one in row] for row in rows]
 
 
-def test_text_is_answered_as_the_command_does(text: tuple[str, Path, TestClient]) -> None:
-    gives, folder, client = text
-    path, body = BODIES[gives]
+def test_text_predictions_match_the_command(text: tuple[str, Path, TestClient]) -> None:
+    task, folder, client = text
+    path, body = BODIES[task]
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
-    if gives == "causal":
-        from allmlp.predict import generate
+    if task == "causal":
+        from allmlp.prediction import generate
 
         assert response.json()["text"] == generate(folder, "one two", 5, 0.0, None, 1)
         return
-    expected = predict_text(folder, body["text"], body.get("context", ""), body.get("top", 5))
-    assert [[tuple(one) for one in row] for row in expected] == told(gives, response.json())
+    context = body.get(SECOND.get(task, ""), "")
+    expected = predict_text(folder, body[FIELDS.get(task, "text")], context, body.get("top_k", 5))
+    assert [[tuple(one[:2]) for one in row] for row in expected] == as_predicted(task, response.json())
 
 
-def test_text_in_batches_is_text_alone(text: tuple[str, Path, TestClient]) -> None:
-    gives, _, client = text
-    path, body = BODIES[gives]
-    bodies = [{**body, "text": body["text"] + " four five six"[: 5 * number]} for number in range(4)] * 3
+def test_batching_does_not_change_text_predictions(text: tuple[str, Path, TestClient]) -> None:
+    task, _, client = text
+    path, body = BODIES[task]
+    field = FIELDS.get(task, "text")
+    bodies = [{**body, field: body[field] + " four five six"[: 5 * number]} for number in range(4)] * 3
     alone = [client.post(path, json=one).json() for one in bodies]
     with ThreadPoolExecutor(12) as threads:
         together = [found.json() for found in threads.map(lambda one: client.post(path, json=one), bodies)]
     for one, other in zip(alone, together):
-        if gives in ("causal", "translation"):
+        if task in ("causal", "translation"):
             assert one["text"] == other["text"]
         else:
-            assert told(gives, one) == [[(name, chance.expected) for name, chance in row] for row in told(gives, other)]
+            expected = [[(name, chance.expected) for name, chance in row] for row in as_predicted(task, other)]
+            assert as_predicted(task, one) == expected
 
 
-def test_wrong_texts(text: tuple[str, Path, TestClient]) -> None:
-    gives, _, client = text
-    path, body = BODIES[gives]
-    wrong: list[Any] = [
-        {**body, "text": 5},
-        {**body, "unknown": 1},
-        {**body, "text": "x" * 5001},
-        [],
-        None,
-        "text",
-    ]
-    if gives != "causal":
-        wrong += [{}, {**body, "text": ""}, {**body, "text": " \n"}]
-    if gives == "text":
-        wrong += [{"text": "no gap"}, {"text": "one two three " * 10 + "[MASK]"}, {**body, "top": 0}]
-    for one in wrong:
+def test_invalid_texts(text: tuple[str, Path, TestClient]) -> None:
+    task, _, client = text
+    path, body = BODIES[task]
+    field = FIELDS.get(task, "text")
+    invalid: list[Any] = [{**body, field: 5}, {**body, "unknown": 1}, {**body, field: "x" * 5001}, [], None, "text"]
+    if task != "causal":
+        invalid += [{}, {**body, field: ""}, {**body, field: " \n"}]
+    if task == "text":
+        invalid += [{"text": "no mask"}, {"text": "one two three " * 10 + "[MASK]"}, {**body, "top_k": 0}]
+    for one in invalid:
         response = client.post(path, json=one)
         assert response.status_code == 422 and list(response.json()) == ["detail"], (one, response.text)
     for raw in (b"", b"{", b"\xff\xfe", b"[" * 50_000, b'{"text": "\\ud800 [MASK]"}', b'{"text": NaN}'):
@@ -336,20 +355,20 @@ def test_wrong_texts(text: tuple[str, Path, TestClient]) -> None:
     assert client.post("/predict", content=b"x").status_code == 404
 
 
-def test_odd_texts_are_survived(text: tuple[str, Path, TestClient]) -> None:
-    gives, _, client = text
-    path, body = BODIES[gives]
+def test_unusual_texts_never_fail_with_500(text: tuple[str, Path, TestClient]) -> None:
+    task, _, client = text
+    path, body = BODIES[task]
     for odd in ("\0", "[PAD] [CLS] [SEP] [UNK]", "😀 é ß \u202e", "a" * 5000, "\t.\n", "[MASK]" * 3, "\ud800"):
-        for field in {"text", "context"} & set(body):
-            raw = json.dumps({**body, field: odd})  # in ASCII: half a surrogate pair is not UTF-8
+        for field in {FIELDS.get(task, "text"), SECOND.get(task, "")} & set(body):
+            raw = json.dumps({**body, field: odd})  # in ASCII: a lone surrogate is not UTF-8
             response = client.post(path, content=raw, headers={"content-type": "application/json"})
             assert response.status_code in (200, 422), (odd[:9], response.text)
 
 
-# --- what it says about itself ---------------------------------------------------------------------------------------
+# --- OpenAPI and metrics ---------------------------------------------------------------------------------------------
 
 
-def test_the_description_fits_what_it_does(client: TestClient, text: tuple[str, Path, TestClient]) -> None:
+def test_openapi_describes_the_endpoints(client: TestClient, text: tuple[str, Path, TestClient]) -> None:
     for served, expected in ((client, {"/predict", "/importance"}), (text[2], {BODIES[text[0]][0]})):
         described = served.get("/openapi.json").json()
         assert set(described["paths"]) == expected | {"/model", "/samples", "/maps", "/health", "/metrics"}
@@ -361,32 +380,50 @@ def test_the_description_fits_what_it_does(client: TestClient, text: tuple[str, 
             assert "Retry-After" in described["paths"][path]["post"]["responses"]["503"]["headers"]
 
 
-def test_metrics_count_what_happened(folder: Path) -> None:
-    with TestClient(application(open_service(folder), "counted")) as client:
+def test_metrics(folder: Path) -> None:
+    with TestClient(create_app(load_service(folder), "counted")) as client:
         for data in (encode(scene()), encode(scene()), b"x"):
             client.post("/predict", content=data)
         client.get("/made-up/by/a/client")
         response = client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = response.text.splitlines()
-    values = {}
-    for line in lines:
-        if not line.startswith("# "):
-            assert re.fullmatch(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [\d.e+-]+', line), line
-            name, _, value = line.rpartition(" ")
-            values[name] = float(value)
-    assert values['allmlp_responses_total{path="/predict",status="200"}'] == 2
-    assert values['allmlp_responses_total{path="/predict",status="422"}'] == 1
-    assert values['allmlp_responses_total{path="other",status="404"}'] == 1
-    assert values["allmlp_accepted_total"] == 3 and values["allmlp_in_flight"] == 0
-    assert values['allmlp_batch_size_bucket{le="1"}'] == values["allmlp_batch_size_count"] == 2
-    assert values['allmlp_response_seconds_bucket{path="/predict",le="+Inf"}'] == 3
-    assert values["process_resident_memory_bytes"] > 10_000_000
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+    assert values["http_requests_total", "/predict", "200"] == 2
+    assert values["http_requests_total", "/predict", "422"] == 1
+    assert values["http_requests_total", "other", "404"] == 1
+    assert values["allmlp_requests_accepted_total",] == 3
+    assert values["allmlp_requests_in_flight",] == 0 and values["allmlp_max_concurrency",] == 128
+    assert values["allmlp_batch_size_bucket", "1.0"] == values["allmlp_batch_size_count",] == 2
+    assert values["allmlp_batch_size_sum",] == values["allmlp_batch_duration_seconds_count",] == 2
+    assert values["allmlp_batch_duration_seconds_sum",] > 0
+    assert values["http_request_duration_seconds_count", "/predict"] == 3
+    assert values["http_request_duration_seconds_sum", "/predict"] > 0
+    assert values["process_resident_memory_bytes",] > 10_000_000
 
 
-def test_folders_that_cannot_be_served(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(allmlp.UserError, match=r"has no inputs\.json"):
-        open_service(tmp_path)
-    (tmp_path / "inputs.json").write_bytes((folder / "inputs.json").read_bytes())
+def test_metrics_of_two_applications_are_separate(folder: Path) -> None:
+    with (
+        TestClient(create_app(load_service(folder), "one")) as one,
+        TestClient(create_app(load_service(folder), "two")) as two,
+    ):
+        one.post("/predict", content=encode(scene()))
+        assert 'path="/predict"' in one.get("/metrics").text
+        assert 'path="/predict"' not in two.get("/metrics").text
+
+
+def test_invalid_folders(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(allmlp.UserError, match=r"has no preprocessing\.json"):
+        load_service(tmp_path)
+    (tmp_path / "preprocessing.json").write_bytes((folder / "preprocessing.json").read_bytes())
     with pytest.raises(allmlp.UserError, match=r"it has no config\.json"):
-        open_service(tmp_path)
+        load_service(tmp_path)
+
+
+def test_regression_model_is_rejected(tmp_path: Path) -> None:
+    write_preprocessing(image_folder(tmp_path), ImagePreprocessing((0.4,) * 3, (0.2,) * 3, task="values"))
+    with pytest.raises(allmlp.UserError, match="is not a classifier"):
+        load_service(tmp_path)

@@ -1,4 +1,4 @@
-"""The queue before the model: what is taken on is answered, what is too much is refused."""
+"""The request queue: accepted requests are completed, requests beyond the limits are rejected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from allmlp.serve.batching import Batcher, Refused, TooLate
+pytest.importorskip("starlette")
+from starlette.exceptions import HTTPException
+
+from allmlp.serve.batching import Batcher, ServiceUnavailable
 
 
 def with_batcher(batcher: Batcher, test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -24,8 +27,8 @@ def with_batcher(batcher: Batcher, test: Callable[[], Coroutine[Any, Any, Any]])
     return asyncio.run(go())
 
 
-class Slow:
-    """Work that waits until it is let go, and keeps the batches it was given."""
+class BlockedModel:
+    """Records its batches and blocks until `go` is set."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -48,84 +51,102 @@ async def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0.005)
-    raise AssertionError("it did not happen")
+    raise AssertionError("timed out")
 
 
-def same(item: Any) -> Any:
+def identity(item: Any) -> Any:
     return item
 
 
-def test_what_waits_together_runs_together() -> None:
-    batcher, slow = Batcher(size=4), Slow()
+def test_waiting_requests_form_a_batch() -> None:
+    batcher, model = Batcher(max_batch_size=4), BlockedModel()
 
     async def test() -> list[Any]:
-        first = asyncio.ensure_future(batcher.answer(same, 0, slow.double))
-        await until(lambda: slow.batches == [[0]])
-        rest = [asyncio.ensure_future(batcher.answer(same, item, slow.double)) for item in range(1, 8)]
+        first = asyncio.ensure_future(batcher.submit(identity, 0, model.double))
+        await until(lambda: model.batches == [[0]])
+        rest = [asyncio.ensure_future(batcher.submit(identity, item, model.double)) for item in range(1, 8)]
         await until(lambda: len(batcher.queue) == 7)
-        assert batcher.inside == 8
-        slow.go.set()
+        assert batcher.in_flight == 8
+        model.go.set()
         return await asyncio.gather(first, *rest)
 
     done = with_batcher(batcher, test)
     assert [one.value for one in done] == [0, 2, 4, 6, 8, 10, 12, 14]
-    assert slow.batches == [[0], [1, 2, 3, 4], [5, 6, 7]]
-    assert [one.batch for one in done] == [1, 4, 4, 4, 4, 3, 3, 3]
-    assert batcher.inside == 0 and batcher.accepted == 8 and batcher.pace > 0
+    assert model.batches == [[0], [1, 2, 3, 4], [5, 6, 7]]
+    assert [one.batch_size for one in done] == [1, 4, 4, 4, 4, 3, 3, 3]
+    assert batcher.in_flight == 0 and batcher.accepted == 8 and batcher.seconds_per_request > 0
 
 
-def test_different_work_is_not_mixed_and_some_is_done_alone() -> None:
-    batcher, slow = Batcher(size=8), Slow()
+def test_timing_separates_queue_and_model() -> None:
+    batcher, model = Batcher(), BlockedModel()
 
     async def test() -> list[Any]:
-        tasks = [asyncio.ensure_future(batcher.answer(same, 0, slow.double))]
-        await until(lambda: bool(slow.batches))
-        for number, (work, together) in enumerate(
-            [(slow.double, True), (slow.negate, False), (slow.double, True), (slow.negate, False)], start=1
+        first = asyncio.ensure_future(batcher.submit(identity, 1, model.double))
+        await until(lambda: model.batches == [[1]])
+        second = asyncio.ensure_future(batcher.submit(identity, 2, model.double))
+        await until(lambda: len(batcher.queue) == 1)
+        await asyncio.sleep(0.5)
+        model.go.set()
+        return await asyncio.gather(first, second)
+
+    running, waiting = with_batcher(batcher, test)
+    assert running.model_seconds > 0.4 > running.queue_seconds
+    assert waiting.queue_seconds > 0.4 > waiting.model_seconds
+
+
+def test_batches_hold_one_function_and_unbatched_requests_run_alone() -> None:
+    batcher, model = Batcher(max_batch_size=8), BlockedModel()
+
+    async def test() -> list[Any]:
+        tasks = [asyncio.ensure_future(batcher.submit(identity, 0, model.double))]
+        await until(lambda: bool(model.batches))
+        for number, (function, batched) in enumerate(
+            [(model.double, True), (model.negate, False), (model.double, True), (model.negate, False)], start=1
         ):
-            tasks.append(asyncio.ensure_future(batcher.answer(same, number, work, together)))
+            tasks.append(asyncio.ensure_future(batcher.submit(identity, number, function, batched)))
             await until(lambda expected=number: len(batcher.queue) == expected)
-        slow.go.set()
+        model.go.set()
         return [done.value for done in await asyncio.gather(*tasks)]
 
     assert with_batcher(batcher, test) == [0, 2, -2, 6, -4]
-    assert slow.batches == [[0], [1, 3], [2], [4]]
+    assert model.batches == [[0], [1, 3], [2], [4]]
 
 
-def test_more_than_fits_is_refused_at_once() -> None:
-    batcher, slow = Batcher(capacity=2), Slow()
+def test_max_concurrency() -> None:
+    batcher, model = Batcher(max_concurrency=2), BlockedModel()
 
     async def test() -> None:
-        inside = [asyncio.ensure_future(batcher.answer(same, item, slow.double)) for item in (1, 2)]
-        await until(lambda: bool(slow.batches))
+        inside = [asyncio.ensure_future(batcher.submit(identity, item, model.double)) for item in (1, 2)]
+        await until(lambda: bool(model.batches))
         began = time.monotonic()
-        with pytest.raises(Refused, match="busy with 2 requests") as caught:
-            await batcher.answer(same, 3, slow.double)
-        assert caught.value.seconds >= 1 and time.monotonic() - began < 0.1
-        slow.go.set()
+        with pytest.raises(ServiceUnavailable, match="busy with 2 requests") as caught:
+            await batcher.submit(identity, 3, model.double)
+        assert caught.value.retry_after >= 1 and time.monotonic() - began < 0.1
+        model.go.set()
         assert [done.value for done in await asyncio.gather(*inside)] == [2, 4]
-        assert (await batcher.answer(same, 3, slow.double)).value == 6
+        assert (await batcher.submit(identity, 3, model.double)).value == 6
 
     with_batcher(batcher, test)
     assert batcher.accepted == 3
 
 
-def test_who_would_wait_too_long_is_refused_before() -> None:
-    batcher = Batcher(capacity=100, timeout=9.0)
-    batcher.pace = 0.5
-    batcher.inside = 6
-    assert batcher.refusal() is None
-    batcher.inside = 7
-    refused = batcher.refusal()
-    assert refused is not None and refused.seconds == 2
+def test_long_expected_wait_is_rejected() -> None:
+    batcher = Batcher(max_concurrency=100, timeout=9.0)
+    batcher.seconds_per_request = 0.5
+    batcher.in_flight = 6
+    assert batcher.rejection() is None
+    batcher.in_flight = 7
+    rejection = batcher.rejection()
+    assert rejection is not None and rejection.retry_after == 2
+    assert rejection.status_code == 503 and rejection.headers == {"retry-after": "2"}
 
 
-def test_one_bad_item_harms_no_other() -> None:
-    batcher, slow = Batcher(), Slow()
-    slow.go.set()
+def test_invalid_item_does_not_fail_the_batch() -> None:
+    batcher, model = Batcher(), BlockedModel()
+    model.go.set()
 
     async def test() -> list[Any]:
-        tasks = [asyncio.ensure_future(batcher.run(slow.double, item)) for item in (1, 13, 3)]
+        tasks = [asyncio.ensure_future(batcher.enqueue(model.double, item)) for item in (1, 13, 3)]
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     first, second, third = with_batcher(batcher, test)
@@ -133,63 +154,64 @@ def test_one_bad_item_harms_no_other() -> None:
     assert isinstance(second, ValueError) and str(second) == "unlucky"
 
 
-def test_a_late_answer_is_told_and_its_place_is_free_again() -> None:
-    batcher, slow = Batcher(capacity=2, timeout=0.1), Slow()
+def test_timeout_frees_the_slot() -> None:
+    batcher, model = Batcher(max_concurrency=2, timeout=0.1), BlockedModel()
 
     async def test() -> None:
         results = await asyncio.gather(
-            batcher.answer(same, 1, slow.double), batcher.answer(same, 2, slow.double), return_exceptions=True
+            batcher.submit(identity, 1, model.double), batcher.submit(identity, 2, model.double), return_exceptions=True
         )
-        assert all(isinstance(result, TooLate) for result in results) and batcher.inside == 0
-        slow.go.set()
-        await until(lambda: batcher.pace > 0)
-        batcher.pace = 0.0
-        assert (await batcher.answer(same, 5, slow.double)).value == 10
+        assert all(isinstance(result, HTTPException) and result.status_code == 504 for result in results)
+        assert batcher.in_flight == 0
+        model.go.set()
+        await until(lambda: batcher.seconds_per_request > 0)
+        batcher.seconds_per_request = 0.0
+        assert (await batcher.submit(identity, 5, model.double)).value == 10
 
     with_batcher(batcher, test)
 
 
-def test_who_has_gone_is_not_computed() -> None:
-    batcher, slow = Batcher(size=1), Slow()
+def test_cancelled_request_is_not_run() -> None:
+    batcher, model = Batcher(max_batch_size=1), BlockedModel()
 
     async def test() -> None:
-        first = asyncio.ensure_future(batcher.answer(same, 1, slow.double))
-        await until(lambda: bool(slow.batches))
-        gone = asyncio.ensure_future(batcher.answer(same, 2, slow.double))
+        first = asyncio.ensure_future(batcher.submit(identity, 1, model.double))
+        await until(lambda: bool(model.batches))
+        cancelled = asyncio.ensure_future(batcher.submit(identity, 2, model.double))
         await until(lambda: len(batcher.queue) == 1)
-        gone.cancel()
-        last = asyncio.ensure_future(batcher.answer(same, 3, slow.double))
+        cancelled.cancel()
+        last = asyncio.ensure_future(batcher.submit(identity, 3, model.double))
         await until(lambda: len(batcher.queue) == 2)
-        slow.go.set()
+        model.go.set()
         await asyncio.gather(first, last)
 
     with_batcher(batcher, test)
-    assert slow.batches == [[1], [3]] and batcher.inside == 0
+    assert model.batches == [[1], [3]] and batcher.in_flight == 0
 
 
-def test_draining_finishes_what_is_inside() -> None:
-    batcher, slow = Batcher(size=2), Slow()
+def test_draining_completes_requests_in_flight() -> None:
+    batcher, model = Batcher(max_batch_size=2), BlockedModel()
 
     async def test() -> list[Any]:
-        tasks = [asyncio.ensure_future(batcher.answer(same, item, slow.double)) for item in range(5)]
-        await until(lambda: bool(slow.batches))
+        tasks = [asyncio.ensure_future(batcher.submit(identity, item, model.double)) for item in range(5)]
+        await until(lambda: bool(model.batches))
         batcher.drain()
-        with pytest.raises(Refused, match="shutting down"):
-            await batcher.answer(same, 9, slow.double)
-        slow.go.set()
+        with pytest.raises(ServiceUnavailable, match="shutting down"):
+            await batcher.submit(identity, 9, model.double)
+        model.go.set()
         return [done.value for done in await asyncio.gather(*tasks)]
 
     assert with_batcher(batcher, test) == [0, 2, 4, 6, 8]
 
 
-def test_reading_fails_for_one_alone() -> None:
-    batcher, slow = Batcher(), Slow()
-    slow.go.set()
+def test_decode_error_fails_one_request() -> None:
+    batcher, model = Batcher(), BlockedModel()
+    model.go.set()
 
     async def test() -> list[Any]:
         return await asyncio.gather(
-            batcher.answer(int, "4", slow.double), batcher.answer(int, "x", slow.double), return_exceptions=True
+            batcher.submit(int, "4", model.double), batcher.submit(int, "x", model.double), return_exceptions=True
         )
 
     good, bad = with_batcher(batcher, test)
-    assert good.value == 8 and good.read > 0 and isinstance(bad, ValueError) and batcher.inside == 0
+    assert good.value == 8 and good.decode_seconds > 0 and isinstance(bad, ValueError) and batcher.in_flight == 0

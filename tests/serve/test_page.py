@@ -1,4 +1,4 @@
-"""The page in a real browser: pictures and texts are asked, and what goes wrong is told."""
+"""The web page in a browser: images, texts, and error messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright.sync_api import sync_playwright
 
 from allmlp.serve.batching import Batcher
-from allmlp.serve.limits import Allowed
-from data.pictures import encode, scene
-from serve.folders import CLASSES, picture_folder, running, text_folder
+from allmlp.serve.limits import RequestLimits
+from data.sample_images import encode, scene
+from serve.folders import CLASSES, image_folder, running, text_folder
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A tab in which nothing may be loaded from elsewhere and no script may fail."""
+    """A tab that fails the test on script errors and on requests to other hosts."""
     context = browser.new_context(viewport={"width": 1100, "height": 900})
     tab = context.new_page()
     tab.set_default_timeout(20_000)
@@ -50,8 +50,8 @@ def batcher() -> Batcher:
 
 
 @pytest.fixture
-def pictures(batcher: Batcher, tmp_path: Path, page: Any) -> Iterator[Any]:
-    with running(picture_folder(tmp_path / "small"), batcher, Allowed(body=2**20)) as port:
+def images(batcher: Batcher, tmp_path: Path, page: Any) -> Iterator[Any]:
+    with running(image_folder(tmp_path / "small"), batcher, RequestLimits(max_body=2**20)) as port:
         page.goto(f"http://127.0.0.1:{port}/")
         page.locator("#health", has_text="ready").wait_for()
         yield page
@@ -59,54 +59,54 @@ def pictures(batcher: Batcher, tmp_path: Path, page: Any) -> Iterator[Any]:
 
 def bars(page: Any) -> list[str]:
     page.locator(".bars li").first.wait_for()
-    return [name.strip() for name in page.locator(".bars .name").all_inner_texts()]
+    return [name.strip() for name in page.locator(".bars .label").all_inner_texts()]
 
 
-def upload(page: Any, data: bytes, name: str = "picture.png") -> None:
+def upload(page: Any, data: bytes, name: str = "image.png") -> None:
     page.locator("#file").set_input_files({"name": name, "mimeType": "image/png", "buffer": data})
 
 
-def problem(page: Any) -> str:
-    page.locator("#problem").wait_for(state="visible")
-    return page.locator("#problem p").inner_text()
+def error(page: Any) -> str:
+    page.locator("#error").wait_for(state="visible")
+    return page.locator("#error p").inner_text()
 
 
-def test_a_picture_is_uploaded_and_answered(pictures: Any) -> None:
-    assert pictures.title() == "small · allmlp"
-    upload(pictures, encode(scene(60, 40)))
-    assert sorted(bars(pictures)) == sorted(CLASSES)
-    shares = [float(text.rstrip(" %")) for text in pictures.locator(".bars .share").all_inner_texts()]
-    assert sum(shares) == pytest.approx(100, abs=0.5) and shares == sorted(shares, reverse=True)
-    assert "ms" in pictures.locator("[data-time=trip]").inner_text()
-    assert pictures.locator("[data-time=batch]").inner_text() == "1"
-    # What the likeliest class rests on is shown, then that of another class, then nothing.
-    pictures.locator("#importance-text:not(:empty)").wait_for()
-    first, _, last = bars(pictures)
-    assert pictures.locator("#importance-text").inner_text().rstrip(".").endswith((f"costs {first} most", first))
-    pictures.locator(".bars button", has_text=last).click()
-    pictures.locator("#importance-text", has_text=last).wait_for()
-    assert pictures.locator(f".bars [data-name={last}]").get_attribute("aria-pressed") == "true"
-    grid = pictures.evaluate("[document.getElementById('overlay').width, document.getElementById('overlay').height]")
+def test_uploaded_image(images: Any) -> None:
+    assert images.title() == "small · allmlp"
+    upload(images, encode(scene(60, 40)))
+    assert sorted(bars(images)) == sorted(CLASSES)
+    percentages = [float(text.rstrip(" %")) for text in images.locator(".bars .probability").all_inner_texts()]
+    assert sum(percentages) == pytest.approx(100, abs=0.5) and percentages == sorted(percentages, reverse=True)
+    assert "ms" in images.locator("[data-time=total_ms]").inner_text()
+    assert images.locator("[data-time=batch_size]").inner_text() == "1"
+    # Important patches are shown for the top class, then for another class, then hidden.
+    images.locator("#importance-text:not(:empty)").wait_for()
+    first, _, last = bars(images)
+    assert images.locator("#importance-text").inner_text().endswith(f" {first}.")
+    images.locator(".bars button", has_text=last).click()
+    images.locator("#importance-text", has_text=last).wait_for()
+    assert images.locator(f".bars [data-label={last}]").get_attribute("aria-pressed") == "true"
+    grid = images.evaluate("[document.getElementById('overlay').width, document.getElementById('overlay').height]")
     assert grid == [3, 2]
-    pictures.locator("#show-importance").uncheck()
-    assert pictures.locator("#importance-text").inner_text() == ""
+    images.locator("#show-importance").uncheck()
+    assert images.locator("#importance-text").inner_text() == ""
 
 
-def test_a_sample_by_keyboard_alone(pictures: Any) -> None:
-    sample = pictures.locator("#samples button").first
+def test_sample_by_keyboard(images: Any) -> None:
+    sample = images.locator("#samples button").first
     for _ in range(30):
-        pictures.keyboard.press("Tab")
+        images.keyboard.press("Tab")
         if sample.evaluate("button => button === document.activeElement"):
             break
-    pictures.keyboard.press("Enter")
-    assert len(bars(pictures)) == 3
+    images.keyboard.press("Enter")
+    assert len(bars(images)) == 3
     assert sample.get_attribute("aria-pressed") == "true"
-    assert pictures.locator("#status").inner_text().startswith(bars(pictures)[0])
+    assert images.locator("#status").inner_text().startswith(bars(images)[0])
 
 
-def test_a_dropped_picture(pictures: Any) -> None:
+def test_dropped_image(images: Any) -> None:
     data = list(encode(scene(30, 30)))
-    pictures.evaluate(
+    images.evaluate(
         """data => {
             const files = new DataTransfer();
             files.items.add(new File([new Uint8Array(data)], "dropped.png", { type: "image/png" }));
@@ -115,86 +115,86 @@ def test_a_dropped_picture(pictures: Any) -> None:
         }""",
         data,
     )
-    assert len(bars(pictures)) == 3
+    assert len(bars(images)) == 3
 
 
-def test_layers_are_looked_at(pictures: Any) -> None:
-    pictures.locator("#detail-text:not(:empty)").wait_for()
-    before = pictures.locator("#detail-text").inner_text()
-    assert before.startswith("The patch in row 2, column 2 reads most from row ")
-    pictures.locator("#mosaic").focus()
-    pictures.keyboard.press("ArrowRight")
-    assert pictures.locator("#detail-text").inner_text().startswith("The patch in row 2, column 3 reads")
-    pictures.locator("#layer").focus()
-    pictures.keyboard.press("ArrowRight")
-    pictures.locator("#layer-name", has_text="2 of 2").wait_for()
+def test_token_mixing_maps(images: Any) -> None:
+    images.locator("#detail-text:not(:empty)").wait_for()
+    before = images.locator("#detail-text").inner_text()
+    assert before.startswith("Output patch (2, 2): largest weight ")
+    images.locator("#mosaic").focus()
+    images.keyboard.press("ArrowRight")
+    assert images.locator("#detail-text").inner_text().startswith("Output patch (2, 3): largest weight ")
+    images.locator("#layer").focus()
+    images.keyboard.press("ArrowRight")
+    images.locator("#layer-name", has_text="2 of 2").wait_for()
 
 
-def test_broken_and_large_files(pictures: Any) -> None:
-    upload(pictures, b"this is no picture")
-    assert problem(pictures).startswith("Not a picture, or of a format other than")
-    assert pictures.locator("#again").is_hidden()
-    upload(pictures, bytes(2**20 + 1))
-    assert "the server takes 1 MB at most" in problem(pictures)
-    upload(pictures, encode(scene()))
-    assert len(bars(pictures)) == 3 and pictures.locator("#problem").is_hidden()
+def test_broken_and_large_files(images: Any) -> None:
+    upload(images, b"not an image")
+    assert error(images).startswith("Not an image, or not one of the formats")
+    assert images.locator("#retry").is_hidden()
+    upload(images, bytes(2**20 + 1))
+    assert "the server accepts at most 1 MB" in error(images)
+    upload(images, encode(scene()))
+    assert len(bars(images)) == 3 and images.locator("#error").is_hidden()
 
 
-def test_a_busy_server_is_asked_again(pictures: Any, batcher: Batcher) -> None:
-    batcher.inside = batcher.capacity
-    upload(pictures, encode(scene()))
-    pictures.locator("#status", has_text="The server is busy. Trying again in 1 s").wait_for()
-    batcher.inside = 0
-    assert len(bars(pictures)) == 3
-    batcher.inside = batcher.capacity
-    upload(pictures, encode(scene()))
-    assert problem(pictures).startswith("The server is busy with 128 requests")
-    batcher.inside = 0
-    pictures.locator("#again").click()
-    assert len(bars(pictures)) == 3
+def test_busy_server_is_retried(images: Any, batcher: Batcher) -> None:
+    batcher.in_flight = batcher.max_concurrency
+    upload(images, encode(scene()))
+    images.locator("#status", has_text="The server is busy. Retrying in 1 s").wait_for()
+    batcher.in_flight = 0
+    assert len(bars(images)) == 3
+    batcher.in_flight = batcher.max_concurrency
+    upload(images, encode(scene()))
+    assert error(images).startswith("The server is busy with 128 requests")
+    batcher.in_flight = 0
+    images.locator("#retry").click()
+    assert len(bars(images)) == 3
 
 
-def test_a_server_that_has_gone(page: Any, tmp_path: Path) -> None:
-    with running(picture_folder(tmp_path / "small")) as port:
+def test_stopped_server(page: Any, tmp_path: Path) -> None:
+    with running(image_folder(tmp_path / "small")) as port:
         page.goto(f"http://127.0.0.1:{port}/")
         page.locator("#health", has_text="ready").wait_for()
         page.set_viewport_size({"width": 390, "height": 700})
     upload(page, encode(scene()))
-    assert problem(page) == "The server does not answer. Is it still running?"
-    assert page.evaluate("document.getElementById('problem').getBoundingClientRect().bottom <= innerHeight")
+    assert error(page) == "The server does not respond. Is it still running?"
+    assert page.evaluate("document.getElementById('error').getBoundingClientRect().bottom <= innerHeight")
 
 
-@pytest.mark.parametrize("gives", ["text", "causal", "classes", "span", "translation"])
-def test_texts(page: Any, tmp_path: Path, gives: str) -> None:
+@pytest.mark.parametrize("task", ["text", "causal", "classes", "span", "translation"])
+def test_texts(page: Any, tmp_path: Path, task: str) -> None:
     pytest.importorskip("tokenizers")
-    with running(text_folder(tmp_path / gives, gives)) as port:
+    with running(text_folder(tmp_path / task, task)) as port:
         page.goto(f"http://127.0.0.1:{port}/")
-        page.locator("#sentences button").first.click()
-        page.locator(".bars, .written").first.wait_for()
-        page.locator("#sentence").fill("the cat [MASK] on the [MASK] mat" if gives == "text" else "the cat sat")
-        if gives == "span":
-            page.locator("#context").fill("😀 the cat sat on the red mat")
+        page.locator("#sample-texts button").first.click()
+        page.locator(".bars, .generated").first.wait_for()
+        page.locator("#first").fill("the cat [MASK] on the [MASK] mat" if task == "text" else "the cat sat")
+        if task == "span":
+            page.locator("#second").fill("😀 the cat sat on the red mat")
         page.keyboard.press("Tab")
-        page.locator("#ask").click()
+        page.locator("#submit").click()
         page.locator("#timing").wait_for()
-        if gives == "text":
-            page.locator("h3", has_text="[MASK] number 2").wait_for()
+        if task == "text":
+            page.locator("h3", has_text="[MASK] 2").wait_for()
             assert page.locator(".bars").count() == 2
             assert page.locator(".filled mark").count() == 2
-            page.locator("#sentence").fill("no gap")
-            page.locator("#ask").click()
-            assert problem(page) == "The text has no [MASK] to fill in"
-        if gives == "span":
+            page.locator("#first").fill("no mask")
+            page.locator("#submit").click()
+            assert error(page) == "The text has no [MASK] to fill in"
+        if task == "span":
             page.locator(".filled", has_text="😀").wait_for()
             assert page.locator(".filled mark").inner_text().strip() == bars(page)[0]
-        if gives == "classes":
+        if task == "classes":
             assert sorted(bars(page)) == sorted(CLASSES)
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_sticks_out_and_everything_has_a_name(browser: Any, tmp_path: Path, scheme: str, width: int) -> None:
-    with running(picture_folder(tmp_path / "small")) as port:
+def test_layout_and_accessible_names(browser: Any, tmp_path: Path, scheme: str, width: int) -> None:
+    with running(image_folder(tmp_path / "small")) as port:
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page = context.new_page()
         page.goto(f"http://127.0.0.1:{port}/")

@@ -1,4 +1,4 @@
-"""The process itself, over real sockets: slow, broken and too many clients, and the end under load."""
+"""The server process over real sockets: slow, invalid and too many clients, and shutdown under load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ pytest.importorskip("uvicorn")
 from allmlp.cli import main
 from allmlp.serve import server
 from allmlp.serve.batching import Batcher
-from allmlp.serve.limits import Allowed
-from allmlp.weights.pretrained import shipped
-from data.pictures import encode, scene
-from serve.folders import picture_folder, running
+from allmlp.serve.limits import RequestLimits
+from allmlp.weights.pretrained import bundled
+from data.sample_images import encode, scene
+from serve.folders import image_folder, running
 
 HEAD = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n"
 
@@ -39,15 +39,15 @@ def batcher() -> Batcher:
 
 @pytest.fixture
 def port(batcher: Batcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A server in a thread, with little patience."""
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.4)
-    monkeypatch.setattr(server, "CONNECTIONS", 6)
-    with running(picture_folder(tmp_path), batcher, Allowed(body=10_000, pause=0.4)) as found:
+    """A server in a thread, with short timeouts."""
+    monkeypatch.setattr(server, "HEADER_TIMEOUT", 0.4)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 6)
+    with running(image_folder(tmp_path), batcher, RequestLimits(max_body=10_000, idle_timeout=0.4)) as found:
         yield found
 
 
-def talk(port: int, *pieces: bytes, pause: float = 0.0) -> bytes:
-    """Send pieces with pauses between them; everything that comes back."""
+def send(port: int, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """Send pieces with pauses between them and return the response."""
     with socket.create_connection(("127.0.0.1", port), 20) as connection:
         try:
             for number, piece in enumerate(pieces):
@@ -64,7 +64,7 @@ def talk(port: int, *pieces: bytes, pause: float = 0.0) -> bytes:
         return received
 
 
-def ask(port: int) -> int:
+def predict(port: int) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("POST", "/predict", encode(scene()))
     response = connection.getresponse()
@@ -89,46 +89,63 @@ def ask(port: int) -> int:
         ((HEAD + b"\r\n", b"some of it"), 408),
     ],
 )
-def test_broken_and_slow_clients_get_their_answer(port: int, pieces: tuple[bytes, ...], status: int) -> None:
-    assert talk(port, *pieces).startswith(b"HTTP/1.1 %d " % status)
-    assert ask(port) == 200
+def test_invalid_and_slow_requests(port: int, pieces: tuple[bytes, ...], status: int) -> None:
+    assert send(port, *pieces).startswith(b"HTTP/1.1 %d " % status)
+    assert predict(port) == 200
 
 
-def test_a_byte_at_a_time_is_too_slow(port: int) -> None:
+def test_slow_headers(port: int) -> None:
     began = time.monotonic()
-    assert b" 408 " in talk(port, *(HEAD[place : place + 1] for place in range(20)), pause=0.1)
+    assert b" 408 " in send(port, *(HEAD[place : place + 1] for place in range(20)), pause=0.1)
     assert time.monotonic() - began < 5
-    assert ask(port) == 200
+    assert predict(port) == 200
 
 
-def test_the_rest_of_a_refused_body_is_not_waited_for(port: int, batcher: Batcher) -> None:
-    began, batcher.inside = time.monotonic(), batcher.capacity
-    answer = talk(port, HEAD + b"\r\n", *[b"x"] * 40, pause=0.2)
-    assert answer.startswith(b"HTTP/1.1 503 ") and time.monotonic() - began < 6
-    batcher.inside = 0
-    assert ask(port) == 200
+def test_rejected_body_is_not_awaited(port: int, batcher: Batcher) -> None:
+    began, batcher.in_flight = time.monotonic(), batcher.max_concurrency
+    response = send(port, HEAD + b"\r\n", *[b"x"] * 40, pause=0.2)
+    assert response.startswith(b"HTTP/1.1 503 ") and time.monotonic() - began < 6
+    batcher.in_flight = 0
+    assert predict(port) == 200
 
 
-def test_too_many_connections_are_turned_away(port: int) -> None:
+def test_too_many_connections(port: int) -> None:
     held = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(6)]
     time.sleep(0.1)
-    answer = talk(port)
-    assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer
+    response = send(port)
+    assert response.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in response
     for connection in held:
         connection.close()
     time.sleep(0.1)
-    assert ask(port) == 200
+    assert predict(port) == 200
 
 
 def test_two_requests_on_one_connection(port: int) -> None:
     data = encode(scene(8, 8))
     request = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data
     last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    answer = talk(port, request + request, last, pause=0.2)
-    assert answer.count(b"HTTP/1.1 200 OK") == 3
+    response = send(port, request + request, last, pause=0.2)
+    assert response.count(b"HTTP/1.1 200 OK") == 3
 
 
-# --- a process -------------------------------------------------------------------------------------------------------
+def test_client_that_does_not_read_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WRITE_TIMEOUT", 0.4)
+    received = b""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        connection.connect(("127.0.0.1", port))
+        # More than the socket buffers hold: 800 responses of 20 kB.
+        connection.sendall(b"GET /page.js HTTP/1.1\r\nhost: x\r\n\r\n" * 800)
+        time.sleep(2)
+        with suppress(ConnectionResetError):
+            while piece := connection.recv(2**20):
+                received += piece
+    assert 0 < received.count(b"HTTP/1.1 200 OK") < 800
+    assert predict(port) == 200
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
 class Served:
@@ -142,9 +159,10 @@ class Served:
         self.port = int(found[1])
 
 
-def test_a_signal_under_load_loses_nothing() -> None:
-    """Half of the clients keep asking, so that the signal meets requests in every state."""
-    served = Served(str(shipped()), "--batch", "4", "--queue", "16", "--threads", "1")
+@pytest.mark.slow
+def test_sigterm_under_load_completes_accepted_requests() -> None:
+    """Clients keep sending requests, so that the signal arrives with requests in every state."""
+    served = Served(str(bundled()), "--batch-size", "4", "--max-concurrency", "16", "--threads", "1")
     statuses: Counter[Any] = Counter()
     data = encode(scene(32, 32))
 
@@ -175,17 +193,17 @@ def test_a_signal_under_load_loses_nothing() -> None:
         for task in tasks:
             task.result()
     assert served.process.returncode == 0 and not err
-    taken = re.search(r"([\d,]+) requests were taken on", out)
-    assert taken and int(taken[1].replace(",", "")) == statuses[200] >= 12
+    accepted = re.search(r"([\d,]+) requests accepted, 0 unfinished", out)
+    assert accepted and int(accepted[1].replace(",", "")) == statuses[200] >= 12
     assert set(statuses) <= {200, 503, "closed"} and statuses[503] > 0
 
 
-def test_what_a_user_can_get_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = picture_folder(tmp_path / "model")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = image_folder(tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
         for arguments, words in (
             ([str(tmp_path / "none")], "none is not a folder"),
-            ([str(folder), "--port", str(taken.getsockname()[1])], "choose another --host or --port"),
+            ([str(folder), "--port", str(occupied.getsockname()[1])], "choose another --host or --port"),
             ([str(folder), "--host", "no.such.host.invalid"], "choose another --host or --port"),
             ([str(folder), "--port", "70000"], "--port"),
         ):
@@ -194,7 +212,7 @@ def test_what_a_user_can_get_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
             assert caught.value.code == 2 and words in capsys.readouterr().err
 
 
-def test_without_fastapi_one_line_says_so(tmp_path: Path) -> None:
+def test_missing_fastapi(tmp_path: Path) -> None:
     (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError(\"No module named 'fastapi'\", name='fastapi')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "allmlp", "serve"]

@@ -1,4 +1,4 @@
-"""Distillation into one head: the losses as written, and a teacher that is only asked."""
+"""Distillation into one head: losses against their equations, frozen teachers, published weights."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ import pytest
 import torch
 
 import allmlp
-from allmlp import train as loop
-from allmlp.data.inputs import Inputs, write_inputs
-from allmlp.data.source import Dataset, Resident
+from allmlp import training as loop
+from allmlp.data.dataset import ImageDataset, InMemory
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.models import huggingface
-from allmlp.run import Budget, Cadence
+from allmlp.run import Budget
 from allmlp.tasks.classify import Classify
-from allmlp.tasks.distill import Distill, imitation
-from allmlp.weights.pretrained import SHIPPED, pretrained
+from allmlp.tasks.distill import Distill, distillation_loss
+from allmlp.weights.pretrained import BUNDLED, pretrained
 from train.runs import Blobs, small
-from train.test_train import losses, same_weights, train_with_break
+from train.test_train import losses, same_weights, train_interrupted
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Knows the blobs."""
+    """A classifier of the blobs."""
     out = tmp_path_factory.mktemp("runs") / "teacher"
     plain = Classify()
-    run = small(task=plain, budget=Budget(steps=150), ema=None, cadence=Cadence(log=150, evaluate=150, save=150))
+    run = small(task=plain, budget=Budget(steps=150), ema_decay=None, log_every=150, eval_every=150, save_every=150)
     assert loop.train(run, out, "cpu")["accuracy"] == 1.0
     return str(out)
 
 
-def test_hard_is_the_teacher_s_first_choice() -> None:
+def test_hard_loss_uses_the_argmax_of_the_teacher() -> None:
     z, y = torch.randn(5, 4), torch.randn(5, 4)
     chosen = z.log_softmax(1)[torch.arange(5), y.argmax(1)]
-    torch.testing.assert_close(imitation(z, y, "hard", 3.0), -chosen.mean())
+    torch.testing.assert_close(distillation_loss(z, y, "hard", 3.0), -chosen.mean())
 
 
-def test_soft_is_the_divergence_at_a_temperature() -> None:
+def test_soft_loss_is_kl_at_a_temperature() -> None:
     z, y, t = torch.randn(5, 4), torch.randn(5, 4), 3.0
     p, q = (y / t).softmax(1), (z / t).softmax(1)
-    torch.testing.assert_close(imitation(z, y, "soft", t), t**2 * (p * (p / q).log()).sum(1).mean())
-    assert imitation(z, z, "soft", t).item() == pytest.approx(0.0, abs=1e-6)
+    torch.testing.assert_close(distillation_loss(z, y, "soft", t), t**2 * (p * (p / q).log()).sum(1).mean())
+    assert distillation_loss(z, z, "soft", t).item() == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("form", ["hard", "soft"])
-def test_a_student_learns_from_the_teacher_alone(form: str, teacher: str, tmp_path: Path) -> None:
-    task = Distill(teacher, form=form, share=1.0)
-    run = small(task=task, budget=Budget(steps=150), ema=None, cadence=Cadence(log=50, evaluate=150, save=150))
+@pytest.mark.parametrize("distillation_type", ["hard", "soft"])
+def test_student_learns_from_the_teacher_alone(distillation_type: str, teacher: str, tmp_path: Path) -> None:
+    task = Distill(teacher, distillation_type=distillation_type, alpha=1.0)
+    run = small(task=task, budget=Budget(steps=150), ema_decay=None, log_every=50, eval_every=150, save_every=150)
     assert loop.train(run, tmp_path, "cpu")["accuracy"] > 0.9
 
 
-def test_the_share_mixes_both_losses(teacher: str, tmp_path: Path) -> None:
+def test_alpha_mixes_both_losses(teacher: str, tmp_path: Path) -> None:
     found = {}
-    for share in (0.0, 0.25, 1.0):
-        run = small(task=Distill(teacher, small().task, share=share), budget=Budget(steps=1))
-        loop.train(run, tmp_path / str(share), "cpu")
-        found[share] = losses(tmp_path / str(share))[1]
+    for alpha in (0.0, 0.25, 1.0):
+        run = small(task=Distill(teacher, small().task, alpha=alpha), budget=Budget(steps=1))
+        loop.train(run, tmp_path / str(alpha), "cpu")
+        found[alpha] = losses(tmp_path / str(alpha))[1]
     assert found[0.25] == pytest.approx(0.75 * found[0.0] + 0.25 * found[1.0], rel=1e-5)
 
 
-def test_the_teacher_is_neither_trained_nor_saved(teacher: str) -> None:
-    dataset = Blobs().open()
-    model = allmlp.create(small().model.configure(classes=4))
+def test_teacher_is_neither_trained_nor_saved(teacher: str) -> None:
+    dataset = Blobs().load()
+    model = allmlp.create(small().model.configure(num_classes=4))
     task = Distill(teacher).build(model, dataset)
     assert {name.partition(".")[0] for name in task.state_dict()} == {"model"}
     assert not any(weight.requires_grad for weight in task.teacher.model.parameters())  # type: ignore[union-attr]
@@ -71,41 +71,45 @@ def test_the_teacher_is_neither_trained_nor_saved(teacher: str) -> None:
     assert task.flops > 6 * model.describe().macs
 
 
-def test_it_goes_on_after_a_break_and_is_judged_without_the_teacher(
+def test_resume_is_exact_and_evaluation_needs_no_teacher(
     teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = small(task=Distill(teacher, small().task))
     loop.train(run, tmp_path / "whole", "cpu")
-    before = train_with_break(run, tmp_path / "cut", monkeypatch)
+    before = train_interrupted(run, tmp_path / "cut", monkeypatch)
     assert same_weights(tmp_path / "cut", tmp_path / "whole")
     monkeypatch.setattr("allmlp.tasks.distill.pretrained", None)
-    assert loop.judge_again(tmp_path / "cut", "cpu") == before
+    assert loop.evaluate_checkpoint(tmp_path / "cut", "cpu") == before
 
 
-def test_a_teacher_of_another_image_size(teacher: str, tmp_path: Path) -> None:
+def test_teacher_of_another_image_size(teacher: str, tmp_path: Path) -> None:
     """The student reads 8 pixels, the teacher 16."""
-    model = allmlp.create(small().model.configure(classes=4, image=16))
+    model = allmlp.create(small().model.configure(num_classes=4, img_size=16))
     allmlp.save(model, tmp_path / "large")
-    write_inputs(tmp_path / "large", Inputs((0.3,), (0.25,)))
+    write_preprocessing(tmp_path / "large", ImagePreprocessing((0.3,), (0.25,)))
     loop.train(small(task=Distill(str(tmp_path / "large")), budget=Budget(steps=1)), tmp_path / "run", "cpu")
 
 
-def test_teachers_that_do_not_fit(teacher: str, tmp_path: Path) -> None:
+def test_unsuitable_teachers_are_refused(teacher: str, tmp_path: Path) -> None:
     def learn_from(name: str, **changes: Any) -> None:
         loop.train(small(task=Distill(name), budget=Budget(steps=1), **changes), tmp_path / "run", "cpu")
 
-    with pytest.raises(allmlp.UserError, match="nowhere is not a folder; name a trained model's folder"):
+    with pytest.raises(allmlp.UserError, match="nowhere is not a folder; use a model folder"):
         learn_from("nowhere")
-    with pytest.raises(allmlp.UserError, match="reads 3 colours, the data have 1"):
-        learn_from(SHIPPED)
+    with pytest.raises(allmlp.UserError, match="reads 3 channels, the data have 1"):
+        learn_from(BUNDLED)
     folder = tmp_path / "five"
-    allmlp.save(allmlp.create(small().model.configure(classes=5)), folder)
-    write_inputs(folder, Inputs((0.3,), (0.25,)))
-    with pytest.raises(allmlp.UserError, match="knows 5 other classes than the 4 here"):
+    allmlp.save(allmlp.create(small().model.configure(num_classes=5)), folder)
+    write_preprocessing(folder, ImagePreprocessing((0.3,), (0.25,)))
+    with pytest.raises(allmlp.UserError, match="has 5 classes, the data have 4"):
         learn_from(str(folder))
+    allmlp.save(allmlp.create(small().model.configure(num_classes=4)), tmp_path / "swapped")
+    write_preprocessing(tmp_path / "swapped", ImagePreprocessing((0.3,), (0.25,), ("b", "a", "c", "d")))
+    with pytest.raises(allmlp.UserError, match="other classes than the data, or in another order"):
+        learn_from(str(tmp_path / "swapped"))
     with pytest.raises(allmlp.UserError, match="hf:bert_base is not an image classifier"):
         learn_from("hf:bert_base")
-    with pytest.raises(allmlp.UserError, match="temperature must be above zero"):
+    with pytest.raises(allmlp.UserError, match="temperature must be positive"):
         Distill(teacher, temperature=0.0)
 
 
@@ -113,7 +117,7 @@ def test_teachers_that_do_not_fit(teacher: str, tmp_path: Path) -> None:
 
 
 def test_published_weights_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's place is a folder here, written by transformers itself."""
+    """A folder saved by transformers stands in for the hub."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(
         depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 8, 8], embedding_size=8, num_labels=1000
@@ -125,12 +129,13 @@ def test_published_weights_of_transformers(tmp_path: Path, monkeypatch: pytest.M
     tiny = huggingface.Architecture("ResNet", options, 32, str(tmp_path))
     monkeypatch.setitem(huggingface.IMAGES, "resnet50", tiny)
     found = pretrained("hf:resnet50")
-    assert found.inputs.mean == pytest.approx((0.1, 0.2, 0.3)) and found.inputs.std == pytest.approx((0.4, 0.5, 0.6))
+    assert found.preprocessing.mean == pytest.approx((0.1, 0.2, 0.3))
+    assert found.preprocessing.std == pytest.approx((0.4, 0.5, 0.6))
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(found.model(images), network(images).logits)
     monkeypatch.setitem(huggingface.IMAGES, "resnet50", tiny._replace(hub=str(tmp_path / "nowhere")))
-    with pytest.raises(allmlp.UserError, match="neither from the cache nor from the hub"):
+    with pytest.raises(allmlp.UserError, match="from the cache or the Hub"):
         pretrained("hf:resnet50")
     with pytest.raises(allmlp.UserError, match="no weights of hf:bit_r152x4 are published"):
         pretrained("hf:bit_r152x4")
@@ -147,18 +152,18 @@ def test_published_weights_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(found.model(images), network(images))
-    assert found.inputs.mean == (0.485, 0.456, 0.406)
+    assert found.preprocessing.mean == (0.485, 0.456, 0.406)
     monkeypatch.setattr(timm, "create_model", original)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(allmlp.UserError, match=r"timm cannot build .* and its weights"):
         pretrained("timm:resnet10t.c3_in1k")
 
 
-def test_the_model_that_comes_along_is_a_teacher() -> None:
-    split = Resident(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
-    names = pretrained(SHIPPED).inputs.classes
-    dataset = Dataset(split, split, names, (0.5,) * 3, (0.5,) * 3)
+def test_bundled_model_is_a_teacher() -> None:
+    split = InMemory(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    names = pretrained(BUNDLED).preprocessing.class_names
+    dataset = ImageDataset(split, split, names, (0.5,) * 3, (0.5,) * 3)
     student = allmlp.create("mixer_nano")
-    task = Distill(SHIPPED).build(student, dataset)
-    answers = task.teacher(torch.rand(2, 3, 32, 32))  # type: ignore[operator]
-    assert answers.shape == (2, 10) and math.isfinite(answers.sum().item())
+    task = Distill(BUNDLED).build(student, dataset)
+    logits = task.teacher(torch.rand(2, 3, 32, 32))  # type: ignore[operator]
+    assert logits.shape == (2, 10) and math.isfinite(logits.sum().item())

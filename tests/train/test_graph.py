@@ -1,25 +1,26 @@
-"""A step that is recorded and replayed is the step."""
+"""Steps recorded as CUDA graphs: replays train as plain steps do."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from allmlp import parallel
-from allmlp import train as loop
-from allmlp.data.images import Mix
+from allmlp import training as loop
+from allmlp.data.augment import Mixup
 from allmlp.optim import AdamW, Lamb, Muon, Optim, Sgd
 from allmlp.spec import override
 from train.runs import quiet, small
-from train.test_train import losses
+from train.test_train import losses, train_interrupted
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mix", [None, Mix()], ids=["plain", "mixed"])
-def test_replayed_steps_have_the_same_losses(mix: Mix | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mix", [None, Mixup()], ids=["plain", "mixed"])
+def test_replays_have_the_same_losses(mix: Mixup | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small(task=small().task.replace(mix=mix), optim=Muon(lr=1e-2), precision="float32")
     for name, records in (("plain", False), ("recorded", True)):
         monkeypatch.setattr(loop, "can_record", lambda run, world, records=records: records)
@@ -32,8 +33,8 @@ def test_replayed_steps_have_the_same_losses(mix: Mix | None, tmp_path: Path, mo
 @pytest.mark.parametrize("optim", [AdamW(lr=1e-3), Lamb(lr=1e-2), Muon(lr=1e-2)], ids=lambda spec: type(spec).__name__)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled", "ignore:The CUDA Graph is empty")
-def test_whatever_is_recorded(optim: Optim, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every optimiser that can, compiled or not, and with random numbers inside the step (dropout)."""
+def test_recorded_optimizers(optim: Optim, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every capturable optimizer, compiled or not, and with random numbers inside the step (dropout)."""
     model = override(small().model, "block.dropout", 0.3)
     run = small(model=model, optim=optim, precision="float32", compile=compiled)
     for name, records in (("plain", False), ("recorded", True), ("again", True)):
@@ -46,30 +47,20 @@ def test_whatever_is_recorded(optim: Optim, compiled: bool, tmp_path: Path, monk
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_recorded_run_goes_on_after_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "can_record", lambda run, world: True)
     run = small(optim=Muon(lr=1e-2), precision="float32")
     loop.train(run, tmp_path / "whole", "cuda")
-    original = loop.Loader.fetch
-
-    def dies(self: loop.Loader, number: int) -> loop.Step:
-        if number == 6:
-            raise RuntimeError("the process dies here")
-        return original(self, number)
-
-    monkeypatch.setattr(loop.Loader, "fetch", dies)
-    with pytest.raises(RuntimeError, match="dies here"):
-        loop.train(run, tmp_path / "cut", "cuda")
-    monkeypatch.setattr(loop.Loader, "fetch", original)
-    loop.train(run, tmp_path / "cut", "cuda")
+    train_interrupted(run, tmp_path / "cut", monkeypatch, device="cuda")
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
 
 
-def test_what_is_recorded() -> None:
+def test_which_runs_are_recorded() -> None:
     gpu, cpu = (parallel.World(0, 1, torch.device(kind)) for kind in ("cuda", "cpu"))
     run = quiet().replace(compile=True, optim=Muon())
     assert loop.can_record(run, gpu) and not loop.can_record(run, cpu)
     assert not loop.can_record(run, parallel.World(0, 2, torch.device("cuda")))
-    changes = [{"compile": False}, {"accumulate": 2}, {"checkpointing": True}, {"nan": "skip"}, {"optim": Sgd()}]
-    for change in [*changes, {"optim": Muon(last_decay=0.4)}]:
+    changes: list[dict[str, Any]] = [{"compile": False}, {"grad_accum_steps": 2}, {"grad_checkpointing": True}]
+    changes += [{"nan": "skip"}, {"optim": Sgd()}, {"optim": Muon(weight_decay_end=0.4)}]
+    for change in changes:
         assert not loop.can_record(run.replace(**change), gpu), change

@@ -1,4 +1,4 @@
-"""Every recipe says what it is and takes a step; the model that comes along answers."""
+"""Every recipe trains one step; recipes and the bundled model from the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,82 +17,88 @@ import torch
 from PIL import Image
 
 import allmlp
-from allmlp import train as loop
+from allmlp import training as loop
 from allmlp.cli import main
-from allmlp.data.corpus import Corpus
-from allmlp.data.docstrings import Docstrings
-from allmlp.data.inputs import Inputs, write_inputs
-from allmlp.data.pairs import Pairs
-from allmlp.data.sentences import Sentences
-from allmlp.data.source import Data, Dataset, Resident
-from allmlp.data.squad import Squad
-from allmlp.data.tokenizer import Tokenize
-from allmlp.layers import Patches
+from allmlp.data.corpus import Corpus, TextDataset
+from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory
+from allmlp.data.labeled_text import LabeledTextDataset
+from allmlp.data.parallel_corpus import TranslationDataset
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.squad import SquadDataset
+from allmlp.data.tokenizer import TokenizerConfig
+from allmlp.layers import ChannelMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
-from allmlp.predict import predict
+from allmlp.models.model import ModelSpec
+from allmlp.prediction import predict_images
 from allmlp.recipes import recipe, recipes, runs
 from allmlp.run import Budget, Run
-from allmlp.spec import from_dict, override, to_dict
+from allmlp.spec import Spec, from_dict, hints, to_dict
 from allmlp.tasks.dino import Dino
 from allmlp.tasks.distill import Distill
-from allmlp.tasks.distill_sentences import DistillSentences
-from allmlp.tasks.distill_text import DistillText
-from allmlp.weights.pretrained import shipped
+from allmlp.tasks.distill_classify_text import DistillClassifyText
+from allmlp.tasks.distill_masked_lm import DistillMaskedLM
+from allmlp.tasks.task import Task
+from allmlp.weights.pretrained import bundled
 
 
 class Noise(Data):
-    """Random pictures of any size."""
+    """Random images of any size, with ten classes."""
 
     channels: int
-    image: tuple[int, int]
+    img_size: tuple[int, int]
 
-    def open(self) -> Dataset:
-        images = torch.randint(0, 255, (20, self.channels, *self.image), dtype=torch.uint8)
-        split = Resident(images, torch.arange(20) % 10)
+    def load(self) -> ImageDataset:
+        shape, generator = (20, self.channels, *self.img_size), torch.Generator().manual_seed(0)
+        images = torch.randint(0, 255, shape, generator=generator, dtype=torch.uint8)
+        split = InMemory(images, torch.arange(20) % 10)
         numbers = (0.5,) * self.channels
-        return Dataset(split, split, tuple("abcdefghij"), numbers, numbers)
+        return ImageDataset(split, split, tuple("abcdefghij"), numbers, numbers)
 
 
 RUNS = {name: run for recipe in recipes() for name, run in runs(recipe).items()}
-PICTURES = {name: run for name, run in RUNS.items() if run.task.reads is Dataset}
-TEXTS = {name: run for name, run in RUNS.items() if name not in PICTURES}
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_recipe_says_how_to_run_it(name: str) -> None:
+def test_recipe_docstring_has_the_command(name: str) -> None:
     assert f"allmlp train {name}" in recipes()[name].text
 
 
+PUBLISHED = {
+    "imagenet_mixer_b16": {"batch_size": 4096, "budget.epochs": 300, "optim.lr": 1e-3, "optim.weight_decay": 0.1},
+    "imagenet_resmlp_s12": {"batch_size": 2048, "optim.lr": 5e-3, "optim.weight_decay": 0.2, "aug_repeats": 3},
+    "imagenet_gmlp_s16": {"batch_size": 4096, "budget.epochs": 300, "optim.lr": 1e-3, "optim.weight_decay": 0.05},
+    "imagenet_resmlp_s12_dino": {"budget.epochs": 300, "optim.lr": 2e-3, "optim.weight_decay_end": 0.4},
+    "cifar10_finetune_mixer_b16": {"batch_size": 512, "budget.steps": 10_000, "optim.lr": 0.03},
+    "mlm_table3/split": {"batch_size": 2048, "budget.steps": 125_000, "optim.lr": 7e-4, "data.seq_len": 128},
+    "mlm_gmlp_base": {"batch_size": 256, "budget.steps": 1_000_000, "optim.lr": 1e-4, "data.seq_len": 512},
+    "wmt14_resmlp_en_de": {"optim.lr": 0.2, "task.num_beams": 4, "task.length_penalty": 0.6},
+}
+WARMUP_STEPS = {
+    "imagenet_mixer_b16": 10_000,
+    "imagenet_gmlp_s16": 10_000,
+    "mlm_table3/split": 10_000,
+    "mlm_gmlp_base": 10_000,
+    "wmt14_resmlp_en_de": 32_000,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipe_has_the_published_hyperparameters(name: str) -> None:
+    run = RUNS[name]
+    assert {path: attrgetter(path)(run) for path in PUBLISHED[name]} == pytest.approx(PUBLISHED[name])
+    if name in WARMUP_STEPS:
+        steps = run.budget.steps or run.budget.epochs * 1_281_167 / run.batch_size
+        assert run.schedule.warmup_fraction * steps == pytest.approx(WARMUP_STEPS[name])
+
+
+# --- one step of every recipe ---------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small model that knows the classes of Noise."""
-    folder = tmp_path_factory.mktemp("teacher")
-    allmlp.save(allmlp.create("mixer_nano", overrides={"depth": 1}), folder)
-    write_inputs(folder, Inputs((0.5,) * 3, (0.5,) * 3, tuple("abcdefghij")))
-    return str(folder)
-
-
-@pytest.mark.parametrize(("name", "run"), PICTURES.items(), ids=list(PICTURES))
-def test_recipe_takes_a_step(name: str, run: Run, teacher: str, tmp_path: Path) -> None:
-    """One step of the recipe as it is, but for depth, data, and models from elsewhere."""
-    assert from_dict(to_dict(run)) == run
-    stem = run.model.stem
-    assert isinstance(stem, Patches)
-    run = run.replace(data=Noise(stem.in_channels, stem.image), batch=4, accumulate=1, budget=Budget(steps=1))
-    run = run.replace(compile=False, init_from=None, model=run.model.replace(depth=1))
-    if isinstance(run.task, Distill):
-        run = run.replace(task=run.task.replace(teacher=teacher))
-    if isinstance(run.task, Dino):
-        run = run.replace(task=run.task.replace(outputs=64))
-    results = loop.train(run, tmp_path, "cpu")
-    assert 0 <= results.get("accuracy", results.get("knn_accuracy", -1)) <= 1
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small files in every layout the recipes read."""
-    folder = tmp_path_factory.mktemp("texts")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files in every format that the recipes read, and a teacher with the classes of Noise."""
+    folder = tmp_path_factory.mktemp("files")
     words = "one two three four five six seven eight nine ten"
     (folder / "prose.txt").write_text("\n\n".join([words] * 30))
     (folder / "labels.tsv").write_text(f"sentence\tlabel\tentailment\n{words}\t0\tyes\nten\t1\tno\n")
@@ -98,39 +107,102 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     question = {"id": "a", "question": "what follows two?", "answers": [answer], "is_impossible": False}
     entry = {"paragraphs": [{"context": words, "qas": [question]}]}
     (folder / "squad.json").write_text(json.dumps({"version": "1.1", "data": [entry]}))
+    allmlp.save(allmlp.create("mixer_nano", overrides={"depth": 1}), folder / "teacher")
+    write_preprocessing(folder / "teacher", ImagePreprocessing((0.5,) * 3, (0.5,) * 3, tuple("abcdefghij")))
     return folder
 
 
-@pytest.mark.parametrize(("name", "run"), TEXTS.items(), ids=list(TEXTS))
-def test_text_recipe_takes_a_step(name: str, run: Run, texts: Path, tmp_path: Path) -> None:
-    """One step of the recipe as it is, but for depth, size of the vocabulary, and files."""
-    pytest.importorskip("tokenizers"), pytest.importorskip("sacrebleu")
+def noise(run: Run, files: Path) -> Data:
+    with torch.device("meta"):
+        (images,) = run.model.build().dummy_inputs()
+    return Noise(images.shape[1], tuple(images.shape[2:]))
+
+
+def prose(run: Run, files: Path) -> Data:
+    tokenize = run.data.tokenizer.replace(vocab_size=120, path="")
+    return Corpus(str(files / "prose.txt"), str(files / "prose.txt"), tokenize, run.data.seq_len, cache=str(files))
+
+
+def sentences(run: Run, files: Path) -> Data:
+    file, tokenize = str(files / "labels.tsv"), TokenizerConfig(vocab_size=120)
+    return run.data.replace(path=file, test=file, tokenizer=tokenize, cache=str(files))
+
+
+def questions(run: Run, files: Path) -> Data:
+    file, tokenize = str(files / "squad.json"), TokenizerConfig(vocab_size=120)
+    return run.data.replace(train=file, test=file, tokenizer=tokenize, cache=str(files))
+
+
+def pairs(run: Run, files: Path) -> Data:
+    file, tokenize = str(files / "pairs.tsv"), run.data.tokenizer.replace(vocab_size=300)
+    changes = {"source_lang": "de", "target_lang": "en", "seq_len": 24, "cache": str(files)}
+    return run.data.replace(path=file, test=file, tokenizer=tokenize, **changes)
+
+
+SMALL_DATA: dict[type[Dataset], Callable[[Run, Path], Data]] = {
+    ImageDataset: noise,
+    TextDataset: prose,
+    LabeledTextDataset: sentences,
+    SquadDataset: questions,
+    TranslationDataset: pairs,
+}
+
+
+def small_data(run: Run, files: Path) -> Data:
+    """Small data of the type that the run's task reads."""
+    kind = run.task.dataset_type
+    if kind not in SMALL_DATA:
+        pytest.fail(f"{type(run.task).__name__} reads {kind.__name__}, of which SMALL_DATA has no example: add one")
+    if kind is not ImageDataset:
+        pytest.importorskip("tokenizers"), pytest.importorskip("sacrebleu")
+    return SMALL_DATA[kind](run, files)
+
+
+def small_task(task: Task, files: Path) -> Task:
+    """The task with a small teacher or none, and small layers."""
+    if isinstance(task, Distill):
+        return task.replace(teacher=str(files / "teacher"))
+    if isinstance(task, DistillMaskedLM):
+        return task.replace(teacher="", embeddings_from="", alpha=0.0)
+    if isinstance(task, DistillClassifyText):
+        return task.classify
+    return task.replace(out_dim=64) if isinstance(task, Dino) else task
+
+
+SMALL_SIZES: dict[type[Spec], dict[str, int]] = {Encoder: {"width": 48, "depth": 1}, ChannelMlp: {"hidden": 96}}
+
+
+def small_model(model: ModelSpec | None) -> ModelSpec:
+    """One narrow block instead of many wide ones; a tiny gMLP where the recipe takes the model from `init_from`."""
+    return shrink(model or gmlp_text(2, 32, 64))
+
+
+def shrink(spec: Any) -> Any:
+    if not isinstance(spec, Spec):
+        return spec
+    changes = {name: shrink(getattr(spec, name)) for name in hints(type(spec))}
+    return spec.replace(**changes | SMALL_SIZES.get(type(spec), {}))
+
+
+@pytest.mark.parametrize(("name", "run"), RUNS.items(), ids=list(RUNS))
+def test_recipe_trains_one_step(name: str, run: Run, files: Path, tmp_path: Path) -> None:
+    """With other data and teachers, and one narrow block; the task decides on the type of data and on the metrics."""
     assert from_dict(to_dict(run)) == run
-    data, cache = run.data, str(tmp_path / "cache")
-    if isinstance(data, (Corpus, Docstrings)):
-        prose = str(texts / "prose.txt")
-        data = Corpus(prose, prose, data.tokenize.replace(vocabulary=120, path=""), data.length, cache=cache)
-    elif isinstance(data, Sentences):
-        file = str(texts / "labels.tsv")
-        data = data.replace(path=file, test=file, tokenize=Tokenize(vocabulary=120), cache=cache)
-    elif isinstance(data, Squad):
-        file = str(texts / "squad.json")
-        data = data.replace(train=file, test=file, tokenize=Tokenize(vocabulary=120), cache=cache)
-    else:
-        assert isinstance(data, Pairs)
-        file, columns = str(texts / "pairs.tsv"), {"source": "de", "target": "en"}
-        smaller = data.tokenize.replace(vocabulary=300)
-        data = data.replace(path=file, test=file, tokenize=smaller, length=24, cache=cache, **columns)
-    model = run.model or gmlp_text(2, 32, 64)
-    for path in ("depth", "encoder.depth", "decoder.depth"):
-        if path in ("depth",) if isinstance(model, Encoder) else path != "depth":
-            model = override(model, path, 1)
-    if isinstance(run.task, DistillText):
-        run = run.replace(task=run.task.replace(teacher="", embeddings="", share=0.0))
-    if isinstance(run.task, DistillSentences):
-        run = run.replace(task=run.task.labels)
-    run = run.replace(model=model, data=data, batch=2, budget=Budget(steps=1), compile=False, init_from=None)
-    assert all(math.isfinite(value) for value in loop.train(run, tmp_path / "run", "cpu").values())
+    run = run.replace(data=small_data(run, files), model=small_model(run.model), task=small_task(run.task, files))
+    run = run.replace(batch_size=4, grad_accum_steps=1, budget=Budget(steps=1), compile=False, init_from=None)
+    metrics = loop.train(run, tmp_path, "cpu")
+    assert metrics and all(math.isfinite(value) for value in metrics.values())
+    assert all(0 <= value <= 1 for name, value in metrics.items() if name.endswith("accuracy"))
+    assert loop.evaluate_checkpoint(tmp_path, "cpu") == pytest.approx(metrics)
+
+
+def test_missing_small_data_are_named(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(SMALL_DATA, ImageDataset)
+    with pytest.raises(pytest.fail.Exception, match="Classify reads ImageDataset, of which SMALL_DATA has no example"):
+        small_data(RUNS["digits_gmlp"], files)
+
+
+# --- recipes and predictions from the command line ------------------------------------------------------------
 
 
 def test_unknown_recipe() -> None:
@@ -138,16 +210,9 @@ def test_unknown_recipe() -> None:
         recipe("digits_mixr")
 
 
-def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["list", "recipes"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(recipes()) and max(map(len, lines)) <= 100
-
-
 def test_train_eval_and_predict_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, picture = tmp_path / "run", tmp_path / "digit.png"
-    Image.fromarray(np.zeros((12, 12), dtype=np.uint8)).save(picture)
+    out, image = tmp_path / "run", tmp_path / "digit.png"
+    Image.fromarray(np.zeros((12, 12), dtype=np.uint8)).save(image)
 
     def command(*arguments: str) -> str:
         with pytest.raises(SystemExit) as caught:
@@ -165,23 +230,25 @@ def test_train_eval_and_predict_from_the_command_line(tmp_path: Path, capsys: py
     fresh = [sys.executable, "-m", "allmlp", "eval", str(out), "--device", "cpu"]
     again = subprocess.run(fresh, capture_output=True, text=True, timeout=100, check=True).stdout
     assert trained.split("accuracy")[1] == again.split("accuracy")[1]
-    answers = json.loads(command("predict", str(out), str(picture), "--json"))[str(picture)]
-    assert len(answers) == 5 and all(answer["name"] in "0123456789" for answer in answers)
+    (found,) = json.loads(command("predict", str(out), str(image), "--json"))
+    predictions = found["predictions"]
+    assert found["input"] == str(image)
+    assert len(predictions) == 5 and all(prediction["label"] in "0123456789" for prediction in predictions)
 
 
-def test_the_model_that_comes_along(tmp_path: Path) -> None:
+def test_bundled_model(tmp_path: Path) -> None:
     file = tmp_path / "sky.png"
     Image.fromarray(np.full((50, 80, 3), (120, 170, 230), dtype=np.uint8)).save(file)
-    ((best, *others),) = predict(shipped(), [file])
-    assert best.name in ("airplane", "bird", "ship") and len(others) == 4
-    assert (shipped() / "model.safetensors").stat().st_size <= 16 * 2**20
-    (tmp_path / "no.png").write_bytes(b"not a picture")
-    with pytest.raises(allmlp.UserError, match=r"no\.png: not a picture"):
-        predict(shipped(), [tmp_path / "no.png"])
+    ((best, *others),) = predict_images(bundled(), [file])
+    assert best.label in ("airplane", "bird", "ship") and len(others) == 4
+    assert (bundled() / "model.safetensors").stat().st_size <= 16 * 2**20
+    (tmp_path / "no.png").write_bytes(b"not an image")
+    with pytest.raises(allmlp.UserError, match=r"no\.png: not an image"):
+        predict_images(bundled(), [tmp_path / "no.png"])
 
 
 @pytest.mark.parametrize("more", [["--set", "optim.lr=1"], ["--out", "elsewhere"]], ids=["a change", "another folder"])
-def test_a_resumed_run_is_not_changed(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_takes_no_other_options(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["train", "--resume", str(tmp_path), *more])
-    assert caught.value.code == 2 and "--set and --out are for a new one" in capsys.readouterr().err
+    assert caught.value.code == 2 and "it takes neither --set nor --out" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Translation: beam search against brute force, scores against sacrebleu, a toy language learnt."""
+"""Translation: beam search against brute force, metrics against sacrebleu, training on a toy language."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 import allmlp
-from allmlp import train as loop
-from allmlp.data.order import Step, in_order
-from allmlp.data.pairs import Pairs, SentencePairs
-from allmlp.data.tokenizer import Tokenize, load
+from allmlp import training as loop
+from allmlp.data.parallel_corpus import ParallelCorpus, TranslationDataset
+from allmlp.data.sampler import Batch, eval_batches
+from allmlp.data.tokenizer import TokenizerConfig, load_tokenizer
 from allmlp.errors import MissingExtra, UserError
-from allmlp.layers.head import Vocabulary
+from allmlp.layers.head import LMHead
 from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from allmlp.models.seq2seq import resmlp_seq2seq, transformer_seq2seq
 from allmlp.optim import AdamW
-from allmlp.run import Budget, Cadence, Run
-from allmlp.schedule import Cosine
-from allmlp.tasks.beam import search
-from allmlp.tasks.task import Moment
-from allmlp.tasks.translate import Scores, Translation, TranslationModule, translate
+from allmlp.run import Budget, Run
+from allmlp.schedule import CosineSchedule
+from allmlp.tasks.beam import beam_search
+from allmlp.tasks.task import StepContext
+from allmlp.tasks.translate import Translation, TranslationMetrics, TranslationModule, translate
 from train.runs import small
 
-FIRST, LAST = 1, 2
+BOS, EOS = 1, 2
 SPECS = {"resmlp": resmlp_seq2seq, "transformer": transformer_seq2seq}
 
 
@@ -38,9 +38,9 @@ SPECS = {"resmlp": resmlp_seq2seq, "transformer": transformer_seq2seq}
 
 
 def tiny(name: str, seed: int = 0, sharpness: float = 2.0) -> EncoderDecoderModel:
-    """A model of six words whose opinions are strong and differ from place to place."""
-    spec = SPECS[name](1, 16, 2, length=8, vocabulary=6)
-    spec = spec.replace(share=False, decoder=spec.decoder.replace(head=Vocabulary(tied=False)))
+    """A model with six tokens whose predictions are confident and vary with the position."""
+    spec = SPECS[name](1, 16, 2, seq_len=8, vocab_size=6)
+    spec = spec.replace(tie_embeddings=False, decoder=spec.decoder.replace(head=LMHead(tied=False)))
     model = allmlp.create(spec, seed=seed).eval()
     assert isinstance(model, EncoderDecoderModel)
     with torch.no_grad():
@@ -50,106 +50,108 @@ def tiny(name: str, seed: int = 0, sharpness: float = 2.0) -> EncoderDecoderMode
     return model
 
 
-def sources(*lengths: int, vocabulary: int = 6) -> tuple[Tensor, Tensor]:
-    """Rows of other words than 0, which pads them, and their mask."""
+def sources(*lengths: int, vocab_size: int = 6) -> tuple[Tensor, Tensor]:
+    """Rows of nonzero tokens, padded with 0, and their mask."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(1, vocabulary, (len(lengths), max(lengths)), generator=generator)
+    ids = torch.randint(1, vocab_size, (len(lengths), max(lengths)), generator=generator)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
     return ids * mask, mask
 
 
 @torch.no_grad()
-def chances(model: EncoderDecoderModel, source: Tensor, words: list[int]) -> Tensor:
-    """log p of the next word, computed from scratch."""
-    return model(source.unsqueeze(0), torch.tensor([[FIRST, *words]]))[0, -1].log_softmax(0)
+def next_log_probs(model: EncoderDecoderModel, source: Tensor, words: list[int]) -> Tensor:
+    """log p of the next token, without cache."""
+    return model(source.unsqueeze(0), torch.tensor([[BOS, *words]]))[0, -1].log_softmax(0)
 
 
 @torch.no_grad()
 def scores(model: EncoderDecoderModel, source: Tensor, lines: list[tuple[int, ...]], alpha: float) -> Tensor:
-    """Of whole sequences of one length."""
-    ended = torch.tensor([[*line, LAST] for line in lines])
-    begun = torch.tensor([[FIRST, *line] for line in lines])
+    """Scores of complete sequences of equal length."""
+    ended = torch.tensor([[*line, EOS] for line in lines])
+    begun = torch.tensor([[BOS, *line] for line in lines])
     found = model(source.expand(len(lines), -1), begun).log_softmax(2).gather(2, ended.unsqueeze(2))
     return found.sum((1, 2)) / ((5 + ended.shape[1]) / 6) ** alpha
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_wide_beam_finds_the_best_of_all_sequences(name: str, alpha: float) -> None:
+def test_wide_beam_finds_the_best_of_all_sequences(name: str, alpha: float) -> None:
     model = tiny(name, sharpness=1.0)
     source, mask = sources(3, 5, 1, 8)
-    found = search(model, source, mask, FIRST, LAST, longest=4, beam=200, alpha=alpha)
-    words = [word for word in range(6) if word != LAST]
+    found = beam_search(model, source, mask, BOS, EOS, max_length=4, num_beams=200, length_penalty=alpha)
+    words = [word for word in range(6) if word != EOS]
     everything = [list(itertools.product(words, repeat=length)) for length in range(4)]
     assert sum(map(len, everything)) == 156
     for row, keep, answer in zip(source, mask, found):
-        judged = [pair for lines in everything for pair in zip(scores(model, row[keep], lines, alpha).tolist(), lines)]
-        assert tuple(answer) == max(judged)[1]
+        scored = [pair for lines in everything for pair in zip(scores(model, row[keep], lines, alpha).tolist(), lines)]
+        assert tuple(answer) == max(scored)[1]
 
 
-def plain_search(model: EncoderDecoderModel, source: Tensor, longest: int, beam: int, alpha: float) -> list[int]:
-    """The same search for one sentence, without cache, batch and tensors."""
+def plain_search(
+    model: EncoderDecoderModel, source: Tensor, max_length: int, num_beams: int, alpha: float
+) -> list[int]:
+    """The same search for one sentence, without cache and batching."""
     alive: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
-    for length in range(1, longest + 1):
+    for length in range(1, max_length + 1):
         grown = [
             (total + float(chance), [*line, word])
             for total, line in alive
-            for word, chance in enumerate(chances(model, source, line))
-            if length < longest or word == LAST
+            for word, chance in enumerate(next_log_probs(model, source, line))
+            if length < max_length or word == EOS
         ]
         grown.sort(key=lambda pair: -pair[0])
         penalty = ((5 + length) / 6) ** alpha
-        ended += [(total / penalty, line[:-1]) for total, line in grown[:beam] if line[-1] == LAST]
-        alive = [pair for pair in grown if pair[1][-1] != LAST][:beam]
+        ended += [(total / penalty, line[:-1]) for total, line in grown[:num_beams] if line[-1] == EOS]
+        alive = [pair for pair in grown if pair[1][-1] != EOS][:num_beams]
         best = max(ended, default=(-math.inf, []))[0]
-        if len(ended) >= beam or (alive and best >= alive[0][0] / ((5 + longest) / 6) ** alpha):
+        if len(ended) >= num_beams or (alive and best >= alive[0][0] / ((5 + max_length) / 6) ** alpha):
             break
     return max(ended)[1]
 
 
 @pytest.mark.parametrize("beam", [1, 2, 3])
 @pytest.mark.parametrize("name", SPECS)
-def test_reading_step_by_step_is_decoding_from_scratch(name: str, beam: int) -> None:
+def test_cached_batched_search_matches_plain_search(name: str, beam: int) -> None:
     lengths = set()
     for seed in range(4):
         model = tiny(name, seed)
         source, mask = sources(2, 6, 4, 8)
-        found = search(model, source, mask, FIRST, LAST, longest=7, beam=beam, alpha=0.6)
+        found = beam_search(model, source, mask, BOS, EOS, max_length=7, num_beams=beam, length_penalty=0.6)
         for row, keep, answer in zip(source, mask, found):
             assert answer == plain_search(model, row[keep], 7, beam, 0.6)
             lengths.add(len(answer))
     assert len(lengths) > 1
 
 
-def test_beam_one_is_greedy() -> None:
+def test_one_beam_is_greedy() -> None:
     model = tiny("transformer")
     source, mask = sources(3, 7)
-    for row, keep, answer in zip(source, mask, search(model, source, mask, FIRST, LAST, longest=7, beam=1)):
+    for row, keep, answer in zip(source, mask, beam_search(model, source, mask, BOS, EOS, max_length=7, num_beams=1)):
         words: list[int] = []
-        while len(words) < 6 and (word := int(chances(model, row[keep], words).argmax())) != LAST:
+        while len(words) < 6 and (word := int(next_log_probs(model, row[keep], words).argmax())) != EOS:
             words.append(word)
         assert answer == words
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_sentence_is_translated_alike_alone_and_among_longer_ones(name: str) -> None:
+def test_padding_and_batching_do_not_change_the_result(name: str) -> None:
     model = tiny(name)
     source, mask = sources(1, 8, 3, 5)
-    together = search(model, source, mask, FIRST, LAST, longest=7)
+    together = beam_search(model, source, mask, BOS, EOS, max_length=7)
     for row, keep, answer in zip(source, mask, together):
-        assert search(model, row[keep][None], keep[keep][None], FIRST, LAST, longest=7) == [answer]
+        assert beam_search(model, row[keep][None], keep[keep][None], BOS, EOS, max_length=7) == [answer]
 
 
-def test_banned_words_are_not_written() -> None:
+def test_suppressed_tokens_are_not_generated() -> None:
     model = tiny("resmlp")
     source, mask = sources(3, 5)
-    banned = torch.tensor([True, True, False, False, True, True])
-    for answer in search(model, source, mask, FIRST, LAST, 7, banned):
+    suppressed = torch.tensor([True, True, False, False, True, True])
+    for answer in beam_search(model, source, mask, BOS, EOS, 7, suppressed):
         assert set(answer) <= {3}
-    assert search(model, source[:0], mask[:0], FIRST, LAST, 7) == []
-    with pytest.raises(UserError, match="beam >= 1"):
-        search(model, source, mask, FIRST, LAST, 7, beam=0)
+    assert beam_search(model, source[:0], mask[:0], BOS, EOS, 7) == []
+    with pytest.raises(UserError, match="num_beams >= 1"):
+        beam_search(model, source, mask, BOS, EOS, 7, num_beams=0)
 
 
 # --- the task ---------------------------------------------------------------------------------------------
@@ -165,8 +167,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
-    """Numbers that are translated and said backwards."""
+def toy(tmp_path_factory: pytest.TempPathFactory) -> ParallelCorpus:
+    """Numbers, translated and reversed."""
     folder = tmp_path_factory.mktemp("toy")
     chance = random.Random(0)
     for name, count in (("train", 600), ("test", 40)):
@@ -175,75 +177,77 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
             words = chance.choices(list(WORDS), k=chance.randint(1, 4))
             lines.append(" ".join(words) + "\t" + " ".join(WORDS[word] for word in reversed(words)))
         (folder / f"{name}.tsv").write_text("\n".join(lines), encoding="utf8")
-    return Pairs(
+    return ParallelCorpus(
         str(folder / "train.tsv"),
         str(folder / "test.tsv"),
-        tokenize=Tokenize("bpe", 300, lowercase=False),
-        length=8,
+        tokenizer=TokenizerConfig("bpe", 300, lowercase=False),
+        seq_len=8,
     )
 
 
-def run(data: Pairs, spec: EncoderDecoder, steps: int) -> Run:
+def run(data: ParallelCorpus, spec: EncoderDecoder, steps: int) -> Run:
     return Run(
         model=spec,
         task=Translation(),
         data=data,
-        batch=64,
+        batch_size=64,
         budget=Budget(steps=steps),
         optim=AdamW(lr=1e-2),
-        schedule=Cosine(warmup=0.1),
-        clip=1.0,
-        cadence=Cadence(log=100, evaluate=1000, save=1000),
+        schedule=CosineSchedule(warmup_fraction=0.1),
+        max_grad_norm=1.0,
+        log_every=100,
+        eval_every=1000,
+        save_every=1000,
     )
 
 
 @pytest.fixture(scope="module")
-def learnt(toy: Pairs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
-    out = tmp_path_factory.mktemp("learnt") / "run"
-    return out, loop.train(run(toy, resmlp_seq2seq(1, 32, 4), 200), out, "cpu")
+def trained(toy: ParallelCorpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    return out, loop.train(run(toy, resmlp_seq2seq(1, 32, 4), 300), out, "cpu")
 
 
-def test_a_toy_language_is_learnt(learnt: tuple[Path, dict[str, float]]) -> None:
-    out, results = learnt
+def test_learns_a_toy_language(trained: tuple[Path, dict[str, float]]) -> None:
+    out, results = trained
     assert results["bleu"] > 50 and results["accuracy"] > 0.9, results
     assert results["perplexity"] == pytest.approx(math.exp(results["loss"]))
     assert set(results) == {"bleu", "chrf", "perplexity", "loss", "accuracy"}
-    assert loop.judge_again(out, "cpu") == pytest.approx(results)
-    model, tokenizer = allmlp.load(out).train(), load(out)
+    assert loop.evaluate_checkpoint(out, "cpu") == pytest.approx(results)
+    model, tokenizer = allmlp.load(out).train(), load_tokenizer(out)
     assert translate(model, tokenizer, ["drei eins vier"]) == ["four one three"] and model.training
 
 
-def test_odd_sentences_are_survived(learnt: tuple[Path, dict[str, float]]) -> None:
-    model, tokenizer = allmlp.load(learnt[0]), load(learnt[0])
+def test_unusual_sentences(trained: tuple[Path, dict[str, float]]) -> None:
+    model, tokenizer = allmlp.load(trained[0]), load_tokenizer(trained[0])
     odd = ["", "   ", "zwei " * 1000, "😀 👩‍👩‍👧", "שלום עולם", "\x00\n\t", "drei eins vier"]
-    found = translate(model, tokenizer, odd, beam=2)
+    found = translate(model, tokenizer, odd, num_beams=2)
     assert len(found) == len(odd) and found[0] == "" and found[-1] == "four one three"
-    assert translate(model, tokenizer, odd[::-1] * 20, beam=2) == found[::-1] * 20
+    assert translate(model, tokenizer, odd[::-1] * 20, num_beams=2) == found[::-1] * 20
     assert translate(model, tokenizer, []) == []
-    with pytest.raises(UserError, match="into a list"):
+    with pytest.raises(UserError, match="takes a list of sentences"):
         translate(model, tokenizer, "drei")  # type: ignore[arg-type]
 
 
-def test_the_transformer_learns_too(toy: Pairs, tmp_path: Path) -> None:
+def test_transformer_trains(toy: ParallelCorpus, tmp_path: Path) -> None:
     results = loop.train(run(toy, transformer_seq2seq(1, 32, 4), 20), tmp_path / "run", "cpu")
     assert results["loss"] < 4 and 0 <= results["bleu"] <= 100
 
 
 def module(
-    data: Pairs, task: Translation = Translation(), name: str = "resmlp"
-) -> tuple[TranslationModule, SentencePairs]:
-    dataset = data.open()
-    model = allmlp.create(task.fit(SPECS[name](1, 32, 4), dataset), seed=0).eval()
+    data: ParallelCorpus, task: Translation = Translation(), name: str = "resmlp"
+) -> tuple[TranslationModule, TranslationDataset]:
+    dataset = data.load()
+    model = allmlp.create(task.configure_model(SPECS[name](1, 32, 4), dataset), seed=0).eval()
     built = task.build(model, dataset)
     assert isinstance(built, TranslationModule)
     return built.eval(), dataset
 
 
-def judged(task: TranslationModule, dataset: SentencePairs, batch: int, world: int = 1) -> dict[str, float]:
-    """What the loop makes of several processes' sums."""
+def evaluated(task: TranslationModule, dataset: TranslationDataset, batch: int, world: int = 1) -> dict[str, float]:
+    """Metrics as the loop computes them from the sums of several processes."""
     with torch.no_grad():
         parts = [
-            task.evaluate(task.model, in_order(dataset.test, batch, torch.device("cpu"), rank, world))
+            task.evaluate(task.model, eval_batches(dataset.test, batch, torch.device("cpu"), rank, world))
             for rank in range(world)
         ]
     sums = {name: [float(sum(part[name][side] for part in parts)) for side in (0, 1)] for name in parts[0]}
@@ -251,40 +255,46 @@ def judged(task: TranslationModule, dataset: SentencePairs, batch: int, world: i
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_batches_and_processes_do_not_matter(toy: Pairs, name: str) -> None:
-    task, dataset = module(toy, Translation(beam=2), name)
-    expected = judged(task, dataset, 64)
-    assert judged(task, dataset, 7) == pytest.approx(expected)
-    assert judged(task, dataset, 9, world=3) == pytest.approx(expected)
+def test_evaluation_does_not_depend_on_batch_size_or_processes(toy: ParallelCorpus, name: str) -> None:
+    task, dataset = module(toy, Translation(num_beams=2), name)
+    expected = evaluated(task, dataset, 64)
+    assert evaluated(task, dataset, 7) == pytest.approx(expected)
+    assert evaluated(task, dataset, 9, world=3) == pytest.approx(expected)
 
 
-def test_only_some_are_translated_while_training(toy: Pairs) -> None:
-    task, dataset = module(toy, Translation(beam=1, judged=7))
-    some = judged(task, dataset, 5)
-    assert judged(task, dataset, 5, world=2) == pytest.approx(some)
+def test_only_eval_pairs_are_decoded_during_training(toy: ParallelCorpus) -> None:
+    task, dataset = module(toy, Translation(num_beams=1, eval_pairs=7))
+    some = evaluated(task, dataset, 5)
+    assert evaluated(task, dataset, 5, world=2) == pytest.approx(some)
     numbers = dataset.test.fetch(torch.arange(7))
-    found = Scores().count(
+    found = TranslationMetrics().statistics(
         translate(task.model, dataset.tokenizer, [dataset.tokenizer.decode(row) for row in numbers.source.tolist()], 1),
-        [dataset.references[number] for number in numbers.number.tolist()],
+        [dataset.references[number] for number in numbers.reference_index.tolist()],
     )
-    assert {name: some[name] for name in ("bleu", "chrf")} == pytest.approx(Scores().total(found))
-    finished = Translation(judged=7).judge(task.model, dataset)
-    assert isinstance(finished, TranslationModule) and finished.judged == len(dataset.test)
-    held = dataset.hold_out(20)
-    again = Translation(judged=5).build(task.model, held)
-    numbers = held.test.fetch(torch.arange(20)).number
-    assert isinstance(again, TranslationModule) and int((numbers <= again.last).sum()) == again.judged == 5
+    assert {name: some[name] for name in ("bleu", "chrf")} == pytest.approx(TranslationMetrics().compute(found))
+    finished = Translation(eval_pairs=7).build_evaluator(task.model, dataset)
+    assert isinstance(finished, TranslationModule) and finished.eval_pairs == len(dataset.test)
+    held = dataset.split_validation(20)
+    again = Translation(eval_pairs=5).build(task.model, held)
+    numbers = held.test.fetch(torch.arange(20)).reference_index
+    assert (
+        isinstance(again, TranslationModule) and int((numbers <= again.last_reference).sum()) == again.eval_pairs == 5
+    )
 
 
-def test_scores_are_those_of_sacrebleu() -> None:
+def test_metrics_match_sacrebleu() -> None:
     import sacrebleu
 
     texts = ["the cat sat on the mat .", "a dog", "", "one two three four five six", "nothing like it"]
     references = ["the cat sat on a mat.", "a dog barks", "silence", "one two three four five six", "x"]
-    scores = Scores()
-    halves = [scores.count(texts[:2], references[:2]), scores.count([], []), scores.count(texts[2:], references[2:])]
+    metrics = TranslationMetrics()
+    halves = [
+        metrics.statistics(texts[:2], references[:2]),
+        metrics.statistics([], []),
+        metrics.statistics(texts[2:], references[2:]),
+    ]
     for chosen, sums in ((5, [sum(column) for column in zip(*halves)]), (2, halves[0])):
-        assert scores.total(sums) == pytest.approx(
+        assert metrics.compute(sums) == pytest.approx(
             {
                 "bleu": sacrebleu.corpus_bleu(texts[:chosen], [references[:chosen]]).score,
                 "chrf": sacrebleu.corpus_chrf(texts[:chosen], [references[:chosen]]).score,
@@ -293,12 +303,12 @@ def test_scores_are_those_of_sacrebleu() -> None:
 
 
 @torch.no_grad()
-def test_the_loss_is_of_real_tokens_alone(toy: Pairs) -> None:
+def test_loss_matches_its_equation_without_padding(toy: ParallelCorpus) -> None:
     task, dataset = module(toy)
     batch = dataset.train.fetch(torch.arange(5))
-    inputs = task.prepare(Step(0, 0.0, torch.arange(5), batch), Moment(0.0, torch.Generator()))
-    loss, shown = task.learn(*inputs)
-    pad, losses, right = dataset.tokenizer.pad, [], []
+    inputs = task.prepare_batch(Batch(0, 0.0, torch.arange(5), batch), StepContext(0.0, torch.Generator()))
+    loss, shown = task.compute_loss(*inputs)
+    pad, losses, right = dataset.tokenizer.pad_token_id, [], []
     for padded in zip(batch.source.long(), batch.target.long()):
         source, target = (row[row != pad] for row in padded)
         chance = task.model(source[None], target[None, :-1])[0].log_softmax(1)
@@ -306,47 +316,47 @@ def test_the_loss_is_of_real_tokens_alone(toy: Pairs) -> None:
         right += (chance.argmax(1) == target[1:]).tolist()
     assert float(loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert float(shown["accuracy"]) == pytest.approx(sum(right) / len(right))
-    assert task.unit == ("tokens", dataset.tokens)
+    assert task.unit == ("tokens", dataset.tokens_per_pair)
 
 
-def test_word_dropout_hides_words_alone(toy: Pairs) -> None:
+def test_word_dropout_masks_words_only(toy: ParallelCorpus) -> None:
     task, dataset = module(toy)
     batch = dataset.train.fetch(torch.arange(20))
-    step, moment = Step(0, 0.0, torch.arange(20), batch), Moment(0.0, torch.Generator().manual_seed(1))
-    whole = task.prepare(step, moment)
+    step, context = Batch(0, 0.0, torch.arange(20), batch), StepContext(0.0, torch.Generator().manual_seed(1))
+    whole = task.prepare_batch(step, context)
     task.spec = task.spec.replace(word_dropout=0.3)
-    source, target, shown = task.prepare(step, moment)
-    special = dataset.tokenizer.special
+    source, target, shown = task.prepare_batch(step, context)
+    special = dataset.tokenizer.special_tokens_mask
     assert torch.equal(target, whole[1])
     for before, after in ((whole[0], source), (target, shown)):
         hidden = before != after
-        assert (after[hidden] == dataset.tokenizer.mask).all() and not special[before[hidden]].any()
+        assert (after[hidden] == dataset.tokenizer.mask_token_id).all() and not special[before[hidden]].any()
         assert 0.2 < float(hidden.sum() / (~special[before]).sum()) < 0.4
 
 
-def test_a_tokenizer_of_another_model_is_refused(toy: Pairs, learnt: tuple[Path, dict[str, float]]) -> None:
-    model = allmlp.load(learnt[0])
-    other = toy.replace(tokenize=toy.tokenize.replace(vocabulary=270)).open()
+def test_tokenizer_of_another_model_is_refused(toy: ParallelCorpus, trained: tuple[Path, dict[str, float]]) -> None:
+    model = allmlp.load(trained[0])
+    other = toy.replace(tokenizer=toy.tokenizer.replace(vocab_size=270)).load()
     for attempt in (
         lambda: translate(model, other.tokenizer, ["eins"]),
         lambda: Translation().build(model, other),
     ):
         with pytest.raises(UserError, match=r"tokenizer has 270 tokens and the model 300: use the tokenizer"):
             attempt()
-    with pytest.raises(UserError, match=r"set data\.length=8"):
-        Translation().build(model, toy.replace(length=20).like(str(learnt[0])).open())
+    with pytest.raises(UserError, match=r"set data\.seq_len=8"):
+        Translation().build(model, toy.replace(seq_len=20).for_model(str(trained[0])).load())
 
 
-def test_the_wrong_model_or_data_are_refused(toy: Pairs, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="needs an encoder with a decoder"):
-        Translation().fit(allmlp.create("bert_tiny").spec, toy.open())
-    with pytest.raises(UserError, match="needs an encoder with a decoder"):
-        translate(allmlp.create("bert_tiny"), toy.open().tokenizer, ["eins"])
-    with pytest.raises(UserError, match="Translation learns from pairs of sentences, not from labelled pictures"):
+def test_unsuitable_models_and_data_are_refused(toy: ParallelCorpus, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs an encoder-decoder model"):
+        Translation().configure_model(allmlp.create("bert_tiny").spec, toy.load())
+    with pytest.raises(UserError, match="needs an encoder-decoder model"):
+        translate(allmlp.create("bert_tiny"), toy.load().tokenizer, ["eins"])
+    with pytest.raises(UserError, match=r"Translation needs .*, not labeled images"):
         loop.train(small(task=Translation()), tmp_path / "run", "cpu")
 
 
-def test_without_sacrebleu_one_line_says_so(toy: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sacrebleu_is_reported(toy: ParallelCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "sacrebleu"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
@@ -355,7 +365,7 @@ def test_without_sacrebleu_one_line_says_so(toy: Pairs, monkeypatch: pytest.Monk
 
 
 class Hidden:
-    """An importer for which sacrebleu is not installed."""
+    """A finder that hides sacrebleu."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.partition(".")[0] == "sacrebleu":

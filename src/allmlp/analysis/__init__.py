@@ -1,5 +1,5 @@
-"""What a model has learnt, in numbers and in pictures.
+"""What a model has learned, in numbers and figures.
 
-One file is one question; `survey` asks them all and writes the answers to a folder (`allmlp analyze`). Only `plots`
-draws.
+Each file computes one quantity; `mixing`, `depth` and `examples` turn them into sections of tables and figures, and
+`analysis.analyze` runs all sections and writes them to a folder (`allmlp analyze`). Only `figures` draws.
 """

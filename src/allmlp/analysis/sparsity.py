@@ -1,4 +1,4 @@
-"""How many weights hardly count: ResMLP's figure 3."""
+"""The fraction of near-zero weights, as in figure 3 of the ResMLP paper."""
 
 from __future__ import annotations
 
@@ -7,70 +7,63 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from allmlp.analysis.place import place
+from allmlp.analysis.module_path import module_path
 from allmlp.layers.channel import ChannelMlpLayer
-from allmlp.layers.mixers.attention import AttentionLayer, BiasAttentionLayer, CrossAttentionLayer, TinyAttentionLayer
-from allmlp.layers.mixers.conv import TokenConvLayer
-from allmlp.layers.mixers.mlp import TokenMlpLayer
-from allmlp.layers.mixers.projection import Dense, TokenProjection
-from allmlp.layers.pool import ClassGather
+from allmlp.layers.token_roles import TokenRole, token_parameters
 from allmlp.models.model import Model
 
-Role = Literal["token", "channel", "attention", "other"]
-ROLES: dict[type[nn.Module], Role] = {
-    TokenProjection: "token",
-    TokenMlpLayer: "token",
-    TokenConvLayer: "token",
-    ClassGather: "token",
-    ChannelMlpLayer: "channel",
-    AttentionLayer: "attention",
-    BiasAttentionLayer: "attention",
-    CrossAttentionLayer: "attention",
-    TinyAttentionLayer: "attention",
+MatrixKind = Literal["token", "channel", "attention", "other"]
+KINDS: dict[TokenRole | None, MatrixKind] = {
+    "square": "token",
+    "square parameters": "token",
+    "into hidden": "token",
+    "out of hidden": "token",
+    "in": "token",
+    "kernel": "token",
+    "attention": "attention",
+    "channel": "channel",
 }
 
 
 class Sparsity(NamedTuple):
     name: str
-    role: Role
-    """What the matrix mixes: tokens (the paper's linear layers), channels (its MLPs), by attention, or other things."""
+    kind: MatrixKind
+    """What the matrix mixes: tokens (the paper's linear layers), channels (its MLPs), tokens by attention, or other."""
     stack: str
     block: int | None
     weights: int
-    share: float
-    """Of the weights under 5 % of the matrix's largest."""
+    fraction: float
+    """Of the weights below 5 % of the largest one in the matrix."""
 
 
-def small_share(weight: Tensor, limit: float = 0.05) -> float:
-    """The share of weights whose absolute value is below `limit` times the largest one.
+def small_fraction(weight: Tensor, limit: float = 0.05) -> float:
+    """The fraction of weights whose absolute value is below `limit` times the largest one.
 
-    share = #{|w| < limit max|w|} / #w
+    fraction = #{|w| < limit max|w|} / #w
     """
     size = weight.abs()
     return float((size < limit * size.max()).double().mean())
 
 
 def sparsity(model: Model, limit: float = 0.05) -> list[Sparsity]:
-    """The share in every weight of two or more axes, and in every Toeplitz vector; biases, norms, scales are left out.
+    """The fraction in every parameter of two or more axes and in every Toeplitz vector, not in biases, norms, scales.
 
-    Of a causal matrix only the lower triangle is counted: the rest is no weight.
+    Of a causal matrix only the lower triangle counts.
     """
+    declared = {found.full_name: found for found in token_parameters(model)}
+    channel = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, ChannelMlpLayer))
     found = []
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            owners = ancestors(model, name)
-            projection = owners[-1] if isinstance(owners[-1], TokenProjection) else None
-            if weight.dim() < 2 and (projection is None or not name.endswith(".weight")):
+        for name, parameter in model.named_parameters():
+            role = declared[name].role if name in declared else None
+            if parameter.dim() < 2 and role != "square parameters":
                 continue
-            if projection is not None and projection.causal and isinstance(projection.spec, Dense):
-                lower = torch.ones_like(weight, dtype=torch.bool).tril()
-                weight = weight[lower]  # noqa: PLW2901
-            role: Role = next((ROLES[type(owner)] for owner in reversed(owners) if type(owner) in ROLES), "other")
-            found.append(Sparsity(name, role, *place(name), weight.numel(), small_share(weight, limit)))
+            weight = used_entries(declared[name].layer, parameter) if role == "square" else parameter
+            kind = KINDS.get(role, "channel" if role is None and name.startswith(channel) else "other")
+            found.append(Sparsity(name, kind, *module_path(name), weight.numel(), small_fraction(weight, limit)))
     return found
 
 
-def ancestors(model: nn.Module, name: str) -> list[nn.Module]:
-    """The modules around a parameter, from the outermost to its owner."""
-    parts = name.split(".")[:-1]
-    return [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
+def used_entries(layer: nn.Module, square: Tensor) -> Tensor:
+    """The entries of a token matrix that the layer uses: the lower triangle of a causal one."""
+    return square[torch.ones_like(square, dtype=torch.bool).tril()] if getattr(layer, "causal", False) else square

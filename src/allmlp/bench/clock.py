@@ -1,4 +1,4 @@
-"""What time calls take on a device, from the first to the end of the last."""
+"""Timing of calls on a device, including the completion of the last one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Call = Callable[[], object]
 
 class Clock(Protocol):
     def time(self, call: Call, times: int) -> float:
-        """Seconds that `times` calls take, one behind the other, until the device has finished the last."""
+        """Seconds for `times` back-to-back calls, until the device has finished the last."""
         ...
 
 
@@ -26,7 +26,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """By the card's own events. The card is idle at the start, so that one call alone includes its launching."""
+    """CUDA events. The GPU is idle at the start, so a single call includes its launch."""
 
     def time(self, call: Call, times: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What the machine can do and what it is: matrix rate and copy rate as measured, memory, versions, clocks."""
+"""Peak matmul and copy throughput, memory, software versions and GPU clocks."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ import torch
 
 from allmlp import __version__
 from allmlp.bench.clock import Call, Clock
-from allmlp.bench.race import Timing, race
+from allmlp.bench.timing import Timing, time_interleaved
 
 PACKAGES = ("triton", "timm", "transformers", "onnxruntime", "numpy")
 QUERIES = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 
 
-def product(device: torch.device, precision: torch.dtype) -> tuple[Call, int]:
-    """A large product of two matrices, and its floating-point operations: timed among the models, it is their peak."""
+def peak_matmul(device: torch.device, precision: torch.dtype) -> tuple[Call, int]:
+    """A large matmul and its FLOPs; timed between the models, it is the reference for their utilization."""
     size = 8192 if device.type == "cuda" else 1024
     a, b, c = (torch.randn(size, size, device=device, dtype=precision) for _ in range(3))
     return lambda: torch.mm(a, b, out=c), 2 * size**3
 
 
 def copy_rate(device: torch.device, clock: Clock, seconds: float) -> float:
-    """Bytes read and written per second by a copy too large for any cache."""
+    """Bytes read and written per second by a copy larger than any cache."""
     size = 2**30 if device.type == "cuda" else 2**27
     source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
-    timing = race({"copy": lambda: target.copy_(source)}, clock, seconds)["copy"]
-    return 2 * size / timing.turn.median if isinstance(timing, Timing) else 0.0
+    timing = time_interleaved({"copy": lambda: target.copy_(source)}, clock, seconds)["copy"]
+    return 2 * size / timing.call.median if isinstance(timing, Timing) else 0.0
 
 
 class Memory:
-    """The most that a side takes on the card beyond what was there before it: weights, activations, recorded graphs."""
+    """Peak GPU memory of a backend beyond what was allocated before: weights, activations, captured graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,10 +50,10 @@ class Memory:
             self.before, self.held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
     def peak(self, call: Call) -> int | None:
-        """Bytes; None on a CPU, where nobody counts them. A replayed graph allocates nothing: what it keeps counts."""
+        """Bytes, or None on a CPU. Replaying a graph allocates nothing, so its reserved memory counts."""
         if self.device.type != "cuda":
             return None
-        call()  # an optimiser makes its state in its first step
+        call()  # an optimizer allocates its state in the first step
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         call()
@@ -64,7 +64,7 @@ class Memory:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Whatever may change a number."""
+    """Everything that may affect a measurement."""
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": ["allmlp", *sys.argv[1:]],
@@ -84,7 +84,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             continue
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda
-        found |= card(torch.cuda.current_device())
+        found |= gpu_state(torch.cuda.current_device())
     return found
 
 
@@ -97,25 +97,27 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def card(number: int) -> dict[str, str]:
-    """Driver, clocks, power and temperature, where nvidia-smi tells them."""
+def gpu_state(number: int) -> dict[str, str]:
+    """Driver, clocks, power limit and temperature from nvidia-smi, if available."""
     if not shutil.which("nvidia-smi"):
         return {}
-    answer = said("nvidia-smi", f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader", f"--id={number}")
+    answer = command_output("nvidia-smi", f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader", f"--id={number}")
     return dict(zip(QUERIES, (part.strip() for part in answer.split(",")))) if answer else {}
 
 
 def commit() -> str | None:
-    """The commit that runs, with a + where files differ from it; None where this is not a checkout of it."""
+    """The checked-out commit, with a + if files differ from it; None outside a checkout."""
     here = Path(__file__)
     git = ("git", "-C", str(here.parent))
-    if not shutil.which("git") or not said(*git, "ls-files", here.name):
+    if not shutil.which("git") or not command_output(*git, "ls-files", here.name):
         return None
-    return said(*git, "rev-parse", "--short=12", "HEAD") + ("+" if said(*git, "status", "--porcelain", "..") else "")
+    return command_output(*git, "rev-parse", "--short=12", "HEAD") + (
+        "+" if command_output(*git, "status", "--porcelain", "..") else ""
+    )
 
 
-def said(*command: str) -> str:
-    """What a program prints; nothing where it fails."""
+def command_output(*command: str) -> str:
+    """Standard output of a command; empty if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

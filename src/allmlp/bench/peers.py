@@ -1,4 +1,4 @@
-"""The same model in other packages: built to our spec there, filled with our weights."""
+"""The same model in timm and transformers: built to our spec, loaded with our weights."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allmlp.bench.agree import randomise
+from allmlp.bench.parity import randomize
 from allmlp.errors import UserError, one_line, require
 from allmlp.layers.channel import ChannelMlp
-from allmlp.layers.head import Classes
+from allmlp.layers.head import ClassifierHead
 from allmlp.layers.mixers.attention import Attention
 from allmlp.layers.mixers.mlp import TokenMlp
-from allmlp.layers.stem import Patches
+from allmlp.layers.stem import PatchEmbed
 from allmlp.models import timm as timm_models
 from allmlp.models.encoder import Encoder
-from allmlp.models.foreign import ForeignModel
+from allmlp.models.external import ExternalModel
 from allmlp.models.model import Model, ModelSpec
-from allmlp.models.torchvision import name_missing_operators
+from allmlp.models.torchvision import define_missing_operators
 from allmlp.models.zoo import create
 from allmlp.spec import override_all
-from allmlp.weights import huggingface, timm
-from allmlp.weights.convert import Found, adopt, family_of, names_there, write_layout
-from allmlp.weights.folder import CONFIG, outline
+from allmlp.weights.convert import ConvertedModel, family_of, import_state, source_keys, write_format
+from allmlp.weights.folder import CONFIG, expected_shapes
+from allmlp.weights.formats import huggingface, timm
 
 Named = Mapping[str, Tensor]
 
 
 class Peer(Model[Encoder]):
-    """Another package's network with our weights. `spec` is ours, so that it can be trained by the same tasks."""
+    """Another package's network with our weights. `spec` is ours, so that the same tasks can train it."""
 
     network: Any
 
@@ -42,8 +42,8 @@ class Peer(Model[Encoder]):
         super().__init__()
         self.spec, self.network = spec, network
 
-    def home(self, tensors: Named) -> dict[str, Tensor]:
-        """Tensors by its names of the weights, gradients for instance, by ours."""
+    def to_native(self, tensors: Named) -> dict[str, Tensor]:
+        """Rename tensors such as gradients from the package's parameter names to ours."""
         raise NotImplementedError
 
 
@@ -51,10 +51,10 @@ class TimmPeer(Peer):
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x)
 
-    def home(self, tensors: Named) -> dict[str, Tensor]:
-        family, shapes = str(family_of(self.spec)), outline(self.spec)
+    def to_native(self, tensors: Named) -> dict[str, Tensor]:
+        family, shapes = str(family_of(self.spec)), expected_shapes(self.spec)
         keys = {name: f"network.{timm.keys(family, name, self.spec)[0]}" for name in shapes}
-        return {name: timm.inward(family, name, tensors[keys[name]], shape) for name, shape in shapes.items()}
+        return {name: timm.from_source(family, name, tensors[keys[name]], shape) for name, shape in shapes.items()}
 
 
 class HuggingFacePeer(Peer):
@@ -71,37 +71,37 @@ class HuggingFacePeer(Peer):
     def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.network.cls(features)
 
-    def home(self, tensors: Named) -> dict[str, Tensor]:
+    def to_native(self, tensors: Named) -> dict[str, Tensor]:
         there = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
-        return adopt(Path("transformers"), there, self.config).state
+        return import_state(Path("transformers"), there, self.config).state
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One model as several packages have it, in float32, with the same weights everywhere."""
+class PeerGroup:
+    """One model in several packages, in float32, with equal weights."""
 
     name: str
     spec: ModelSpec
     models: dict[str, Model]
-    """Package -> the model; the first is the one the others are compared with."""
+    """Package -> model; the first is the reference."""
     missing: dict[str, str]
-    """Package -> why it has none."""
+    """Package -> why it has no such model."""
 
     @property
     def first(self) -> Model:
         return next(iter(self.models.values()))
 
 
-def subject(name: str, spec: ModelSpec, device: torch.device) -> Subject:
-    """`spec` with random weights, and the same in timm and transformers where these have such a model."""
-    spec = comparable(spec)
+def peer_group(name: str, spec: ModelSpec, device: torch.device) -> PeerGroup:
+    """`spec` with random weights, and its equivalents in timm and transformers where they exist."""
+    spec = comparable_spec(spec)
     model = create(spec, device=device)
-    randomise(model)
-    if isinstance(model, ForeignModel):
+    randomize(model)
+    if isinstance(model, ExternalModel):
         for module in model.modules():
             if isinstance(module, nn.Dropout):
-                module.p = 0.0  # two sides that drop different channels cannot be compared
-        return Subject(name, spec, {name.partition(":")[0]: model}, {})
+                module.p = 0.0  # random dropout would make outputs incomparable
+        return PeerGroup(name, spec, {name.partition(":")[0]: model}, {})
     models: dict[str, Model] = {"ours": model}
     missing = {}
     for package, build in PACKAGES.items():
@@ -109,11 +109,11 @@ def subject(name: str, spec: ModelSpec, device: torch.device) -> Subject:
             models[package] = build(model).to(device)
         except UserError as reason:
             missing[package] = str(reason)
-    return Subject(name, spec, models, missing)
+    return PeerGroup(name, spec, models, missing)
 
 
-def comparable(spec: ModelSpec) -> ModelSpec:
-    """As timm computes it, where it has the family: the exact GELU in a Mixer. Nothing is dropped at random."""
+def comparable_spec(spec: ModelSpec) -> ModelSpec:
+    """The variant that timm implements (exact GELU in a Mixer), without dropout and drop path."""
     if not isinstance(spec, Encoder):
         return spec
     changes: dict[str, Any] = {"drop_path.rate": 0.0, "block.dropout": 0.0}
@@ -126,14 +126,14 @@ def comparable(spec: ModelSpec) -> ModelSpec:
 
 
 def timm_peer(model: Model) -> Peer:
-    spec = only_encoder(model)
+    spec = require_encoder(model)
     family = family_of(spec)
     if family not in timm.SIGNATURES:
         raise UserError(f"timm has no {family or 'such model'}")
     tensors = {}
     for name, tensor in model.state_dict().items():
-        (key,) = names_there(timm, family, name, spec)
-        tensors[key] = timm.outward(family, name, tensor, spec)
+        (key,) = source_keys(timm, family, name, spec)
+        tensors[key] = timm.to_source(family, name, tensor, spec)
     network = timm_network(spec)
     try:
         network.load_state_dict(tensors)
@@ -143,31 +143,31 @@ def timm_peer(model: Model) -> Peer:
 
 
 def timm_network(spec: Encoder) -> nn.Module:
-    """timm's class with our sizes: for the sizes that timm names, the network that it builds itself."""
+    """timm's class with our sizes; for published sizes this is the network that timm itself builds."""
     timm_models.package()
     mixers = require("timm.models.mlp_mixer", "timm")
     stem, channel, token, head = spec.stem, spec.block.channel, spec.block.token, spec.head
-    assert isinstance(stem, Patches) and isinstance(channel, ChannelMlp) and isinstance(head, Classes | None)
+    assert isinstance(stem, PatchEmbed) and isinstance(channel, ChannelMlp) and isinstance(head, ClassifierHead | None)
     options: dict[str, Any] = {
-        "img_size": stem.image,
-        "patch_size": stem.patch,
-        "in_chans": stem.in_channels,
+        "img_size": stem.img_size,
+        "patch_size": stem.patch_size,
+        "in_chans": stem.in_chans,
         "embed_dim": spec.width,
-        "num_classes": head.classes if head else 0,
+        "num_classes": head.num_classes if head else 0,
     }
     ratio = channel.hidden / spec.width
     if isinstance(token, Attention):
         build = require("timm.models.vision_transformer", "timm").VisionTransformer
-        scale = {"init_values": spec.block.scale.value} if spec.block.scale else {}
+        scale = {"init_values": spec.block.scale.init_value} if spec.block.scale else {}
         pool = {"class_token": stem.class_token, "global_pool": "token" if stem.class_token else "avg", **scale}
-        return build(depth=spec.depth, num_heads=token.heads, mlp_ratio=ratio, **pool, **options)
+        return build(depth=spec.depth, num_heads=token.num_heads, mlp_ratio=ratio, **pool, **options)
     family: dict[str, Any] = {"mlp_ratio": ratio}
     if isinstance(token, TokenMlp):
         family = {"mlp_ratio": (token.width(stem.tokens) / spec.width, ratio)}
     elif token is None:
         family |= {"block_layer": mixers.SpatialGatingBlock, "mlp_layer": require("timm.layers", "timm").GatedMlp}
     else:
-        value = spec.block.scale.value if spec.block.scale else 1.0
+        value = spec.block.scale.init_value if spec.block.scale else 1.0
         family |= {"block_layer": partial(mixers.ResBlock, init_values=value), "norm_layer": mixers.Affine}
     return mixers.MlpMixer(num_blocks=spec.depth, **family, **options)
 
@@ -176,12 +176,12 @@ def timm_network(spec: Encoder) -> nn.Module:
 
 
 def huggingface_peer(model: Model) -> Peer:
-    spec = only_encoder(model)
-    found = Found(spec, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
-    config = huggingface.files(spec, None)[CONFIG] if family_of(spec) in huggingface.SIGNATURES else {}
+    spec = require_encoder(model)
+    found = ConvertedModel(spec, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
+    config = huggingface.config_files(spec, None)[CONFIG] if family_of(spec) in huggingface.SIGNATURES else {}
     with tempfile.TemporaryDirectory() as folder:
-        write_layout(Path(folder) / "model", huggingface, found)
-        name_missing_operators()
+        write_format(Path(folder) / "model", huggingface, found)
+        define_missing_operators()
         transformers = require("transformers", "baselines")
         transformers.logging.disable_progress_bar()
         kind = getattr(transformers, config["architectures"][0])
@@ -192,7 +192,7 @@ def huggingface_peer(model: Model) -> Peer:
 PACKAGES: dict[str, Callable[[Model], Peer]] = {"timm": timm_peer, "hf": huggingface_peer}
 
 
-def only_encoder(model: Model) -> Encoder:
+def require_encoder(model: Model) -> Encoder:
     if not isinstance(model.spec, Encoder):
-        raise UserError(f"a {type(model.spec).__name__} has no peer elsewhere")
+        raise UserError(f"a {type(model.spec).__name__} has no equivalent in other packages")
     return model.spec

@@ -1,23 +1,23 @@
-"""Figures of a benchmark: speed against cost, the roofline, speed against batch size, growth."""
+"""Benchmark figures: throughput against cost, roofline, throughput against batch size, scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from allmlp.analysis.plots import COLOURS, styled
-from allmlp.bench.contest import Report, Row
-from allmlp.bench.race import spread
+from allmlp.analysis.figures import COLORS, styled
+from allmlp.bench.runner import BenchReport, Measurement
+from allmlp.bench.timing import quartiles
 from allmlp.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Value = Callable[[Row], float]
+    Value = Callable[[Measurement], float]
 
-NAMES = ("throughput", "roofline", "batches", "growth")
-PACKAGES = {"ours": COLOURS[0], "timm": COLOURS[1], "hf": COLOURS[2]}
+NAMES = ("throughput", "roofline", "batches", "scaling")
+PACKAGES = {"ours": COLORS[0], "timm": COLORS[1], "hf": COLORS[2]}
 MODES = {
     "eager": ("o", ":"),
     "compiled": ("s", "--"),
@@ -28,26 +28,26 @@ MODES = {
 }
 
 
-def figures(report: Report) -> Iterator[tuple[str, Figure]]:
-    """Those that the report has numbers for."""
+def figures(report: BenchReport) -> Iterator[tuple[str, Figure]]:
+    """The figures that the report has data for."""
     rows = [row for row in report.rows if row.rate_per_s]
-    plain, grown = [row for row in rows if row.size is None], [row for row in rows if row.size is not None]
+    plain, scaled = [row for row in rows if row.size is None], [row for row in rows if row.size is not None]
     if plain:
         yield "throughput", throughput(report, plain)
     if report.copy_rate and peak(rows):
         yield "roofline", roofline(report, rows)
     if len({row.batch for row in plain}) > 1:
         yield "batches", batches(report, plain)
-    if len({row.size for row in grown}) > 1:
-        yield "growth", growth(report, grown)
+    if len({row.size for row in scaled}) > 1:
+        yield "scaling", scaling(report, scaled)
 
 
 # --- the figures -------------------------------------------------------------------------------------------
 
 
 @styled
-def throughput(report: Report, rows: list[Row]) -> Figure:
-    """Examples per second against multiply-adds, a panel per batch size; grey lines are shares of the measured peak."""
+def throughput(report: BenchReport, rows: list[Measurement]) -> Figure:
+    """Throughput against multiply-adds, a panel per batch size; gray lines are fractions of the measured peak."""
     sizes = unique(row.batch for row in rows)
     unit = " or ".join(unique(row.unit for row in rows))
     passes = 3 if rows[0].task == "training" else 1
@@ -58,34 +58,34 @@ def throughput(report: Report, rows: list[Row]) -> Figure:
         draw(axis, here, lambda row: cost(row) / factor, rate)
         low, high = min(map(cost, here)) / factor / 1.5, max(map(cost, here)) / factor * 1.5
         view = min(map(rate, here)) / 4, max(map(rate, here)) * 1.5
-        for share in (0.25, 0.5, 1.0) if peak(here) else ():
-            ends = [share * peak(here) / (2 * passes * factor * x) for x in (low, high)]
+        for mfu in (0.25, 0.5, 1.0) if peak(here) else ():
+            ends = [mfu * peak(here) / (2 * passes * factor * x) for x in (low, high)]
             axis.plot((low, high), ends, color="0.75", linewidth=0.7, zorder=0)
             if view[0] < ends[1] < view[1]:
-                axis.annotate(f"{share:.0%}", (high, ends[1]), color="0.5", fontsize=6, ha="right", va="bottom")
+                axis.annotate(f"{mfu:.0%}", (high, ends[1]), color="0.5", fontsize=6, ha="right", va="bottom")
         axis.set(xlim=(low, high), ylim=view)
         axis.set(title=f"batch {batch}", xlabel=f"multiply-adds of one {unit[:-1]} ({prefix})", ylabel=f"{unit}/s")
-    finish(report, figure, axes, "Speed against cost; grey: shares of the measured matrix rate")
+    finish(report, figure, axes, "Throughput against cost; gray: fractions of the measured peak matmul")
     for axis, batch in zip(axes, sizes):
         name_models(axis, [row for row in rows if row.batch == batch], lambda row: cost(row) / factor, rate)
     return figure
 
 
 @styled
-def roofline(report: Report, rows: list[Row]) -> Figure:
-    """Achieved operations per second against operations per byte, below what the machine was measured to do."""
+def roofline(report: BenchReport, rows: list[Measurement]) -> Figure:
+    """Achieved FLOP/s against arithmetic intensity, below the measured roofline."""
     factor, prefix = scale(peak(rows))
     top, knee, slope = peak(rows) / factor, peak(rows) / report.copy_rate, report.copy_rate / factor
     every = [intensity(row) for row in rows] + [knee]
     low, high = min(every) / 2, max(every) * 2
 
-    def speed(row: Row) -> float:
+    def speed(row: Measurement) -> float:
         return (row.flop_per_s or 0.0) / factor
 
     sizes = unique(row.batch for row in rows)
     figure, axes = panels(len(sizes), 4.2, 3.2)
     for axis, batch in zip(axes, sizes):
-        draw(axis, [row for row in rows if row.batch == batch], intensity, speed, line=report.options.grow is not None)
+        draw(axis, [row for row in rows if row.batch == batch], intensity, speed, line=report.options.scale is not None)
         axis.plot((low, knee, high), (low * slope, top, top), color="black", linewidth=1.2, label="roof")
         axis.annotate(f"matrix products {top:,.3g} {prefix}FLOP/s", (high, top), ha="right", va="bottom", fontsize=7)
         place = {"xytext": (6, -4), "textcoords": "offset points", "fontsize": 7}
@@ -99,8 +99,8 @@ def roofline(report: Report, rows: list[Row]) -> Figure:
 
 
 @styled
-def batches(report: Report, rows: list[Row]) -> Figure:
-    """Examples per second against batch size, a panel per model."""
+def batches(report: BenchReport, rows: list[Measurement]) -> Figure:
+    """Throughput against batch size, a panel per model."""
     models = unique(row.model for row in rows)
     figure, axes = panels(len(models), 3.4, 2.8)
     for axis, model in zip(axes, models):
@@ -115,9 +115,9 @@ def batches(report: Report, rows: list[Row]) -> Figure:
 
 
 @styled
-def growth(report: Report, rows: list[Row]) -> Figure:
-    """Time of one example against what was grown, a panel per model; in grey what the multiply-adds alone would do."""
-    models, what, batch = unique(row.model for row in rows), report.options.grow, max(row.batch for row in rows)
+def scaling(report: BenchReport, rows: list[Measurement]) -> Figure:
+    """Time per example against the scaled size, a panel per model; gray is the growth of multiply-adds."""
+    models, what, batch = unique(row.model for row in rows), report.options.scale, max(row.batch for row in rows)
     figure, axes = panels(len(models), 3.4, 2.8)
     ticks = []
     for axis, model in zip(axes, models):
@@ -129,7 +129,7 @@ def growth(report: Report, rows: list[Row]) -> Figure:
         axis.plot(list(costs), line, color="0.6", linewidth=0.8, zorder=0, label="as multiply-adds")
         axis.set(title=model, xlabel=what, ylabel=f"ms of one example, batch {batch}")
         ticks.append(list(costs))
-    finish(report, figure, axes, f"How cost grows with {what}; bars are quartiles")
+    finish(report, figure, axes, f"Scaling with {what}; bars are quartiles")
     for axis, sizes in zip(axes, ticks):
         axis.set_xticks(sizes, list(map(str, sizes)))
     return figure
@@ -138,26 +138,26 @@ def growth(report: Report, rows: list[Row]) -> Figure:
 # --- what a row says ---------------------------------------------------------------------------------------
 
 
-def rate(row: Row) -> float:
+def rate(row: Measurement) -> float:
     return row.rate_per_s or 0.0
 
 
-def intensity(row: Row) -> float:
+def intensity(row: Measurement) -> float:
     return row.flop_per_byte
 
 
-def milliseconds(row: Row) -> float:
-    """Of one example in a row of calls."""
+def milliseconds(row: Measurement) -> float:
+    """Time per example in back-to-back calls."""
     return 1e3 * (row.call_s or 0.0) / row.batch
 
 
-def cost(row: Row) -> float:
+def cost(row: Measurement) -> float:
     """Multiply-adds of one image or token, forward."""
     return (row.flop_per_s or 0.0) / rate(row) / (6 if row.task == "training" else 2)
 
 
-def peak(rows: list[Row]) -> float:
-    """The middle of the matrix rates that were measured beside these rows."""
+def peak(rows: list[Measurement]) -> float:
+    """Median of the peak matmul rates timed with these rows."""
     rates = sorted(row.peak_flop_per_s for row in rows if row.peak_flop_per_s)
     return rates[len(rates) // 2] if rates else 0.0
 
@@ -176,7 +176,7 @@ def scale(largest: float) -> tuple[float, str]:
 
 
 def panels(count: int, wide: float, high: float) -> tuple[Figure, list[Axes]]:
-    """At most three in a row."""
+    """At most three panels in a row."""
     columns = min(count, 3)
     rows = -(-count // columns)
     size = (wide * columns + 0.6, high * rows + 0.9)
@@ -187,28 +187,28 @@ def panels(count: int, wide: float, high: float) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
-def draw(axis: Axes, rows: list[Row], x: Value, y: Value, line: bool = False, bars: str = "") -> None:
-    """Every side with its package's colour and its mode's marker and dash; lines join the rows of one model."""
+def draw(axis: Axes, rows: list[Measurement], x: Value, y: Value, line: bool = False, bars: str = "") -> None:
+    """Color by package, marker and dash by mode; lines join the rows of one model."""
     axis.set(xscale="log", yscale="log")
-    for model, side in unique((row.model, row.side) for row in rows):
-        points = [row for row in rows if (row.model, row.side) == (model, side)]
-        package, _, mode = side.partition(" ")
+    for model, backend in unique((row.model, row.backend) for row in rows):
+        points = [row for row in rows if (row.model, row.backend) == (model, backend)]
+        package, _, mode = backend.partition(" ")
         marker, dash = MODES[mode]
-        look = {"color": PACKAGES[package], "marker": marker, "markersize": 4, "label": side, "linewidth": 0.9}
+        look = {"color": PACKAGES[package], "marker": marker, "markersize": 4, "label": backend, "linewidth": 0.9}
         style = {**look, "linestyle": dash if line else "none"}
-        ends = [quartiles(row, bars) for row in points] if bars else []
+        ends = [error_bar(row, bars) for row in points] if bars else []
         height = [[y(row) * end[i] for row, end in zip(points, ends)] for i in (0, 1)] if bars else None
         axis.errorbar([x(row) for row in points], [y(row) for row in points], height, **style)
 
 
-def quartiles(row: Row, of: str) -> tuple[float, float]:
-    """How far they lie below and above the median of a time, or of a rate, in parts of it."""
-    median, low, high = spread(row.turns_s)
+def error_bar(row: Measurement, of: str) -> tuple[float, float]:
+    """Relative distance of the quartiles below and above the median of a time or a rate."""
+    median, low, high = quartiles(row.calls_s)
     return (1 - median / high, median / low - 1) if of == "rate" else (1 - low / median, high / median - 1)
 
 
-def finish(report: Report, figure: Figure, axes: list[Axes], title: str) -> None:
-    """Title, one legend below all panels, plain numbers at the ticks; then lay it out."""
+def finish(report: BenchReport, figure: Figure, axes: list[Axes], title: str) -> None:
+    """Add the title, one legend below all panels and plain tick labels, then lay out."""
     ticker = require("matplotlib.ticker", "analysis")
     for axis in axes:
         for one, (low, high) in ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim())):
@@ -226,8 +226,8 @@ def finish(report: Report, figure: Figure, axes: list[Axes], title: str) -> None
     figure.draw_without_rendering()
 
 
-def name_models(axis: Axes, rows: list[Row], x: Value, y: Value) -> None:
-    """Every model's name upright below its lowest point, moved to the right where it would lie on another."""
+def name_models(axis: Axes, rows: list[Measurement], x: Value, y: Value) -> None:
+    """Put each model's name upright below its lowest point, shifted right where names would overlap."""
     points = 72 / axis.figure.dpi
     placed: list[tuple[float, float]] = []
     lowest = [min((row for row in rows if row.model == name), key=y) for name in unique(row.model for row in rows)]

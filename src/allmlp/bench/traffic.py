@@ -1,4 +1,4 @@
-"""How much memory the matrix products of a model touch: what a roofline divides its operations by."""
+"""Memory traffic of a model's matrix products, for the arithmetic intensity of a roofline."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PRODUCTS = {
 
 
 def traffic(spec: ModelSpec, batch: int) -> int:
-    """Numbers that the products of one batch read and write, each operand and result once.
+    """Elements that the matrix products of one batch read and write, counting each operand and result once.
 
-    That is a model whose products are kernels of their own and whose everything else is free: fused into them. A
-    backward pass has two products for each one here, over the same three matrices: it triples operations and traffic.
+    This models a network in which everything but the products is fused into them. The backward pass has two products
+    for each one here, over the same three matrices, so it triples both operations and traffic.
     """
-    with torch.device("meta"), torch.no_grad(), Count() as count:
+    with torch.device("meta"), torch.no_grad(), TrafficCounter() as count:
         model = spec.build().eval()
-        model(*model.example(batch))
+        model(*model.dummy_inputs(batch))
     return count.numbers
 
 
-class Count(TorchFunctionMode):
+class TrafficCounter(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.numbers = 0
@@ -47,10 +47,12 @@ class Count(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") in PRODUCTS:
             operands = [*args, *(kwargs or {}).values()]
-            self.numbers += sum(stored(x) for x in [*operands, result] if isinstance(x, Tensor) and x.dim() > 1)
+            self.numbers += sum(
+                unique_elements(x) for x in [*operands, result] if isinstance(x, Tensor) and x.dim() > 1
+            )
         return result
 
 
-def stored(x: Tensor) -> int:
-    """Different numbers: an expanded axis repeats the same ones."""
+def unique_elements(x: Tensor) -> int:
+    """Elements in memory: an expanded axis repeats the same ones."""
     return math.prod(size for size, stride in zip(x.shape, x.stride()) if stride)

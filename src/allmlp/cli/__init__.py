@@ -1,6 +1,6 @@
-"""The command line: thin, and quick to answer because everything heavy is imported where it is used.
+"""The command line. Commands import what they need when they run, so that --help is fast.
 
-One file is one command, or two that belong together; COMMANDS is the order of --help.
+Each file holds one command, or two related ones; COMMANDS is the order in --help.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import typer
 
 from allmlp.cli.app import app
-from allmlp.errors import UserError, one_line
+from allmlp.errors import SYNONYMS, UserError, one_line
 
-# typer brings its own click or uses the installed one: the base of its errors is taken from what it exports.
+# typer contains its own click or uses the installed one: this is the base class of the errors of either.
 CommandError = typer.BadParameter.__mro__[2]
 
 COMMANDS = (
@@ -43,18 +43,27 @@ def fail(message: object) -> NoReturn:
     sys.exit(2)
 
 
+def suggest_set(error: Any) -> str:
+    """For an unknown option of a command with --set: the field that it may stand for."""
+    option: str | None = getattr(error, "option_name", None)
+    if option is None or error.possibilities or not any("--set" in param.opts for param in error.cmd.params):
+        return ""
+    name = option.lstrip("-").replace("-", "_")
+    return f"; did you mean --set {SYNONYMS.get(name, (name,))[-1]}=VALUE?"
+
+
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command; whatever the user got wrong becomes one line on stderr and exit code 2."""
+    """Run the command; a user's mistake is printed as one line on stderr, with exit code 2."""
     try:
         status = app(arguments, prog_name="allmlp", standalone_mode=False)
     except UserError as reason:
         fail(reason)
     except CommandError as reason:
-        fail(reason.format_message())  # type: ignore[attr-defined]
+        fail(reason.format_message() + suggest_set(reason))  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:
-        # The reader (head, less) has gone; python must not complain about it at exit.
+        # The reading process (head, less) has exited; Python must not report this at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     sys.exit(status if isinstance(status, int) else 0)

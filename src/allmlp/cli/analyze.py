@@ -12,8 +12,8 @@ from allmlp.cli.app import app, console, examples
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
-    from allmlp.analysis.subject import Pictures, Subject
-    from allmlp.analysis.survey import Survey
+    from allmlp.analysis.analysis import Analysis
+    from allmlp.analysis.target import AnalysisTarget, NamedImages
 
 
 @app.command(
@@ -21,85 +21,84 @@ if TYPE_CHECKING:
         "allmlp analyze",
         "allmlp analyze cat.jpg dog.jpg",
         "allmlp analyze runs/a",
-        "allmlp analyze runs/a photos/*.png --out look/",
+        "allmlp analyze runs/a photos/*.png --out figures/",
         "allmlp analyze mixer_l16",
     )
 )
 def analyze(
-    things: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A model folder, a run or a name from `allmlp list`, then pictures; without a model the CIFAR-10 "
-            "model that comes along."
+            metavar="MODEL|IMAGE",
+            help="A model folder, a run or a name from `allmlp list`, then image files. Without a model, the bundled "
+            "CIFAR-10 model.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the files; FOLDER/analysis, or analysis/NAME, if not given.")
+        Path | None, typer.Option(help="Folder for the files. Default: FOLDER/analysis, or analysis/NAME.")
     ] = None,
-    neighbours: Annotated[int, typer.Option(help="How many neighbours to show of a picture.", min=1)] = 5,
+    neighbors: Annotated[int, typer.Option(help="Number of neighbors per image.", min=1)] = 5,
     bank: Annotated[
         int | None,
-        typer.Option(help="Test pictures of the run to look them up in; 20 to 500 by its size if not given.", min=2),
+        typer.Option(
+            help="Number of the run's test images to search neighbors in. Default: 20 to 500, by model size.", min=2
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
+    print_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What a model has learnt: token mixing as images, sparsity, what predictions rest on, neighbours, norms, cost."""
-    from allmlp.analysis.subject import arguments, open_subject
-    from allmlp.analysis.survey import as_json as sections_as_json
-    from allmlp.analysis.survey import survey
+    """Show what a model has learned: token mixing, sparsity, saliency, nearest neighbors, activation norms, cost."""
+    from allmlp.analysis.analysis import analyze, as_json
+    from allmlp.analysis.target import load_target, split_arguments
 
-    model, files = arguments(things or [])
-    subject = open_subject(model)
-    given = subject.files(files) if files else None
-    place = out or (Path(model) / "analysis" if Path(model).is_dir() else Path("analysis") / name_of(subject))
-    known, note = test_pictures(Path(model), subject, bank)
-    done = survey(subject, place, given, known, neighbours)
-    if as_json:
-        sections = sections_as_json(done.sections)
-        print(json.dumps({"folder": str(place), "about": done.about, "sections": sections, "note": note}))
+    model, files = split_arguments(arguments or [])
+    target = load_target(model)
+    given = target.load_images(files) if files else None
+    name = target.name.replace(":", "_").replace("/", "_")
+    folder = out or (Path(model) / "analysis" if Path(model).is_dir() else Path("analysis") / name)
+    images, note = run_images(Path(model), target, bank)
+    result = analyze(target, folder, given, images, neighbors)
+    if print_json:
+        sections = as_json(result.sections)
+        print(json.dumps({"folder": str(folder), "about": result.about, "sections": sections, "note": note}))
     else:
-        print_survey(done, note)
+        print_analysis(result, note)
 
 
-def name_of(subject: Subject) -> str:
-    return subject.name.replace(":", "_").replace("/", "_")
+def run_images(folder: Path, target: AnalysisTarget, most: int | None) -> tuple[NamedImages | None, str]:
+    """Test images of a run's dataset, or why there are none."""
+    from allmlp.analysis.target import affordable_images
+    from allmlp.training import RUN, read_run
 
-
-def test_pictures(folder: Path, subject: Subject, most: int | None) -> tuple[Pictures | None, str]:
-    """Those of a run's own data, and why there are none where they cannot be had."""
-    from allmlp.analysis.subject import affordable
-    from allmlp.train import RUN, read_run
-
-    if not (folder / RUN).is_file() or subject.inputs is None:
+    if not (folder / RUN).is_file() or target.preprocessing is None:
         return None, ""
     try:
         run = read_run(folder)
-        split = run.data.like(str(folder)).open().hold_out(run.hold_out).test
-        return subject.split(split, most or affordable(subject.model, 500, least=20)), ""
+        split = run.data.for_model(str(folder)).load().split_validation(run.val_size).test
+        return target.sample(split, most or affordable_images(target.model, 500, least=20)), ""
     except UserError as reason:
-        return None, f"the run's own pictures cannot be shown: {reason}"
+        return None, f"the run's test images are not available: {reason}"
 
 
-def print_survey(done: Survey, note: str) -> None:
+def print_analysis(result: Analysis, note: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
     screen = console()
-    screen.print(Text(done.about))
+    screen.print(Text(result.about))
     view = Table(box=None, pad_edge=False, header_style="bold")
     view.add_column("section", no_wrap=True)
-    view.add_column("in short")
+    view.add_column("result")
     view.add_column("files")
-    for section in done.sections:
+    for section in result.sections:
         if section.files:
             view.add_row(section.name, Text(section.text), Text(short_list(section.files)))
     screen.print(view)
-    for section in done.sections:
+    for section in result.sections:
         if not section.files:
-            screen.print(Text(f"left out: {section.name}: {section.text}"))
+            screen.print(Text(f"skipped: {section.name}: {section.text}"))
     if note:
         screen.print(Text(note))
-    screen.print(Text(f"all in {done.folder}"))
+    screen.print(Text(f"written to {result.folder}"))
 
 
 def short_list(files: tuple[str, ...]) -> str:

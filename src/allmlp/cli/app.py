@@ -1,11 +1,12 @@
-"""The command itself, and what its parts share."""
+"""The typer application, and what its commands share."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from allmlp import __version__
 from allmlp.errors import UserError
@@ -15,36 +16,56 @@ if TYPE_CHECKING:
 
 
 def examples(*lines: str) -> str:
-    return "\n\n".join(["Examples:", *lines])
+    """The end of a help text; the first character keeps its lines from being wrapped."""
+    return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
+
+
+class Commands(TyperGroup):
+    """Lists commands with the whole first paragraph of their help, where click would cut it to one line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, (one.help or "").partition("\n\n")[0]) for name, one in commands if one is not None]
+            )
 
 
 app = typer.Typer(
+    cls=Commands,
     help="All-MLP networks for images and language: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.",
-    epilog=examples("allmlp list gmlp", "allmlp show mixer_b16", "allmlp show resmlp_s12 --image 160x256"),
+    epilog=examples(
+        "allmlp list gmlp",
+        "allmlp show mixer_b16",
+        "allmlp train digits_mixer",
+        "allmlp predict photo.jpg",
+    ),
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
-def print_version(wanted: bool) -> None:
-    if wanted:
+def print_version(requested: bool) -> None:
+    if requested:
         print(f"allmlp {__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def console() -> Console:
-    """Tables are at most 100 columns wide, and as wide when the output is a file."""
+    """Tables are at most 100 columns wide, also when the output is a file."""
     from rich.console import Console
 
     screen = Console(highlight=False)
@@ -72,8 +93,8 @@ def assignments(texts: list[str]) -> dict[str, str]:
 
 
 def print_results(results: dict[str, dict[str, float]]) -> None:
-    from allmlp.log import show
+    from allmlp.log import format_value
 
     if os.environ.get("RANK", "0") == "0":
         for name, values in results.items():
-            print(name, "  ".join(f"{key} {show(key, value)}" for key, value in values.items()))
+            print(name, "  ".join(f"{key} {format_value(key, value)}" for key, value in values.items()))

@@ -25,17 +25,17 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="A file or folder of Google, timm, FAIR, Hugging Face or lucidrains; a model folder; a name of "
-            "`allmlp list weights`; timm:NAME; ORGANISATION/NAME on the hub."
+            help="A weights file or folder of Google, timm, FAIR, Hugging Face or lucidrains, a model folder, a "
+            "name of `allmlp list weights`, timm:NAME, or ORGANIZATION/NAME on the Hub."
         ),
     ],
-    target: Annotated[str, typer.Argument(help="A model folder, or with --to a file; for hf a folder.")],
-    to: Annotated[str | None, typer.Option(help="The layout to write: google, timm, fair, hf or lucidrains.")] = None,
+    target: Annotated[str, typer.Argument(help="The model folder to write; with --to a file, for hf a folder.")],
+    to: Annotated[str | None, typer.Option(help="The format to write: google, timm, fair, hf or lucidrains.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="What the file does not say: block.token.heads=4.")
+        list[str] | None, typer.Option("--set", help="A field that the file does not state: block.token.num_heads=4.")
     ] = None,
 ) -> None:
-    """Published weights into a model folder, with the same output; and back."""
+    """Convert weights of other libraries to a model folder, or back."""
     from allmlp.weights.convert import convert
 
-    print(convert(source, target, to, assignments(overrides or []), say=partial(print, file=sys.stderr)))
+    print(convert(source, target, to, assignments(overrides or []), notify=partial(print, file=sys.stderr)))

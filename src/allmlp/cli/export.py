@@ -22,15 +22,18 @@ from allmlp.cli.app import app, examples
 def export(
     folder: Annotated[Path, typer.Argument(help="A model folder.")],
     file: Annotated[Path, typer.Argument(help="NAME.onnx, or NAME.pt2 for torch.export.")],
-    int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights (ONNX): a quarter of the size.")] = False,
-    aot: Annotated[bool, typer.Option("--aot", help="Compile for this machine's processor (.pt2).")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8 (.onnx): a quarter of the size.")] = False,
+    aot: Annotated[bool, typer.Option("--aot", help="Compile ahead of time for this CPU (.pt2).")] = False,
     on: Annotated[
-        list[Path] | None, typer.Option(help="Compare on this picture or text; without, on such as come along.")
+        list[Path] | None, typer.Option(help="Image or text file to compare on; default: bundled inputs.")
     ] = None,
 ) -> None:
-    """A trained model as a file for another runtime, compared with the model before it is left."""
+    """Export a trained model to ONNX or torch.export; its outputs are compared with the model's."""
     from allmlp.export.files import export
 
-    for made in export(folder, file, int8=int8, aot=aot, on=on):
-        size = made.file.stat().st_size / 1e6
-        print(f"{made.file}: {size:.1f} MB, any batch size, differs by {made.difference:.1e} on {made.told}")
+    for exported in export(folder, file, int8=int8, aot=aot, on=on):
+        size = exported.file.stat().st_size / 1e6
+        print(
+            f"{exported.file}: {size:.1f} MB, any batch size, "
+            f"differs by {exported.difference:.1e} on {exported.compared_on}"
+        )

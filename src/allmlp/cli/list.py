@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from textwrap import shorten, wrap
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -11,75 +11,107 @@ import typer
 from allmlp.cli.app import app, billions, console, examples, millions
 from allmlp.errors import UserError, did_you_mean
 
+WIDTH = 100
+
 
 @app.command(
-    "list", epilog=examples("allmlp list", "allmlp list 'resmlp_s12*'", "allmlp list hf: --json", "allmlp list weights")
+    "list",
+    epilog=examples(
+        "allmlp list",
+        "allmlp list 'resmlp_s12*'",
+        "allmlp list hf: --json",
+        "allmlp list recipes cifar10",
+        "allmlp list weights",
+    ),
 )
 def list_command(
-    pattern: Annotated[
-        str, typer.Argument(help="A word in the name, or a shell pattern; or recipes; or weights.")
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="A word in the name or a shell pattern; or: recipes, weights.")
     ] = "*",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for machines.")] = False,
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Of recipes or weights: the same.")] = "*",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The zoo: every model, what it reads, its size and cost, and the figure its paper prints.
+    """List models with their input, size, cost and published figures; or recipes; or published weights.
 
-    `list recipes` names the runs of `allmlp train`, `list weights` the published weights of `allmlp convert`.
+    `list recipes` names what `allmlp train` can run, `list weights` what `allmlp convert` can fetch.
     """
-    if pattern in ("recipes", "weights"):
-        list_recipes(as_json) if pattern == "recipes" else list_weights(as_json)
-        return
-    from allmlp.models.catalog import matching, rows
+    if what == "recipes":
+        list_recipes(pattern, as_json)
+    elif what == "weights":
+        list_weights(pattern, as_json)
+    elif pattern != "*":
+        raise UserError(f"a second pattern is only for `list recipes` and `list weights`, not for {what!r}")
+    else:
+        list_models(what, as_json)
 
-    table = {row.name: row for row in rows()}
-    names = matching(table, pattern)
-    if not names:
-        raise UserError(f"no model matches {pattern!r}{did_you_mean(pattern, table)}")
+
+def select(names: list[str], pattern: str, noun: str) -> list[str]:
+    from allmlp.models.catalog import matching
+
+    found = matching(names, pattern)
+    if not found:
+        raise UserError(f"no {noun} matches {pattern!r}{did_you_mean(pattern, names)}")
+    return found
+
+
+def list_models(pattern: str, as_json: bool) -> None:
+    from allmlp.models.catalog import read_catalog
+
+    catalog = {entry.name: entry for entry in read_catalog()}
+    entries = [catalog[name] for name in select(list(catalog), pattern, "model")]
     if as_json:
-        print(json.dumps([table[name]._asdict() for name in names], indent=2))
+        print(json.dumps([entry._asdict() for entry in entries], indent=2))
         return
     from rich.table import Table
 
     view = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("model", "family", "reads"):
+    for title in ("model", "family", "input"):
         view.add_column(title, no_wrap=True)
     for title in ("parameters", "MACs", "published"):
         view.add_column(title, justify="right", no_wrap=True)
-    for row in map(table.__getitem__, names):
-        view.add_row(row.name, row.family, row.reads, millions(row.parameters), billions(row.macs), row.published)
+    for entry in entries:
+        counts = millions(entry.parameters), billions(entry.macs), entry.published
+        view.add_row(entry.name, entry.family, entry.input_spec, *counts)
     console().print(view)
 
 
-def list_recipes(as_json: bool) -> None:
+def list_recipes(pattern: str, as_json: bool) -> None:
     from allmlp.recipes import recipes
 
-    texts = {recipe.name: recipe.text for recipe in recipes().values()}
+    texts = {name: recipes()[name].text for name in select(list(recipes()), pattern, "recipe")}
     if as_json:
         print(json.dumps(texts, indent=2))
         return
     width = max(map(len, texts)) + 2
     for name, text in texts.items():
-        print(f"{name:<{width}}{shorten(text.splitlines()[0], 100 - width, placeholder=' ...')}")
+        summary = " ".join(text.partition("\n\n")[0].split())
+        first, *rest = wrap(summary, WIDTH - width) or [""]
+        print(f"{name:<{width}}{first}", *(" " * width + line for line in rest), sep="\n")
 
 
-def list_weights(as_json: bool) -> None:
-    from allmlp.weights.published import checkpoints
+def list_weights(pattern: str, as_json: bool) -> None:
+    from allmlp.weights.published import published_weights
 
-    rows = checkpoints().values()
+    rows = [published_weights()[name] for name in select(list(published_weights()), pattern, "weights")]
     if as_json:
-        print(json.dumps([row._asdict() | {"pixels": row.pixels._asdict()} for row in rows], indent=2))
+        print(json.dumps([row._asdict() | {"normalization": row.normalization._asdict()} for row in rows], indent=2))
         return
     from rich.table import Table
 
     view = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("weights", "what they are", "pixels"):
+    for title in ("weights", "description", "normalize"):
         view.add_column(title, no_wrap=True)
     view.add_column("top-1", justify="right", no_wrap=True)
-    view.add_column("licence", no_wrap=True)
+    view.add_column("license", no_wrap=True)
     for row in rows:
         view.add_row(
-            row.name, row.what, row.pixels.name, f"{row.top1:.2f}" if row.top1 else "", row.licence or "not known"
+            row.name,
+            row.description,
+            row.normalization.name,
+            f"{row.top1:.2f}" if row.top1 else "",
+            row.license or "unknown",
         )
     console().print(view)
     for note in dict.fromkeys(row.note for row in rows if row.note):
         names = ", ".join(row.name for row in rows if row.note == note)
-        print("", *wrap(f"{names}: {note}.", 100), sep="\n")
+        print("", *wrap(f"{names}: {note}.", WIDTH), sep="\n")

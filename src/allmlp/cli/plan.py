@@ -12,7 +12,9 @@ from allmlp.cli.app import app, console, examples
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
-    from allmlp.plan.check import Compared
+    from rich.console import Console
+
+    from allmlp.plan.check import Comparison
     from allmlp.plan.forecast import Forecast
 
 GIGABYTE = 1e9
@@ -22,71 +24,78 @@ GIGABYTE = 1e9
     epilog=examples(
         "allmlp plan mixer_h14 --samples 300e6 --epochs 14 --gpus 1024",
         "allmlp plan imagenet_mixer_b16 --gpus 64 --gpu a100",
-        "allmlp plan gmlp_xlarge --samples 256e6 --gpus 128 --batch 2048 --share 0.3 --json",
-        "allmlp plan resmlp_s24 --check --batch 8 --calibrate resmlp_s12",
+        "allmlp plan gmlp_xlarge --samples 256e6 --gpus 128 --mfu 0.3 --json",
+        "allmlp plan resmlp_s24 --check --batch-size 8 --calibrate resmlp_s12",
     )
 )
 def plan(
     target: Annotated[str, typer.Argument(help="A model from `allmlp list`, or a recipe from `allmlp list recipes`.")],
-    samples: Annotated[float | None, typer.Option(help="Examples in the training set: 300e6.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Times they are all read.")] = None,
-    gpus: Annotated[int, typer.Option(help="How many.")] = 8,
+    samples: Annotated[float | None, typer.Option(help="Size of the training set, e.g. 300e6.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training set.")] = None,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 8,
     gpu: Annotated[str, typer.Option(help="h200, h100 or a100.")] = "h200",
-    batch: Annotated[
-        int | None, typer.Option(help="Examples per step over all GPUs; the paper's if not given.")
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples per step over all GPUs; default: the paper's.")
     ] = None,
-    passes: Annotated[int | None, typer.Option(help="Passes that a GPU computes its part of a batch in.")] = None,
+    grad_accum_steps: Annotated[int | None, typer.Option(help="Micro-batches per step.")] = None,
     optim: Annotated[str | None, typer.Option(help="adamw, sgd, adagrad, lamb or muon.")] = None,
-    sharding: Annotated[str | None, typer.Option(help="ddp or fsdp; the quicker that fits if not given.")] = None,
-    checkpointing: Annotated[
+    sharding: Annotated[str | None, typer.Option(help="ddp or fsdp; default: the fastest that fits.")] = None,
+    grad_checkpointing: Annotated[
         bool | None,
-        typer.Option("--checkpointing/--no-checkpointing", help="Compute blocks again in the backward pass."),
+        typer.Option("--grad-checkpointing/--no-grad-checkpointing", help="Recompute blocks in the backward pass."),
     ] = None,
     compiled: Annotated[
         bool | None,
-        typer.Option("--compiled/--eager", help="With torch.compile, as recipes are; --check is eager if not told."),
+        typer.Option(
+            "--compiled/--eager", help="With or without torch.compile; default: as the recipe, --check eager."
+        ),
     ] = None,
-    share: Annotated[float | None, typer.Option(help="Of the GPU's published peak; the family's measured one.")] = None,
-    network: Annotated[
-        float | None, typer.Option(help="GB/s that a GPU can send; what its kind can if not given.")
+    mfu: Annotated[
+        float | None, typer.Option(help="Model FLOPs utilization; default: the measured one of the family.")
     ] = None,
-    store: Annotated[float, typer.Option(help="GB/s that a checkpoint is written with.")] = 2.0,
-    sample_bytes: Annotated[float | None, typer.Option(help="Bytes of an example in the object store.")] = None,
-    restart: Annotated[float, typer.Option(help="Minutes until a failed run goes on.")] = 10.0,
-    simulations: Annotated[int, typer.Option(help="Runs to play through.", min=2, max=100_000)] = 500,
-    seed: Annotated[int, typer.Option(help="Of the simulation.")] = 0,
-    check: Annotated[bool, typer.Option("--check", help="Run a few real steps here and compare.")] = False,
-    calibrate: Annotated[
-        str | None, typer.Option(help="With --check: the model to measure the speed on first.")
-    ] = None,
+    network_bandwidth: Annotated[float | None, typer.Option(help="GB/s per GPU; default: the GPU's.")] = None,
+    storage_bandwidth: Annotated[float, typer.Option(help="GB/s at which checkpoints are written.")] = 2.0,
+    sample_bytes: Annotated[float | None, typer.Option(help="Stored size of an example.")] = None,
+    restart_minutes: Annotated[float, typer.Option(help="From a failure until training continues.")] = 10.0,
+    simulations: Annotated[int, typer.Option(help="Runs to simulate.", min=2, max=100_000)] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    check: Annotated[bool, typer.Option("--check", help="Run real steps on this machine and compare.")] = False,
+    calibrate: Annotated[str | None, typer.Option(help="With --check: measure the speed with this model.")] = None,
     device: Annotated[str | None, typer.Option(help="With --check: cpu or cuda.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a run past one machine takes: memory, step time, network, object store, hours, checkpoints, failures."""
+    """Estimate memory, step time, communication, storage, failures and GPU-days of a large training run."""
     from allmlp.plan.forecast import forecast
     from allmlp.plan.jobs import job
 
-    options: dict[str, Any] = {
-        "gpus": gpus,
-        "gpu": gpu,
-        "batch": batch,
-        "passes": passes,
-        "optim": optim,
-        "sharding": sharding,
-        "checkpointing": checkpointing,
-        "compiled": compiled,
-        "share": share,
-        "network": None if network is None else network * 1e9,
-        "store": store * 1e9,
-        "sample": sample_bytes,
-        "restart": restart * 60,
-    }
     if check:
-        run_check(target, batch or 8, optim, bool(checkpointing), bool(compiled), share, calibrate, device, as_json)
+        options = bool(grad_checkpointing), bool(compiled), mfu, calibrate, device, as_json
+        run_check(target, batch_size or 8, optim, *options)
         return
     if calibrate or device:
-        raise UserError("--calibrate and --device belong to --check")
-    found = forecast(job(target, samples, epochs, **options), simulations, seed)
+        raise UserError("--calibrate and --device need --check")
+    found = forecast(
+        job(
+            target,
+            samples,
+            epochs,
+            gpus=gpus,
+            gpu=gpu,
+            batch_size=batch_size,
+            grad_accum_steps=grad_accum_steps,
+            optim=optim,
+            sharding=sharding,
+            grad_checkpointing=grad_checkpointing,
+            compiled=compiled,
+            mfu=mfu,
+            network_bandwidth=None if network_bandwidth is None else network_bandwidth * GIGABYTE,
+            storage_bandwidth=storage_bandwidth * GIGABYTE,
+            sample_bytes=sample_bytes,
+            restart_seconds=restart_minutes * 60,
+        ),
+        simulations,
+        seed,
+    )
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:
@@ -95,11 +104,11 @@ def plan(
 
 def run_check(
     target: str,
-    batch: int,
+    batch_size: int,
     optim: str | None,
-    checkpointing: bool,
+    grad_checkpointing: bool,
     compiled: bool,
-    share: float | None,
+    mfu: float | None,
     calibrate: str | None,
     device: str | None,
     as_json: bool,
@@ -108,43 +117,53 @@ def run_check(
 
     from allmlp.models.zoo import preset
     from allmlp.plan.check import check
-    from allmlp.plan.hardware import card_here
+    from allmlp.plan.hardware import expected_flops
     from allmlp.plan.jobs import job
     from allmlp.plan.time import cost
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA device here: use --device cpu")
-    here = job(target, samples=batch, epochs=1, gpus=1, batch=batch, optim=optim, share=share)
-    other, flops, basis = None, None, "no speed to predict from: --calibrate MODEL measures one"
+        raise UserError("no CUDA device is available; use --device cpu")
+    here = job(target, samples=batch_size, epochs=1, gpus=1, batch_size=batch_size, optim=optim, mfu=mfu)
+    other, flops, basis = None, None, "no speed to predict the time from; --calibrate MODEL measures one"
     if calibrate is not None:
-        other, basis = preset(calibrate).spec, f"from the speed of {calibrate}, measured beside it"
+        other, basis = preset(calibrate).spec, f"time predicted from the speed of {calibrate}"
     elif place.type == "cuda":
         name = torch.cuda.get_device_name(place)
-        flops, basis = card_here(name, here.family, here.reads, cost(here.model).macs, share)
-    rows = check(here.model, batch, here.optim, place, 5, checkpointing, flops, other, compiled)
+        flops, basis = expected_flops(name, here.family, here.modality, cost(here.model).macs, mfu)
+    rows = check(here.model, batch_size, here.optim, place, 5, grad_checkpointing, flops, other, compiled)
     if as_json:
-        found = {row.what: row._asdict() | {"error": row.error} for row in rows}
-        print(
-            json.dumps({"model": target, "batch": batch, "device": str(place), "basis": basis, "rows": found}, indent=2)
-        )
+        found: dict[str, Any] = {"model": target, "batch_size": batch_size, "device": str(place), "basis": basis}
+        found["rows"] = {row.quantity: row._asdict() | {"error": row.error} for row in rows}
+        print(json.dumps(found, indent=2))
         return
-    print(f"{target}, batch {batch}, one step on {place}; {basis}")
-    print_compared(rows)
+    print(f"{target}, batch size {batch_size}, one step on {place}; {basis}")
+    print_comparisons(rows)
 
 
-def print_compared(rows: list[Compared]) -> None:
+def print_comparisons(rows: list[Comparison]) -> None:
     from rich.table import Table
 
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    view.add_column("what")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("quantity")
     for title in ("predicted", "measured", "error"):
-        view.add_column(title, justify="right")
+        table.add_column(title, justify="right")
     for row in rows:
         scale, unit = (1e6, "MB") if row.unit == "bytes" else (1.0, row.unit)
         shown = [f"{value / scale:,.3f} {unit}" if value is not None else "" for value in (row.predicted, row.measured)]
-        view.add_row(row.what, *shown, "" if row.error is None else f"{row.error:+.1%}")
-    console().print(view)
+        table.add_row(row.quantity, *shown, "" if row.error is None else f"{row.error:+.1%}")
+    console().print(table)
+
+
+MEMORY = {
+    "weights": "weights",
+    "EMA of weights": "ema",
+    "optimizer state": "optimizer_state",
+    "gradients": "gradients",
+    "weights in bfloat16": "weight_copies",
+    "communication buffers": "communication_buffers",
+    "activations": "activations",
+}
 
 
 def print_forecast(found: Forecast) -> None:
@@ -159,72 +178,69 @@ def print_forecast(found: Forecast) -> None:
     def heading(text: str) -> None:
         screen.print(Text(f"\n{text}", style="bold"))
 
-    screen.print(
-        Text(job.name, style="bold"),
-        f"on {job.gpus:,} {job.card.name}: {job.samples:,.0f} samples x {job.epochs:g} epochs, batch {job.batch:,} "
-        f"({job.each:,} a GPU), {type(job.optim).__name__}, {job.precision}",
-    )
+    def line(label: str, text: str) -> None:
+        print_wrapped(screen, label, text)
+
     mode = "compiled" if job.compiled else "eager"
-    usable = USABLE * job.card.memory / GIGABYTE
-    heading(f"Memory of one GPU, {mode}, GB of {usable:.0f} that can be used; not all of it is there at once")
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    view.add_column("")
-    for way in found.ways:
-        view.add_column(way.name, justify="right")
-    for label, name in ROWS.items():
-        numbers = [getattr(way.memory, name) for way in found.ways]
-        if any(numbers):
-            view.add_row(label, *(f"{number / GIGABYTE:.3f}" for number in numbers))
-    view.add_row("at most", *(f"{w.memory.most / GIGABYTE:.3f}{'' if w.fits else ' (too much)'}" for w in found.ways))
-    view.add_row("one step, ms", *(f"{1e3 * way.step.seconds:,.1f}" for way in found.ways))
-    screen.print(view)
-
-    step, known, played = chosen.step, found.failures, found.simulated
-    heading(f"Time, by {chosen.name}")
-    say(
-        "arithmetic",
-        f"{step.flops / 1e15:,.2f} PFLOP a step, {1e3 * step.compute:,.1f} ms at {found.share:.1%} of "
-        f"{job.card.peak / 1e12:,.0f} TFLOP/s a GPU (share: {found.shared_from})",
+    title = f" on {job.gpus:,} {job.card.name}, {type(job.optim).__name__}, {job.precision}, {mode}"
+    screen.print(Text.assemble((job.name, "bold"), title))
+    print(
+        f"{job.samples:,.0f} samples x {job.epochs:g} epochs, batch size {job.batch_size:,} "
+        f"({job.local_batch_size:,} per GPU)"
     )
-    say(
+    heading(f"Memory per GPU in GB ({USABLE * job.card.memory / GIGABYTE:.0f} usable; ckpt: gradient checkpointing)")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for each in found.strategies:
+        table.add_column(each.name, justify="right")
+    for label, name in MEMORY.items():
+        sizes = [getattr(each.memory, name) for each in found.strategies]
+        if any(sizes):
+            table.add_row(label, *(f"{size / GIGABYTE:.3f}" for size in sizes))
+    peaks = (f"{each.memory.peak / GIGABYTE:.3f}{'' if each.fits else ' (!)'}" for each in found.strategies)
+    table.add_row("peak of a step", *peaks)
+    table.add_row("step time, ms", *(f"{1e3 * each.step.seconds:,.1f}" for each in found.strategies))
+    screen.print(table)
+    if not all(each.fits for each in found.strategies):
+        print("(!) does not fit")
+
+    step, failures, simulation = chosen.step, found.failures, found.simulation
+    heading(f"Time with {chosen.name}")
+    line(
+        "compute",
+        f"{step.flops / 1e15:,.2f} PFLOP per step, {1e3 * step.compute:,.1f} ms at {found.mfu:.1%} MFU of "
+        f"{job.card.peak / 1e12:,.0f} TFLOP/s per GPU (MFU: {found.mfu_from})",
+    )
+    line(
         "network",
-        f"{step.traffic / 1e9:,.2f} GB a GPU and step, {1e3 * step.network:,.1f} ms, of which "
-        f"{1e3 * step.exposed:,.1f} ms have nothing to hide behind; {step.needed / 1e9:,.1f} GB/s a GPU hide all",
+        f"{step.bytes_sent / 1e9:,.2f} GB per GPU and step, {1e3 * step.communication:,.1f} ms, of which "
+        f"{1e3 * step.exposed:,.1f} ms are not overlapped; {step.hiding_bandwidth / 1e9:,.1f} GB/s per GPU would "
+        "hide all of it",
     )
-    say("step", f"{1e3 * step.seconds:,.1f} ms, {found.rate:,.0f} samples/s; {job.steps:,} steps")
-    say(
+    line("step", f"{1e3 * step.seconds:,.1f} ms, {found.throughput:,.0f} samples/s; {job.steps:,} steps")
+    line(
         "data",
-        f"{found.sample:,.0f} bytes a sample: {found.stream / 1e9:,.2f} GB/s from the object store, "
-        f"{found.stream / found.machines / 1e6:,.1f} MB/s for each of {found.machines:,} machines; "
-        f"{found.host / 1e9:,.1f} GB of host memory a process for the order of the samples",
+        f"{found.sample_bytes:,.0f} bytes per sample: {found.read_bandwidth / 1e9:,.2f} GB/s from the object store, "
+        f"{found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({found.nodes:,} nodes); "
+        f"{found.host_memory / 1e9:,.1f} GB of host memory per process for the sampler and the index",
     )
-    heading("Failures, at the rate of Llama 3")
-    say("one in", f"{known.between / 3600:,.1f} h on {job.gpus:,} GPUs; a restart takes {known.restart / 60:g} min")
-    say(
+    heading("Failures at the rate of Llama 3")
+    line("MTBF", f"{failures.mtbf / 3600:,.1f} h on {job.gpus:,} GPUs; a restart takes {failures.restart / 60:g} min")
+    line(
         "checkpoint",
-        f"{found.checkpoint / 1e9:,.2f} GB, {known.checkpoint:,.1f} s to write; best every "
-        f"{found.interval / 60:,.1f} min (Young {young(known) / 60:,.1f}), cadence.save={found.save}",
+        f"{found.checkpoint_bytes / 1e9:,.2f} GB, {failures.checkpoint:,.1f} s to write; best interval "
+        f"{found.interval / 60:,.1f} min (Daly; Young: {young(failures) / 60:,.1f}), save_every={found.save_every}",
     )
-    say(
+    line(
         "goodput",
-        f"{found.goodput:.2%}; simulated {found.work / played.seconds:.2%} "
-        f"+- {found.work * played.error / played.seconds**2:.2%} with {played.failures:,.1f} failures a run",
+        f"{found.goodput:.2%}; simulated {found.ideal_seconds / simulation.seconds:.2%} "
+        f"+- {found.ideal_seconds * simulation.error / simulation.seconds**2:.2%} with "
+        f"{simulation.failures:,.1f} failures per run",
     )
-    heading("In all")
-    say("hours", f"{found.expected / 3600:,.1f} ({found.work / 3600:,.1f} without failures)")
-    say("GPU-days", f"{found.gpu_days:,.1f}")
+    heading("Total")
+    line("hours", f"{found.expected_seconds / 3600:,.1f} ({found.ideal_seconds / 3600:,.1f} without failures)")
+    line("GPU-days", f"{found.gpu_days:,.1f}")
 
 
-def say(label: str, text: str) -> None:
-    print(*wrap(text, 100, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")
-
-
-ROWS = {
-    "weights": "weights",
-    "their average": "average",
-    "optimiser": "optimiser",
-    "gradients": "gradients",
-    "weights in bfloat16": "copies",
-    "buckets, gathered blocks": "exchange",
-    "activations": "activations",
-}
+def print_wrapped(screen: Console, label: str, text: str) -> None:
+    print(*wrap(text, screen.width, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")

@@ -16,40 +16,42 @@ from allmlp.errors import UserError
     epilog=examples(
         "allmlp predict photo.jpg",
         "allmlp predict runs/a photo.jpg",
-        "allmlp predict runs/a photos/*.png --top 3 --json",
+        "allmlp predict runs/a photos/*.png --top-k 3 --json",
         "allmlp predict runs/mlm 'the cat [MASK] on the mat'",
         "allmlp predict runs/squad 'Who sat on the mat?' --context 'The cat sat on the mat.'",
     )
 )
 def predict(
-    things: Annotated[
+    inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Picture files, or texts; a folder in front is the model, else the CIFAR-10 model that comes along."
+            help="Image files or texts. A model folder may come first; default: the bundled CIFAR-10 model."
         ),
     ],
-    context: Annotated[str, typer.Option(help="The second sentence of a pair, or the text that has the answer.")] = "",
-    top: Annotated[int, typer.Option(help="How many classes or words to name.", min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
+    context: Annotated[
+        str, typer.Option(help="The second sentence of a pair, or the paragraph that contains the answer.")
+    ] = "",
+    top_k: Annotated[int, typer.Option(help="Number of classes or tokens to print.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of input and predictions.")] = False,
 ) -> None:
-    """What a trained model says: classes of pictures and texts, words for [MASK], answers, translations."""
-    from allmlp.predict import predict, predict_text, reads_text
-    from allmlp.weights.pretrained import shipped
+    """Predict with a trained model: classes or values of images, classes of texts, tokens for [MASK], answers,
+    translations.
+    """
+    from allmlp.prediction import predict_images, predict_text, reads_text
+    from allmlp.weights.pretrained import bundled
 
-    folder = Path(things.pop(0)) if Path(things[0]).is_dir() else shipped()
-    if not things:
-        raise UserError(f"name a picture or a text for the model in {folder}")
+    folder = Path(inputs.pop(0)) if Path(inputs[0]).is_dir() else bundled()
+    if not inputs:
+        raise UserError(f"give an image file or a text for the model in {folder}")
     if reads_text(folder):
-        answers = {thing: predict_text(folder, thing, context, top) for thing in things}
+        rows = [(text, row) for text in inputs for row in predict_text(folder, text, context, top_k)]
     else:
-        answers = dict(zip(things, ([row] for row in predict(folder, [Path(thing) for thing in things], top))))
+        rows = list(zip(inputs, predict_images(folder, [Path(file) for file in inputs], top_k), strict=True))
     if as_json:
-        rows = {thing: [[answer._asdict() for answer in row] for row in found] for thing, found in answers.items()}
-        print(json.dumps({thing: found[0] if len(found) == 1 else found for thing, found in rows.items()}))
+        print(json.dumps([{"input": name, "predictions": [one.to_json() for one in row]} for name, row in rows]))
         return
-    for thing, found in answers.items():
-        for row in found:
-            print(f"{thing}:", "  ".join(map(str, row)))
+    for name, row in rows:
+        print(f"{name}:", "  ".join(map(str, row)))
 
 
 @app.command(
@@ -57,13 +59,13 @@ def predict(
 )
 def generate(
     model: Annotated[Path, typer.Argument(help="Folder of a causal language model.")],
-    prompt: Annotated[str, typer.Option(help="How the text begins.")] = "",
-    tokens: Annotated[int, typer.Option(help="How many to write at most.", min=1)] = 50,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 draws.", min=0.0)] = 0.8,
-    top: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest only.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="The same text again.")] = None,
+    prompt: Annotated[str, typer.Option(help="Start of the text.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.", min=1)] = 50,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.", min=0.0)] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable tokens only.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed, for repeatable text.")] = None,
 ) -> None:
-    """Write text, token by token."""
-    from allmlp.predict import generate
+    """Generate text with a causal language model."""
+    from allmlp.prediction import generate
 
-    print(generate(model, prompt, tokens, temperature, top, seed))
+    print(generate(model, prompt, max_new_tokens, temperature, top_k, seed))

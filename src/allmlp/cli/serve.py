@@ -20,22 +20,24 @@ from allmlp.errors import require
     )
 )
 def serve(
-    folder: Annotated[
-        Path | None, typer.Argument(help="The model's folder; the CIFAR-10 model that comes along if not given.")
+    folder: Annotated[Path | None, typer.Argument(help="Model folder; by default the bundled CIFAR-10 model.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000,
+    batch_size: Annotated[int, typer.Option(help="Maximum number of requests per forward pass.", min=1)] = 16,
+    max_concurrency: Annotated[int, typer.Option(help="Requests in flight; further ones get 503.", min=1)] = 128,
+    timeout: Annotated[float, typer.Option(help="Seconds before a request gets 504.", min=0.1)] = 20.0,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of the model; by default one per core.", min=1)
     ] = None,
-    host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
-    batch: Annotated[int, typer.Option(help="Requests that go through the model together, at most.", min=1)] = 16,
-    queue: Annotated[int, typer.Option(help="Requests that are taken on at a time; others get 503.", min=1)] = 128,
-    timeout: Annotated[float, typer.Option(help="Seconds for a request before it gets 504.", min=0.1)] = 20.0,
-    threads: Annotated[int | None, typer.Option(help="Of the model; one a core if not given.", min=1)] = None,
 ) -> None:
-    """Put a model behind a web page and an HTTP interface, on this machine alone unless told otherwise."""
-    # Threads that spin while they wait would take the core that answers requests. Read when torch is loaded.
+    """Serve a model over HTTP with a web page, by default on localhost only."""
+    # Spinning OpenMP threads would starve the event loop. Must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    for module in ("fastapi", "uvicorn", "python_multipart", "PIL.Image"):
+    for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "PIL.Image"):
         require(module, "serve")
     from allmlp.serve.server import run
-    from allmlp.weights.pretrained import shipped
+    from allmlp.weights.pretrained import bundled
 
-    run(folder or shipped(), host, port, batch, queue, timeout, threads)
+    run(folder or bundled(), host, port, batch_size, max_concurrency, timeout, threads)

@@ -9,105 +9,140 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allmlp.cli.app import app, assignments, billions, console, examples, millions
+from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from allmlp.show import Page
+    from allmlp.show import ModelSummary
 
 
 @app.command(
     epilog=examples(
         "allmlp show gmlp_s16",
-        "allmlp show mixer_b16 --classes 10 --image 160x256",
-        "allmlp show gmlp_l36 --set block.channel.inner.combine=add",
+        "allmlp show mixer_b16 --num-classes 10 --img-size 160x256",
+        "allmlp show gmlp_l36 --set block.channel.inner.variant=additive",
         "allmlp show path/to/model --json",
+        "allmlp show cifar10_gmlp",
     )
 )
 def show(
-    model: Annotated[str, typer.Argument(help="A name from `allmlp list`, timm:NAME, or a model folder.")],
-    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
-    image: Annotated[str | None, typer.Option(help="Image size: 224 or 160x256 (height x width).")] = None,
-    patch: Annotated[str | None, typer.Option(help="Patch size: 16 or 8x16.")] = None,
-    in_channels: Annotated[int | None, typer.Option(help="Colour channels of the image.")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Size of the vocabulary.")] = None,
-    length: Annotated[int | None, typer.Option(help="Longest sequence.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Any field: block.channel.hidden=512.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A model of `allmlp list`, timm:MODEL, a model folder, or a recipe."),
+    ],
+    num_classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    img_size: Annotated[str | None, typer.Option(help="Image size: 224 or 160x256 (height x width).")] = None,
+    patch_size: Annotated[str | None, typer.Option(help="Patch size: 16 or 8x16.")] = None,
+    in_chans: Annotated[int | None, typer.Option(help="Number of image channels.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Size of the vocabulary.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Maximum sequence length.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any field: block.channel.hidden=512.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """One page about one model: its sentence, equations, cost by part, published figures, state-dict keys."""
-    from allmlp.models.zoo import configure, preset
-    from allmlp.show import page
+    """Show a model: config, equations, cost by part, published figures, state-dict keys; or a recipe and its config."""
+    from allmlp.models.preset import preset, presets
+    from allmlp.models.zoo import configure
+    from allmlp.recipes import recipes
+    from allmlp.show import summarize
     from allmlp.spec import parse
     from allmlp.weights.folder import read_spec
 
-    is_folder = Path(model).is_dir()
-    spec = read_spec(Path(model)) if is_folder else preset(model).spec
     size = tuple[int, int]
-    changed = configure(
-        spec,
-        classes=classes,
-        image=None if image is None else parse(image, size, "--image"),
-        patch=None if patch is None else parse(patch, size, "--patch"),
-        in_channels=in_channels,
-        vocabulary=vocabulary,
-        length=length,
-        overrides=assignments(overrides or []),
-    )
-    if is_folder or changed != spec:
-        sheet = page(model, changed)
-    else:
-        sheet = page(model, spec, preset(model).published, preset(model).about)
+    options = {
+        "num_classes": num_classes,
+        "img_size": None if img_size is None else parse(img_size, size, "--img-size"),
+        "patch_size": None if patch_size is None else parse(patch_size, size, "--patch-size"),
+        "in_chans": in_chans,
+        "vocab_size": vocab_size,
+        "seq_len": seq_len,
+    }
+    changes = assignments(overrides or [])
+    is_folder = Path(name).is_dir()
+    if not is_folder and name.partition("/")[0] in recipes():
+        if given := [option for option, value in options.items() if value is not None]:
+            raise UserError(f"--{given[0].replace('_', '-')} is for models; change a recipe with --set FIELD=VALUE")
+        show_recipe(name, changes, as_json)
+        return
+    if not is_folder and ":" not in name:
+        lookup(name, dict.fromkeys([*presets(), *recipes()]), "model or recipe")
+    spec = read_spec(Path(name)) if is_folder else preset(name).spec
+    changed = configure(spec, overrides=changes, **options)
+    known = None if is_folder or changed != spec else preset(name)
+    summary = summarize(name, changed, known.published if known else None, known.about if known else "")
     if as_json:
-        print(json.dumps(sheet.as_json(), indent=2))
+        print(json.dumps(summary.as_json(), indent=2))
     else:
-        print_page(sheet)
+        print_summary(summary)
 
 
-def print_page(sheet: Page) -> None:
+def show_recipe(name: str, changes: dict[str, str], as_json: bool) -> None:
+    from allmlp.recipes import recipe, runs
+    from allmlp.spec import format_spec, override_all, to_dict
+
+    text = recipe(name.partition("/")[0]).text
+    found = {row: override_all(run, changes) for row, run in runs(name).items()}
+    if as_json:
+        print(json.dumps({"name": name, "text": text, "runs": {row: to_dict(run) for row, run in found.items()}}))
+        return
+    print(text)
+    if len(found) == 1:
+        (run,) = found.values()
+        print("\nConfig", format_spec(run), sep="\n")
+    else:
+        print("\nRuns (allmlp show NAME/RUN prints the config of one)", *found, sep="\n")
+
+
+def print_summary(summary: ModelSummary) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from allmlp.show import equations, files, sentence, state_dict_keys
+    from allmlp.show import equations, source_files, state_dict_keys
+    from allmlp.spec import format_spec
 
     screen = console()
 
     def heading(text: str) -> None:
         screen.print(Text(f"\n{text}", style="bold"))
 
-    about = f", {sheet.about}" if sheet.about else ""
-    screen.print(Text(sheet.name, style="bold"), f"reads {sheet.spec.reads}{about}")
-    heading("Sentence")
-    screen.print(Text(sentence(sheet.spec)))
+    about = f", {summary.about}" if summary.about else ""
+    screen.print(Text(summary.name, style="bold"), f"input: {summary.spec.input_spec}{about}")
+    heading("Config")
+    screen.print(Text(format_spec(summary.spec)))
     heading("Equations")
-    for kind, lines in equations(sheet.spec).items():
+    formulas = Table.grid(padding=(0, 2))
+    for kind, lines in equations(summary.spec).items():
         for number, line in enumerate(lines):
-            screen.print(Text(f"{kind if number == 0 else '':<18}{line}"))
+            formulas.add_row(Text(kind if number == 0 else ""), Text(line))
+    screen.print(formulas)
     heading("Cost of one example")
     view = Table(box=None, pad_edge=False, header_style="bold")
     view.add_column("part")
-    for title in ("parameters", "MACs", "share of MACs"):
+    for title in ("parameters", "MACs", "% of MACs"):
         view.add_column(title, justify="right")
-    for part in sheet.cost.parts:
-        view.add_row(part.name, f"{part.parameters:,}", f"{part.macs:,}", f"{part.macs / max(sheet.cost.macs, 1):.1%}")
-    view.add_row("total", f"{sheet.cost.parameters:,}", f"{sheet.cost.macs:,}", "", style="bold")
+    for part in summary.cost.parts:
+        fraction = part.macs / max(summary.cost.macs, 1)
+        view.add_row(part.name, f"{part.parameters:,}", f"{part.macs:,}", f"{fraction:.1%}")
+    view.add_row("total", f"{summary.cost.parameters:,}", f"{summary.cost.macs:,}", "", style="bold")
     screen.print(view)
-    if sheet.published is not None:
-        print_published(screen, sheet)
+    if summary.published is not None:
+        print_published(screen, summary)
     heading("State dict")
-    for key, shape in state_dict_keys(sheet.spec).items():
+    for key, shape in state_dict_keys(summary.spec).items():
         screen.print(Text(f"{key:<48} {shape}"))
     heading("Files")
-    screen.print(Text("  ".join(files(sheet.spec))))
+    screen.print(Text("  ".join(source_files(summary.spec))))
 
 
-def print_published(screen: Console, sheet: Page) -> None:
-    printed = sheet.published
+def print_published(screen: Console, summary: ModelSummary) -> None:
+    printed = summary.published
     assert printed is not None
     scope = "" if printed.head else ", without the head"
     screen.print(f"\n[bold]Published[/bold] ({printed.source}{scope})")
-    screen.print(f"parameters  {printed.parameters:>8} M   here {millions(sheet.parameters)}")
+    screen.print(f"parameters  {printed.parameters:>8} M   here {millions(summary.parameters)}")
     if printed.macs:
-        screen.print(f"MACs        {printed.macs:>8} G   here {billions(sheet.cost.macs)}")
+        screen.print(f"MACs        {printed.macs:>8} G   here {billions(summary.cost.macs)}")
     if printed.note:
         screen.print(f"note: {printed.note}", style="italic")

@@ -1,1 +1,1 @@
-"""Data: one dataset or format per file; `source` says what a dataset is, `images` changes pictures on the device."""
+"""Datasets, one dataset or format per file, and image augmentation."""

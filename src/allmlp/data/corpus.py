@@ -1,4 +1,4 @@
-"""Running text for language models: tokenised once into a file on disk, cut into rows of equal length."""
+"""Text for language models: tokenized once into a file on disk and cut into rows of equal length."""
 
 from __future__ import annotations
 
@@ -16,127 +16,131 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmlp.data.inputs import FILE as INPUTS
-from allmlp.data.inputs import TextInputs
-from allmlp.data.source import Resident, Split, Splits
-from allmlp.data.text import Unit, documents, find
-from allmlp.data.tokenizer import FILE as TOKENIZER
-from allmlp.data.tokenizer import TextData, Tokenize, Tokenizer, cache_folder, load
+from allmlp.data.dataset import Dataset, InMemory, Split
+from allmlp.data.paths import cache_folder
+from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.text_files import SampleBy, find_files, read_documents
+from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.spec import Count, Rate, to_json
 
-IN_MEMORY = 2**31
-"""Bytes of rows up to which a split is held in memory, or on the GPU."""
+MAX_BYTES_IN_MEMORY = 2**31
+"""Larger splits are read from disk."""
 
 
-class Text(NamedTuple):
+class TokenBatch(NamedTuple):
     ids: Tensor
     """int32, b s; padded on the right."""
 
 
 @dataclass(frozen=True)
-class Texts(Splits):
-    """Running text: rows of tokens."""
+class TextDataset(Dataset):
+    """Rows of token ids."""
 
     tokenizer: Tokenizer
-    length: int
+    seq_len: int
 
     def files(self) -> dict[str, str]:
-        return {TOKENIZER: self.tokenizer.to_json(), INPUTS: to_json(TextInputs("text", self.length))}
+        return {
+            TOKENIZER_FILE: self.tokenizer.to_json(),
+            PREPROCESSING_FILE: to_json(TextPreprocessing("text", self.seq_len)),
+        }
 
 
 class Corpus(TextData):
-    """Text files of any number and size: `path` and `test` as in `data.text.find`.
+    """Text files of any number and size; `path` and `test` as in `find_files`.
 
-    Without a `test`, the hash of a document decides whether it belongs to the `held` share. With `mix` rows run on over
-    the ends of documents, as in the papers; without it a row holds one document's tokens, padded. Tokens are kept in
-    `cache` ($ALLMLP_CACHE, ~/.cache/allmlp) for the next time.
+    Without `test`, the hash of a document decides whether it belongs to the `test_fraction`. With `packing` rows span
+    document boundaries, as in the papers; without it a row has tokens of one document and padding. `text_field` is the
+    key in JSON lines or the column of Parquet files. Tokens are kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
     """
 
     path: str
     test: str = ""
-    tokenize: Tokenize = Tokenize()
-    length: Count = 128
-    mix: bool = True
-    held: Rate = 0.01
-    unit: Unit = "paragraph"
-    field: str = "text"
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    seq_len: Count = 128
+    packing: bool = True
+    test_fraction: Rate = 0.01
+    sample_by: SampleBy = "paragraph"
+    text_field: str = "text"
     cache: str = ""
 
-    def open(self) -> Texts:
-        files, tests = find(self.path), find(self.test) if self.test else []
+    def load(self) -> TextDataset:
+        files, tests = find_files(self.path), find_files(self.test) if self.test else []
         stamps = [f"{file} {stamp(file)}" for file in (*files, *tests)]
-        return build(
+        return load_corpus(
             self,
             stamps,
-            lambda: documents(files, self.unit, self.field),
-            (lambda: documents(tests, self.unit, self.field)) if tests else None,
+            lambda: read_documents(files, self.sample_by, self.text_field),
+            (lambda: read_documents(tests, self.sample_by, self.text_field)) if tests else None,
         )
 
 
 def stamp(file: str) -> str:
-    """What changes when a file does."""
+    """A string that changes with the file."""
     if "://" in file:
         return ""
     status = os.stat(file)
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-Source = Callable[[], Iterable[str]]
+Documents = Callable[[], Iterable[str]]
 
 
-def build(spec: Corpus, stamps: list[str], train: Source, test: Source | None) -> Texts:
-    """Rows of both splits, from the cache or made anew."""
-    tokenizer = load(spec.tokenize.path) if spec.tokenize.path else None
-    given = spec.tokenize.replace(path="") if tokenizer is None else tokenizer.to_json()
-    key = hashlib.sha256(repr((stamps, given, spec.unit, spec.field, spec.held, test is None)).encode()).hexdigest()[
-        :24
-    ]
+def load_corpus(spec: Corpus, stamps: list[str], train: Documents, test: Documents | None) -> TextDataset:
+    """Load both splits, from the cache if possible."""
+    tokenizer = load_tokenizer(spec.tokenizer.path) if spec.tokenizer.path else None
+    given = spec.tokenizer.replace(path="") if tokenizer is None else tokenizer.to_json()
+    key = hashlib.sha256(
+        repr((stamps, given, spec.sample_by, spec.text_field, spec.test_fraction, test is None)).encode()
+    ).hexdigest()[:24]
     root = cache_folder(spec.cache) / "text"
     folder = root / key
     try:
         root.mkdir(parents=True, exist_ok=True)
-        # One process tokenises, the others of a run wait for it.
+        # One process tokenizes, the others wait.
         with open(root / f"{key}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_dir():
                 write(folder, spec, train, test, tokenizer)
     except OSError as reason:
-        raise UserError(f"cannot keep tokens in {root}: {reason}; set data.cache to another place") from reason
-    tokenizer = load(folder / TOKENIZER)
-    splits = [pack(folder, name, tokenizer, spec.length, spec.mix) for name in ("train", "test")]
-    return Texts(splits[0], splits[1], tokenizer, spec.length)
+        raise UserError(f"cannot write tokens to {root}: {reason}; set data.cache to another folder") from reason
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    splits = [load_split(folder, name, tokenizer, spec.seq_len, spec.packing) for name in ("train", "test")]
+    return TextDataset(splits[0], splits[1], tokenizer, spec.seq_len)
 
 
-def write(folder: Path, spec: Corpus, train: Source, test: Source | None, tokenizer: Tokenizer | None) -> None:
-    """Tokens and the ends of documents, in a folder that appears when it is complete."""
+def write(folder: Path, spec: Corpus, train: Documents, test: Documents | None, tokenizer: Tokenizer | None) -> None:
+    """Write tokens and document ends to a folder that only exists when complete."""
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         if tokenizer is None:
-            tokenizer = spec.tokenize.build(text for text, held in sides(spec, train, test) if not held)
-        (temporary / TOKENIZER).write_text(tokenizer.to_json(), encoding="utf8")
-        wide = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+            tokenizer = spec.tokenizer.build(
+                text for text, is_test in split_documents(spec, train, test) if not is_test
+            )
+        (temporary / TOKENIZER_FILE).write_text(tokenizer.to_json(), encoding="utf8")
+        dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
         ends: dict[bool, list[int]] = {False: [], True: []}
-        with open(temporary / "train.tokens", "wb") as seen, open(temporary / "test.tokens", "wb") as unseen:
-            for texts in batches(sides(spec, train, test), 512):
-                for (_, held), ids in zip(texts, tokenizer.encode([text for text, _ in texts])):
-                    (unseen if held else seen).write(np.array(ids, dtype=wide).tobytes())
-                    ends[held].append((ends[held][-1] if ends[held] else 0) + len(ids))
-        for held, name in ((False, "train"), (True, "test")):
-            np.save(temporary / f"{name}.ends.npy", np.array(ends[held], dtype=np.int64))
+        with open(temporary / "train.tokens", "wb") as train_file, open(temporary / "test.tokens", "wb") as test_file:
+            for texts in batches(split_documents(spec, train, test), 512):
+                for (_, is_test), ids in zip(texts, tokenizer.encode([text for text, _ in texts])):
+                    (test_file if is_test else train_file).write(np.array(ids, dtype=dtype).tobytes())
+                    ends[is_test].append((ends[is_test][-1] if ends[is_test] else 0) + len(ids))
+        for is_test, name in ((False, "train"), (True, "test")):
+            np.save(temporary / f"{name}.ends.npy", np.array(ends[is_test], dtype=np.int64))
         os.replace(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def sides(spec: Corpus, train: Source, test: Source | None) -> Iterator[tuple[str, bool]]:
-    """Every document, and whether it is held out for testing."""
+def split_documents(spec: Corpus, train: Documents, test: Documents | None) -> Iterator[tuple[str, bool]]:
+    """Yield every document, and whether it is for testing."""
     for text in train():
         number = int.from_bytes(hashlib.blake2b(text.encode("utf8", "replace"), digest_size=8).digest(), "big")
-        yield text, test is None and number < spec.held * 2**64
+        yield text, test is None and number < spec.test_fraction * 2**64
     if test is not None:
         yield from ((text, True) for text in test())
 
@@ -146,23 +150,23 @@ def batches(items: Iterator[tuple[str, bool]], size: int) -> Iterator[list[tuple
         yield batch
 
 
-def pack(folder: Path, name: str, tokenizer: Tokenizer, length: int, mix: bool) -> Split:
+def load_split(folder: Path, name: str, tokenizer: Tokenizer, seq_len: int, packing: bool) -> Split:
     file, ends = folder / f"{name}.tokens", np.load(folder / f"{name}.ends.npy")
-    wide = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    if length < 3:
-        raise UserError("a row needs at least three tokens: [CLS], one of the text, [SEP]")
+    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+    if seq_len < 3:
+        raise UserError("a row needs at least three tokens: [CLS], one of the text, [SEP]; raise data.seq_len")
     if not len(ends) or not ends[-1]:
-        raise UserError(f"there is no text to {'train' if name == 'train' else 'test'} on: give more, or set data.test")
-    tokens = np.memmap(file, dtype=wide, mode="r")
-    rows = Rows(tokens, *cuts(ends, length - 2, mix), tokenizer, length)
-    if len(rows) * length * 4 > IN_MEMORY:
+        raise UserError(f"there is no text in the {name} split: give more, or set data.test")
+    tokens = np.memmap(file, dtype=dtype, mode="r")
+    rows = TokenRows(tokens, *row_bounds(ends, seq_len - 2, packing), tokenizer, seq_len)
+    if len(rows) * seq_len * 4 > MAX_BYTES_IN_MEMORY:
         return rows
-    return Resident(*rows.fetch(torch.arange(len(rows))), kind=Text)
+    return InMemory(*rows.fetch(torch.arange(len(rows))), batch_type=TokenBatch)
 
 
-def cuts(ends: np.ndarray, size: int, mix: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Where each row begins and ends in the stream of tokens."""
-    if mix:
+def row_bounds(ends: np.ndarray, size: int, packing: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of each row in the stream of tokens."""
+    if packing:
         starts = np.arange(0, ends[-1], size)
         return starts, np.minimum(starts + size, ends[-1])
     begins = np.concatenate([[0], ends[:-1]])
@@ -171,26 +175,26 @@ def cuts(ends: np.ndarray, size: int, mix: bool) -> tuple[np.ndarray, np.ndarray
     return starts, stops
 
 
-class Rows:
-    """[CLS] tokens [SEP], padded on the right, cut from a stream on disk as they are asked for."""
+class TokenRows:
+    """A split of rows [CLS] tokens [SEP], padded on the right, read from disk."""
 
     def __init__(
-        self, tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, tokenizer: Tokenizer, length: int
+        self, tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, tokenizer: Tokenizer, seq_len: int
     ) -> None:
         self.tokens, self.starts, self.stops = tokens, starts, stops
-        self.first, self.last, self.pad, self.length = tokenizer.first, tokenizer.last, tokenizer.pad, length
+        self.tokenizer, self.seq_len = tokenizer, seq_len
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def fetch(self, indices: Tensor, draws: Tensor | None = None) -> Text:
+    def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> TokenBatch:
         chosen = indices.numpy()
         starts, sizes = self.starts[chosen], self.stops[chosen] - self.starts[chosen]
-        columns = np.arange(self.length - 2)
+        columns = np.arange(self.seq_len - 2)
         inside = columns < sizes[:, None]
         places = np.minimum(starts[:, None] + columns, len(self.tokens) - 1)
-        ids = np.full((len(chosen), self.length), self.pad, dtype=np.int32)
-        ids[:, 0] = self.first
-        ids[:, 1:-1] = np.where(inside, self.tokens[places], self.pad)
-        ids[np.arange(len(chosen)), sizes + 1] = self.last
-        return Text(torch.from_numpy(ids))
+        ids = np.full((len(chosen), self.seq_len), self.tokenizer.pad_token_id, dtype=np.int32)
+        ids[:, 0] = self.tokenizer.cls_token_id
+        ids[:, 1:-1] = np.where(inside, self.tokens[places], self.tokenizer.pad_token_id)
+        ids[np.arange(len(chosen)), sizes + 1] = self.tokenizer.sep_token_id
+        return TokenBatch(torch.from_numpy(ids))

@@ -1,6 +1,6 @@
-"""One encoded picture -> uint8 pixels of a given size, whatever the file holds.
+"""Decode image files into uint8 pixels of a given size.
 
-Nothing is decoded before its header has told how large it is, and only formats that photographs come in are tried.
+The size in the header is checked before anything is decoded, and only common photo formats are accepted.
 """
 
 from __future__ import annotations
@@ -10,46 +10,48 @@ import math
 import random
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.errors import UserError, one_line, require
 from allmlp.spec import Range, Rate, Spec
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 ORIENTATION = 0x0112
-TRIES = 10
+MAX_TRIES = 10
 
 Ratio = Annotated[float, Range(0.01, 100.0)]
 
 
-class BrokenImage(UserError):
-    """A picture that cannot be used; what happens then is `Decode.broken`."""
+class CorruptImage(UserError):
+    """An image that cannot be decoded; `Decode.on_corrupt` says what to do."""
 
 
 class Decode(Spec):
-    """How pictures become pixels.
+    """How images are decoded, resized and cropped.
 
-    Evaluated, a picture is resized (bicubic) until its short side is the model's size divided by `crop`, and its
-    centre is taken. Trained on, a box is drawn (Szegedy et al. 2015): its area uniform in `scale` of the picture,
-    width : height log-uniform in `ratio`. Transparent pixels become white; of an animation the first frame counts.
+    For evaluation an image is resized (bicubic) so that its short side is the model's size divided by `crop_pct`, then
+    center-cropped. For training a random box is cropped (Szegedy et al. 2015), with area uniform in `scale` and
+    width / height log-uniform in `ratio`. Transparent pixels become white; animations are read up to the first frame.
     """
 
-    crop: Annotated[float, Range(0.05, 1.0)] = 0.875
+    crop_pct: Annotated[float, Range(0.05, 1.0)] = 0.875
     scale: tuple[Rate, Rate] = (0.08, 1.0)
     ratio: tuple[Ratio, Ratio] = (3 / 4, 4 / 3)
-    colour: Literal["rgb", "grey"] = "rgb"
+    color: Literal["rgb", "gray"] = "rgb"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    """Of the pixels divided by 255, for the model's input; those of ImageNet's photographs if not given."""
-    limit: Annotated[int, Range(1, 178_956_970)] = 2**26
-    """Pixels a file may announce; the bound is Pillow's own."""
-    broken: Literal["error", "skip"] = "error"
-    """Skipping takes the next readable picture instead, counts and reports."""
+    """Of the pixels divided by 255; by default those of ImageNet."""
+    max_pixels: Annotated[int, Range(1, 178_956_970)] = 2**26
+    """Larger images are treated as corrupt. The upper bound is Pillow's."""
+    on_corrupt: Literal["error", "skip"] = "error"
+    """"skip" uses the next readable image instead and logs a warning."""
 
     def check(self) -> None:
         for name in ("scale", "ratio"):
@@ -58,75 +60,91 @@ class Decode(Spec):
                 raise UserError(f"Decode.{name} must be (smaller, larger), not {(low, high)}")
         for name in ("mean", "std"):
             if getattr(self, name) and len(getattr(self, name)) != self.channels:
-                raise UserError(f"Decode.{name} needs {self.channels} numbers, one for each colour")
+                raise UserError(f"Decode.{name} needs {self.channels} numbers, one per channel")
 
     @property
     def channels(self) -> int:
-        return 3 if self.colour == "rgb" else 1
+        return 3 if self.color == "rgb" else 1
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if self.colour == "rgb" else ((0.449,), (0.226,))
+        mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if self.color == "rgb" else ((0.449,), (0.226,))
         return self.mean or mean, self.std or std
 
 
-def picture(data: bytes, size: tuple[int, int], how: Decode = Decode(), draws: Sequence[float] | None = None) -> Tensor:
-    """Pixels of an encoded picture (uint8, c h w), cropped by four uniform `draws` or as it is evaluated."""
+def decode_image(
+    data: bytes, size: tuple[int, int], decode: Decode = Decode(), uniforms: Sequence[float] | None = None
+) -> Tensor:
+    """Decode an image (uint8, c h w), with a random crop from four `uniforms`, or else as for evaluation."""
     Image = require("PIL.Image", "train")
     if not data:
-        raise BrokenImage("the file is empty")
+        raise CorruptImage("the file is empty")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > how.limit:
-                raise BrokenImage(f"{image.width} x {image.height} pixels are more than the limit of {how.limit:,}")
-            return cut(image, size, how, draws)
-    except (BrokenImage, MemoryError):
+            if image.width * image.height > decode.max_pixels:
+                raise CorruptImage(f"{image.width} x {image.height} pixels exceed max_pixels={decode.max_pixels:,}")
+            return crop_and_resize(image, size, decode, uniforms)
+    except (CorruptImage, MemoryError):
         raise
     except Image.UnidentifiedImageError:
-        raise BrokenImage(f"not a picture, or of a format other than {', '.join(FORMATS)}") from None
-    except Exception as reason:  # decoders raise what they like on damaged files
-        raise BrokenImage(one_line(reason) or type(reason).__name__) from reason
+        raise CorruptImage(f"not an image, or not one of the formats {', '.join(FORMATS)}") from None
+    except Exception as reason:  # decoders raise many types on damaged files
+        raise CorruptImage(one_line(reason) or type(reason).__name__) from reason
 
 
-def cut(image: Any, size: tuple[int, int], how: Decode, draws: Sequence[float] | None) -> Tensor:
-    """The chosen box of an opened picture, resized in one step."""
+def read_images(files: Sequence[Path], size: tuple[int, int], preprocessing: ImagePreprocessing) -> Tensor:
+    """Read image files, resized and cropped as for evaluation: uint8, b c h w."""
+    decode = Decode(crop_pct=preprocessing.crop_pct, color="rgb" if len(preprocessing.mean) == 3 else "gray")
+    images = []
+    for file in files:
+        try:
+            images.append(decode_image(file.read_bytes(), size, decode))
+        except UserError as reason:
+            raise UserError(f"{file}: {reason}") from None
+        except OSError as reason:
+            raise UserError(f"cannot read {file}: {reason.strerror}") from None
+    return torch.stack(images)
+
+
+def crop_and_resize(image: Any, size: tuple[int, int], decode: Decode, uniforms: Sequence[float] | None) -> Tensor:
+    """Crop and resize an opened image in one step."""
     Image = require("PIL.Image", "train")
     jpeg = image.format in ("JPEG", "MPO")
     if not jpeg:
         image.load()
-        image = turn(image)  # only now is it known how every other format lies
-    lying = jpeg and orientation(image) >= 5
-    height, width = (image.width, image.height) if lying else (image.height, image.width)
-    if draws is None:
-        left, top, wide, high = centre_box(height, width, size, how.crop)
+        image = apply_orientation(image)  # other formats report it only after loading
+    rotated = jpeg and orientation(image) >= 5
+    height, width = (image.width, image.height) if rotated else (image.height, image.width)
+    if uniforms is None:
+        left, top, wide, high = center_box(height, width, size, decode.crop_pct)
     else:
-        left, top, wide, high = drawn_box(height, width, how, draws)
+        left, top, wide, high = random_box(height, width, decode, uniforms)
     if jpeg:
-        if draws is not None:
-            # JPEG can be decoded at 1/2, 1/4 or 1/8: never smaller than the box is needed.
+        if uniforms is not None:
+            # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, but not below the output size.
             whole = math.ceil(width * size[1] / wide), math.ceil(height * size[0] / high)
-            image.draft(None, whole[::-1] if lying else whole)
+            image.draft(None, whole[::-1] if rotated else whole)
         image.load()
-        image = turn(image)
-    across, down = image.width / width, image.height / height
+        image = apply_orientation(image)
+    scale_x, scale_y = image.width / width, image.height / height
     box = (
-        max(left * across, 0.0),
-        max(top * down, 0.0),
-        min((left + wide) * across, image.width),
-        min((top + high) * down, image.height),
+        max(left * scale_x, 0.0),
+        max(top * scale_y, 0.0),
+        min((left + wide) * scale_x, image.width),
+        min((top + high) * scale_y, image.height),
     )
-    flat = flatten(image, "RGB" if how.colour == "rgb" else "L")
-    gap = None if draws is None else 2.0
-    pixels = np.array(flat.resize(size[::-1], Image.Resampling.BICUBIC, box=box, reducing_gap=gap))
-    return torch.from_numpy(pixels).view(*size, how.channels).permute(2, 0, 1)
+    converted = convert_mode(image, "RGB" if decode.color == "rgb" else "L")
+    reducing_gap = None if uniforms is None else 2.0
+    pixels = np.array(converted.resize(size[::-1], Image.Resampling.BICUBIC, box=box, reducing_gap=reducing_gap))
+    return torch.from_numpy(pixels).view(*size, decode.channels).permute(2, 0, 1)
 
 
-def centre_box(height: int, width: int, size: tuple[int, int], crop: float) -> tuple[float, float, float, float]:
-    """Left, top, width and height of what remains when the picture is resized to cover size / crop and cut.
+def center_box(height: int, width: int, size: tuple[int, int], crop_pct: float) -> tuple[float, float, float, float]:
+    """Left, top, width and height of the center crop in the original image.
 
-    Resizing only this box gives the pixels that resizing everything and cutting gives, and a very long picture
-    never becomes a very large one.
+    Resizing only this box gives the same pixels as resizing the whole image and cropping, and very long images do not
+    become very large ones.
     """
-    tall, broad = (math.floor(side / crop) for side in size)
+    tall, broad = (math.floor(side / crop_pct) for side in size)
     if tall * width >= broad * height:
         broad = max(broad, tall * width // height)
     else:
@@ -136,23 +154,23 @@ def centre_box(height: int, width: int, size: tuple[int, int], crop: float) -> t
     return left * across, top * down, size[1] * across, size[0] * down
 
 
-def drawn_box(height: int, width: int, how: Decode, draws: Sequence[float]) -> tuple[int, int, int, int]:
-    """Left, top, width and height of a random box; the same draws give the same box."""
-    area_draw, ratio_draw, across, down = draws
-    low, high = (math.log(bound) for bound in how.ratio)
+def random_box(height: int, width: int, decode: Decode, uniforms: Sequence[float]) -> tuple[int, int, int, int]:
+    """Left, top, width and height of a random box, a function of the uniforms."""
+    area_draw, ratio_draw, across, down = uniforms
+    low, high = (math.log(bound) for bound in decode.ratio)
     again: random.Random | None = None
-    for _ in range(TRIES):
-        area = height * width * (how.scale[0] + (how.scale[1] - how.scale[0]) * area_draw)
+    for _ in range(MAX_TRIES):
+        area = height * width * (decode.scale[0] + (decode.scale[1] - decode.scale[0]) * area_draw)
         ratio = math.exp(low + (high - low) * ratio_draw)
         wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < tall <= height:
             break
-        # A box that does not fit is drawn again, from numbers that the four draws fix.
-        again = again or random.Random(struct.pack("4d", *draws))
+        # A box that does not fit is drawn again, from a generator seeded with the uniforms.
+        again = again or random.Random(struct.pack("4d", *uniforms))
         area_draw, ratio_draw = again.random(), again.random()
     else:
-        wide = max(1, min(width, round(height * how.ratio[1])))
-        tall = max(1, min(height, round(width / how.ratio[0])))
+        wide = max(1, min(width, round(height * decode.ratio[1])))
+        tall = max(1, min(height, round(width / decode.ratio[0])))
         return (width - wide) // 2, (height - tall) // 2, wide, tall
     left = min(int(across * (width - wide + 1)), width - wide)
     return left, min(int(down * (height - tall + 1)), height - tall), wide, tall
@@ -161,12 +179,12 @@ def drawn_box(height: int, width: int, how: Decode, draws: Sequence[float]) -> t
 def orientation(image: Any) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # a damaged EXIF block says nothing, the picture is still good
+    except Exception:  # the image is usable without its EXIF block
         return 1
 
 
-def turn(image: Any) -> Any:
-    """The picture as its EXIF orientation wants it seen."""
+def apply_orientation(image: Any) -> Any:
+    """Rotate or flip according to the EXIF orientation."""
     Transpose = require("PIL.Image", "train").Transpose
     how = {
         2: Transpose.FLIP_LEFT_RIGHT,
@@ -180,15 +198,15 @@ def turn(image: Any) -> Any:
     return image if how is None else image.transpose(how)
 
 
-def flatten(image: Any, mode: str) -> Any:
-    """Eight bits a channel, no alpha, no palette."""
+def convert_mode(image: Any, mode: str) -> Any:
+    """Convert to 8 bits per channel without alpha or palette."""
     Image = require("PIL.Image", "train")
     if image.mode == "F":
-        raise BrokenImage("its pixels are floating-point numbers of unknown range: save it with 8 or 16 bits")
+        raise CorruptImage("floating-point pixels of unknown range: save it with 8 or 16 bits")
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
-            raise BrokenImage("its pixels have more than 16 bits: save it with 8 or 16")
+            raise CorruptImage("more than 16 bits per channel: save it with 8 or 16")
         image = Image.fromarray((values >> 8).astype(np.uint8))
     elif image.has_transparency_data:
         image = image.convert("RGBA")

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that scikit-learn carries: nothing to download."""
+"""The 1,797 handwritten digits in scikit-learn, without a download."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from allmlp.data.source import Data, Dataset, Resident
+from allmlp.data.dataset import Data, ImageDataset, InMemory
 from allmlp.errors import require
 from allmlp.spec import Size
 
-TEST = 297
+TEST_SIZE = 297
 
 
 class Digits(Data):
-    """8 x 8 grey digits (UCI optical recognition, test part); 1,500 to train on, 297 to test, always the same."""
+    """8 x 8 gray digits (UCI optical recognition, test part): 1,500 for training and a fixed 297 for testing."""
 
-    image: Size = (8, 8)
+    img_size: Size = (8, 8)
 
-    def open(self) -> Dataset:
+    def load(self) -> ImageDataset:
         pixels, targets = require("sklearn.datasets", "train").load_digits(return_X_y=True)
         images = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
         labels = torch.from_numpy(targets.astype(np.int64))
-        if self.image != (8, 8):
-            enlarged = interpolate(images.float(), self.image, mode="bilinear", antialias=True)
+        if self.img_size != (8, 8):
+            enlarged = interpolate(images.float(), self.img_size, mode="bilinear", antialias=True)
             images = enlarged.round().clamp(0, 255).to(torch.uint8)
-        held = stratified(labels, TEST)
-        train, test = Resident(images[~held], labels[~held]), Resident(images[held], labels[held])
-        seen = train.examples.images.double() / 255
-        return Dataset(train, test, tuple("0123456789"), (seen.mean().item(),), (seen.std(correction=0).item(),))
+        test_mask = stratified_mask(labels, TEST_SIZE)
+        train, test = InMemory(images[~test_mask], labels[~test_mask]), InMemory(images[test_mask], labels[test_mask])
+        pixels_01 = train.examples.images.double() / 255
+        return ImageDataset(
+            train, test, tuple("0123456789"), (pixels_01.mean().item(),), (pixels_01.std(correction=0).item(),)
+        )
 
 
-def stratified(labels: Tensor, count: int) -> Tensor:
-    """A mask of `count` examples, each class by its share. Hashes choose, so no version of a library changes it."""
-    held = torch.zeros(len(labels), dtype=torch.bool)
-    shares = torch.bincount(labels).double() * count / len(labels)
-    quota = shares.floor().long()
-    quota[(shares - quota).argsort(descending=True, stable=True)[: count - int(quota.sum())]] += 1
-    for label, wanted in enumerate(quota.tolist()):
+def stratified_mask(labels: Tensor, count: int) -> Tensor:
+    """A mask of `count` examples in proportion to the classes, chosen by hashes so that it never changes."""
+    test_mask = torch.zeros(len(labels), dtype=torch.bool)
+    exact = torch.bincount(labels).double() * count / len(labels)
+    quota = exact.floor().long()
+    quota[(exact - quota).argsort(descending=True, stable=True)[: count - int(quota.sum())]] += 1
+    for label, number in enumerate(quota.tolist()):
         members = (labels == label).nonzero().flatten().tolist()
         members.sort(key=lambda index: hashlib.sha256(f"digit {index}".encode()).digest())
-        held[members[:wanted]] = True
-    return held
+        test_mask[members[:number]] = True
+    return test_mask

@@ -1,4 +1,4 @@
-"""Text that comes along with Python: the docstrings of its standard library."""
+"""The docstrings of Python's standard library, a text corpus without a download."""
 
 from __future__ import annotations
 
@@ -9,44 +9,46 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from allmlp.data.corpus import Corpus, Texts, build
-from allmlp.data.tokenizer import TextData, Tokenize
+from allmlp.data.corpus import Corpus, TextDataset, load_corpus
+from allmlp.data.tokenizer import TextData, TokenizerConfig
 from allmlp.errors import UserError
 from allmlp.spec import Count, Rate
 
 
 class Docstrings(TextData):
-    """Some megabytes of technical English, the same for everyone with the same version of Python."""
+    """A few megabytes of technical English, identical for the same version of Python."""
 
-    tokenize: Tokenize = Tokenize(vocabulary=4096)
-    length: Count = 64
-    held: Rate = 0.05
+    tokenizer: TokenizerConfig = TokenizerConfig(vocab_size=4096)
+    seq_len: Count = 64
+    test_fraction: Rate = 0.05
     cache: str = ""
 
-    def open(self) -> Texts:
-        corpus = Corpus("", tokenize=self.tokenize, length=self.length, held=self.held, cache=self.cache)
-        return build(corpus, [f"docstrings of Python {sys.version}"], docstrings, None)
+    def load(self) -> TextDataset:
+        corpus = Corpus(
+            "", tokenizer=self.tokenizer, seq_len=self.seq_len, test_fraction=self.test_fraction, cache=self.cache
+        )
+        return load_corpus(corpus, [f"docstrings of Python {sys.version}"], docstrings, None)
 
 
 @cache
 def docstrings() -> tuple[str, ...]:
-    """They are asked for twice, for the vocabulary and for the tokens, and parsing takes a while."""
-    return tuple(parse())
+    """Cached, because vocabulary and tokens both need them and parsing is slow."""
+    return tuple(iter_docstrings())
 
 
-def parse() -> Iterator[str]:
-    """One document per module, class and function that has more than a few words."""
+def iter_docstrings() -> Iterator[str]:
+    """Yield the docstrings of modules, classes and functions with more than 80 characters."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         file for file in sorted(root.rglob("*.py")) if "site-packages" not in file.parts and "test" not in file.parts
     ]
     if not files:
-        raise UserError(f"there are no sources of Python's library in {root}")
+        raise UserError(f"the sources of Python's standard library are not in {root}")
     for file in files:
         try:
             tree = ast.parse(file.read_text(encoding="utf8"))
         except (SyntaxError, UnicodeError, ValueError, OSError):
-            continue  # files that are wrong on purpose
+            continue  # some test files are invalid on purpose
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 text = ast.get_docstring(node)

@@ -1,7 +1,7 @@
-"""Tar shards in the WebDataset layout, local or behind any fsspec URL, read at random without extracting them.
+"""Tar shards in the WebDataset layout, local or at any fsspec URL, with random access and without extraction.
 
-A shard's headers are read once; where its pictures begin and what their labels are is kept in a small index file, so
-that any example can be fetched by one range read: the order of a run is arithmetic, and resuming it is exact.
+The headers of a shard are read once. Offsets and labels are kept in a small index file, so that any example is one
+range read, and training resumes exactly.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
+from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import SUFFIXES, Decode
-from allmlp.data.encoded import Encoded, Workers, cores
-from allmlp.data.source import Data, Dataset
+from allmlp.data.encoded_images import EncodedImages, NumWorkers, cores
+from allmlp.data.paths import cache_folder
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import write_atomically
 from allmlp.spec import Size
 
-MOST_CLASSES = 1_000_000
-VERSION = 1
+MAX_CLASSES = 1_000_000
+INDEX_VERSION = 1
 
 
 class Shards(Data):
-    """key.jpg (.png, .webp, ...) followed or preceded by key.cls or by key.json with a whole number under `label`.
+    """Shards with key.jpg (.png, .webp, ...) and key.cls, or key.json with an integer at `label_key`.
 
-    `path` and `test` name shards: a folder, a file, a pattern (*, ?) or a range ({0000..0099}), local or a URL; commas
-    join several. A folder's shards are for testing if their names start with val or test, else for training. `classes`
-    is a text file of class names, one a line. An index lies beside its shard, or in `cache` ($ALLMLP_CACHE,
-    ~/.cache/allmlp) where that cannot be written.
+    `path` and `test` are folders, files, patterns (*, ?) or ranges ({0000..0099}), local or URLs, separated by commas.
+    Without `test`, shards whose names start with val or test are for testing. `class_names_file` is a text file with
+    one class name per line. The index is written next to its shard, or else to `cache` ($ALLMLP_CACHE,
+    ~/.cache/allmlp).
     """
 
     path: str
     test: str = ""
-    image: Size = (224, 224)
-    label: str = "label"
-    classes: str = ""
+    img_size: Size = (224, 224)
+    label_key: str = "label"
+    class_names_file: str = ""
     cache: str = ""
     decode: Decode = Decode()
-    workers: Workers = 0
+    num_workers: NumWorkers = 0
 
-    def open(self) -> Dataset:
+    def load(self) -> ImageDataset:
         train, test = find(self.path), find(self.test) if self.test else []
         if not self.test:
             test = [shard for shard in train if re.match("val|test", Path(shard.path).name)]
@@ -57,27 +58,29 @@ class Shards(Data):
         for what, listed in (("train", train), ("test", test)):
             if not listed:
                 raise UserError(
-                    f"no shards to {what} on in {self.path}: set path and test to folders or patterns such as "
+                    f"no {what} shards in {self.path}: set data.path and data.test to folders or patterns such as "
                     f"shards/train-{{0000..0099}}.tar"
                 )
-        seen, unseen = self.split(train), self.split(test)
-        count = int(max(seen.labels.max(), unseen.labels.max())) + 1
-        classes = read_names(self.classes) if self.classes else tuple(map(str, range(count)))
+        train_images, test_images = self.split(train), self.split(test)
+        count = int(max(train_images.labels.max(), test_images.labels.max())) + 1
+        classes = read_class_names(self.class_names_file) if self.class_names_file else tuple(map(str, range(count)))
         if count > len(classes):
-            raise UserError(f"{self.classes} names {len(classes)} classes, the shards have labels up to {count - 1}")
+            raise UserError(
+                f"{self.class_names_file} has {len(classes)} class names, but the shards have labels up to {count - 1}"
+            )
         if len(classes) == 1:
-            raise UserError(f"{self.path} has one class: there is nothing to tell apart")
+            raise UserError(f"{self.path} has only one class: at least two are needed")
         mean, std = self.decode.statistics()
-        return Dataset(seen, unseen, classes, mean, std, self.decode.crop)
+        return ImageDataset(train_images, test_images, classes, mean, std, self.decode.crop_pct)
 
-    def split(self, shards: list[Shard]) -> Ranges:
-        with ThreadPoolExecutor(self.workers or cores()) as pool:
-            indexes = list(pool.map(lambda shard: index(shard, self.label, self.cache), shards))
-        return Ranges(shards, indexes, self.image, self.decode, self.workers)
+    def split(self, shards: list[Shard]) -> ShardImages:
+        with ThreadPoolExecutor(self.num_workers or cores()) as pool:
+            indexes = list(pool.map(lambda shard: load_index(shard, self.label_key, self.cache), shards))
+        return ShardImages(shards, indexes, self.img_size, self.decode, self.num_workers)
 
 
 class Shard(NamedTuple):
-    """A tar file: a path, on a remote file system where there is one."""
+    """A tar file, local or on an fsspec file system."""
 
     path: str
     remote: Any = None
@@ -96,7 +99,7 @@ class Shard(NamedTuple):
             return file.read(size)
 
     def stamp(self) -> tuple[int, str]:
-        """Its size, and what changes when it does."""
+        """Size, and a string that changes with the content."""
         if not self.remote:
             found = os.stat(self.path)
             return found.st_size, str(found.st_mtime_ns)
@@ -106,57 +109,62 @@ class Shard(NamedTuple):
         )
 
 
-class Index(NamedTuple):
-    """Where the pictures of a shard begin, their sizes in bytes and their labels (int64, n)."""
+class ShardIndex(NamedTuple):
+    """Offsets and sizes in bytes, and labels, of the images of a shard (int64, n)."""
 
     offsets: np.ndarray
     sizes: np.ndarray
     labels: np.ndarray
 
 
-class Ranges(Encoded):
-    """Pictures that are byte ranges of shards. `bounds` are the first example of every shard, and the end."""
+class ShardImages(EncodedImages):
+    """Images that are byte ranges of shards. `bounds` are the first example of every shard, and the total."""
 
     def __init__(
-        self, shards: list[Shard], indexes: list[Index], image: tuple[int, int], decode: Decode, workers: int = 0
+        self,
+        shards: list[Shard],
+        indexes: list[ShardIndex],
+        img_size: tuple[int, int],
+        decode: Decode,
+        num_workers: int = 0,
     ) -> None:
         offsets, sizes, labels = (np.concatenate(column) for column in zip(*indexes))
-        super().__init__(torch.from_numpy(labels), image, decode, workers)
+        super().__init__(torch.from_numpy(labels), img_size, decode, num_workers)
         self.shards, self.offsets, self.sizes = shards, offsets, sizes
         self.bounds = np.cumsum([0] + [len(entries.labels) for entries in indexes])
 
-    def place(self, index: int) -> tuple[Shard, int, int]:
+    def locate(self, index: int) -> tuple[Shard, int, int]:
         shard = self.shards[np.searchsorted(self.bounds, index, side="right") - 1]
         return shard, int(self.offsets[index]), int(self.sizes[index])
 
     def read(self, index: int) -> bytes:
-        shard, start, size = self.place(index)
+        shard, start, size = self.locate(index)
         try:
             data = shard.read(start, size)
-        except Exception as reason:  # what a remote file system raises is its own; it is never the picture's fault
+        except Exception as reason:  # file systems raise many types; none means a corrupt image
             raise UserError(f"cannot read {shard}: {one_line(reason) or type(reason).__name__}") from reason
         if len(data) != size:
-            raise UserError(f"{shard} became shorter while it was in use: start again")
+            raise UserError(f"{shard} became shorter while it was in use: restart the run")
         return data
 
     def name(self, index: int) -> str:
-        shard, start, _ = self.place(index)
-        return f"{shard}, picture at byte {start}"
+        shard, start, _ = self.locate(index)
+        return f"{shard}, image at byte {start}"
 
 
-# --- finding --------------------------------------------------------------------------------------------
+# --- listing --------------------------------------------------------------------------------------------
 
 
 def find(text: str) -> list[Shard]:
-    """The shards that a list of folders, files, patterns and ranges stands for, in the order of their names."""
+    """List the shards of comma-separated folders, files, patterns and ranges."""
     found: list[Shard] = []
     for pattern in filter(None, map(str.strip, text.split(","))):
-        for path in spread(pattern):
+        for path in expand_range(pattern):
             found += find_remote(path) if "://" in path else find_local(path)
     return found
 
 
-def spread(pattern: str) -> list[str]:
+def expand_range(pattern: str) -> list[str]:
     """train-{08..10}.tar -> train-08.tar, train-09.tar, train-10.tar"""
     match = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if not match:
@@ -164,11 +172,11 @@ def spread(pattern: str) -> list[str]:
     first, last = match.groups()
     numbers = range(int(first), int(last) + 1)
     if not 0 < len(numbers) <= 1_000_000:
-        raise UserError(f"{match.group()} in {pattern} is not a range of shards")
+        raise UserError(f"{match.group()} in {pattern} is not a valid range")
     return [
         path
         for number in numbers
-        for path in spread(f"{pattern[: match.start()]}{number:0{len(first)}}{pattern[match.end() :]}")
+        for path in expand_range(f"{pattern[: match.start()]}{number:0{len(first)}}{pattern[match.end() :]}")
     ]
 
 
@@ -180,7 +188,7 @@ def find_local(path: str) -> list[Shard]:
         return [Shard(path)]
     if glob.has_magic(path):
         return [Shard(file) for file in sorted(glob.glob(path)) if os.path.isfile(file)]
-    raise UserError(f"there is no shard {path}")
+    raise UserError(f"{path} does not exist")
 
 
 def find_remote(url: str) -> list[Shard]:
@@ -194,101 +202,100 @@ def find_remote(url: str) -> list[Shard]:
         raise UserError(f"cannot list {url}: {one_line(reason) or type(reason).__name__}") from reason
 
 
-def read_names(path: str) -> tuple[str, ...]:
+def read_class_names(path: str) -> tuple[str, ...]:
     try:
         names = tuple(filter(None, map(str.strip, Path(path).expanduser().read_text(encoding="utf8").splitlines())))
     except (OSError, UnicodeError) as reason:
         raise UserError(f"cannot read class names from {path}: {one_line(reason)}") from None
     if not names:
-        raise UserError(f"{path} names no classes")
+        raise UserError(f"{path} has no class names")
     return names
 
 
 # --- indexing -------------------------------------------------------------------------------------------
 
 
-def index(shard: Shard, label: str, cache: str) -> Index:
-    """The index of a shard: from its file if that is of this very shard, else made and written."""
+def load_index(shard: Shard, label: str, cache: str) -> ShardIndex:
+    """The index of a shard: from its index file if up to date, else by scanning the shard."""
     try:
         size, stamp = shard.stamp()
     except Exception as reason:
         raise UserError(f"cannot read {shard}: {one_line(reason) or type(reason).__name__}") from reason
-    mark = json.dumps([VERSION, size, stamp, label])
+    stamp_text = json.dumps([INDEX_VERSION, size, stamp, label])
     files = index_files(shard, cache)
     for file in files:
-        stored = load(file, mark, size)
+        stored = read_index(file, stamp_text, size)
         if stored:
             return stored
-    made = scan(shard, size, label)
+    entries = scan(shard, size, label)
     for file in files:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, lambda temporary: store(temporary, mark, made))
+            write_atomically(file, lambda temporary: write_index(temporary, stamp_text, entries))
             break
-        except OSError:  # read-only or full: the next place, or no index file at all
+        except OSError:  # read-only or full: try the next file, or go without
             continue
-    return made
+    return entries
 
 
 def index_files(shard: Shard, cache: str) -> list[Path]:
-    home = Path(cache or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp").expanduser()
     name = str(shard) if shard.remote else os.path.abspath(shard.path)
-    away = home / "shards" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.index"
-    return [away] if shard.remote or cache else [Path(f"{shard.path}.index"), away]
+    cached = cache_folder(cache) / "shards" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.index"
+    return [cached] if shard.remote or cache else [Path(f"{shard.path}.index"), cached]
 
 
-def store(file: Path, mark: str, entries: Index) -> None:
+def write_index(file: Path, stamp_text: str, entries: ShardIndex) -> None:
     with open(file, "wb") as target:
-        np.savez(target, mark=np.frombuffer(mark.encode(), dtype=np.uint8), **entries._asdict())
+        np.savez(target, stamp_text=np.frombuffer(stamp_text.encode(), dtype=np.uint8), **entries._asdict())
 
 
-def load(file: Path, mark: str, size: int) -> Index | None:
-    """A stored index, or nothing if it is missing, damaged or of another shard."""
+def read_index(file: Path, stamp_text: str, size: int) -> ShardIndex | None:
+    """A stored index, or None if it is missing, damaged or outdated."""
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
-            if stored["mark"].tobytes() != mark.encode():
+            if stored["stamp_text"].tobytes() != stamp_text.encode():
                 return None
-            entries = Index(*(stored[name] for name in Index._fields))
+            entries = ShardIndex(*(stored[name] for name in ShardIndex._fields))
         whole = all(column.dtype == np.int64 and column.shape == entries.labels.shape for column in entries)
         return entries if whole and len(entries.labels) and (entries.offsets + entries.sizes).max() <= size else None
-    except Exception:  # whatever is wrong with it, it can be made again
+    except Exception:  # damaged in some way: it is made again
         return None
 
 
-def scan(shard: Shard, size: int, label: str) -> Index:
+def scan(shard: Shard, size: int, label: str) -> ShardIndex:
     """Read a shard's headers and labels."""
     samples: dict[str, dict[str, tuple[int, int] | int]] = {}
     try:
         with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
-                key, suffix = divide(member.name)
+                key, suffix = split_name(member.name)
                 if not member.isfile() or not suffix:
                     continue
                 sample = samples.setdefault(key, {})
                 if suffix in SUFFIXES:
                     if "image" in sample:
-                        raise UserError(f"{shard}: {key} has two pictures")
+                        raise UserError(f"{shard}: {key} has two images")
                     sample["image"] = member.offset_data, member.size
                 elif suffix in (".cls", ".json"):
                     source = tar.extractfile(member)
                     sample["label"] = read_label(source.read(2**24) if source else b"", suffix, label, shard, member)
-            # tarfile takes a damaged header for the end: the end is a block of zeros.
+            # tarfile treats a damaged header as the end of the archive, which is a block of zeros.
             file.seek(tar.offset)
             if tar.offset > size or file.read(512) != bytes(512):
-                raise tarfile.ReadError(f"it breaks off at byte {tar.offset:,} of {size:,}")
+                raise tarfile.ReadError(f"truncated or damaged at byte {tar.offset:,} of {size:,}")
     except UserError:
         raise
-    except Exception as reason:  # tarfile and remote file systems raise many kinds
-        hint = "; compressed shards cannot be read at random" if "gz" in str(shard) else ""
+    except Exception as reason:  # tarfile and file systems raise many types
+        hint = "; compressed shards have no random access: decompress it" if "gz" in str(shard) else ""
         raise UserError(f"{shard} is damaged or not a tar file: {one_line(reason)}{hint}") from reason
     rows = [(*sample["image"], sample["label"]) for sample in samples.values() if len(sample) == 2]  # type: ignore[misc]
     if not rows:
-        raise UserError(f"{shard} has no pictures with labels: it needs key.jpg and key.cls or key.json")
-    return Index(*np.array(rows, dtype=np.int64).T.copy())
+        raise UserError(f"{shard} has no labeled images: it needs key.jpg and key.cls or key.json")
+    return ShardIndex(*np.array(rows, dtype=np.int64).T.copy())
 
 
-def divide(name: str) -> tuple[str, str]:
-    """WebDataset's rule: the key ends at the first dot of the file's name; its last part says what it is."""
+def split_name(name: str) -> tuple[str, str]:
+    """Key and suffix; in WebDataset the key ends at the first dot of the file name."""
     folder, _, file = name.rpartition("/")
     key, dot, _ = file.partition(".")
     return f"{folder}/{key}", os.path.splitext(file)[1].lower() if dot and key else ""
@@ -297,8 +304,8 @@ def divide(name: str) -> tuple[str, str]:
 def read_label(data: bytes, suffix: str, name: str, shard: Shard, member: tarfile.TarInfo) -> int:
     try:
         value = int(data) if suffix == ".cls" else json.loads(data)[name]
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_CLASSES:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_CLASSES:
             return value
-        raise ValueError(f"{value!r} is not a class number")
+        raise ValueError(f"{value!r} is not a class index")
     except (ValueError, KeyError, TypeError, RecursionError) as reason:
         raise UserError(f"{shard}: no label in {member.name}: {type(reason).__name__} {one_line(reason)}") from None

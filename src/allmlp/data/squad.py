@@ -1,4 +1,4 @@
-"""Questions about a text, SQuAD v1.1 and v2.0: windows of the text to learn from, whole questions to judge on."""
+"""SQuAD v1.1 and v2.0: windows of the context for training, whole questions for evaluation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmlp.data.inputs import FILE as INPUTS
-from allmlp.data.inputs import TextInputs
-from allmlp.data.source import Resident, Splits
-from allmlp.data.text import unpack
-from allmlp.data.tokenizer import FILE as TOKENIZER
-from allmlp.data.tokenizer import TextData, Tokenize, Tokenizer, whole
+from allmlp.data.dataset import Dataset, InMemory
+from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.text_files import open_file
+from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, replace_surrogates
 from allmlp.errors import UserError, one_line
 from allmlp.spec import Count, to_json
 
 log = logging.getLogger("allmlp.data")
 
 
-class Windows(NamedTuple):
+class SquadTrainBatch(NamedTuple):
     """[CLS] question [SEP] part of the context [SEP], padded on the right."""
 
     ids: Tensor
@@ -35,184 +33,201 @@ class Windows(NamedTuple):
     segments: Tensor
     """uint8, b s: 1 in the context and its [SEP]."""
     start: Tensor
-    """int64, b: the position of the answer's first token; 0, [CLS], where the window does not hold the answer."""
+    """int64, b: position of the first token of the answer; 0, [CLS], if the answer is not in the window."""
     end: Tensor
-    """int64, b: of its last token."""
+    """int64, b: position of the last token of the answer."""
 
 
-class Asked(NamedTuple):
-    """Questions, each with all its windows; empty ones stand where a question has fewer than another."""
+class SquadEvalBatch(NamedTuple):
+    """Questions, each with all its windows, padded with empty windows."""
 
     ids: Tensor
     """int32, b w s."""
     segments: Tensor
     """uint8, b w s."""
     starts: Tensor
-    """bool, b w s: tokens of the context that have most context in this window. An answer may start there."""
+    """bool, b w s: where an answer may start: context tokens for which this is the window of maximum context."""
     ends: Tensor
-    """bool, b w s: tokens of the context. An answer may end there."""
-    number: Tensor
-    """int64, b: which of `Questions.asked` it is."""
+    """bool, b w s: where an answer may end: all context tokens."""
+    question_index: Tensor
+    """int64, b: index in `SquadDataset.test_questions`."""
 
 
 @dataclass(frozen=True)
-class Passage:
-    """A context: its tokens, and where each begins and ends in the text."""
+class TokenizedContext:
+    """A context, its token ids, and the (start, end) characters of each token."""
 
     text: str
     ids: list[int]
-    spans: list[tuple[int, int]]
+    offsets: list[tuple[int, int]]
 
 
-class Gold(NamedTuple):
-    """A right answer, and the character of the context at which it starts."""
+class ReferenceAnswer(NamedTuple):
+    """A correct answer, and the character of the context at which it starts."""
 
     text: str
     start: int
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question's tokens, its passage, and every right answer; there is none where it is impossible."""
+class TokenizedQuestion:
+    """Token ids of a question, its context and all correct answers (none if it cannot be answered)."""
 
     ids: list[int]
-    passage: Passage
-    answers: tuple[Gold, ...] = ()
+    context: TokenizedContext
+    answers: tuple[ReferenceAnswer, ...] = ()
 
     @property
     def offset(self) -> int:
-        """The position of the first token of the context in each of its windows."""
+        """Position of the first context token in a window."""
         return len(self.ids) + 2
 
     @cached_property
     def answer(self) -> tuple[int, int] | None:
-        """The first and the last token of the first answer that stands in the passage."""
-        found = (answer_tokens(self.passage, gold) for gold in self.answers)
+        """First and last token of the first answer that is found in the context."""
+        found = (answer_tokens(self.context, answer) for answer in self.answers)
         return next((tokens for tokens in found if tokens is not None), None)
 
 
-class Frame(NamedTuple):
-    """How a question and its context share the positions of a model.
+class WindowConfig(NamedTuple):
+    """How question and context are split into windows of `seq_len` tokens.
 
-    A question keeps its first `question` tokens. Its context is cut into windows that begin `stride` tokens apart, each
-    as long as there is room.
+    Questions are truncated to `max_query_length` tokens. Windows of the context start `doc_stride` tokens apart and are
+    as long as possible.
     """
 
-    length: int = 384
-    stride: int = 128
-    question: int = 64
+    seq_len: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
 
     @classmethod
-    def of(cls, length: int) -> Frame:
-        """For a model that reads `length` tokens: the usual proportions."""
-        return cls(length, max(min(128, length // 3), 1), min(64, length // 6))
+    def for_seq_len(cls, seq_len: int) -> WindowConfig:
+        """The usual proportions for another sequence length."""
+        return cls(seq_len, max(min(128, seq_len // 3), 1), min(64, seq_len // 6))
 
     def check(self) -> None:
-        if self.length - self.question - 3 < self.stride:
+        if self.seq_len - self.max_query_length - 3 < self.doc_stride:
             raise UserError(
-                f"rows of {self.length} tokens have no room for a question of {self.question}, three special tokens "
-                f"and {self.stride} tokens of context: raise length, or lower question or stride"
+                f"seq_len={self.seq_len} has no room for max_query_length={self.max_query_length}, 3 special tokens "
+                f"and doc_stride={self.doc_stride}: raise seq_len, or lower max_query_length or doc_stride"
             )
 
-    def parts(self, question: Question) -> list[range]:
-        """The tokens of the context that each window holds."""
-        tokens, room = len(question.passage.ids), self.length - len(question.ids) - 3
-        starts = range(0, max(tokens - room, 0) + self.stride, self.stride)
+    def split(self, question: TokenizedQuestion) -> list[range]:
+        """The range of context tokens in each window."""
+        tokens, room = len(question.context.ids), self.seq_len - len(question.ids) - 3
+        starts = range(0, max(tokens - room, 0) + self.doc_stride, self.doc_stride)
         return [range(start, min(start + room, tokens)) for start in starts]
 
 
 @dataclass(frozen=True)
-class Questions(Splits):
-    """Questions: each with a text in which the answer stands, or does not."""
+class SquadDataset(Dataset):
+    """Questions about contexts that may contain the answer."""
 
     tokenizer: Tokenizer
-    frame: Frame
-    known: list[Question] = field(repr=False)
-    """Those of the training split."""
-    asked: list[Question] = field(repr=False)
-    """Those of the test split, by their number."""
+    windows: WindowConfig
+    train_questions: list[TokenizedQuestion] = field(repr=False)
+    """Questions of the training split."""
+    test_questions: list[TokenizedQuestion] = field(repr=False)
+    """Questions of the test split."""
 
     @property
-    def length(self) -> int:
-        return self.frame.length
+    def seq_len(self) -> int:
+        return self.windows.seq_len
 
-    def hold_out(self, examples: int) -> Questions:
-        """Whole questions, about as few texts as can be: hardly a text is then learnt from and judged on."""
+    def split_validation(self, examples: int) -> SquadDataset:
+        """Hold out whole questions, grouped by context, so that hardly any context is in both splits."""
         if not examples:
             return self
-        if not 0 < examples < len(self.known):
-            raise UserError(f"cannot hold {examples} of {len(self.known)} training questions out")
-        passages: dict[int, list[Question]] = {}
-        for question in self.known:
-            passages.setdefault(id(question.passage), []).append(question)
-        groups = list(passages.values())
+        if not 0 < examples < len(self.train_questions):
+            raise UserError(
+                f"cannot hold out {examples} of {len(self.train_questions)} training questions: lower val_size"
+            )
+        contexts: dict[int, list[TokenizedQuestion]] = {}
+        for question in self.train_questions:
+            contexts.setdefault(id(question.context), []).append(question)
+        groups = list(contexts.values())
         order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0)).tolist()
         shuffled = [question for number in order for question in groups[number]]
-        return lay_out(shuffled[examples:], shuffled[:examples], self.tokenizer, self.frame)
+        return build_dataset(shuffled[examples:], shuffled[:examples], self.tokenizer, self.windows)
 
     def files(self) -> dict[str, str]:
-        return {TOKENIZER: self.tokenizer.to_json(), INPUTS: to_json(TextInputs("span", self.length))}
+        return {
+            TOKENIZER_FILE: self.tokenizer.to_json(),
+            PREPROCESSING_FILE: to_json(TextPreprocessing("span", self.seq_len)),
+        }
 
 
 class Squad(TextData):
-    """SQuAD's JSON files (plain, .gz, .xz): `train` to learn from, `test` to judge on.
+    """SQuAD's JSON files (plain, .gz, .xz) for training and testing.
 
-        [CLS] question [SEP] context[k stride : k stride + room] [SEP],   k = 0, 1, ...
+        [CLS] question [SEP] context[k doc_stride : k doc_stride + room] [SEP],   k = 0, 1, ...
 
-    `question` is the longest question in tokens; longer ones are cut. The tokenizer is that of the model to start from;
-    without one it is trained on the contexts and questions and kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
-    Sources: Rajpurkar et al., 2016 and 2018; the windows are those of Devlin et al., BERT, 2018.
+    Questions are truncated to `max_query_length` tokens. The tokenizer is that of `init_from`; without it, one is
+    trained on contexts and questions and kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp). Sources: Rajpurkar et al.,
+    2016 and 2018; windows as in Devlin et al., BERT, 2018.
     """
 
     train: str
     test: str
-    tokenize: Tokenize = Tokenize()
-    length: Count = 384
-    stride: Count = 128
-    question: Count = 64
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    seq_len: Count = 384
+    doc_stride: Count = 128
+    max_query_length: Count = 64
     cache: str = ""
 
     @property
-    def frame(self) -> Frame:
-        return Frame(self.length, self.stride, self.question)
+    def windows(self) -> WindowConfig:
+        return WindowConfig(self.seq_len, self.doc_stride, self.max_query_length)
 
     def check(self) -> None:
-        self.frame.check()
+        self.windows.check()
 
-    def open(self) -> Questions:
-        learnt, judged = read(self.train), read(self.test)
-        texts = [*dict.fromkeys(entry.context for entry in learnt), *(entry.question for entry in learnt)]
-        tokenizer = self.tokenize.kept(texts, self.cache)
-        known, asked = (encode(entries, tokenizer, self.question) for entries in (learnt, judged))
-        kept = [question for question, entry in zip(known, learnt) if entry.impossible or question.answer is not None]
-        if len(kept) < len(known):
-            count = len(known) - len(kept)
+    def load(self) -> SquadDataset:
+        train_examples, test_examples = read(self.train), read(self.test)
+        texts = [
+            *dict.fromkeys(example.context for example in train_examples),
+            *(example.question for example in train_examples),
+        ]
+        tokenizer = self.tokenizer.build_cached(texts, self.cache)
+        train_questions, test_questions = (
+            encode(examples, tokenizer, self.max_query_length) for examples in (train_examples, test_examples)
+        )
+        kept = [
+            question
+            for question, example in zip(train_questions, train_examples)
+            if example.impossible or question.answer is not None
+        ]
+        if len(kept) < len(train_questions):
+            count = len(train_questions) - len(kept)
             log.warning(
-                "%s: %d of %d questions left out, their answer is not in the text", self.train, count, len(known)
+                "%s: skipped %d of %d questions whose answer is not in the context",
+                self.train,
+                count,
+                len(train_questions),
             )
         if not kept:
-            raise UserError(f"{self.train} has no question to learn from: none has an answer that is in its text")
-        return lay_out(kept, asked, tokenizer, self.frame)
+            raise UserError(f"{self.train} has no training question whose answer is in its context")
+        return build_dataset(kept, test_questions, tokenizer, self.windows)
 
 
-# --- from the file ------------------------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
-    """A question as it stands in a file."""
+class SquadExample(NamedTuple):
+    """A question in a SQuAD file."""
 
     question: str
     context: str
-    answers: tuple[Gold, ...]
+    answers: tuple[ReferenceAnswer, ...]
     impossible: bool
 
 
-def read(file: str) -> list[Entry]:
+def read(file: str) -> list[SquadExample]:
     if not file:
-        raise UserError("no questions to read: set data.train and data.test to SQuAD's JSON files")
-    place = file if "://" in file else str(Path(file).expanduser())
+        raise UserError("no files: set data.train and data.test to SQuAD's JSON files")
+    path = file if "://" in file else str(Path(file).expanduser())
     try:
-        with unpack(place) as binary:
+        with open_file(path) as binary:
             content = binary.read()
     except OSError as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
@@ -220,129 +235,149 @@ def read(file: str) -> list[Entry]:
         found = list(parse(json.loads(content)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         what = f"{reason} is missing" if isinstance(reason, KeyError) else one_line(reason)
-        raise UserError(f"{file} is not SQuAD's JSON (data, paragraphs, context and qas): {what}") from None
+        raise UserError(f"{file} is not a SQuAD file (JSON with data, paragraphs, context and qas): {what}") from None
     if not found:
         raise UserError(f"{file} has no questions")
     return found
 
 
-def parse(record: Any) -> Iterator[Entry]:
+def parse(record: Any) -> Iterator[SquadExample]:
     for article in record["data"]:
         for paragraph in article["paragraphs"]:
             context = clean(paragraph["context"])
             for entry in paragraph["qas"]:
                 impossible = bool(entry.get("is_impossible", False))
                 given = [] if impossible else entry.get("answers") or []
-                answers = tuple(Gold(clean(one["text"]), int(one.get("answer_start", 0))) for one in given)
-                yield Entry(clean(entry["question"]), context, answers, impossible)
+                answers = tuple(ReferenceAnswer(clean(one["text"]), int(one.get("answer_start", 0))) for one in given)
+                yield SquadExample(clean(entry["question"]), context, answers, impossible)
 
 
 def clean(text: Any) -> str:
     if not isinstance(text, str):
         raise TypeError("a context, question or answer is not text")
-    return whole(text)
+    return replace_surrogates(text)
 
 
-def encode(entries: list[Entry], tokenizer: Tokenizer, longest: int) -> list[Question]:
-    """Questions about the same context share its passage."""
-    passages = {context: passage(context, tokenizer) for context in dict.fromkeys(entry.context for entry in entries)}
-    tokens = tokenizer.encode([entry.question for entry in entries])
+def encode(examples: list[SquadExample], tokenizer: Tokenizer, max_query_length: int) -> list[TokenizedQuestion]:
+    """Tokenize questions and contexts, each context once."""
+    contexts = {
+        context: tokenize_context(context, tokenizer)
+        for context in dict.fromkeys(example.context for example in examples)
+    }
+    tokens = tokenizer.encode([example.question for example in examples])
     return [
-        Question(readable(ids[:longest], tokenizer), passages[entry.context], entry.answers)
-        for ids, entry in zip(tokens, entries)
+        TokenizedQuestion(replace_pad(ids[:max_query_length], tokenizer), contexts[example.context], example.answers)
+        for ids, example in zip(tokens, examples)
     ]
 
 
-def passage(text: str, tokenizer: Tokenizer) -> Passage:
-    ids, spans = tokenizer.spans(text)
-    return Passage(text, readable(ids, tokenizer), spans)
+def tokenize_context(text: str, tokenizer: Tokenizer) -> TokenizedContext:
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    return TokenizedContext(text, replace_pad(ids, tokenizer), offsets)
 
 
-def readable(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """A text that spells [PAD] must not look like the end of the row."""
-    return [tokenizer.unknown if number == tokenizer.pad else number for number in ids]
+def replace_pad(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """Replace [PAD] in a text by [UNK], so that it is not taken for padding."""
+    return [tokenizer.unk_token_id if number == tokenizer.pad_token_id else number for number in ids]
 
 
-def answer_tokens(passage: Passage, gold: Gold) -> tuple[int, int] | None:
-    """The first and the last token that share a character with an answer; None where the answer is not there."""
-    start = locate(passage.text, gold)
+def answer_tokens(context: TokenizedContext, answer: ReferenceAnswer) -> tuple[int, int] | None:
+    """First and last token that overlap an answer; None if the answer is not in the context."""
+    start = locate(context.text, answer)
     if start is None:
         return None
-    stop = start + len(gold.text)
-    touched = [number for number, (left, right) in enumerate(passage.spans) if left < stop and right > start]
-    return (touched[0], touched[-1]) if touched else None
+    stop = start + len(answer.text)
+    overlapping = [number for number, (left, right) in enumerate(context.offsets) if left < stop and right > start]
+    return (overlapping[0], overlapping[-1]) if overlapping else None
 
 
-def locate(text: str, gold: Gold) -> int | None:
-    """Where an answer stands: where it says, or the nearest place with the same words."""
-    places = [match.start() for match in re.finditer(f"(?={re.escape(gold.text)})", text)] if gold.text else []
-    return min(places, key=lambda place: abs(place - gold.start), default=None)
+def locate(text: str, answer: ReferenceAnswer) -> int | None:
+    """Start of the answer in the text: the occurrence nearest to the given start."""
+    positions = [match.start() for match in re.finditer(f"(?={re.escape(answer.text)})", text)] if answer.text else []
+    return min(positions, key=lambda start: abs(start - answer.start), default=None)
 
 
-# --- to tensors ------------------------------------------------------------------------------------------------
+# --- tensors -----------------------------------------------------------------------------------------------
 
 
-def lay_out(known: list[Question], asked: list[Question], tokenizer: Tokenizer, frame: Frame) -> Questions:
-    train = Resident(*windows(known, tokenizer, frame), kind=Windows)
-    return Questions(train, Resident(*ask(asked, tokenizer, frame), kind=Asked), tokenizer, frame, known, asked)
+def build_dataset(
+    train_questions: list[TokenizedQuestion],
+    test_questions: list[TokenizedQuestion],
+    tokenizer: Tokenizer,
+    windows: WindowConfig,
+) -> SquadDataset:
+    train = InMemory(*train_batch(train_questions, tokenizer, windows), batch_type=SquadTrainBatch)
+    return SquadDataset(
+        train,
+        InMemory(*eval_batch(test_questions, tokenizer, windows), batch_type=SquadEvalBatch),
+        tokenizer,
+        windows,
+        train_questions,
+        test_questions,
+    )
 
 
-def windows(questions: Sequence[Question], tokenizer: Tokenizer, frame: Frame) -> Windows:
-    """All windows of all questions, with the place of the answer."""
-    cut = [(question, part) for question in questions for part in frame.parts(question)]
-    ids, segments = rows(cut, tokenizer, frame.length)
-    places = torch.tensor([target(question, part) for question, part in cut])
-    return Windows(torch.from_numpy(ids), torch.from_numpy(segments), places[:, 0].clone(), places[:, 1].clone())
+def train_batch(questions: Sequence[TokenizedQuestion], tokenizer: Tokenizer, windows: WindowConfig) -> SquadTrainBatch:
+    """All windows of all questions, with the positions of the answers."""
+    cut = [(question, part) for question in questions for part in windows.split(question)]
+    ids, segments = encode_windows(cut, tokenizer, windows.seq_len)
+    positions = torch.tensor([answer_positions(question, part) for question, part in cut])
+    return SquadTrainBatch(
+        torch.from_numpy(ids), torch.from_numpy(segments), positions[:, 0].clone(), positions[:, 1].clone()
+    )
 
 
-def target(question: Question, part: range) -> tuple[int, int]:
-    """The positions of the answer's first and last token; those of [CLS] unless the window holds all of it."""
+def answer_positions(question: TokenizedQuestion, part: range) -> tuple[int, int]:
+    """Positions of the first and last token of the answer; 0, 0 unless the window contains all of it."""
     if question.answer is None or question.answer[0] not in part or question.answer[1] not in part:
         return 0, 0
     first, last = question.answer
     return question.offset + first - part.start, question.offset + last - part.start
 
 
-def ask(questions: Sequence[Question], tokenizer: Tokenizer, frame: Frame) -> Asked:
-    """Every question with its windows, numbered from 0."""
-    parts = [frame.parts(question) for question in questions]
+def eval_batch(questions: Sequence[TokenizedQuestion], tokenizer: Tokenizer, windows: WindowConfig) -> SquadEvalBatch:
+    """All questions with their windows."""
+    parts = [windows.split(question) for question in questions]
     most = max(map(len, parts))
-    shape = len(questions), most, frame.length
-    ids, segments = np.full(shape, tokenizer.pad, np.int32), np.zeros(shape, np.uint8)
+    shape = len(questions), most, windows.seq_len
+    ids, segments = np.full(shape, tokenizer.pad_token_id, np.int32), np.zeros(shape, np.uint8)
     starts, ends = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     for number, question in enumerate(questions):
         own = parts[number]
-        ids[number, : len(own)], segments[number, : len(own)] = rows(
-            [(question, part) for part in own], tokenizer, frame.length
+        ids[number, : len(own)], segments[number, : len(own)] = encode_windows(
+            [(question, part) for part in own], tokenizer, windows.seq_len
         )
         for window, part in enumerate(own):
             ends[number, window, question.offset : question.offset + len(part)] = True
-        for token, window in enumerate(homes(own, len(question.passage.ids))):
+        for token, window in enumerate(max_context_windows(own, len(question.context.ids))):
             starts[number, window, question.offset + token - own[window].start] = True
     tensors = [torch.from_numpy(array) for array in (ids, segments, starts, ends)]
-    return Asked(*tensors, number=torch.arange(len(questions)))
+    return SquadEvalBatch(*tensors, question_index=torch.arange(len(questions)))
 
 
-def rows(cut: list[tuple[Question, range]], tokenizer: Tokenizer, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and segments of windows, n s."""
-    ids, segments = np.full((len(cut), length), tokenizer.pad, np.int32), np.zeros((len(cut), length), np.uint8)
+def encode_windows(
+    cut: list[tuple[TokenizedQuestion, range]], tokenizer: Tokenizer, seq_len: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and segments of windows, n s."""
+    ids = np.full((len(cut), seq_len), tokenizer.pad_token_id, np.int32)
+    segments = np.zeros((len(cut), seq_len), np.uint8)
     for row, (question, part) in enumerate(cut):
-        context = question.passage.ids[part.start : part.stop]
-        tokens = [tokenizer.first, *question.ids, tokenizer.last, *context, tokenizer.last]
+        context = question.context.ids[part.start : part.stop]
+        tokens = [tokenizer.cls_token_id, *question.ids, tokenizer.sep_token_id, *context, tokenizer.sep_token_id]
         ids[row, : len(tokens)] = tokens
         segments[row, question.offset : len(tokens)] = 1
     return ids, segments
 
 
-def homes(parts: list[range], tokens: int) -> list[int]:
-    """The window in which each token has most context, BERT's rule: the shorter side counts, then the longer window.
+def max_context_windows(parts: list[range], tokens: int) -> list[int]:
+    """The window of maximum context for each token, as in BERT.
 
-    home(i) = argmax_w min(i - start_w, end_w - i) + 0.01 length_w,   the first of equals
+    window(i) = argmax_w min(i - start_w, end_w - i) + 0.01 length_w,   the first maximum
     """
     if len(parts) == 1:
         return [0] * tokens
 
-    def most(token: int) -> int:
+    def best(token: int) -> int:
         return max(
             (window for window, part in enumerate(parts) if token in part),
             key=lambda window: (
@@ -350,4 +385,4 @@ def homes(parts: list[range], tokens: int) -> list[int]:
             ),
         )
 
-    return [most(token) for token in range(tokens)]
+    return [best(token) for token in range(tokens)]

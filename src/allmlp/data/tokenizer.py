@@ -1,10 +1,9 @@
-"""Tokenizers: trained on one's own text or loaded, and always one JSON file beside the model."""
+"""Tokenizers, trained or loaded, saved as tokenizer.json next to the model."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import islice
@@ -14,123 +13,121 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from allmlp.data.source import Data
+from allmlp.data.dataset import Data
+from allmlp.data.paths import cache_folder
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import write_atomically
 from allmlp.spec import Count, Spec
 
-FILE = "tokenizer.json"
-PAD, UNKNOWN, FIRST, LAST, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TOKENIZER_FILE = "tokenizer.json"
+PAD_TOKEN, UNK_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-class Tokenize(Spec):
-    """How text becomes tokens.
-
-    With a `path` (a tokenizer.json, a BERT vocab.txt, or a folder that holds either) that tokenizer is used and nothing
-    is trained.
-    """
+class TokenizerConfig(Spec):
+    """A tokenizer to train, or to load from `path`: a tokenizer.json, a BERT vocab.txt, or a folder with either."""
 
     algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    vocabulary: Count = 8192
+    vocab_size: Count = 8192
     lowercase: bool = True
-    documents: Count = 100_000
-    """How many, the first ones, a vocabulary is made from."""
+    max_documents: Count = 100_000
+    """Number of documents, from the first on, to train on."""
     path: str = ""
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
-        return load(self.path) if self.path else train(self, texts)
+        return load_tokenizer(self.path) if self.path else train_tokenizer(self, texts)
 
-    def kept(self, texts: list[str], cache: str = "") -> Tokenizer:
-        """As `build`, but trained only once for these texts and kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp):
-        the trainers need not give the same vocabulary again to another process, or to a run that resumes.
+    def build_cached(self, texts: list[str], cache: str = "") -> Tokenizer:
+        """Like `build`, but trained once per set of texts and kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
+
+        Training is not deterministic, so other processes and resumed runs must load the same file.
         """
         if self.path:
-            return load(self.path)
+            return load_tokenizer(self.path)
         key = hashlib.sha256(repr(self).encode())
         for text in texts:
             key.update(text.encode("utf8", "replace") + b"\0")
         file = cache_folder(cache) / "tokenizers" / f"{key.hexdigest()[:24]}.json"
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            # One process trains it, the others of a run wait.
+            # One process trains, the others wait.
             with open(file.with_suffix(".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not file.is_file():
-                    json = train(self, texts).to_json()
+                    json = train_tokenizer(self, texts).to_json()
                     write_atomically(file, lambda temporary: temporary.write_text(json, encoding="utf8"))
         except OSError as reason:
             raise UserError(
-                f"cannot keep the tokenizer in {file.parent}: {one_line(reason)}; set data.cache"
+                f"cannot write the tokenizer to {file.parent}: {one_line(reason)}; set data.cache"
             ) from reason
-        return load(file)
+        return load_tokenizer(file)
 
 
 class TextData(Data, abstract=True):
-    """Text that is tokenised as its field `tokenize` says: a model to start from brings its own tokenizer."""
+    """Text with a field `tokenizer`; when a run starts from a model, that model's tokenizer is used."""
 
-    def like(self, folder: str) -> Self:
-        tokenize: Tokenize = self.tokenize  # type: ignore[attr-defined]
-        return self if tokenize.path else self.replace(tokenize=tokenize.replace(path=folder))
-
-
-def cache_folder(cache: str) -> Path:
-    return Path(cache or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp").expanduser()
+    def for_model(self, folder: str) -> Self:
+        config: TokenizerConfig = self.tokenizer  # type: ignore[attr-defined]
+        return self if config.path else self.replace(tokenizer=config.replace(path=folder))
 
 
-def whole(text: str) -> str:
-    """Half of a surrogate pair, which JSON and command lines may hold and no tokenizer reads, is a question mark."""
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which tokenizers refuse, by question marks."""
     return text.encode("utf8", "replace").decode("utf8")
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer whose five special tokens are known: `tokenizer.pad`, `.first`, `.last`, `.mask`."""
+    """A Hugging Face tokenizer with the ids of its special tokens: `pad_token_id`, `cls_token_id`, ..."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        missing = [token for token in SPECIAL if tokenizer.token_to_id(token) is None]
+        missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
         if missing:
-            raise UserError(f"the tokenizer has no {', '.join(missing)}; it needs {', '.join(SPECIAL)}")
-        self.pad, self.unknown, self.first, self.last, self.mask = map(tokenizer.token_to_id, SPECIAL)
+            raise UserError(f"the tokenizer has no {', '.join(missing)}; it needs {', '.join(SPECIAL_TOKENS)}")
+        self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self.mask_token_id = map(
+            tokenizer.token_to_id, SPECIAL_TOKENS
+        )
 
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, without [CLS] and [SEP]."""
+        """Token ids of each text, without [CLS] and [SEP]."""
         try:
             found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError:
-            found = self.tokenizer.encode_batch_fast([whole(text) for text in texts], add_special_tokens=False)
+            found = self.tokenizer.encode_batch_fast(
+                [replace_surrogates(text) for text in texts], add_special_tokens=False
+            )
         return [one.ids for one in found]
 
-    def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a text, and where each begins and ends in it."""
-        found = self.tokenizer.encode(whole(text), add_special_tokens=False)
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a text, and the (start, end) characters of each."""
+        found = self.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
         return found.ids, found.offsets
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def word(self, number: int) -> str:
-        return self.tokenizer.id_to_token(number)
+    def id_to_token(self, token_id: int) -> str:
+        return self.tokenizer.id_to_token(token_id)
 
     @cached_property
-    def special(self) -> Tensor:
-        """Whether a token is one of the five, which are never masked: vocabulary."""
+    def special_tokens_mask(self) -> Tensor:
+        """True for the five special tokens: bool, vocab_size."""
         table = torch.zeros(len(self), dtype=torch.bool)
-        table[[self.tokenizer.token_to_id(token) for token in SPECIAL]] = True
+        table[[self.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]] = True
         return table
 
     @cached_property
-    def continues(self) -> Tensor:
-        """Whether a token goes on with the word before it: vocabulary."""
-        words = [self.word(number) or "" for number in range(len(self))]
+    def continuation_mask(self) -> Tensor:
+        """True for tokens that continue a word: bool, vocab_size."""
+        words = [self.id_to_token(number) or "" for number in range(len(self))]
         if any(word.startswith("##") for word in words):
             return torch.tensor([word.startswith("##") for word in words])
         if any(word[:1] in ("Ġ", "▁") for word in words):
-            return torch.tensor([word[:1] not in ("Ġ", "▁") and word not in SPECIAL for word in words])
+            return torch.tensor([word[:1] not in ("Ġ", "▁") and word not in SPECIAL_TOKENS for word in words])
         return torch.zeros(len(self), dtype=torch.bool)
 
     def to_json(self) -> str:
@@ -142,12 +139,12 @@ class Tokenizer:
     __hash__ = None  # type: ignore[assignment]
 
 
-def train(spec: Tokenize, texts: Iterable[str]) -> Tokenizer:
+def train_tokenizer(spec: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     tokenizers = require("tokenizers", "text")
     normalizers, splitters, trainers = tokenizers.normalizers, tokenizers.pre_tokenizers, tokenizers.trainers
-    options = {"vocab_size": spec.vocabulary, "special_tokens": list(SPECIAL), "show_progress": False}
+    options = {"vocab_size": spec.vocab_size, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
     if spec.algorithm == "wordpiece":
-        tokenizer = word_pieces(tokenizers.models.WordPiece(unk_token=UNKNOWN), spec.lowercase)
+        tokenizer = wordpiece(tokenizers.models.WordPiece(unk_token=UNK_TOKEN), spec.lowercase)
         trainer = trainers.WordPieceTrainer(limit_alphabet=1000, **options)
     elif spec.algorithm == "bpe":
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -161,18 +158,18 @@ def train(spec: Tokenize, texts: Iterable[str]) -> Tokenizer:
         tokenizer.normalizer = normalizers.Sequence(steps)
         tokenizer.pre_tokenizer = splitters.Metaspace()
         tokenizer.decoder = tokenizers.decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(unk_token=UNKNOWN, **options)
+        trainer = trainers.UnigramTrainer(unk_token=UNK_TOKEN, **options)
     try:
-        tokenizer.train_from_iterator((text for text in islice(texts, spec.documents) if text.strip()), trainer)
-    except Exception as reason:  # the trainers raise plain exceptions, for instance on too little text
+        tokenizer.train_from_iterator((text for text in islice(texts, spec.max_documents) if text.strip()), trainer)
+    except Exception as reason:  # the trainers raise plain exceptions
         raise UserError(f"cannot train a tokenizer on this text: {one_line(reason)}") from reason
-    if tokenizer.get_vocab_size() <= len(SPECIAL):
+    if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
         raise UserError("cannot train a tokenizer: the text is empty")
     return Tokenizer(tokenizer)
 
 
-def word_pieces(model: Any, lowercase: bool) -> Any:
-    """BERT's way: cleaned, perhaps lower case, cut at spaces and punctuation."""
+def wordpiece(model: Any, lowercase: bool) -> Any:
+    """A WordPiece tokenizer with BERT's normalization and splitting."""
     tokenizers = require("tokenizers", "text")
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
@@ -181,43 +178,44 @@ def word_pieces(model: Any, lowercase: bool) -> Any:
     return tokenizer
 
 
-def load(path: str | Path) -> Tokenizer:
-    """The tokenizer in a JSON file, in a BERT vocabulary of one token a line, or in a folder with either."""
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Load a tokenizer.json, a BERT vocabulary with one token per line, or a folder with either."""
     tokenizers = require("tokenizers", "text")
-    place = Path(path).expanduser()
-    if place.is_dir():
-        found = [place / name for name in (FILE, "vocab.txt") if (place / name).is_file()]
+    path = Path(path).expanduser()
+    if path.is_dir():
+        found = [path / name for name in (TOKENIZER_FILE, "vocab.txt") if (path / name).is_file()]
         if not found:
-            raise UserError(f"{place} has neither {FILE} nor vocab.txt")
-        place = found[0]
+            raise UserError(f"{path} has neither {TOKENIZER_FILE} nor vocab.txt")
+        path = found[0]
     try:
-        text = place.read_text(encoding="utf8")
+        text = path.read_text(encoding="utf8")
     except (OSError, UnicodeError) as reason:
-        raise UserError(f"cannot read the tokenizer {place}: {one_line(reason)}") from None
-    if place.suffix == ".json":
-        return parse(text, str(place))
+        raise UserError(f"cannot read the tokenizer {path}: {one_line(reason)}") from None
+    if path.suffix == ".json":
+        return parse_tokenizer(text, str(path))
     words = text.split("\n")
     words = words[:-1] if words[-1] == "" else words
     if not words:
-        raise UserError(f"the vocabulary {place} is empty")
+        raise UserError(f"the vocabulary {path} is empty")
     numbers = {word.rstrip("\r"): number for number, word in enumerate(words)}
     if len(numbers) < len(words):
-        twice = next(word for number, word in enumerate(words) if numbers[word.rstrip("\r")] != number)
-        raise UserError(f"the vocabulary {place} has {twice!r} twice")
-    if set(numbers) <= set(SPECIAL):
-        raise UserError(f"the vocabulary {place} has no words")
-    model = tokenizers.models.WordPiece(numbers, unk_token=UNKNOWN)
-    tokenizer = word_pieces(
+        duplicate = next(word for number, word in enumerate(words) if numbers[word.rstrip("\r")] != number)
+        raise UserError(f"the vocabulary {path} has {duplicate!r} twice")
+    if set(numbers) <= set(SPECIAL_TOKENS):
+        raise UserError(f"the vocabulary {path} has no words")
+    model = tokenizers.models.WordPiece(numbers, unk_token=UNK_TOKEN)
+    tokenizer = wordpiece(
         model,
-        lowercase="uncased" in place.name or not any(word != word.lower() for word in numbers if word not in SPECIAL),
+        lowercase="uncased" in path.name
+        or not any(word != word.lower() for word in numbers if word not in SPECIAL_TOKENS),
     )
-    tokenizer.add_special_tokens([token for token in SPECIAL if token in numbers])
+    tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in numbers])
     return Tokenizer(tokenizer)
 
 
-def parse(text: str, name: str) -> Tokenizer:
+def parse_tokenizer(text: str, name: str) -> Tokenizer:
     try:
         found = require("tokenizers", "text").Tokenizer.from_str(text)
-    except Exception as reason:  # a plain exception, with the parser's message
+    except Exception as reason:  # tokenizers raises plain exceptions
         raise UserError(f"{name} is not a tokenizer: {one_line(reason)}") from None
     return Tokenizer(found)

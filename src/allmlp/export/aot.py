@@ -1,4 +1,4 @@
-"""AOTInductor: a graph compiled ahead of time for this machine's processor, in a .pt2 package."""
+"""AOTInductor: compile a graph ahead of time for this CPU, as a .pt2 package."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from allmlp.errors import UserError, one_line
-from allmlp.export.graphs import Graph
+from allmlp.export.graphs import ExportGraph
 from allmlp.export.program import as_tuple, quiet, trace
 
 
-def write_package(graph: Graph, file: Path, settings: Mapping[str, str]) -> None:
+def write_package(graph: ExportGraph, file: Path, settings: Mapping[str, str]) -> None:
     if not any(map(shutil.which, ("g++", "c++", "clang++"))):
         raise UserError("compiling ahead of time needs a C++ compiler (g++); without --aot a .pt2 file needs none")
     from torch._inductor import aoti_compile_and_package
@@ -23,7 +23,7 @@ def write_package(graph: Graph, file: Path, settings: Mapping[str, str]) -> None
     try:
         with quiet(), torch.no_grad():
             aoti_compile_and_package(trace(graph), package_path=str(file), inductor_configs=configs)
-    except Exception as reason:  # the compiler's own, and inductor's
+    except Exception as reason:  # of the C++ compiler or of Inductor
         raise UserError(f"the model could not be compiled ahead of time: {one_line(reason)}") from reason
 
 

@@ -1,12 +1,12 @@
-"""What of a model is exported: functions of tensors alone, with a name for everything that goes in and out.
+"""The graphs that are exported for a model: functions of tensors, with named inputs and outputs.
 
-    pictures     images                              -> scores
-    text         ids, mask (, segments)              -> scores
-    causal text  the same, and one step:  token, past.0 ..                          -> scores, now.0 ..
+    images       images                              -> logits
+    text         ids, mask (, segments)              -> logits
+    causal text  the same, and a decoding step: token, past.0 ..                    -> logits, present.0 ..
     translation  encoder: source, mask    -> memory.0 ..
-                 step:    token, mask, memory.0 .., past.0 ..                       -> scores, now.0 ..
+                 step:    token, mask, memory.0 .., past.0 ..                       -> logits, present.0 ..
 
-Every batch size will do. A step begins with an empty past (B x 0 x C) and hands `now` to the next as its `past`.
+The batch size is dynamic. Decoding starts from an empty past (B x 0 x C); `present` is the `past` of the next step.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import torch
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
-from allmlp.export.rows import Rows
+from allmlp.export.sample_inputs import SampleInputs
 from allmlp.layers.context import Cache
-from allmlp.layers.stem import Tokens
+from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.encoder_decoder import EncoderDecoderModel
 from allmlp.models.model import Model
 
 STEPS = 6
-"""Steps of decoding on which a file is compared."""
+"""Decoding steps on which a file is compared."""
 Tensors = tuple[Tensor, ...]
 
 
-class Graph(NamedTuple):
+class ExportGraph(NamedTuple):
     name: str
-    """What part of the model it is: "encoder" or "step"; empty for the model itself."""
+    """ "encoder" or "step"; empty for the whole model."""
     module: nn.Module
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    free: tuple[dict[int, str], ...]
-    """The axes of every input that may have any size."""
+    dynamic_axes: tuple[dict[int, str], ...]
+    """Per input, its dynamic axes and their names."""
     calls: list[Tensors]
-    """Inputs it is compared on; it is traced with the last."""
-    longest: int | None = None
-    """What `past` can grow to."""
+    """Inputs on which it is compared; it is traced with the last."""
+    max_past: int | None = None
+    """The largest size of `past`."""
 
 
 BATCH = {0: "batch"}
@@ -48,27 +48,27 @@ PAST = {0: "batch", 1: "past"}
 
 
 @torch.no_grad()
-def graphs(model: Model, rows: Rows) -> list[Graph]:
+def graphs(model: Model, samples: SampleInputs) -> list[ExportGraph]:
     """The graphs of a model in evaluation mode."""
     if isinstance(model, EncoderDecoderModel):
-        source, mask = rows.tensors
-        encoder = Source(model)
+        source, mask = samples.tensors
+        encoder = EncoderGraph(model)
         memory = encoder(source, mask)
         named = ("source", "mask"), numbered("memory", memory)
         return [
-            Graph("encoder", encoder, *named, (BATCH, BATCH), batches(rows.tensors)),
+            ExportGraph("encoder", encoder, *named, (BATCH, BATCH), batches(samples.tensors)),
             step(model, source, (mask, *memory), model.spec.decoder.stem.tokens),
         ]
-    if not isinstance(model, EncoderModel) or not isinstance(model.spec.stem, Tokens):
-        name = "images" if rows.tensors[0].is_floating_point() else "ids"
-        return [Graph("", Whole(model), (name,), ("scores",), (BATCH,), batches(rows.tensors[:1]))]
-    ids, mask = rows.tensors
-    names, tensors = ("ids", "mask"), rows.tensors
+    if not isinstance(model, EncoderModel) or not isinstance(model.spec.stem, TokenEmbed):
+        name = "images" if samples.tensors[0].is_floating_point() else "ids"
+        return [ExportGraph("", ForwardGraph(model), (name,), ("logits",), (BATCH,), batches(samples.tensors[:1]))]
+    ids, mask = samples.tensors
+    names, tensors = ("ids", "mask"), samples.tensors
     if (model.spec.stem.segments or 0) > 1:
         names, tensors = (*names, "segments"), (ids, mask, second_half(mask))
-    found = [Graph("", Whole(model), names, ("scores",), (BATCH,) * len(names), batches(tensors))]
+    found = [ExportGraph("", ForwardGraph(model), names, ("logits",), (BATCH,) * len(names), batches(tensors))]
     if model.spec.block.causal and model.spec.pool is None:
-        found.append(step(model, ids, (), model.spec.stem.length))
+        found.append(step(model, ids, (), model.spec.stem.seq_len))
     return found
 
 
@@ -78,7 +78,7 @@ def batches(tensors: Tensors) -> list[Tensors]:
 
 
 def second_half(mask: Tensor) -> Tensor:
-    """Segments of a text cut in two: 0 and then 1, b s."""
+    """Segment ids: 0 in the first half of each text, 1 in the second, [B, S]."""
     return (mask.long().cumsum(1) > mask.sum(1, keepdim=True) / 2).long()
 
 
@@ -86,25 +86,25 @@ def numbered(name: str, tensors: Tensors) -> tuple[str, ...]:
     return tuple(f"{name}.{number}" for number in range(len(tensors)))
 
 
-def step(model: EncoderModel | EncoderDecoderModel, ids: Tensor, fixed: Tensors, longest: int) -> Graph:
-    """One step of decoding, compared for one example and for all, each from an empty past on."""
-    module, count = Step(model, ids, *fixed), min(STEPS, longest, ids.shape[1])
+def step(model: EncoderModel | EncoderDecoderModel, ids: Tensor, fixed: Tensors, max_past: int) -> ExportGraph:
+    """One decoding step, compared for one example and for all, each from an empty past."""
+    module, count = DecodeStepGraph(model, ids, *fixed), min(STEPS, max_past, ids.shape[1])
     if count < 3:
-        raise UserError(f"a model that reads {longest} tokens has no steps worth exporting")
+        raise UserError(f"a model of {max_past} tokens is too short to export a decoding step")
     calls: list[Tensors] = []
     for batch in (1, len(ids)):
         past, kept = module.empty(batch), tuple(tensor[:batch] for tensor in fixed)
-        for place in range(count):
-            calls.append((ids[:batch, place : place + 1], *kept, *past))
+        for position in range(count):
+            calls.append((ids[:batch, position : position + 1], *kept, *past))
             past = module(*calls[-1])[1:]
     given = ("mask", *numbered("memory", fixed[1:])) if fixed else ()
     inputs = ("token", *given, *numbered("past", past))
-    free = (BATCH,) * (1 + len(fixed)) + (PAST,) * len(past)
-    return Graph("step", module, inputs, ("scores", *numbered("now", past)), free, calls, longest)
+    dynamic_axes = (BATCH,) * (1 + len(fixed)) + (PAST,) * len(past)
+    return ExportGraph("step", module, inputs, ("logits", *numbered("present", past)), dynamic_axes, calls, max_past)
 
 
-class Whole(nn.Module):
-    """A model's forward pass over everything it is given at once."""
+class ForwardGraph(nn.Module):
+    """The forward pass of a model."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class Whole(nn.Module):
         return self.model(*tensors)
 
 
-class Source(nn.Module):
-    """What a decoder keeps of the source, layer by layer: (source, mask) -> (memory...)."""
+class EncoderGraph(nn.Module):
+    """Keys and values of the source for each layer of the decoder: (source, mask) -> (memory...)."""
 
     def __init__(self, model: EncoderDecoderModel) -> None:
         super().__init__()
@@ -126,13 +126,13 @@ class Source(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensors:
         source, mask = tensors
         cache = Cache()
-        # What comes out of this step is not asked for, and in a graph it is not computed: only what it keeps.
+        # The decoder's output is unused, so it is not part of the traced graph; only the cache is.
         self.model.decode(source[:, :1], self.model.encode(source, mask), mask, cache=cache)
         return tuple(cache.fixed.values())
 
 
-class Step(nn.Module):
-    """The next token: (token, past...) -> (scores, now...); in a translation (token, mask, memory..., past...)."""
+class DecodeStepGraph(nn.Module):
+    """One token: (token, past...) -> (logits, present...); for translation (token, mask, memory..., past...)."""
 
     def __init__(self, model: EncoderModel | EncoderDecoderModel, ids: Tensor, *fixed: Tensor) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Step(nn.Module):
         self.widths = [x.shape[2] for x in cache.seen.values()]
 
     def empty(self, batch: int) -> Tensors:
-        """The past of a first token."""
+        """The past of the first token."""
         return tuple(torch.zeros(batch, 0, width) for width in self.widths)
 
     def forward(self, *tensors: Tensor) -> Tensors:
@@ -159,8 +159,8 @@ class Step(nn.Module):
         if isinstance(self.model, EncoderDecoderModel):
             token, mask, *memory = tensors[: -len(self.layers)]
             cache.fixed = dict(zip(self.readers, memory))
-            # The memory itself is not read again: every layer has its part of it in the cache.
-            scores = self.model.decode(token, memory[0], mask, cache=cache)
+            # Every layer reads its part of the memory from the cache.
+            logits = self.model.decode(token, memory[0], mask, cache=cache)
         else:
-            scores = self.model(tensors[0], cache=cache)
-        return scores, *(cache.seen[layer] for layer in self.layers)
+            logits = self.model(tensors[0], cache=cache)
+        return logits, *(cache.seen[layer] for layer in self.layers)

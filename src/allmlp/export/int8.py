@@ -1,10 +1,10 @@
-"""Eight-bit integers instead of floats in an ONNX file: a quarter of its size.
+"""Dynamic int8 quantization of an ONNX file, to a quarter of its size.
 
     Y = X W^T  becomes  s_x s_w (Xq - z) Wq^T
 
-Wq and s_w are fixed, one scale for each output; X is quantised anew for every batch by its own range, so that no
-pictures are needed to calibrate, and an answer depends a little on what else is in the batch. The products over tokens,
-whose weights stand on the left, stay floats.
+Wq and s_w are fixed, with one scale per output channel. X is quantized by the range of each batch, so no calibration
+data is needed, and outputs depend slightly on the rest of the batch. Products over tokens, with the weight on the left,
+stay in float.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from allmlp.errors import require
 
 
-def quantise(source: Path, target: Path) -> None:
-    """Write the quantised model in `source` to `target`, with its metadata."""
+def quantize(source: Path, target: Path) -> None:
+    """Quantize the model `source` to the file `target`, with its metadata."""
     quantization = require("onnxruntime.quantization", "export")
     model = require("onnx", "export").load(source)
-    # Shapes of weights are listed here too, and would be wrong after the quantiser has transposed some.
+    # These include shapes of weights, which are wrong after the quantizer has transposed some.
     del model.graph.value_info[:]
     log = logging.getLogger()
     before = log.level
-    log.setLevel(logging.ERROR)  # it advises an optimisation that does nothing here
+    log.setLevel(logging.ERROR)  # it recommends an optimization that has no effect here
     try:
         quantization.quantize_dynamic(
             model,
             target,
             per_channel=True,
             weight_type=quantization.QuantType.QInt8,
-            op_types_to_quantize=["MatMul", "Gemm", "Gather"],  # the last looks tokens up
+            op_types_to_quantize=["MatMul", "Gemm", "Gather"],  # Gather: token embeddings
         )
     finally:
         log.setLevel(before)

@@ -1,4 +1,4 @@
-"""ONNX: a graph as an .onnx file that ONNX Runtime runs without torch."""
+"""ONNX: write a graph as an .onnx file, which ONNX Runtime runs without torch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 from torch.onnx import export as export_onnx
 
 from allmlp.errors import UserError, one_line, require
-from allmlp.export.graphs import Graph
+from allmlp.export.graphs import ExportGraph
 from allmlp.export.program import quiet, trace
 
-LARGEST = 2**31 - 2**24
-"""Bytes of weights that one file can hold: the format ends at 2 GiB."""
+MAX_WEIGHT_BYTES = 2**31 - 2**24
+"""An ONNX file is limited to 2 GiB."""
 
 
-def write_onnx(graph: Graph, file: Path, settings: Mapping[str, str]) -> None:
-    """`settings` become the metadata of the file: whatever runs it can read there how to prepare its inputs."""
+def write_onnx(graph: ExportGraph, file: Path, settings: Mapping[str, str]) -> None:
+    """`settings` become the metadata of the file, such as the preprocessing of the inputs."""
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
     size = sum(weight.nbytes for weight in graph.module.parameters())
-    if size > LARGEST:
-        raise UserError(f"{size / 2**30:.1f} GiB of weights are too many for one ONNX file: export a .pt2 file instead")
-    # Attention is taken apart into plain products; torch's fused kernels lay their output out differently.
+    if size > MAX_WEIGHT_BYTES:
+        raise UserError(
+            f"{size / 2**30:.1f} GiB of weights exceed the 2 GiB of an ONNX file: export a .pt2 file instead"
+        )
+    # Decompose attention: the outputs of torch's fused kernels have another memory layout.
     try:
         with quiet(), sdpa_kernel(SDPBackend.MATH):
             program = export_onnx(
@@ -41,11 +43,11 @@ def write_onnx(graph: Graph, file: Path, settings: Mapping[str, str]) -> None:
     program.save(file)
 
 
-def name_axes(program: ONNXProgram, graph: Graph) -> None:
-    """Call free axes what they are, `batch` and `past`, instead of s11 and s81."""
+def name_axes(program: ONNXProgram, graph: ExportGraph) -> None:
+    """Name dynamic axes `batch` and `past` instead of s11 and s81."""
     inner = program.model.graph
     names: dict[str, str] = {}
-    for value, axes in zip(inner.inputs, graph.free, strict=True):
+    for value, axes in zip(inner.inputs, graph.dynamic_axes, strict=True):
         names |= {str(value.shape[axis]): name for axis, name in axes.items() if value.shape is not None}
     for value in (*inner.inputs, *inner.outputs):
         for axis, size in enumerate(value.shape or ()):
@@ -54,7 +56,7 @@ def name_axes(program: ONNXProgram, graph: Graph) -> None:
 
 
 def strip(program: ONNXProgram) -> None:
-    """Leave out where in the sources, and on whose disk, each node comes from."""
+    """Remove source locations, which contain local paths."""
     inner = program.model.graph
     for node in inner:
         node.metadata_props.clear()
@@ -65,7 +67,7 @@ def strip(program: ONNXProgram) -> None:
 
 
 def run_onnx(file: Path, calls: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    """What ONNX Runtime answers."""
+    """The outputs of ONNX Runtime."""
     runtime = require("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3

@@ -1,4 +1,4 @@
-"""torch.export: a graph as a .pt2 file that torch runs without this library's code."""
+"""torch.export: write a graph as a .pt2 file, which torch runs without this library."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from allmlp.errors import UserError, one_line
-from allmlp.export.graphs import Graph
+from allmlp.export.graphs import ExportGraph
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporters tell about their own insides."""
+    """Suppress the warnings of the exporters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def trace(graph: Graph) -> ExportedProgram:
-    """The graph as torch.export sees it, for batches of any size."""
-    sizes = {"batch": Dim("batch", min=1), "past": Dim("past", min=0, max=(graph.longest or 2) - 1)}
-    shapes = tuple({axis: sizes[name] for axis, name in axes.items()} for axes in graph.free)
+def trace(graph: ExportGraph) -> ExportedProgram:
+    """Trace the graph with torch.export, with a dynamic batch size."""
+    sizes = {"batch": Dim("batch", min=1), "past": Dim("past", min=0, max=(graph.max_past or 2) - 1)}
+    shapes = tuple({axis: sizes[name] for axis, name in axes.items()} for axes in graph.dynamic_axes)
     try:
         with quiet(), torch.no_grad():
             program = torch.export.export(graph.module, graph.calls[-1], dynamic_shapes={"tensors": shapes})
-    except Exception as reason:  # of many kinds, for a network of another package
-        raise UserError(f"torch.export cannot follow the model: {one_line(reason)}") from reason
+    except Exception as reason:  # networks of other packages raise many types
+        raise UserError(f"torch.export cannot trace the model: {one_line(reason)}") from reason
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it names the files of this machine
+        node.meta.pop("stack_trace", None)  # it contains local paths
     return program
 
 
-def write_program(graph: Graph, file: Path, settings: Mapping[str, str]) -> None:
+def write_program(graph: ExportGraph, file: Path, settings: Mapping[str, str]) -> None:
     with quiet():
         torch.export.save(trace(graph), file, extra_files=dict(settings))
 

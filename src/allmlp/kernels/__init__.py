@@ -1,7 +1,6 @@
-"""Fused operations: each folder has the definition in plain PyTorch (reference.py) and the fast path.
+"""Fused operations. Each folder holds the definition in plain PyTorch (reference.py) next to the fast path.
 
-token_mix, row_norm and linear answer (inference); token_product, channel_mlp and gated_mlp learn (operators with
-gradients).
+Inference kernels: token_mix, layer_norm, linear. Differentiable training ops: token_matmul, channel_mlp, gated_mlp.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ HAS_TRITON = find_spec("triton") is not None
 
 
 def has_gluon(device: torch.device) -> bool:
-    """Whether kernels in Gluon run there: they are for Hopper, and Gluon still changes from one Triton to the next."""
+    """Whether the Gluon kernels run on a device: they need Hopper, and a Triton version whose Gluon API they match."""
     if not HAS_TRITON or torch.version.cuda is None or torch.cuda.get_device_capability(device)[0] != 9:
         return False
     import triton
@@ -23,10 +22,10 @@ def has_gluon(device: torch.device) -> bool:
     return triton.__version__.startswith("3.6.")
 
 
-def training_type(x: Tensor) -> torch.dtype | None:
-    """The type in which a layer learns by the operators here; None where plain PyTorch is the way.
+def training_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype in which a layer trains with the fused ops, or None to use plain PyTorch.
 
-    They are for bfloat16 and float16 on a GPU, by autocast or as the layer's own type.
+    The ops take bfloat16 and float16 on a GPU, under autocast or as the layer's own dtype.
     """
     if not (HAS_TRITON and x.is_cuda and torch.is_grad_enabled()):
         return None

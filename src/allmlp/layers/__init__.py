@@ -1,85 +1,70 @@
 """The grammar: norms, scales, token mixers, channel MLPs, stems, pools, heads and the block.
 
-Letters used in equations and shape comments everywhere:
+Letters used in equations and shape comments:
 
     B batch    S tokens    C channels    F hidden channels    H heads    K classes    V vocabulary
     X, Y, Z    matrices of one example, S x C (rows are tokens)
 
-A file holds one thing whole: its spec (a frozen value, see `allmlp.spec`) whose docstring gives the
-equation, the source, the initialisation and the cost, and the module that the spec builds.
+One file holds one thing: its spec (a frozen value, see `allmlp.spec`), whose docstring gives the equation, the source,
+the initialization and the cost, and the module `...Layer` that the spec builds.
 """
 
 from allmlp.layers.block import Block
-from allmlp.layers.channel import ChannelMlp
+from allmlp.layers.channel import ChannelLinear, ChannelMlp
 from allmlp.layers.context import Cache, Context
-from allmlp.layers.head import Classes, Pair, Span, Vocabulary
-from allmlp.layers.init import (
-    Constant,
-    Init,
-    LecunNormal,
-    Normal,
-    TorchDefault,
-    TruncatedNormal,
-    Uniform,
-    XavierUniform,
-    Zeros,
-)
-from allmlp.layers.mixers import (
-    Attention,
-    CrossAttention,
-    Dense,
-    NoMixing,
-    RelativePositions,
-    SpatialGate,
-    TinyAttention,
-    Toeplitz,
-    TokenConv,
-    TokenLinear,
-    TokenMlp,
-)
-from allmlp.layers.norm import Affine, LayerNorm
-from allmlp.layers.pool import ClassMlp, First, Mean
+from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
+from allmlp.layers.init import Constant, Init, LecunNormal, Normal, TorchDefault, TruncatedNormal, XavierUniform, Zeros
+from allmlp.layers.mixers.attention import Attention, CrossAttention, RelativePositionBias, TinyAttention
+from allmlp.layers.mixers.conv import TokenConv
+from allmlp.layers.mixers.gate import SpatialGatingUnit
+from allmlp.layers.mixers.linear import TokenLinear
+from allmlp.layers.mixers.mlp import TokenMlp
+from allmlp.layers.mixers.none import NoMixing
+from allmlp.layers.mixers.projection import Dense, Toeplitz
+from allmlp.layers.norm import Affine, BatchNorm, LayerNorm
+from allmlp.layers.pool import ClassMlp, FirstTokenPool, MeanPool
 from allmlp.layers.scale import DropPath, LayerScale
-from allmlp.layers.stem import Learned, Patches, Sinusoidal, Tokens
+from allmlp.layers.stem import LearnedPositions, PatchEmbed, SinusoidalPositions, TokenEmbed
 
 __all__ = [
     "Affine",
     "Attention",
+    "BatchNorm",
     "Block",
     "Cache",
+    "ChannelLinear",
     "ChannelMlp",
     "ClassMlp",
-    "Classes",
+    "ClassifierHead",
     "Constant",
     "Context",
     "CrossAttention",
     "Dense",
     "DropPath",
-    "First",
+    "FirstTokenPool",
     "Init",
+    "LMHead",
     "LayerNorm",
     "LayerScale",
-    "Learned",
+    "LearnedPositions",
     "LecunNormal",
-    "Mean",
+    "MeanPool",
     "NoMixing",
     "Normal",
-    "Pair",
-    "Patches",
-    "RelativePositions",
-    "Sinusoidal",
-    "Span",
-    "SpatialGate",
+    "PatchEmbed",
+    "PooledHead",
+    "QAHead",
+    "RelativePositionBias",
+    "SinusoidalPositions",
+    "SpatialGatingUnit",
     "TinyAttention",
     "Toeplitz",
     "TokenConv",
+    "TokenEmbed",
     "TokenLinear",
     "TokenMlp",
-    "Tokens",
     "TorchDefault",
     "TruncatedNormal",
-    "Uniform",
-    "Vocabulary",
     "XavierUniform",
     "Zeros",
 ]

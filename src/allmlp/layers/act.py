@@ -13,7 +13,7 @@ Act = Literal["gelu", "gelu_tanh", "relu"]
 
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    # x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), Flax's default and so Google's Mixer.
+    # x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the default of Flax and so of Google's Mixer.
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }

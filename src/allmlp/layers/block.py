@@ -1,4 +1,4 @@
-"""The two verbs of the grammar: the residual branch, and the block that lines branches up."""
+"""The residual branch, and the block that stacks one branch per slot."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.layers.channel import ChannelMlp
-from allmlp.layers.context import Context, Site
+from allmlp.layers.channel import ChannelMixer
+from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.mixers.attention import CrossAttention
 from allmlp.layers.mixers.mixer import TokenMixer
-from allmlp.layers.norm import LayerNorm, Norm
+from allmlp.layers.norm import LayerNorm, Norm, build_norm
 from allmlp.layers.scale import DropPathLayer, LayerScale
 from allmlp.spec import Rate, Spec
 
@@ -19,60 +19,71 @@ from allmlp.spec import Rate, Spec
 class Block(Spec):
     """One residual branch per filled slot, in the order token, cross, channel.
 
-    pre:   Y = X + drop_path(scale(f(norm(X))))       f = token mixing, cross-attention, channel MLP
-    post:  Y = norm(X + drop_path(scale(f(X))))       (BERT, the first Transformer)
+        pre:       Y = X + drop_path(scale(f(norm(X))))       f = token mixing, cross-attention, channel MLP
+        post:      Y = norm(X + drop_path(scale(f(X))))       (BERT, the original Transformer)
+        res-post:  Y = X + drop_path(scale(norm(f(X))))       (Swin v2, ConvMixer)
+
+    With residual="token" only the token slot has the skip connection `X +` (ConvMixer); the others replace X.
     """
 
     token: TokenMixer | None = None
     cross: CrossAttention | None = None
-    channel: ChannelMlp | None = None
-    norm: Norm = LayerNorm()
+    channel: ChannelMixer | None = None
+    norm: Norm | None = LayerNorm()
     scale: LayerScale | None = None
     dropout: Rate = 0.0
-    order: Literal["pre", "post"] = "pre"
+    order: Literal["pre", "post", "res-post"] = "pre"
+    residual: Literal["all", "token"] = "all"
 
-    def build(self, site: Site, drop_path: float = 0.0) -> nn.Module:
-        return BlockLayer(self, site, drop_path)
+    def build(self, ctx: BuildContext, drop_path: float = 0.0) -> nn.Module:
+        return BlockLayer(self, ctx, drop_path)
 
     @property
     def causal(self) -> bool:
         """Whether no token can see a later one."""
-        gate = self.channel.inner if self.channel else None
-        return (self.token is None or self.token.is_causal) and (gate is None or gate.causal)
+        return all(part is None or part.is_causal for part in (self.token, self.channel))
 
 
 class Residual(nn.Module):
-    def __init__(self, block: Block, mix: nn.Module, site: Site, drop_path: float) -> None:
+    """The branch of one slot; without `skip` it replaces its input."""
+
+    def __init__(self, block: Block, mix: nn.Module, ctx: BuildContext, drop_path: float, skip: bool = True) -> None:
         super().__init__()
         self.order = block.order
         self.dropout = block.dropout
-        self.norm = block.norm.build(site.channels)
+        self.skip = skip
+        self.norm = build_norm(block.norm, ctx.channels)
         self.mix = mix
-        self.scale = block.scale.build(site.channels) if block.scale else None
-        self.drop_path = DropPathLayer(drop_path)
+        self.scale = block.scale.build(ctx.channels) if block.scale else None
+        # A dropped branch needs the skip connection: without it nothing would be left.
+        self.drop_path = DropPathLayer(drop_path if skip else 0.0)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if self.order == "post":
-            return self.norm(x + self.branch(x, context))
-        return x + self.branch(self.norm(x), context)
+        y = self.branch(self.norm(x) if self.order == "pre" else x, context)
+        y = x + y if self.skip else y
+        return self.norm(y) if self.order == "post" else y
 
     def branch(self, x: Tensor, context: Context) -> Tensor:
         y = F.dropout(self.mix(x, context), self.dropout, self.training)
+        y = self.norm(y) if self.order == "res-post" else y
         return self.drop_path(y if self.scale is None else self.scale(y))
 
 
 class BlockLayer(nn.Module):
-    def __init__(self, spec: Block, site: Site, drop_path: float) -> None:
+    def __init__(self, spec: Block, ctx: BuildContext, drop_path: float) -> None:
         super().__init__()
         self.slots = [slot for slot in ("token", "cross", "channel") if getattr(spec, slot) is not None]
         for slot in self.slots:
-            mix = getattr(spec, slot).build(site)
-            self.add_module(slot, Residual(spec, mix, site, drop_path))
+            mix, skip = getattr(spec, slot).build(ctx), spec.residual in ("all", slot)
+            self.add_module(slot, Residual(spec, mix, ctx, drop_path, skip))
 
     def residuals(self) -> list[tuple[str, Residual]]:
         return [(slot, getattr(self, slot)) for slot in self.slots]
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        for _, residual in self.residuals():
+    def forward(self, x: Tensor, context: Context, outputs: dict[str, Tensor] | None = None) -> Tensor:
+        """The block's output; those of its branches are stored by slot in `outputs`."""
+        for slot, residual in self.residuals():
             x = residual(x, context)
+            if outputs is not None:
+                outputs[slot] = x
         return x

@@ -1,57 +1,98 @@
-"""The channel MLP: the same two linear maps at every token, with room for a token operation inside."""
+"""Channel mixing, the same for every token: an MLP, with an optional token operation inside, or one linear layer."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.kernels import training_type
+from allmlp.kernels import training_dtype
 from allmlp.kernels.channel_mlp.op import channel_mlp
 from allmlp.kernels.gated_mlp.op import gated_mlp
-from allmlp.kernels.gated_mlp.reference import Weights
+from allmlp.kernels.gated_mlp.reference import GatedMlpWeights
 from allmlp.layers.act import ACTS, Act
-from allmlp.layers.context import Context, Site
+from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.linear import Linear
-from allmlp.layers.mixers.gate import SpatialGate, SpatialGateLayer
+from allmlp.layers.mixers.gate import SpatialGatingUnit, SpatialGatingUnitLayer
 from allmlp.spec import Count, Rate, Spec
 
 
-class ChannelMlp(Spec):
+class ChannelMixer(Spec, abstract=True):
+    """Fits the `channel` slot of a block. The module's call is `forward(x, context)`."""
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        raise NotImplementedError
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no token can see a later one."""
+        return True
+
+
+class ChannelLinear(ChannelMixer):
+    """One linear layer over channels, a 1x1 convolution.
+
+        f(X) = act(X W^T + b)
+
+    Source: ConvMixer's pointwise convolution. Parameters C^2 + C, multiply-adds SC^2.
+    """
+
+    act: Act | None = None
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return ChannelLinearLayer(self, ctx)
+
+
+class ChannelLinearLayer(nn.Module):
+    def __init__(self, spec: ChannelLinear, ctx: BuildContext) -> None:
+        super().__init__()
+        self.act = spec.act
+        self.proj = Linear(ctx.channels, ctx.channels, ctx.init)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        y = self.proj(x)
+        return ACTS[self.act](y) if self.act else y
+
+
+class ChannelMlp(ChannelMixer):
     """Mixes channels inside each token.
 
         Y = inner(act(X U^T + a)) V^T + c
 
-    Mixer eq. 1 (second line), ResMLP eq. 3; with a spatial gate as `inner` it is gMLP's block.
+    Mixer eq. 1 (second line), ResMLP eq. 3; with a spatial gating unit as `inner` it is gMLP's block.
     Parameters CF + F + FC + C (without inner), multiply-adds 2SCF.
     """
 
     hidden: Count
     act: Act = "gelu"
-    inner: SpatialGate | None = None
+    inner: SpatialGatingUnit | None = None
     dropout: Rate = 0.0
 
-    def build(self, site: Site) -> nn.Module:
-        return ChannelMlpLayer(self, site)
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return ChannelMlpLayer(self, ctx)
+
+    @property
+    def is_causal(self) -> bool:
+        return self.inner is None or self.inner.causal
 
 
 class ChannelMlpLayer(nn.Module):
-    def __init__(self, spec: ChannelMlp, site: Site) -> None:
+    def __init__(self, spec: ChannelMlp, ctx: BuildContext) -> None:
         super().__init__()
         self.act = spec.act
         self.dropout = spec.dropout
-        self.up = Linear(site.channels, spec.hidden, site.init)
-        self.inner = spec.inner.build(site, spec.hidden) if spec.inner else None
+        self.up = Linear(ctx.channels, spec.hidden, ctx.init)
+        self.inner = spec.inner.build(ctx, spec.hidden) if spec.inner else None
         width = spec.inner.width(spec.hidden) if spec.inner else spec.hidden
-        self.down = Linear(width, site.channels, site.init)
+        self.down = Linear(width, ctx.channels, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        dtype = training_type(x)
+        dtype = training_dtype(x)
         if dtype is not None and not (self.dropout and self.training):
             if self.inner is None:
                 return channel_mlp(
                     x.to(dtype), self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.act
                 )
-            if isinstance(self.inner, SpatialGateLayer) and self.inner.is_plain and context.cache is None:
+            if isinstance(self.inner, SpatialGatingUnitLayer) and self.inner.is_plain and context.cache is None:
                 return self.gated(x.to(dtype), self.inner, context)
         h = ACTS[self.act](self.up(x))  # b s f
         h = F.dropout(h, self.dropout, self.training)
@@ -59,18 +100,18 @@ class ChannelMlpLayer(nn.Module):
             h = self.inner(h, x, context)
         return self.down(h)
 
-    def gated(self, x: Tensor, gate: SpatialGateLayer, context: Context) -> Tensor:
-        """The whole of gMLP's block after its first norm, as one operator."""
+    def gated(self, x: Tensor, gate: SpatialGatingUnitLayer, context: Context) -> Tensor:
+        """gMLP's block after its first norm, as one operator."""
         tokens, norm = x.shape[1], gate.norm
         assert isinstance(norm, nn.LayerNorm)
-        weights = Weights(
+        weights = GatedMlpWeights(
             up=self.up.weight,
-            a=self.up.bias,
+            up_bias=self.up.bias,
             matrix=gate.proj.matrix(0, tokens),
-            b=gate.proj.bias[:tokens],
+            token_bias=gate.proj.bias[:tokens],
             norm_weight=norm.weight,
             norm_bias=norm.bias,
             down=self.down.weight,
-            c=self.down.bias,
+            down_bias=self.down.bias,
         )
         return gated_mlp(x, weights, context.mask, self.act, norm.eps)

@@ -1,9 +1,9 @@
-"""What a layer may know beside its input: its place when it is built, its context when it runs."""
+"""What a layer gets besides its input: a BuildContext when it is built, a Context when it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,23 +13,19 @@ from allmlp.layers.init import Init
 
 
 @dataclass(frozen=True)
-class Site:
-    """What the parent hands down at build time: sizes and the initialisation of plain linear maps."""
+class BuildContext:
+    """What a parent passes to the `build` of its parts: sizes, and the initialization of plain linear layers."""
 
     tokens: int
     channels: int
     init: Init
     grid: tuple[int, int] | None = None
 
-    def at(self, **changes: int) -> Site:
-        return replace(self, **changes)  # type: ignore[arg-type]
-
 
 class Cache:
-    """What a causal model remembers of the tokens it has read, so that the next one costs one row.
+    """The state of step-by-step decoding with a causal model.
 
-    Each layer keeps the activations it mixes over (b t c); `length` counts the tokens read before
-    the current call.
+    Each layer stores the activations it mixes over (b t c); `length` counts the tokens before the current call.
     """
 
     def __init__(self) -> None:
@@ -45,7 +41,7 @@ class Cache:
         return x
 
     def once(self, layer: nn.Module, make: Callable[[], Tensor]) -> Tensor:
-        """What does not change from step to step, computed at the first."""
+        """A value that is the same in every step, computed in the first."""
         if layer not in self.fixed:
             self.fixed[layer] = make()
         return self.fixed[layer]
@@ -58,15 +54,15 @@ class Cache:
 
 
 class Context(NamedTuple):
-    """What runs beside the activations through a stack of blocks."""
+    """Passed to every block along with the activations."""
 
     mask: Tensor | None = None
     """b s, True where a token is real; None where all are."""
     memory: Tensor | None = None
-    """b m c, what cross-attention reads."""
+    """b m c, the encoder output for cross-attention."""
     memory_mask: Tensor | None = None
     bias: Tensor | None = None
-    """h s s, relative-position scores shared by all attention layers."""
+    """h s s, relative position scores shared by all attention layers."""
     cache: Cache | None = None
 
     @property
@@ -74,6 +70,6 @@ class Context(NamedTuple):
         """The position of the first token of this call."""
         return 0 if self.cache is None else self.cache.length
 
-    def hide(self, x: Tensor) -> Tensor:
-        """Set padding to zero, so that a fixed mixing matrix cannot read it."""
+    def zero_padding(self, x: Tensor) -> Tensor:
+        """Set padding to zero, so that a fixed mixing matrix does not read it."""
         return x if self.mask is None else x * self.mask.unsqueeze(-1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""What a model answers with: classes, words, a span, a judgement on a pair."""
+"""Output heads: class scores, scores over the vocabulary, the span of an answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from allmlp.errors import UserError
 from allmlp.layers.act import ACTS, Act
-from allmlp.layers.context import Site
+from allmlp.layers.context import BuildContext
 from allmlp.layers.init import Init
 from allmlp.layers.linear import Linear
 from allmlp.layers.norm import LayerNorm, Norm
@@ -16,23 +16,23 @@ from allmlp.spec import Count, Rate, Spec
 
 
 class Head(Spec, abstract=True):
-    def build(self, site: Site, vocabulary: int | None) -> HeadLayer:
+    def build(self, ctx: BuildContext, vocab_size: int | None) -> HeadLayer:
         raise NotImplementedError
 
     @property
     def pooled(self) -> bool:
-        """Whether the head reads one vector per example, or every token."""
+        """Whether the head takes one vector per example, or every token."""
         return True
 
 
 class HeadLayer(nn.Module):
-    """`table` is the stem's token embedding, for heads that share it."""
+    """`embedding` is the stem's token embedding, for heads that share it."""
 
-    def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
 
-class Classes(Head):
+class ClassifierHead(Head):
     """Class scores from the pooled vector.
 
         logits = W y + b
@@ -40,74 +40,74 @@ class Classes(Head):
     Parameters CK + K.
     """
 
-    classes: Count
+    num_classes: Count
     init: Init | None = None
     dropout: Rate = 0.0
 
-    def build(self, site: Site, vocabulary: int | None) -> HeadLayer:
-        return ClassesLayer(self.classes, self.init or site.init, site.channels, self.dropout)
+    def build(self, ctx: BuildContext, vocab_size: int | None) -> HeadLayer:
+        return ClassifierHeadLayer(self.num_classes, self.init or ctx.init, ctx.channels, self.dropout)
 
 
-class Pair(Head):
-    """Class scores for a sentence or a pair of sentences, read at the first token as BERT does.
+class PooledHead(Head):
+    """Class scores for a text or a pair of texts, with BERT's pooler on the first token.
 
         logits = W tanh(P y + p) + b
 
     Parameters C^2 + C + CK + K.
     """
 
-    classes: Count
+    num_classes: Count
     dropout: Rate = 0.0
 
-    def build(self, site: Site, vocabulary: int | None) -> HeadLayer:
-        return ClassesLayer(self.classes, site.init, site.channels, self.dropout, pooler=True)
+    def build(self, ctx: BuildContext, vocab_size: int | None) -> HeadLayer:
+        return ClassifierHeadLayer(self.num_classes, ctx.init, ctx.channels, self.dropout, pooler=True)
 
 
-class ClassesLayer(HeadLayer):
-    def __init__(self, classes: int, init: Init, channels: int, dropout: float, pooler: bool = False) -> None:
+class ClassifierHeadLayer(HeadLayer):
+    def __init__(self, num_classes: int, init: Init, channels: int, dropout: float, pooler: bool = False) -> None:
         super().__init__()
         self.dropout = dropout
         self.pooler = Linear(channels, channels, init) if pooler else None
-        self.proj = Linear(channels, classes, init)
+        self.proj = Linear(channels, num_classes, init)
 
-    def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         if self.pooler is not None:
             x = torch.tanh(self.pooler(x))
         return self.proj(F.dropout(x, self.dropout, self.training))
 
 
-class Span(Head):
-    """Start and end scores of an answer at every token (SQuAD).
+class QAHead(Head):
+    """Scores of every token as start and end of the answer (SQuAD).
 
         (start, end)[i] = W X[i] + b
 
     Parameters 2C + 2.
     """
 
-    def build(self, site: Site, vocabulary: int | None) -> HeadLayer:
-        return SpanLayer(site)
+    def build(self, ctx: BuildContext, vocab_size: int | None) -> HeadLayer:
+        return QAHeadLayer(ctx)
 
     @property
     def pooled(self) -> bool:
         return False
 
 
-class SpanLayer(HeadLayer):
-    def __init__(self, site: Site) -> None:
+class QAHeadLayer(HeadLayer):
+    def __init__(self, ctx: BuildContext) -> None:
         super().__init__()
-        self.proj = Linear(site.channels, 2, site.init)
+        self.proj = Linear(ctx.channels, 2, ctx.init)
 
-    def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         return self.proj(x)
 
 
-class Vocabulary(Head):
-    """Scores over the vocabulary at every token; tied to the embedding table E unless told otherwise.
+class LMHead(Head):
+    """Scores over the vocabulary at every token, by default tied to the token embedding E.
 
-        logits[i] = E X[i] (+ b)            BERT's own head first takes norm(act(T X[i] + t))
+        logits[i] = E X[i] (+ b)            transform=True, as BERT: E norm(act(T X[i] + t)) (+ b)
 
-    The papers' counts are without transform and bias. Parameters 0 (tied), V (bias),
-    C^2 + 3C (transform), CV (untied).
+    The papers' counts do not include transform and bias. Parameters 0 (tied), V (bias), C^2 + 3C (transform),
+    CV (untied).
     """
 
     tied: bool = True
@@ -116,33 +116,33 @@ class Vocabulary(Head):
     act: Act = "gelu"
     norm: Norm = LayerNorm(1e-12)
 
-    def build(self, site: Site, vocabulary: int | None) -> HeadLayer:
-        if vocabulary is None:
-            raise UserError("a Vocabulary head needs a Tokens stem")
-        return VocabularyLayer(self, site, vocabulary)
+    def build(self, ctx: BuildContext, vocab_size: int | None) -> HeadLayer:
+        if vocab_size is None:
+            raise UserError("LMHead needs a TokenEmbed stem")
+        return LMHeadLayer(self, ctx, vocab_size)
 
     @property
     def pooled(self) -> bool:
         return False
 
 
-class VocabularyLayer(HeadLayer):
-    def __init__(self, spec: Vocabulary, site: Site, vocabulary: int) -> None:
+class LMHeadLayer(HeadLayer):
+    def __init__(self, spec: LMHead, ctx: BuildContext, vocab_size: int) -> None:
         super().__init__()
         self.act = ACTS[spec.act]
-        self.transform = Linear(site.channels, site.channels, site.init) if spec.transform else None
-        self.norm = spec.norm.build(site.channels) if spec.transform else None
-        self.proj = None if spec.tied else Linear(site.channels, vocabulary, site.init, bias=False)
-        self.bias = nn.Parameter(torch.empty(vocabulary)) if spec.bias else None
+        self.transform = Linear(ctx.channels, ctx.channels, ctx.init) if spec.transform else None
+        self.norm = spec.norm.build(ctx.channels) if spec.transform else None
+        self.proj = None if spec.tied else Linear(ctx.channels, vocab_size, ctx.init, bias=False)
+        self.bias = nn.Parameter(torch.empty(vocab_size)) if spec.bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         if self.transform is not None and self.norm is not None:
             x = self.norm(self.act(self.transform(x)))
-        weight = table if self.proj is None else self.proj.weight
-        assert weight is not None, "a tied head is called with the table"
+        weight = embedding if self.proj is None else self.proj.weight
+        assert weight is not None, "a tied head is called with the embedding"
         return F.linear(x, weight, self.bias)

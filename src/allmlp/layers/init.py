@@ -1,4 +1,4 @@
-"""How parameters start: named distributions, and the pair of them that a linear map needs."""
+"""Initialization: named distributions, and the pair of them that a linear layer needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allmlp.spec import NonNegative, Spec
 
 
 class Distribution(Spec, abstract=True):
-    """Fills one tensor; `fan_in` is the number of inputs of the linear map it belongs to."""
+    """Fills one tensor; `fan_in` is the number of inputs of its linear layer."""
 
     def fill(self, tensor: Tensor, fan_in: int) -> None:
         raise NotImplementedError
@@ -38,7 +38,7 @@ class Normal(Distribution):
 
 @torch.no_grad()
 def truncated_normal(tensor: Tensor, std: float, limit: float) -> None:
-    """As nn.init.trunc_normal_, which draws all numbers again until none is outside; here only those outside are."""
+    """nn.init.trunc_normal_, but resampling only the values outside the limits instead of all of them."""
     if tensor.is_meta or limit < std:
         nn.init.trunc_normal_(tensor, std=std, a=-limit, b=limit)
         return
@@ -51,7 +51,7 @@ def truncated_normal(tensor: Tensor, std: float, limit: float) -> None:
 
 
 class TruncatedNormal(Distribution):
-    """N(0, std^2) redrawn outside [-limit, limit]."""
+    """N(0, std^2), resampled outside [-limit, limit]."""
 
     std: NonNegative = 0.02
     limit: NonNegative = 2.0
@@ -79,22 +79,15 @@ class XavierUniform(Distribution):
         nn.init.uniform_(tensor, -limit, limit)
 
 
-class Uniform(Distribution):
-    limit: NonNegative
-
-    def fill(self, tensor: Tensor, fan_in: int) -> None:
-        nn.init.uniform_(tensor, -self.limit, self.limit)
-
-
 class TorchDefault(Distribution):
-    """U(-a, a) with a = 1 / sqrt(fan_in): what torch.nn.Linear and Conv2d do."""
+    """U(-a, a) with a = 1 / sqrt(fan_in), the default of torch.nn.Linear and Conv2d."""
 
     def fill(self, tensor: Tensor, fan_in: int) -> None:
         nn.init.uniform_(tensor, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
 
 class Init(Spec):
-    """The start of a linear map: its weight and its bias."""
+    """The initialization of a linear layer: its weight and its bias."""
 
     weight: Distribution = XavierUniform()
     bias: Distribution = Zeros()

@@ -1,4 +1,4 @@
-"""torch.nn's linear map, convolution and table, started as their spec says."""
+"""torch.nn's Linear, Conv2d and Embedding, initialized by a spec."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from allmlp.layers.init import Distribution, Init
 
 
 class Linear(nn.Linear):
-    """Y = X W^T + b over channels. A fused projection of `parts` maps is initialised part by part."""
+    """Y = X W^T + b over channels. A fused projection of `parts` matrices is initialized part by part."""
 
     def __init__(self, inputs: int, outputs: int, init: Init, bias: bool = True, parts: int = 1) -> None:
-        # Set first: torch.nn's constructor ends by calling reset_parameters.
+        # Set first: torch.nn's constructor calls reset_parameters.
         self.init, self.parts = init, parts
         super().__init__(inputs, outputs, bias=bias)
 

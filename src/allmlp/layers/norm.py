@@ -1,11 +1,11 @@
-"""Normalisation in front of a residual branch."""
+"""Normalization over channels (LayerNorm), over the batch (BatchNorm) or none at all (Affine)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from allmlp.spec import NonNegative, Spec
+from allmlp.spec import NonNegative, Rate, Spec
 
 
 class Norm(Spec, abstract=True):
@@ -13,12 +13,17 @@ class Norm(Spec, abstract=True):
         raise NotImplementedError
 
 
+def build_norm(norm: Norm | None, channels: int) -> nn.Module:
+    """The norm's module; the identity for None."""
+    return norm.build(channels) if norm else nn.Identity()
+
+
 class LayerNorm(Norm):
-    """Each token is centred and scaled over its channels.
+    """Each token is centered and scaled over its channels.
 
         norm(x) = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
-    Parameters 2C. Starts at weight 1, bias 0.
+    Parameters 2C. Initialized to weight 1, bias 0.
     """
 
     eps: NonNegative = 1e-6
@@ -28,11 +33,11 @@ class LayerNorm(Norm):
 
 
 class Affine(Norm):
-    """ResMLP's replacement of normalisation: no statistics, so it folds into the next linear map.
+    """ResMLP's replacement for normalization: no statistics, so it folds into the next linear map.
 
         norm(x) = alpha * x + beta
 
-    Source: ResMLP, eq. 1. Parameters 2C. Starts at alpha 1, beta 0.
+    Source: ResMLP, eq. 1. Parameters 2C. Initialized to alpha 1, beta 0.
     """
 
     def build(self, channels: int) -> nn.Module:
@@ -52,3 +57,27 @@ class AffineLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.beta, self.alpha, x)
+
+
+class BatchNorm(Norm):
+    """Each channel is centered and scaled over the batch and the tokens.
+
+        norm(x) = (x - mean) / sqrt(var + eps) * weight + bias
+
+    In training, mean and var are those of the batch, and their running averages, which evaluation uses, move towards
+    them by `momentum` (twice per step with gradient checkpointing, which runs a block twice). Padding counts as tokens.
+    Source: ConvMixer. Parameters 2C, buffers 2C + 1. Initialized to weight 1, bias 0.
+    """
+
+    eps: NonNegative = 1e-5
+    momentum: Rate = 0.1
+
+    def build(self, channels: int) -> nn.Module:
+        return BatchNormLayer(channels, eps=self.eps, momentum=self.momentum)
+
+
+class BatchNormLayer(nn.BatchNorm1d):
+    """nn.BatchNorm1d for channels in the last dimension."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.flatten(0, -2)).view_as(input)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from allmlp.layers.block import Block, Residual
 from allmlp.layers.channel import ChannelMlp
-from allmlp.layers.context import Context, Site
+from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.linear import Linear
+from allmlp.layers.norm import build_norm
+from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count, Spec
 
 
 class Pool(Spec, abstract=True):
-    def build(self, site: Site, block: Block) -> PoolLayer:
+    def build(self, ctx: BuildContext, block: Block) -> PoolLayer:
         raise NotImplementedError
 
 
 class PoolLayer(nn.Module):
-    """`prepare` runs before the final norm and may add tokens, `forward` picks the vector after it."""
+    """`prepare` runs before the final norm and may add tokens; `forward` returns one vector per example after it."""
 
     def prepare(self, x: Tensor, context: Context) -> Tensor:
         return x
@@ -27,17 +31,17 @@ class PoolLayer(nn.Module):
         raise NotImplementedError
 
 
-class Mean(Pool):
-    """The average of all tokens (of the real ones where there is padding).
+class MeanPool(Pool):
+    """The average of all tokens; padding is left out.
 
     y = 1/S sum_i X[i]
     """
 
-    def build(self, site: Site, block: Block) -> PoolLayer:
-        return MeanLayer()
+    def build(self, ctx: BuildContext, block: Block) -> PoolLayer:
+        return MeanPoolLayer()
 
 
-class MeanLayer(PoolLayer):
+class MeanPoolLayer(PoolLayer):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None:
             return x.mean(dim=1)
@@ -45,45 +49,47 @@ class MeanLayer(PoolLayer):
         return torch.einsum("bsc,bs->bc", x, weight) / weight.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-class First(Pool):
+class FirstTokenPool(Pool):
     """The first token: ViT's class token, BERT's [CLS].
 
     y = X[0]
     """
 
-    def build(self, site: Site, block: Block) -> PoolLayer:
-        return FirstLayer()
+    def build(self, ctx: BuildContext, block: Block) -> PoolLayer:
+        return FirstTokenPoolLayer()
 
 
-class FirstLayer(PoolLayer):
+class FirstTokenPoolLayer(PoolLayer):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return x[:, 0]
 
 
 class ClassMlp(Pool):
-    """ResMLP's Class-MLP: after the last block a class token gathers the frozen patch tokens.
+    """ResMLP's Class-MLP: after the last block a class token reads the patch tokens, which stay as they are.
 
         u = c + scale(a^T norm([c; X]) + b),   c' = u + scale(mlp(norm(u)))       `layers` times
         y = c
 
-    Only the class row of the token matrix exists; norm, scale and channel MLP are the block's own.
+    Only the class row of the token matrix exists; norm, scale and channel MLP are those of the block (where it has
+    one, else 4C hidden channels).
     Source: ResMLP, "average pooling -> Class-MLP" (17.7 M parameters for S12 confirm the single row).
     Parameters C + layers (S + 2 + channel MLP + norms + scales).
     """
 
     layers: Count = 2
 
-    def build(self, site: Site, block: Block) -> PoolLayer:
-        return ClassMlpPool(self, site, block)
+    def build(self, ctx: BuildContext, block: Block) -> PoolLayer:
+        return ClassMlpPool(self, ctx, block)
 
 
 class ClassMlpPool(PoolLayer):
-    def __init__(self, spec: ClassMlp, site: Site, block: Block) -> None:
+    def __init__(self, spec: ClassMlp, ctx: BuildContext, block: Block) -> None:
         super().__init__()
-        self.token = nn.Parameter(torch.empty(site.channels))
-        channel = block.channel.replace(inner=None) if block.channel else ChannelMlp(4 * site.channels)
-        self.gathers = nn.ModuleList(ClassGather(block, site) for _ in range(spec.layers))
-        self.channels = nn.ModuleList(Residual(block, channel.build(site), site, 0.0) for _ in range(spec.layers))
+        self.token = nn.Parameter(torch.empty(ctx.channels))
+        own = block.channel.replace(inner=None) if isinstance(block.channel, ChannelMlp) else None
+        channel = own or ChannelMlp(4 * ctx.channels)
+        self.gathers = nn.ModuleList(ClassGather(block, ctx) for _ in range(spec.layers))
+        self.channels = nn.ModuleList(Residual(block, channel.build(ctx), ctx, 0.0) for _ in range(spec.layers))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -102,13 +108,15 @@ class ClassMlpPool(PoolLayer):
 class ClassGather(nn.Module):
     """One row of token mixing over the class token and the patches."""
 
-    def __init__(self, block: Block, site: Site) -> None:
+    token_roles: ClassVar[dict[str, TokenRole]] = {"mix.weight": "in"}
+
+    def __init__(self, block: Block, ctx: BuildContext) -> None:
         super().__init__()
-        self.norm = block.norm.build(site.channels)
-        self.mix = Linear(1 + site.tokens, 1, site.init)
-        self.scale = block.scale.build(site.channels) if block.scale else nn.Identity()
+        self.norm = build_norm(block.norm, ctx.channels)
+        self.mix = Linear(1 + ctx.tokens, 1, ctx.init)
+        self.scale = block.scale.build(ctx.channels) if block.scale else nn.Identity()
 
     def forward(self, c: Tensor, x: Tensor, context: Context) -> Tensor:
-        tokens = torch.cat([self.norm(c), context.hide(self.norm(x))], dim=1)
+        tokens = torch.cat([self.norm(c), context.zero_padding(self.norm(x))], dim=1)
         row = self.mix.weight[:, : tokens.shape[1]]
         return c + self.scale(row @ tokens + self.mix.bias)

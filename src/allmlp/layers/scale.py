@@ -1,4 +1,4 @@
-"""What happens to a residual branch before it is added: learned scale, stochastic depth."""
+"""Applied to a residual branch before it is added: learned scale, stochastic depth."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from allmlp.spec import Rate, Spec
 
 
 class LayerScale(Spec):
-    """A learned factor per channel that starts small, so deep stacks start near the identity.
+    """A learned factor per channel, initialized to a small value so that deep stacks start near the identity.
 
         scale(y) = gamma * y            (+ beta with shift=True)
 
     Source: CaiT; ResMLP eq. 2-3 print it with beta, its released code has gamma alone.
-    Parameters C. Starts at gamma = value, beta = 0.
+    Parameters C (2C with shift). Initialized to gamma = init_value, beta = 0.
     """
 
-    value: float = 0.1
+    init_value: float = 0.1
     shift: bool = False
 
     def build(self, channels: int) -> nn.Module:
@@ -29,13 +29,13 @@ class LayerScale(Spec):
 class LayerScaleLayer(nn.Module):
     def __init__(self, spec: LayerScale, channels: int) -> None:
         super().__init__()
-        self.value = spec.value
+        self.init_value = spec.init_value
         self.gamma = nn.Parameter(torch.empty(channels))
         self.beta = nn.Parameter(torch.empty(channels)) if spec.shift else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.gamma, self.value)
+        nn.init.constant_(self.gamma, self.init_value)
         if self.beta is not None:
             nn.init.zeros_(self.beta)
 
@@ -44,13 +44,12 @@ class LayerScaleLayer(nn.Module):
 
 
 class DropPath(Spec):
-    """Stochastic depth: in training, a whole branch of an example is dropped.
+    """Stochastic depth: in training, the whole branch of an example is dropped at random.
 
         drop_path(y) = y * keep / (1 - rate),   keep ~ Bernoulli(1 - rate)
 
-    One draw per example.
-    `linear` grows the rate from 0 at the first block to `rate` at the last (Mixer, DeiT, gMLP);
-    `flat` uses `rate` in every block (ResMLP).
+    One draw per example. With `linear` the rate grows from 0 at the first block to `rate` at the last (Mixer, DeiT,
+    gMLP); with `flat` it is `rate` in every block (ResMLP).
     """
 
     rate: Rate = 0.0
@@ -65,13 +64,20 @@ class DropPathLayer(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
+        # At rate 1 nothing is kept: avoid a division by zero.
+        self.threshold: float | Tensor = rate
+        self.keep_prob: float | Tensor = 1 - rate if rate < 1 else 1.0
+        self.active = rate > 0
+
+    def rate_as_tensor(self, device: torch.device) -> None:
+        """Let a compiled block read its rate as a tensor: as a number it would be a constant of the block's graph."""
+        self.threshold, self.keep_prob = (torch.tensor(n, device=device) for n in (self.threshold, self.keep_prob))
 
     def forward(self, y: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
+        if not self.training or not self.active:
             return y
-        keep = torch.rand(y.shape[0], *[1] * (y.dim() - 1), device=y.device) >= self.rate
-        # At rate 1 nothing is kept and nothing must be rescaled.
-        return y * keep.to(y.dtype) / (1 - self.rate if self.rate < 1 else 1.0)
+        keep = torch.rand(y.shape[0], *[1] * (y.dim() - 1), device=y.device) >= self.threshold
+        return y * keep.to(y.dtype) / self.keep_prob
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:g}"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allmlp.errors import UserError
-from allmlp.layers.context import Site
+from allmlp.layers.act import ACTS, Act
+from allmlp.layers.context import BuildContext
 from allmlp.layers.init import Distribution, Init, Normal, TruncatedNormal
 from allmlp.layers.linear import Embedding, Linear
-from allmlp.layers.norm import Norm
-from allmlp.spec import LARGEST, Count, Rate, Size, Spec
+from allmlp.layers.norm import Norm, build_norm
+from allmlp.layers.token_roles import TokenRole
+from allmlp.spec import MAX_COUNT, Count, Rate, Size, Spec
 
 
 class Positions(Spec, abstract=True):
@@ -21,7 +24,7 @@ class Positions(Spec, abstract=True):
         raise NotImplementedError
 
 
-class Learned(Positions):
+class LearnedPositions(Positions):
     """A learned vector per position, added to the token.
 
         X[i] += P[i]
@@ -32,25 +35,27 @@ class Learned(Positions):
     init: Distribution = Normal(0.02)
 
     def build(self, tokens: int, channels: int) -> nn.Module:
-        return LearnedPositions(tokens, channels, self.init)
+        return LearnedPositionsLayer(tokens, channels, self.init)
 
 
-class LearnedPositions(Embedding):
+class LearnedPositionsLayer(Embedding):
+    token_roles: ClassVar[dict[str, TokenRole]] = {"weight": "out"}
+
     def forward(self, x: Tensor, start: int) -> Tensor:  # type: ignore[override]
         return x + self.weight[start : start + x.shape[1]]
 
 
-class Sinusoidal(Positions):
-    """Fixed waves of the first Transformer, added to the token.
+class SinusoidalPositions(Positions):
+    """The fixed sine waves of the original Transformer, added to the token.
 
     X[i, 2k] += sin(i / 10000^(2k/C)),   X[i, 2k+1] += cos(i / 10000^(2k/C))
     """
 
     def build(self, tokens: int, channels: int) -> nn.Module:
-        return SinusoidalPositions()
+        return SinusoidalPositionsLayer()
 
 
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositionsLayer(nn.Module):
     def forward(self, x: Tensor, start: int) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         position = torch.arange(start, start + x.shape[1], device=x.device, dtype=dtype).unsqueeze(1)
@@ -69,59 +74,62 @@ class Stem(Spec, abstract=True):
     def grid(self) -> tuple[int, int] | None:
         return None
 
-    def build(self, site: Site) -> nn.Module:
+    def build(self, ctx: BuildContext) -> nn.Module:
         raise NotImplementedError
 
 
-class Patches(Stem):
-    """Cuts an image into non-overlapping patches and embeds each with one linear map.
+class PatchEmbed(Stem):
+    """Splits an image into non-overlapping patches and embeds each with one linear layer.
 
-        X[i] = W patch_i + b
+        X[i] = norm(act(W patch_i + b))         act and norm optional (ConvMixer)
 
-    Patches run row by row; a patch is flattened as (colour, height, width).
-    Parameters 3P^2 C + C for P x P patches of RGB.
+    Patches run row by row; a patch is flattened as (color, height, width).
+    Parameters 3P^2 C + C for P x P patches of RGB, and the norm's.
     """
 
-    image: Size = (224, 224)
-    patch: Size = (16, 16)
-    in_channels: Count = 3
+    img_size: Size = (224, 224)
+    patch_size: Size = (16, 16)
+    in_chans: Count = 3
     class_token: bool = False
     positions: Positions | None = None
     init: Init | None = None
+    act: Act | None = None
+    norm: Norm | None = None
 
     def check(self) -> None:
-        (height, width), (rows, columns) = self.image, self.patch
+        (height, width), (rows, columns) = self.img_size, self.patch_size
         if height % rows or width % columns:
             raise UserError(
                 f"a {rows}x{columns} patch does not divide a {height}x{width} image; "
                 f"the nearest size that works is {fit(height, rows)}x{fit(width, columns)}"
             )
-        if self.tokens > LARGEST:
+        if self.tokens > MAX_COUNT:
             raise UserError(f"{self.tokens} patches are too many; use larger patches")
 
     @property
     def grid(self) -> tuple[int, int]:
-        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
+        return self.img_size[0] // self.patch_size[0], self.img_size[1] // self.patch_size[1]
 
     @property
     def tokens(self) -> int:
         return self.grid[0] * self.grid[1] + self.class_token
 
-    def build(self, site: Site) -> nn.Module:
-        return PatchStem(self, site)
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return PatchEmbedLayer(self, ctx)
 
 
-def fit(length: int, patch: int) -> int:
-    return max(round(length / patch), 1) * patch
+def fit(seq_len: int, patch_size: int) -> int:
+    return max(round(seq_len / patch_size), 1) * patch_size
 
 
-class PatchStem(nn.Module):
-    def __init__(self, spec: Patches, site: Site) -> None:
+class PatchEmbedLayer(nn.Module):
+    def __init__(self, spec: PatchEmbed, ctx: BuildContext) -> None:
         super().__init__()
         self.spec = spec
-        self.proj = Linear(spec.in_channels * spec.patch[0] * spec.patch[1], site.channels, spec.init or site.init)
-        self.token = nn.Parameter(torch.empty(site.channels)) if spec.class_token else None
-        self.positions = spec.positions.build(site.tokens, site.channels) if spec.positions else None
+        self.proj = Linear(spec.in_chans * spec.patch_size[0] * spec.patch_size[1], ctx.channels, spec.init or ctx.init)
+        self.norm = build_norm(spec.norm, ctx.channels)
+        self.token = nn.Parameter(torch.empty(ctx.channels)) if spec.class_token else None
+        self.positions = spec.positions.build(ctx.tokens, ctx.channels) if spec.positions else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -130,41 +138,42 @@ class PatchStem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         self.validate(images)
-        (gh, gw), (ph, pw) = self.spec.grid, self.spec.patch
+        (gh, gw), (ph, pw) = self.spec.grid, self.spec.patch_size
         x = images.unflatten(3, (gw, pw)).unflatten(2, (gh, ph))  # b c gh ph gw pw
         x = x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # b s (c ph pw)
         x = self.proj(x)
+        x = self.norm(ACTS[self.spec.act](x) if self.spec.act else x)
         if self.token is not None:
             x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], dim=1)
         return x if self.positions is None else self.positions(x, 0)
 
     def validate(self, images: Tensor) -> None:
-        height, width = self.spec.image
+        height, width = self.spec.img_size
         if images.dim() != 4 or not images.is_floating_point():
             raise UserError(
-                f"expected float images of shape [B, {self.spec.in_channels}, {height}, {width}], "
+                f"expected float images of shape [B, {self.spec.in_chans}, {height}, {width}], "
                 f"got {str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
             )
-        if images.shape[1] != self.spec.in_channels:
-            raise UserError(f"the model reads {self.spec.in_channels}-channel images, got {images.shape[1]} channels")
-        if tuple(images.shape[2:]) != self.spec.image:
+        if images.shape[1] != self.spec.in_chans:
+            raise UserError(f"the model reads {self.spec.in_chans}-channel images, got {images.shape[1]} channels")
+        if tuple(images.shape[2:]) != self.spec.img_size:
             size = f"{images.shape[2]}x{images.shape[3]}"
             raise UserError(
                 f"the model is built for {height}x{width} images, got {size}; resize the images, or the model: "
-                f"allmlp resize FOLDER TARGET --image {size}, or create and load with dynamic=True"
+                f"allmlp resize FOLDER TARGET --img-size {size}, or create and load with dynamic=True"
             )
 
 
-class Tokens(Stem):
-    """Looks token ids up in a table; `length` is the longest sequence the model can read.
+class TokenEmbed(Stem):
+    """Token embeddings; `seq_len` is the longest sequence the model can read.
 
         X[i] = E[id_i]  (+ segment[i])  (+ position[i]),   times sqrt(C) first with scale=True
 
-    Parameters VC, and segments C, S C for learned positions, norm.
+    Parameters VC, segments x C, SC for learned positions, and the norm's.
     """
 
-    vocabulary: Count = 32_000
-    length: Count = 128
+    vocab_size: Count = 32_000
+    seq_len: Count = 128
     positions: Positions | None = None
     segments: Count | None = None
     norm: Norm | None = None
@@ -174,27 +183,27 @@ class Tokens(Stem):
 
     @property
     def tokens(self) -> int:
-        return self.length
+        return self.seq_len
 
-    def build(self, site: Site, table: bool = True) -> nn.Module:
-        return TokenStem(self, site, table)
+    def build(self, ctx: BuildContext, embedding: bool = True) -> nn.Module:
+        return TokenEmbedLayer(self, ctx, embedding)
 
 
-class TokenStem(nn.Module):
-    """With table=False the rows come from elsewhere: a decoder that shares the encoder's embedding."""
+class TokenEmbedLayer(nn.Module):
+    """With embedding=False the weight is passed to `forward`: a decoder that shares the encoder's embedding."""
 
-    def __init__(self, spec: Tokens, site: Site, table: bool) -> None:
+    def __init__(self, spec: TokenEmbed, ctx: BuildContext, embedding: bool) -> None:
         super().__init__()
         self.spec = spec
-        self.embedding = Embedding(spec.vocabulary, site.channels, spec.init) if table else None
-        self.segments = Embedding(spec.segments, site.channels, spec.init) if spec.segments else None
-        self.positions = spec.positions.build(site.tokens, site.channels) if spec.positions else None
-        self.norm = spec.norm.build(site.channels) if spec.norm else None
+        self.embedding = Embedding(spec.vocab_size, ctx.channels, spec.init) if embedding else None
+        self.segments = Embedding(spec.segments, ctx.channels, spec.init) if spec.segments else None
+        self.positions = spec.positions.build(ctx.tokens, ctx.channels) if spec.positions else None
+        self.norm = build_norm(spec.norm, ctx.channels)
 
-    def forward(self, ids: Tensor, segments: Tensor | None, start: int, table: Tensor | None) -> Tensor:
+    def forward(self, ids: Tensor, segments: Tensor | None, start: int, embedding: Tensor | None) -> Tensor:
         self.validate(ids, start)
-        weight = table if self.embedding is None else self.embedding.weight
-        assert weight is not None, "a stem without a table is called with one"
+        weight = embedding if self.embedding is None else self.embedding.weight
+        assert weight is not None, "a stem without an embedding is called with one"
         x = F.embedding(ids, weight)
         if self.spec.scale:
             x = x * math.sqrt(x.shape[-1])
@@ -202,24 +211,22 @@ class TokenStem(nn.Module):
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         if self.positions is not None:
             x = self.positions(x, start)
-        if self.norm is not None:
-            x = self.norm(x)
-        return F.dropout(x, self.spec.dropout, self.training)
+        return F.dropout(self.norm(x), self.spec.dropout, self.training)
 
     def validate(self, ids: Tensor, start: int) -> None:
         if ids.dim() != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise UserError(
                 f"expected token ids of shape [B, S], got {str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
             )
-        if start + ids.shape[1] > self.spec.length:
-            length = start + ids.shape[1]
+        if start + ids.shape[1] > self.spec.seq_len:
+            seq_len = start + ids.shape[1]
             raise UserError(
-                f"{length} tokens are longer than the {self.spec.length} the model is built for; shorten the input, "
-                f"or resize the model: allmlp resize FOLDER TARGET --length {length}"
+                f"{seq_len} tokens are longer than the {self.spec.seq_len} the model is built for; shorten the input, "
+                f"or resize the model: allmlp resize FOLDER TARGET --seq-len {seq_len}"
             )
-        # Reading values back would stall a GPU and break tracing: there the embedding itself refuses.
+        # Reading values back would synchronize a GPU and break tracing: there the embedding itself raises.
         if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
             low, high = ids.aminmax()
-            if low < 0 or high >= self.spec.vocabulary:
+            if low < 0 or high >= self.spec.vocab_size:
                 bad = int(low if low < 0 else high)
-                raise UserError(f"token id {bad} is outside the vocabulary of {self.spec.vocabulary}")
+                raise UserError(f"token id {bad} is outside the vocabulary of {self.spec.vocab_size}")

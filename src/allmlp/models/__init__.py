@@ -1,1 +1,1 @@
-"""Models and their presets. `allmlp.models.zoo` finds them by name."""
+"""Models and their presets; `allmlp.models.zoo` creates them by name."""

@@ -1,7 +1,7 @@
-"""BERT and its relatives in gMLP's tables: absolute positions, T5's relative ones, and no content scores.
+"""BERT and its variants in gMLP's tables: absolute positions, T5's relative positions, and no content scores.
 
-The papers' baselines have 32,000 tied embeddings and no extra layer in front of the vocabulary;
-`bert_base_uncased` is Google's published model, which has both.
+The papers' baselines have a tied vocabulary of 32,000 and no extra layer before it; `bert_base_uncased` is Google's
+published model, with 30,522 tokens and that layer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from allmlp.layers import (
     ChannelMlp,
     Init,
     LayerNorm,
-    Learned,
-    RelativePositions,
-    Tokens,
+    LearnedPositions,
+    LMHead,
+    RelativePositionBias,
+    TokenEmbed,
     TruncatedNormal,
-    Vocabulary,
 )
 from allmlp.layers.stem import Positions
 from allmlp.models.encoder import Encoder
@@ -30,18 +30,18 @@ EPS = LayerNorm(1e-12)
 def bert(
     depth: int,
     width: int,
-    heads: int,
+    num_heads: int,
     attention: Attention | None = None,
-    positions: Positions | None = Learned(TRUNCATED),
-    length: int = 128,
-    vocabulary: int = 32_000,
-    head: Vocabulary = Vocabulary(),
+    positions: Positions | None = LearnedPositions(TRUNCATED),
+    seq_len: int = 128,
+    vocab_size: int = 32_000,
+    head: LMHead = LMHead(),
 ) -> Encoder:
     return Encoder(
         width=width,
         depth=depth,
-        stem=Tokens(vocabulary, length, positions, segments=2, norm=EPS, init=TRUNCATED),
-        block=Block(token=attention or Attention(heads), channel=ChannelMlp(4 * width), norm=EPS, order="post"),
+        stem=TokenEmbed(vocab_size, seq_len, positions, segments=2, norm=EPS, init=TRUNCATED),
+        block=Block(token=attention or Attention(num_heads), channel=ChannelMlp(4 * width), norm=EPS, order="post"),
         norm=None,
         head=head,
         init=TEXT_INIT,
@@ -49,33 +49,33 @@ def bert(
 
 
 def transformer(depth: int) -> Encoder:
-    """The Transformers of gMLP's table 4: relative positions alone."""
-    return bert(depth, 768, 12, Attention(12, bias=RelativePositions()), positions=None)
+    """The Transformers of gMLP's table 4: relative positions only."""
+    return bert(depth, 768, 12, Attention(12, bias=RelativePositionBias()), positions=None)
 
 
 def table(number: int, parameters: str, note: str = "") -> Published:
     return Published(parameters, f"gMLP, table {number}", note=note)
 
 
-ABSOLUTE = "prints 96; without the absolute positions that this model keeps it would be 95.5 M, printed 95"
+ABSOLUTE = "96 includes the absolute positions; without them it would be 95.5 M, printed as 95"
 
 PRESETS = {
-    "bert_base": Preset(bert(12, 768, 12, length=512), "BERT", table(5, "110")),
-    "bert_large": Preset(bert(24, 1024, 16, length=512), "BERT", table(5, "336")),
-    "bert_base_rel": Preset(bert(12, 768, 12, Attention(12, bias=RelativePositions())), "BERT", table(3, "110")),
+    "bert_base": Preset(bert(12, 768, 12, seq_len=512), "BERT", table(5, "110")),
+    "bert_large": Preset(bert(24, 1024, 16, seq_len=512), "BERT", table(5, "336")),
+    "bert_base_rel": Preset(bert(12, 768, 12, Attention(12, bias=RelativePositionBias())), "BERT", table(3, "110")),
     "bert_base_rel_noattn": Preset(
-        bert(12, 768, 12, Attention(12, bias=RelativePositions(), scores="bias")), "BERT", table(3, "96", ABSOLUTE)
+        bert(12, 768, 12, Attention(12, bias=RelativePositionBias(), scores="bias")), "BERT", table(3, "96", ABSOLUTE)
     ),
     "transformer_l6": Preset(transformer(6), "BERT", table(4, "67")),
     "transformer_l12": Preset(transformer(12), "BERT", table(4, "110")),
     "transformer_l24": Preset(transformer(24), "BERT", table(4, "195")),
     "transformer_l48": Preset(transformer(48), "BERT", table(4, "365")),
     "bert_base_uncased": Preset(
-        bert(12, 768, 12, length=512, vocabulary=30_522, head=Vocabulary(bias=True, transform=True)),
+        bert(12, 768, 12, seq_len=512, vocab_size=30_522, head=LMHead(bias=True, transform=True)),
         "BERT",
         Published("110", "BERT, section 3"),
         "Google's released model with its masked-language head",
     ),
-    "bert_tiny": Preset(bert(2, 128, 2, vocabulary=8192), "BERT"),
-    "bert_small": Preset(bert(4, 512, 8, vocabulary=16_384), "BERT"),
+    "bert_tiny": Preset(bert(2, 128, 2, vocab_size=8192), "BERT"),
+    "bert_small": Preset(bert(4, 512, 8, vocab_size=16_384), "BERT"),
 }

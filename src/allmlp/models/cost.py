@@ -1,24 +1,20 @@
-"""What a model costs: parameters and multiply-adds by part, without allocating a single weight.
+"""Parameters and multiply-adds of a model by part, counted on the meta device without allocating weights.
 
-All blocks of a stack are equal, so one block is built and counted on the meta device and multiplied.
+The blocks of a stack are identical, so one block is built, counted and multiplied by the depth.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from allmlp.layers.block import BlockLayer, Residual
-from allmlp.layers.channel import ChannelMlpLayer
-from allmlp.models.encoder import Encoder
-from allmlp.models.encoder_decoder import EncoderDecoder
-from allmlp.models.foreign import ForeignModel
-from allmlp.models.model import Model, ModelSpec
+if TYPE_CHECKING:
+    from allmlp.models.model import ModelSpec
 
 
 class Part(NamedTuple):
@@ -29,7 +25,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one example at the model's full input size."""
+    """The cost of one example at the model's full input size.
+
+    >>> cost = allmlp.measure(allmlp.preset("mixer_b16").spec)
+    >>> cost.parameters, cost.macs
+    (59880472, 12601767936)
+    """
 
     parts: tuple[Part, ...]
 
@@ -48,67 +49,38 @@ class Cost:
 
     def __str__(self) -> str:
         rows = [*self.parts, Part("total", self.parameters, self.macs)]
-        lines = [f"{'part':<24}{'parameters':>16}{'MACs':>20}"]
-        return "\n".join(lines + [f"{name:<24}{count:>16,}{macs:>20,}" for name, count, macs in rows])
+        width = max(24, *(len(part.name) + 2 for part in rows))
+        lines = [f"{'part':<{width}}{'parameters':>16}{'MACs':>20}"]
+        return "\n".join(lines + [f"{name:<{width}}{count:>16,}{macs:>20,}" for name, count, macs in rows])
 
 
 def measure(spec: ModelSpec) -> Cost:
-    """Count `spec` on the meta device; the cost does not grow with the depth of the stack."""
-    single, depths = one_block(spec)
+    """Count the parameters and multiply-adds of `spec`; the time this takes does not depend on the depth.
+
+    >>> print(allmlp.measure(allmlp.preset("gmlp_s16").spec))
+    """
+    shallow, depths = spec.shallow()
     with torch.device("meta"):
-        model = single.build().eval().requires_grad_(False)
-        inputs = model.example()
+        model = shallow.build().eval().requires_grad_(False)
+        inputs = model.dummy_inputs()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(*inputs)
     root = type(model).__name__
     flops = {name.removeprefix(f"{root}."): sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
-    sizes = {name: weight.numel() for name, weight in model.named_parameters()}  # a shared weight has one name here
-    parts = []
-    for label, path in shown(model).items():
-        times = next((depth for stack, depth in depths.items() if path.startswith(stack)), 1)
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}  # lists a tied weight once
+    parts, other_parameters, other_macs = [], sum(sizes.values()), counter.get_total_flops() // 2
+    for label, path in model.parts().items():
+        depth = next((depth for stack, depth in depths.items() if path.startswith(f"{stack}.")), 1)
         parameters = sum(size for name, size in sizes.items() if name.startswith(f"{path}."))
-        macs = inside(path, model.get_submodule(path), flops) // 2
-        parts.append(Part(label, parameters * times, macs * times))
-    if isinstance(model, ForeignModel):
-        known = Cost(tuple(parts))
-        rest = sum(sizes.values()) - known.parameters, counter.get_total_flops() // 2 - known.macs
-        parts.append(Part("other", *rest))
+        macs = count_flops(path, model.get_submodule(path), flops) // 2
+        other_parameters, other_macs = other_parameters - parameters, other_macs - macs
+        parts.append(Part(label, parameters * depth, macs * depth))
+    parts.append(Part("other", other_parameters, other_macs))
     return Cost(tuple(part for part in parts if part.parameters or part.macs))
 
 
-def one_block(spec: ModelSpec) -> tuple[ModelSpec, dict[str, int]]:
-    """The same model with one block per stack, and how often each block stands in the whole."""
-    if isinstance(spec, Encoder):
-        return spec.replace(depth=1), {"blocks": spec.depth}
-    if isinstance(spec, EncoderDecoder):
-        shallow = spec.replace(encoder=spec.encoder.replace(depth=1), decoder=spec.decoder.replace(depth=1))
-        return shallow, {"encoder.blocks": spec.encoder.depth, "decoder.blocks": spec.decoder.depth}
-    return spec, {}
-
-
-OPENED = (Model, nn.ModuleList, BlockLayer, Residual, ChannelMlpLayer)
-
-
-def shown(model: Model) -> dict[str, str]:
-    """Label -> path of every part in the table."""
-    if isinstance(model, ForeignModel):
-        return model.parts()
-    return {path.replace(".0", ""): path for path, _ in pieces(model)}
-
-
-def pieces(model: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The parts a table shows: stem, what is in the one block, norm, pool, head."""
-    parts: list[tuple[str, nn.Module]] = []
-    for name, child in model.named_children():
-        if isinstance(child, OPENED):
-            parts += pieces(child, f"{prefix}{name}.")
-        else:
-            parts.append((f"{prefix}{name}", child))
-    return parts
-
-
-def inside(path: str, module: nn.Module, flops: dict[str, int]) -> int:
-    """What was counted while `module` ran, or while its children did where it is never called itself."""
+def count_flops(path: str, module: nn.Module, flops: dict[str, int]) -> int:
+    """What was counted in `module`, or in its children if it is never called itself."""
     if path in flops:
         return flops[path]
-    return sum(inside(f"{path}.{name}", child, flops) for name, child in module.named_children())
+    return sum(count_flops(f"{path}.{name}", child, flops) for name, child in module.named_children())

@@ -1,4 +1,4 @@
-"""Stem, blocks, norm, pool, head: the model that every sentence of the grammar describes."""
+"""The encoder: stem, blocks, norm, pool, head. Every model of one stack is a configuration of it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from allmlp.errors import UserError, lookup
-from allmlp.layers.block import Block, BlockLayer
-from allmlp.layers.context import Cache, Context, Site
-from allmlp.layers.head import Classes, Head, Pair
+from allmlp.layers.block import Block, BlockLayer, Residual
+from allmlp.layers.channel import ChannelMlpLayer
+from allmlp.layers.context import BuildContext, Cache, Context
+from allmlp.layers.head import ClassifierHead, Head, PooledHead
 from allmlp.layers.init import Init
 from allmlp.layers.mixers.attention import Attention
 from allmlp.layers.norm import LayerNorm, Norm
 from allmlp.layers.pool import Pool
 from allmlp.layers.scale import DropPath
-from allmlp.layers.stem import Patches, Stem, Tokens, TokenStem
+from allmlp.layers.stem import PatchEmbed, Stem, TokenEmbed, TokenEmbedLayer
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, Depth
 
 
 class Encoder(ModelSpec):
-    """A stack of equal blocks between a stem and a head.
+    """A stack of identical blocks between a stem and a head.
 
     X0 = stem(input),   Xl = block_l(Xl-1),   features = norm(XL),   output = head(pool(features))
     """
@@ -41,67 +42,72 @@ class Encoder(ModelSpec):
 
     def check(self) -> None:
         if self.head is not None and self.head.pooled != (self.pool is not None):
-            need = "a pool such as Mean()" if self.head.pooled else "pool=None"
-            raise UserError(f"a {type(self.head).__name__} head needs {need}")
+            need = "a pool such as MeanPool()" if self.head.pooled else "pool=None"
+            raise UserError(f"{type(self.head).__name__} needs {need}")
 
     def build(self) -> EncoderModel:
         return EncoderModel(self)
 
     @property
-    def site(self) -> Site:
-        return Site(self.stem.tokens, self.width, self.init, self.stem.grid)
+    def build_context(self) -> BuildContext:
+        return BuildContext(self.stem.tokens, self.width, self.init, self.stem.grid)
 
     @property
-    def image_size(self) -> tuple[int, int] | None:
-        return self.stem.image if isinstance(self.stem, Patches) else None
+    def input_size(self) -> tuple[int, int] | None:
+        return self.stem.img_size if isinstance(self.stem, PatchEmbed) else None
 
     @property
-    def reads(self) -> str:
-        if isinstance(self.stem, Patches):
-            return "x".join(map(str, self.stem.image)) + " image"
+    def input_spec(self) -> str:
+        if isinstance(self.stem, PatchEmbed):
+            return "x".join(map(str, self.stem.img_size)) + " image"
         return f"{self.stem.tokens} tokens"
 
     def configure(self, **options: Any) -> Self:
         changes: dict[str, Any] = {}
-        if "classes" in options:
-            changes["head"] = self.with_classes(options.pop("classes"))
+        if "num_classes" in options:
+            changes["head"] = self.with_classes(options.pop("num_classes"))
         if "drop_path" in options:
             changes["drop_path"] = self.drop_path.replace(rate=options.pop("drop_path"))
-        fields = ("image", "patch", "in_channels") if isinstance(self.stem, Patches) else ("vocabulary", "length")
+        fields = (
+            ("img_size", "patch_size", "in_chans") if isinstance(self.stem, PatchEmbed) else ("vocab_size", "seq_len")
+        )
         for name in options:
             if name not in fields:
-                raise UserError(f"the model reads {self.reads}: it takes no {name!r}, only {', '.join(fields)}")
+                raise UserError(f"the input is {self.input_spec}: there is no {name!r}, only {', '.join(fields)}")
         return self.replace(stem=self.stem.replace(**options), **changes)
 
-    def with_classes(self, classes: int) -> Head:
-        if isinstance(self.head, (Classes, Pair)):
-            return self.head.replace(classes=classes)
+    def shallow(self) -> tuple[Encoder, dict[str, int]]:
+        return self.replace(depth=1), {"blocks": self.depth}
+
+    def with_classes(self, num_classes: int) -> Head:
+        if isinstance(self.head, (ClassifierHead, PooledHead)):
+            return self.head.replace(num_classes=num_classes)
         if self.pool is None:
-            raise UserError("the model answers at every token; to classify, override its pool and head")
-        return Classes(classes)
+            raise UserError("the model has an output per token; to classify, override its pool and head")
+        return ClassifierHead(num_classes)
 
 
 class EncoderModel(Model[Encoder]):
-    """`table=False` leaves the token table out: a decoder that shares the encoder's."""
+    """`embedding=False` leaves out the token embedding, for a decoder that uses the encoder's."""
 
-    def __init__(self, spec: Encoder, table: bool = True) -> None:
+    def __init__(self, spec: Encoder, embedding: bool = True) -> None:
         super().__init__()
         self.spec = spec
         self.checkpointing = False
-        site = spec.site
-        self.stem = spec.stem.build(site, table) if isinstance(spec.stem, Tokens) else spec.stem.build(site)
+        ctx = spec.build_context
+        self.stem = spec.stem.build(ctx, embedding) if isinstance(spec.stem, TokenEmbed) else spec.stem.build(ctx)
         token = spec.block.token
         relative = token.bias if isinstance(token, Attention) else None
-        self.relative = relative.build(token.heads, token.causal) if relative else None  # type: ignore[union-attr]
-        self.blocks = nn.ModuleList(spec.block.build(site, spec.drop_path.at(i, spec.depth)) for i in range(spec.depth))
+        self.relative = relative.build(token.num_heads, token.causal) if relative else None  # type: ignore[union-attr]
+        self.blocks = nn.ModuleList(spec.block.build(ctx, spec.drop_path.at(i, spec.depth)) for i in range(spec.depth))
         self.norm = spec.norm.build(spec.width) if spec.norm else nn.Identity()
-        self.pool = spec.pool.build(site, spec.block) if spec.pool else None
+        self.pool = spec.pool.build(ctx, spec.block) if spec.pool else None
         self.head = self.build_head()
 
     def build_head(self) -> nn.Module | None:
         stem = self.spec.stem
-        vocabulary = stem.vocabulary if isinstance(stem, Tokens) else None
-        return self.spec.head.build(self.spec.site, vocabulary) if self.spec.head else None
+        vocab_size = stem.vocab_size if isinstance(stem, TokenEmbed) else None
+        return self.spec.head.build(self.spec.build_context, vocab_size) if self.spec.head else None
 
     def forward(
         self,
@@ -112,16 +118,16 @@ class EncoderModel(Model[Encoder]):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
         cache: Cache | None = None,
-        table: Tensor | None = None,
+        embedding: Tensor | None = None,
     ) -> Tensor:
-        """Scores for images [B, 3, H, W] or token ids [B, S].
+        """Logits for images [B, C, H, W] or token ids [B, S].
 
-        mask [B, S] is True at real tokens. With a `cache`, x continues what the cache has read.
+        mask [B, S] is True at real tokens, False at padding. With a `cache`, x holds the tokens after the cached ones.
         """
         features = self.forward_features(
-            x, mask, segments=segments, memory=memory, memory_mask=memory_mask, cache=cache, table=table
+            x, mask, segments=segments, memory=memory, memory_mask=memory_mask, cache=cache, embedding=embedding
         )
-        return self.forward_head(features, mask, table)
+        return self.forward_head(features, mask, embedding)
 
     def forward_features(
         self,
@@ -132,48 +138,63 @@ class EncoderModel(Model[Encoder]):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
         cache: Cache | None = None,
-        table: Tensor | None = None,
+        embedding: Tensor | None = None,
+        intermediates: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Tokens after the last norm, [B, S, C]."""
+        """Tokens after the last norm, [B, S, C]. Activations on the way are stored in `intermediates`."""
         context = self.context(x, mask, memory, memory_mask, cache)
-        x = self.embed(x, segments, context, table)
-        for block in self.blocks:
-            x = checkpoint(block, x, context, use_reentrant=False) if self.checkpointing else block(x, context)
+        x = self.embed(x, segments, context, embedding)
+        record(intermediates, "stem", x)
+        x = self.run_blocks(x, context, intermediates)
         if cache is not None:
             cache.length += x.shape[1]
-        return self.norm(x if self.pool is None else self.pool.prepare(x, context))
+        x = self.norm(x if self.pool is None else self.pool.prepare(x, context))
+        record(intermediates, "norm", x)
+        return x
 
-    def forward_head(self, features: Tensor, mask: Tensor | None = None, table: Tensor | None = None) -> Tensor:
+    def run_blocks(self, x: Tensor, context: Context, intermediates: dict[str, Tensor] | None) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            outputs = None if intermediates is None else {}
+            if self.checkpointing:
+                x = checkpoint(block, x, context, outputs, use_reentrant=False)
+            else:
+                x = block(x, context, outputs)
+            for slot, output in (outputs or {}).items():
+                record(intermediates, f"blocks.{i}.{slot}", output)
+            record(intermediates, f"blocks.{i}", x)
+        return x
+
+    def forward_head(
+        self,
+        features: Tensor,
+        mask: Tensor | None = None,
+        embedding: Tensor | None = None,
+        intermediates: dict[str, Tensor] | None = None,
+    ) -> Tensor:
         """Pooled features where there is no head; features where there is no pool either."""
-        x = features if self.pool is None else self.pool(features, mask)
-        if self.head is None:
-            return x
-        return self.head(x, self.table if table is None else table)
+        x = features
+        if self.pool is not None:
+            x = self.pool(x, mask)
+            record(intermediates, "pool", x)
+        if self.head is not None:
+            x = self.head(x, self.embedding if embedding is None else embedding)
+            record(intermediates, "head", x)
+        return x
 
     @property
-    def table(self) -> Tensor | None:
-        """The token embedding, which a tied head shares."""
+    def embedding(self) -> Tensor | None:
+        """The token embedding, which a tied head uses."""
         stem = self.stem
-        return stem.embedding.weight if isinstance(stem, TokenStem) and stem.embedding is not None else None
+        return stem.embedding.weight if isinstance(stem, TokenEmbedLayer) and stem.embedding is not None else None
 
     def forward_intermediates(
         self, x: Tensor, names: Iterable[str] | None = None, mask: Tensor | None = None, segments: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Activations by name: stem, blocks.0.token, blocks.0.channel, blocks.0, ..., norm, pool, head."""
-        kept: dict[str, Tensor] = {}
-        context = self.context(x, mask, None, None, None)
-        x = kept["stem"] = self.embed(x, segments, context, None)
-        for i, block in enumerate(self.blocks):
-            assert isinstance(block, BlockLayer)
-            for slot, residual in block.residuals():
-                x = kept[f"blocks.{i}.{slot}"] = residual(x, context)
-            kept[f"blocks.{i}"] = x
-        x = kept["norm"] = self.norm(x if self.pool is None else self.pool.prepare(x, context))
-        if self.pool is not None:
-            kept["pool"] = self.pool(x, mask)
-        if self.head is not None:
-            kept["head"] = self.forward_head(x, mask)
-        return kept if names is None else {name: lookup(name, kept, "intermediate") for name in names}
+        found: dict[str, Tensor] = {}
+        features = self.forward_features(x, mask, segments=segments, intermediates=found)
+        self.forward_head(features, mask, intermediates=found)
+        return found if names is None else {name: lookup(name, found, "intermediate") for name in names}
 
     def context(
         self,
@@ -184,22 +205,25 @@ class EncoderModel(Model[Encoder]):
         cache: Cache | None,
     ) -> Context:
         if cache is not None and not self.spec.block.causal:
-            raise UserError("only a causal model can read step by step with a cache")
+            raise UserError("only a causal model can use a cache")
         if mask is not None and tuple(mask.shape) != tuple(x.shape[:2]):
-            raise UserError(f"mask {list(mask.shape)} does not fit tokens {list(x.shape)}")
+            raise UserError(f"the mask {list(mask.shape)} does not match the tokens {list(x.shape)}")
         if cache is not None and mask is not None:
             mask = cache.extend(self, mask)
         start = 0 if cache is None else cache.length
         bias = None if self.relative is None else self.relative(start, start + x.shape[1])
         return Context(mask, memory, memory_mask, bias, cache)
 
-    def embed(self, x: Tensor, segments: Tensor | None, context: Context, table: Tensor | None) -> Tensor:
-        if isinstance(self.stem, TokenStem):
-            return self.stem(x, segments, context.start, table)
+    def embed(self, x: Tensor, segments: Tensor | None, context: Context, embedding: Tensor | None) -> Tensor:
+        if isinstance(self.stem, TokenEmbedLayer):
+            return self.stem(x, segments, context.start, embedding)
         return self.stem(x)
 
-    def reset_head(self, head: int | Head) -> Self:
-        """Replace the head with a fresh one: a number of classes, or any head's spec."""
+    def parts(self) -> dict[str, str]:
+        return {path.replace(".0", ""): path for path in part_paths(self)}
+
+    def reset_classifier(self, head: int | Head) -> Self:
+        """Replace the head by a new one, given as a number of classes or as a spec."""
         if isinstance(head, int):
             head = self.spec.with_classes(head)
         self.spec = self.spec.replace(head=head)
@@ -212,9 +236,27 @@ class EncoderModel(Model[Encoder]):
         self.checkpointing = enable
         return self
 
-    def example(self, batch: int = 1) -> tuple[Tensor, ...]:
+    def dummy_inputs(self, batch_size: int = 1) -> tuple[Tensor, ...]:
         stem = self.spec.stem
-        if isinstance(stem, Patches):
-            return (torch.randn(batch, stem.in_channels, *stem.image, device=self.device, dtype=self.dtype),)
-        assert isinstance(stem, Tokens)
-        return (torch.randint(stem.vocabulary, (batch, stem.length), device=self.device),)
+        if isinstance(stem, PatchEmbed):
+            return (torch.randn(batch_size, stem.in_chans, *stem.img_size, device=self.device, dtype=self.dtype),)
+        assert isinstance(stem, TokenEmbed)
+        return (torch.randint(stem.vocab_size, (batch_size, stem.seq_len), device=self.device),)
+
+
+def record(intermediates: dict[str, Tensor] | None, name: str, x: Tensor) -> None:
+    if intermediates is not None:
+        intermediates[name] = x
+
+
+CONTAINERS = (nn.ModuleList, BlockLayer, Residual, ChannelMlpLayer)
+"""Modules whose children are rows of the cost table, rather than themselves."""
+
+
+def part_paths(model: nn.Module, prefix: str = "") -> list[str]:
+    """Paths of the stem, of what is in the blocks, and of norm, pool and head."""
+    paths = []
+    for name, child in model.named_children():
+        path = f"{prefix}{name}"
+        paths += part_paths(child, f"{path}.") if isinstance(child, CONTAINERS) else [path]
+    return paths

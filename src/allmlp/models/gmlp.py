@@ -1,8 +1,8 @@
-"""gMLP and aMLP (Liu et al., 2021): a channel MLP with a spatial gate inside, for images and text.
+"""gMLP and aMLP (Liu et al., 2021): a channel MLP with a spatial gating unit, for images and text.
 
-No code was released with the paper. Images are initialised as timm's gMLP is (Xavier uniform,
-biases N(0, 1e-6), classifier zero, gate weight N(0, 1e-6) and bias 1); text as BERT, with the same gate.
-The language models have Toeplitz spatial weights: only so do the published counts come out.
+No code was released with the paper. Image models are initialized as timm's gMLP (Xavier uniform, biases N(0, 1e-6),
+classifier zero, gate weight N(0, 1e-6) and bias 1); text models as BERT, with the same gate. The language models have
+Toeplitz spatial weights, with which the parameter counts match the published ones.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Literal
 from allmlp.layers import (
     Block,
     ChannelMlp,
-    Classes,
+    ClassifierHead,
     Constant,
     Init,
     LayerNorm,
     LecunNormal,
-    Mean,
+    LMHead,
+    MeanPool,
     Normal,
-    Patches,
-    SpatialGate,
+    PatchEmbed,
+    SpatialGatingUnit,
     TinyAttention,
     Toeplitz,
-    Tokens,
-    Vocabulary,
+    TokenEmbed,
     XavierUniform,
     Zeros,
 )
@@ -32,32 +32,37 @@ from allmlp.models.bert import TEXT_INIT
 from allmlp.models.encoder import Encoder
 from allmlp.models.preset import Preset, Published
 
-Combine = Literal["split", "multiply", "add", "linear"]
+GateVariant = Literal["split", "multiplicative", "additive", "linear"]
 
 NEAR_ONE = Init(Normal(1e-6), Constant(1.0))
-"""A product with f(Z) starts as the identity."""
+"""Multiplication by f(Z) is the identity at initialization."""
 NEAR_ZERO = Init(Normal(1e-6), Zeros())
-"""A sum with f(Z) starts as the identity."""
+"""Addition of f(Z) is the identity at initialization."""
 GATE_INIT = {
     "split": NEAR_ONE,
-    "multiply": NEAR_ONE,
-    "add": NEAR_ZERO,
-    # Alone, a near-zero f(Z) would cut the branch off; the paper does not say what it does here.
+    "multiplicative": NEAR_ONE,
+    "additive": NEAR_ZERO,
+    # Without Z beside it, a near-zero f(Z) would block the branch; the paper does not give this initialization.
     "linear": Init(LecunNormal()),
 }
 
 
 def gmlp(
-    depth: int, width: int, patch: int = 16, image: int = 224, classes: int = 1000, side: TinyAttention | None = None
+    depth: int,
+    width: int,
+    patch_size: int = 16,
+    img_size: int = 224,
+    num_classes: int = 1000,
+    attention: TinyAttention | None = None,
 ) -> Encoder:
-    gate = SpatialGate(norm=LayerNorm(1e-5), side=side, init=NEAR_ONE)
+    gate = SpatialGatingUnit(norm=LayerNorm(1e-5), attention=attention, init=NEAR_ONE)
     return Encoder(
         width=width,
         depth=depth,
-        stem=Patches((image, image), (patch, patch), init=Init(LecunNormal())),
+        stem=PatchEmbed((img_size, img_size), (patch_size, patch_size), init=Init(LecunNormal())),
         block=Block(channel=ChannelMlp(6 * width, inner=gate)),
-        pool=Mean(),
-        head=Classes(classes, init=Init(Zeros())),
+        pool=MeanPool(),
+        head=ClassifierHead(num_classes, init=Init(Zeros())),
         init=Init(XavierUniform(), Normal(1e-6)),
     )
 
@@ -66,19 +71,19 @@ def gmlp_text(
     depth: int,
     width: int,
     hidden: int,
-    length: int = 128,
-    vocabulary: int = 32_000,
-    combine: Combine = "split",
-    side: TinyAttention | None = None,
+    seq_len: int = 128,
+    vocab_size: int = 32_000,
+    variant: GateVariant = "split",
+    attention: TinyAttention | None = None,
     causal: bool = False,
 ) -> Encoder:
-    gate = SpatialGate(combine, Toeplitz(), causal, side=side, init=GATE_INIT[combine])
+    gate = SpatialGatingUnit(variant, Toeplitz(), causal, attention=attention, init=GATE_INIT[variant])
     return Encoder(
         width=width,
         depth=depth,
-        stem=Tokens(vocabulary, length),
+        stem=TokenEmbed(vocab_size, seq_len),
         block=Block(channel=ChannelMlp(hidden, inner=gate)),
-        head=Vocabulary(),
+        head=LMHead(),
         init=TEXT_INIT,
     )
 
@@ -101,38 +106,46 @@ def table(number: int, parameters: str, note: str = "") -> Published:
 PRESETS = (
     {f"gmlp_{size}": Preset(gmlp(30, width), "gMLP", VISION[size]) for size, width in WIDTHS.items()}
     | {
-        f"amlp_{size}": Preset(gmlp(30, width, side=TinyAttention(64, bias=False)), "aMLP")
+        f"amlp_{size}": Preset(gmlp(30, width, attention=TinyAttention(64, bias=False)), "aMLP")
         for size, width in WIDTHS.items()
     }
     | {
-        "gmlp_nano": Preset(gmlp(10, 96, patch=4, image=32, classes=10), "gMLP"),
-        "gmlp_micro": Preset(gmlp(12, 256, patch=4, image=32, classes=10), "gMLP"),
-        "amlp_nano": Preset(gmlp(8, 96, patch=4, image=32, classes=10, side=TinyAttention(32, bias=False)), "aMLP"),
-        "amlp_micro": Preset(gmlp(12, 256, patch=4, image=32, classes=10, side=TinyAttention(64, bias=False)), "aMLP"),
+        "gmlp_nano": Preset(gmlp(10, 96, patch_size=4, img_size=32, num_classes=10), "gMLP"),
+        "gmlp_micro": Preset(gmlp(12, 256, patch_size=4, img_size=32, num_classes=10), "gMLP"),
+        "amlp_nano": Preset(
+            gmlp(8, 96, patch_size=4, img_size=32, num_classes=10, attention=TinyAttention(32, bias=False)), "aMLP"
+        ),
+        "amlp_micro": Preset(
+            gmlp(12, 256, patch_size=4, img_size=32, num_classes=10, attention=TinyAttention(64, bias=False)), "aMLP"
+        ),
         "gmlp_l18": Preset(gmlp_text(18, 512, 3072), "gMLP", table(4, "59")),
         "gmlp_l36": Preset(gmlp_text(36, 512, 3072), "gMLP", table(3, "102")),
         "gmlp_l72": Preset(gmlp_text(72, 512, 3072), "gMLP", table(4, "187")),
         "gmlp_l144": Preset(gmlp_text(144, 512, 3072), "gMLP", table(4, "357")),
-        "gmlp_l36_linear": Preset(gmlp_text(36, 512, 2048, combine="linear"), "gMLP", table(3, "92", UNSPLIT)),
-        "gmlp_l36_additive": Preset(gmlp_text(36, 512, 2048, combine="add"), "gMLP", table(3, "92", UNSPLIT)),
+        "gmlp_l36_linear": Preset(gmlp_text(36, 512, 2048, variant="linear"), "gMLP", table(3, "92", UNSPLIT)),
+        "gmlp_l36_additive": Preset(gmlp_text(36, 512, 2048, variant="additive"), "gMLP", table(3, "92", UNSPLIT)),
         "gmlp_l36_multiplicative": Preset(
-            gmlp_text(36, 512, 2048, combine="multiply"), "gMLP", table(3, "92", UNSPLIT)
+            gmlp_text(36, 512, 2048, variant="multiplicative"), "gMLP", table(3, "92", UNSPLIT)
         ),
-        "gmlp_base": Preset(gmlp_text(48, 512, 3072, length=512), "gMLP", table(5, "130")),
-        "gmlp_large": Preset(gmlp_text(96, 768, 3072, length=512), "gMLP", table(5, "365")),
-        "gmlp_xlarge": Preset(gmlp_text(144, 1024, 4096, length=512), "gMLP", table(5, "941")),
-        "amlp_base": Preset(gmlp_text(36, 512, 3072, length=512, side=TinyAttention(64)), "aMLP", table(5, "109")),
-        "amlp_large": Preset(gmlp_text(72, 768, 3072, length=512, side=TinyAttention(128)), "aMLP", table(5, "316")),
-        "gmlp_mlm_tiny": Preset(gmlp_text(6, 128, 768, vocabulary=8192), "gMLP"),
-        "gmlp_mlm_small": Preset(gmlp_text(12, 256, 1536, vocabulary=16_384), "gMLP"),
-        "amlp_mlm_tiny": Preset(gmlp_text(6, 128, 768, vocabulary=8192, side=TinyAttention(32)), "aMLP"),
-        "amlp_mlm_small": Preset(gmlp_text(12, 256, 1536, vocabulary=16_384, side=TinyAttention(64)), "aMLP"),
-        "gmlp_causal_tiny": Preset(gmlp_text(6, 128, 768, vocabulary=8192, causal=True), "gMLP"),
-        "gmlp_causal_small": Preset(gmlp_text(12, 256, 1536, length=256, vocabulary=16_384, causal=True), "gMLP"),
-        "gmlp_causal_l18": Preset(gmlp_text(18, 512, 3072, length=512, causal=True), "gMLP"),
-        "gmlp_causal_l36": Preset(gmlp_text(36, 512, 3072, length=512, causal=True), "gMLP"),
+        "gmlp_base": Preset(gmlp_text(48, 512, 3072, seq_len=512), "gMLP", table(5, "130")),
+        "gmlp_large": Preset(gmlp_text(96, 768, 3072, seq_len=512), "gMLP", table(5, "365")),
+        "gmlp_xlarge": Preset(gmlp_text(144, 1024, 4096, seq_len=512), "gMLP", table(5, "941")),
+        "amlp_base": Preset(
+            gmlp_text(36, 512, 3072, seq_len=512, attention=TinyAttention(64)), "aMLP", table(5, "109")
+        ),
+        "amlp_large": Preset(
+            gmlp_text(72, 768, 3072, seq_len=512, attention=TinyAttention(128)), "aMLP", table(5, "316")
+        ),
+        "gmlp_mlm_tiny": Preset(gmlp_text(6, 128, 768, vocab_size=8192), "gMLP"),
+        "gmlp_mlm_small": Preset(gmlp_text(12, 256, 1536, vocab_size=16_384), "gMLP"),
+        "amlp_mlm_tiny": Preset(gmlp_text(6, 128, 768, vocab_size=8192, attention=TinyAttention(32)), "aMLP"),
+        "amlp_mlm_small": Preset(gmlp_text(12, 256, 1536, vocab_size=16_384, attention=TinyAttention(64)), "aMLP"),
+        "gmlp_causal_tiny": Preset(gmlp_text(6, 128, 768, vocab_size=8192, causal=True), "gMLP"),
+        "gmlp_causal_small": Preset(gmlp_text(12, 256, 1536, seq_len=256, vocab_size=16_384, causal=True), "gMLP"),
+        "gmlp_causal_l18": Preset(gmlp_text(18, 512, 3072, seq_len=512, causal=True), "gMLP"),
+        "gmlp_causal_l36": Preset(gmlp_text(36, 512, 3072, seq_len=512, causal=True), "gMLP"),
         "amlp_causal_small": Preset(
-            gmlp_text(12, 256, 1536, length=256, vocabulary=16_384, side=TinyAttention(64), causal=True), "aMLP"
+            gmlp_text(12, 256, 1536, seq_len=256, vocab_size=16_384, attention=TinyAttention(64), causal=True), "aMLP"
         ),
     }
 )

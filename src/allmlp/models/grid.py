@@ -1,4 +1,4 @@
-"""A model on another grid of patches: the weights over tokens are brought to the new number of them."""
+"""Image models on another grid of patches: weights over tokens are resized to the new number of tokens."""
 
 from __future__ import annotations
 
@@ -12,74 +12,79 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from allmlp.errors import UserError
-from allmlp.layers.mixers.mlp import TokenMlp, TokenMlpLayer
-from allmlp.layers.mixers.projection import Dense, TokenProjection
-from allmlp.layers.pool import ClassGather
-from allmlp.layers.stem import LearnedPositions, Patches
+from allmlp.layers.mixers.mlp import TokenMlp
+from allmlp.layers.stem import PatchEmbed
+from allmlp.layers.token_roles import TokenRole, token_parameters
 from allmlp.models.encoder import Encoder, EncoderModel
 from allmlp.models.model import Model, ModelSpec
 
 Rule = Literal["interpolate", "tile"]
 RULES: tuple[Rule, ...] = ("interpolate", "tile")
-Role = Literal["square", "out", "in", "into hidden", "hidden", "out of hidden"]
-"""What a weight does: tokens to tokens, something for each token, a row over tokens, the parts of Mixer's MLP."""
-KEPT = 8
-"""Sizes for which a model of any size keeps what it needs."""
+RESIZED: tuple[TokenRole, ...] = ("square", "into hidden", "hidden", "out of hidden", "in", "out")
+"""The roles of weights that have a row or a column per token and can be resized."""
+MAX_CACHED_SIZES = 8
+"""Image sizes for which a dynamic model caches its resized weights."""
 
 
-def at_image(spec: ModelSpec, image: int | tuple[int, int], rule: Rule = "interpolate") -> Encoder:
-    """The spec at another image size. Token MLPs are as wide as their weights then are: the width they have now, times
-    the number of tiles.
-    """
-    grid(spec)
+def patch_grid(spec: ModelSpec) -> tuple[int, int]:
+    if not isinstance(spec, Encoder) or not isinstance(spec.stem, PatchEmbed):
+        raise UserError(f"the input is {spec.input_spec}: only this library's image models can be resized")
+    return spec.stem.grid
+
+
+def with_img_size(spec: ModelSpec, img_size: int | tuple[int, int], rule: Rule = "interpolate") -> Encoder:
+    """The spec at another image size. A token MLP keeps its hidden width, times the number of tiles with `tile`."""
+    patch_grid(spec)
     assert isinstance(spec, Encoder)
-    new, token = spec.configure(image=image), spec.block.token
+    new, token = spec.configure(img_size=img_size), spec.block.token
     if new == spec or not isinstance(token, TokenMlp):
         return new
-    width = token.width(spec.stem.tokens) * len(ways(rule, grid(spec), grid(new))[0])
-    return new.replace(block=new.block.replace(token=token.replace(hidden=width, expansion=None)))
+    hidden = token.width(spec.stem.tokens) * len(resize_matrices(rule, patch_grid(spec), patch_grid(new))[0])
+    return new.replace(block=new.block.replace(token=token.replace(hidden=hidden, expansion=None)))
 
 
-class Resize:
+class GridResize:
     """A differentiable map from the weights of `old` to those of `new`, the same model at another image size.
 
         W' = sum over p of U_p W D_p,   U_p: from the old grid to the new one,   D_p: from the new grid to the old one
 
-    interpolate  one U and one D: bring the tokens to the old grid, mix them with W, bring them back. Both interpolate
-                 bilinearly (with area averaging where the grid becomes smaller), and their rows sum to one.
-    tile         the new grid is cut into tiles of the old one's size; D_p takes tile p out, U_p = D_p^T puts it back.
-                 Each tile is mixed alone: W' is block-diagonal with copies of W. Mixer's MLP has its hidden width
-                 multiplied too, W1' = [W1 D_p]_p, W2' = [U_p W2]_p. Source: MLP-Mixer, appendix on fine-tuning at
+    interpolate  One U and one D: resample the tokens to the old grid, mix them with W, resample them back. Both are
+                 bilinear (with antialiasing where the grid becomes smaller), and their rows sum to one.
+    tile         The new grid is cut into tiles of the old grid's size; D_p extracts tile p, U_p = D_p^T inserts it.
+                 Each tile is mixed separately: W' is block-diagonal with copies of W. The hidden width of a token MLP
+                 is multiplied too, W1' = [W1 D_p]_p, W2' = [U_p W2]_p. Source: MLP-Mixer, appendix on fine-tuning at
                  higher resolution.
 
-    For equal grids both are the identity. A class token is mixed as before; where it reads tiles, it reads their mean.
-    What does not run over tokens is taken as it is.
+    For equal grids both are the identity. Weights of a class token are kept; where it reads tiles, it reads their mean.
+    Weights that do not run over tokens are returned unchanged.
     """
 
     def __init__(
         self, old: ModelSpec, new: ModelSpec, device: torch.device | str = "cpu", rule: Rule = "interpolate"
     ) -> None:
-        before, after = grid(old), grid(new)
+        before, after = patch_grid(old), patch_grid(new)
+        assert new.input_size is not None
         with torch.device("meta"):
-            self.roles = token_roles(new.build())
+            self.roles = resizable_roles(new.build())
+            check_roles(old.shallow()[0].build(), with_img_size(old, new.input_size, rule).shallow()[0].build())
         self.cells = before[0] * before[1]
-        self.up, self.down = (part.to(device, torch.float32) for part in ways(rule, before, after))
+        self.up, self.down = (part.to(device, torch.float32) for part in resize_matrices(rule, before, after))
 
     def __call__(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
-            name: self.resample(weight, self.roles[name]) if name in self.roles else weight
+            name: self.resize(weight, self.roles[name]) if name in self.roles else weight
             for name, weight in weights.items()
         }
 
-    def resample(self, weight: Tensor, role: Role) -> Tensor:
+    def resize(self, weight: Tensor, role: TokenRole) -> Tensor:
         if role == "hidden":
             return weight.repeat(len(self.up)) if len(self.up) > 1 else weight
         extra = weight.shape[1 if role in ("in", "into hidden") else 0] - self.cells
         value = weight.to(torch.promote_types(weight.dtype, self.up.dtype))
         up, down = self.up.to(value.dtype), self.down.to(value.dtype)
         if extra:
-            # A class token gets the tiles' mean: each gives it a share.
-            up, down = beside_class_token(up, extra, 1 / len(up)), beside_class_token(down, extra, 1.0)
+            # A class token reads the mean of the tiles.
+            up, down = with_class_token(up, extra, 1 / len(up)), with_class_token(down, extra, 1.0)
         if role == "square":
             value = reduce(torch.add, (u @ value @ d for u, d in zip(up, down)))
         elif role == "out":
@@ -93,183 +98,189 @@ class Resize:
         return value.to(weight.dtype)
 
 
-class Resized:
-    """A model at another image size; each call resizes the weights it has now, so gradients reach them."""
+def resizable_roles(model: nn.Module) -> dict[str, TokenRole]:
+    """The weights that run over tokens, by name."""
+    roles: dict[str, TokenRole] = {}
+    for parameter in token_parameters(model):
+        if parameter.role == "square parameters":
+            raise UserError(f"{parameter.full_name}: only dense token weights can be resized to another grid")
+        if parameter.role in RESIZED:
+            roles[parameter.full_name] = parameter.role
+    return roles
 
-    def __init__(self, model: Model, image: tuple[int, int], rule: Rule = "interpolate") -> None:
-        if not isinstance(model.spec, Encoder):
-            raise UserError("only the image encoders of this library can be resized")
-        spec = at_image(model.spec, image, rule)
-        self.resize = Resize(model.spec, spec, model.device, rule)
+
+def check_roles(old: nn.Module, new: nn.Module) -> None:
+    """Raise UserError if a weight depends on the number of tokens and no layer declares how."""
+    roles, shapes = resizable_roles(new), {name: weight.shape for name, weight in new.state_dict().items()}
+    for name, weight in old.state_dict().items():
+        if name not in roles and shapes.get(name) != weight.shape:
+            layer = type(old.get_submodule(name.rpartition(".")[0])).__name__
+            raise UserError(
+                f"{name} depends on the number of tokens, but {layer} does not declare its role in `token_roles`: "
+                f"it cannot be resized to another grid"
+            )
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers: the statistics of BatchNorm are used, and updated in training, at every size."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+class ForwardAtSize:
+    """Calls a model at another image size; each call resizes the current weights, so gradients reach them."""
+
+    def __init__(self, model: Model, img_size: tuple[int, int], rule: Rule = "interpolate") -> None:
+        spec = with_img_size(model.spec, img_size, rule)
+        self.resize = GridResize(model.spec, spec, model.device, rule)
         with torch.device("meta"):
-            self.shape = spec.build().train(model.training)
+            self.network = spec.build().train(model.training)
         self.model = model
 
     def __call__(self, images: Tensor) -> Tensor:
-        return functional_call(self.shape, self.resize(dict(self.model.named_parameters())), (images,))
+        return functional_call(self.network, self.resize(tensors(self.model)), (images,))
 
 
-class AnySize(EncoderModel):
-    """An image encoder that reads pictures of any size that its patches divide.
+class DynamicEncoderModel(EncoderModel):
+    """An image encoder that accepts every image size that is a multiple of its patch size.
 
-    At another size than its own it answers as the model that `Resize` makes of it, and gradients reach its own weights.
-    What resizing needs is kept for the last sizes seen; where no gradient is asked for, the resized weights are kept
-    too, until one of the weights changes (a write through `.data` is not seen).
+    At another size than its own the weights over tokens are resized by `GridResize`, and gradients reach the original
+    weights. The resize matrices of the last sizes are cached; without gradients the resized weights are cached too,
+    until one of the weights changes (a write through `.data` is not noticed).
     """
 
     def __init__(self, spec: Encoder, rule: Rule = "interpolate") -> None:
-        grid(spec)
+        patch_grid(spec)
         super().__init__(spec)
         self.rule: Rule = rule
-        self.sizes: dict[tuple[Encoder, torch.device], Size] = {}
+        self.variants: dict[tuple[Encoder, torch.device], SizeVariant] = {}
 
-    def forward(self, x: Tensor, *rest: Any, **named: Any) -> Tensor:
-        size = self.size(x)
-        return super().forward(x, *rest, **named) if size is None else size.call(self, "forward", x, *rest, **named)
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        variant = self.variant(x)
+        return (
+            super().forward(x, *args, **kwargs)
+            if variant is None
+            else variant.call(self, "forward", x, *args, **kwargs)
+        )
 
-    def forward_features(self, x: Tensor, *rest: Any, **named: Any) -> Tensor:
-        size = self.size(x)
-        if size is None:
-            return super().forward_features(x, *rest, **named)
-        return size.call(self, "forward_features", x, *rest, **named)
+    def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        variant = self.variant(x)
+        if variant is None:
+            return super().forward_features(x, *args, **kwargs)
+        return variant.call(self, "forward_features", x, *args, **kwargs)
 
-    def forward_intermediates(self, x: Tensor, *rest: Any, **named: Any) -> dict[str, Tensor]:
-        size = self.size(x)
-        if size is None:
-            return super().forward_intermediates(x, *rest, **named)
-        return size.call(self, "forward_intermediates", x, *rest, **named)
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        variant = self.variant(x)
+        if variant is None:
+            return super().forward_intermediates(x, *args, **kwargs)
+        return variant.call(self, "forward_intermediates", x, *args, **kwargs)
 
-    def size(self, images: Tensor) -> Size | None:
-        """What it takes to read these pictures; None where they have the model's own size, or are no pictures."""
-        image = images.shape[2:]
-        if images.dim() != 4 or tuple(image) == self.spec.image_size:
+    def variant(self, images: Tensor) -> SizeVariant | None:
+        """The model at the size of `images`; None at its own size, or if they are not a batch of images."""
+        size = images.shape[2:]
+        if images.dim() != 4 or tuple(size) == self.spec.input_size:
             return None
-        key = at_image(self.spec, (int(image[0]), int(image[1])), self.rule), self.device
-        found = self.sizes.pop(key, None) or Size(self.spec, *key, self.rule)
-        self.sizes[key] = found  # the last one used stands last
-        if len(self.sizes) > KEPT:
-            del self.sizes[next(iter(self.sizes))]
+        key = with_img_size(self.spec, (int(size[0]), int(size[1])), self.rule), self.device
+        found = self.variants.pop(key, None) or SizeVariant(self.spec, *key, self.rule)
+        self.variants[key] = found  # least recently used first
+        if len(self.variants) > MAX_CACHED_SIZES:
+            del self.variants[next(iter(self.variants))]
         return found
 
 
-def any_size(model: Model, rule: Rule = "interpolate") -> AnySize:
-    """`model` for pictures of any size; both have the same weights."""
-    grid(model.spec)
+def make_dynamic(model: Model, rule: Rule = "interpolate") -> DynamicEncoderModel:
+    """`model` for images of any size, with the same weights."""
+    patch_grid(model.spec)
     with torch.device("meta"):
-        other = AnySize(model.spec, rule)
-    other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
-    return other.train(model.training)
+        dynamic = DynamicEncoderModel(model.spec, rule)
+    dynamic.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    return dynamic.train(model.training)
 
 
-class Size:
-    """What a model of any size needs for one of them: the model's shape there, the map, the weights made last."""
+class SizeVariant:
+    """A dynamic model at one image size: the network on the meta device, the resize map, and cached weights."""
 
     def __init__(self, spec: Encoder, other: Encoder, device: torch.device, rule: Rule) -> None:
-        self.resize = Resize(spec, other, device, rule)
+        self.resize = GridResize(spec, other, device, rule)
         with torch.device("meta"):
-            self.shape = other.build()
-        self.made: Made | None = None
+            self.network = other.build()
+        self.cached: CachedWeights | None = None
 
-    def call(self, model: AnySize, method: str, *rest: Any, **named: Any) -> Any:
-        """A method of the model with its present weights, resized."""
-        self.shape.train(model.training).set_grad_checkpointing(model.checkpointing)
-        weights = dict(model.named_parameters())
+    def call(self, model: DynamicEncoderModel, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the network with the current weights of `model`, resized."""
+        self.network.train(model.training).set_grad_checkpointing(model.checkpointing)
+        weights = tensors(model)
         weights |= self.token_weights({name: weights[name] for name in self.resize.roles})
         weights = {f"model.{name}": weight for name, weight in weights.items()}
-        return functional_call(Method(self.shape, method), weights, rest, named)
+        return functional_call(MethodModule(self.network, method), weights, args, kwargs)
 
     def token_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        # Kept weights have no history: they cannot pass a gradient on. A graph must not keep any of ours.
+        # Cached weights cannot pass a gradient on, and a compiled graph must not hold on to them.
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(w.is_inference() for w in weights.values()):
             return self.resize(weights)
-        if self.made is None or not self.made.still_of(weights):
-            self.made = Made.of(weights, self.resize(weights))
-        return self.made.weights
+        if self.cached is None or not self.cached.is_current(weights):
+            self.cached = CachedWeights.store(weights, self.resize(weights))
+        return self.cached.resized
 
 
-class Made(NamedTuple):
-    """Resized weights, and what they were made of."""
+class CachedWeights(NamedTuple):
+    """Resized weights, and the version of the weights they were computed from."""
 
-    weights: dict[str, Tensor]
+    resized: dict[str, Tensor]
     sources: list[Tensor]
-    """The weights themselves, detached: they share memory and count of changes, and keep the memory in use."""
+    """The weights, detached: they share memory and version counter, and keep the memory from being reused."""
     versions: list[int]
 
     @classmethod
-    def of(cls, sources: dict[str, Tensor], weights: dict[str, Tensor]) -> Made:
-        kept = [weight.detach() for weight in sources.values()]
-        return cls(weights, kept, [weight._version for weight in kept])
+    def store(cls, sources: dict[str, Tensor], resized: dict[str, Tensor]) -> CachedWeights:
+        detached = [weight.detach() for weight in sources.values()]
+        return cls(resized, detached, [weight._version for weight in detached])
 
-    def still_of(self, sources: dict[str, Tensor]) -> bool:
+    def is_current(self, sources: dict[str, Tensor]) -> bool:
         return all(
-            kept.data_ptr() == now.data_ptr() and kept.dtype == now.dtype and version == now._version
-            for kept, version, now in zip(self.sources, self.versions, sources.values(), strict=True)
+            old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
+            for old, version, new in zip(self.sources, self.versions, sources.values(), strict=True)
         )
 
 
-class Method(nn.Module):
-    """A method of a model as a module of its own, so that it can be called with other weights."""
+class MethodModule(nn.Module):
+    """A method of a model as a module, so that `functional_call` can call it with other weights."""
 
     def __init__(self, model: Model, method: str) -> None:
         super().__init__()
         self.model, self.method = model, method
 
-    def forward(self, *rest: Any, **named: Any) -> Any:
-        return getattr(self.model, self.method)(*rest, **named)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.model, self.method)(*args, **kwargs)
 
 
-def grid(spec: ModelSpec) -> tuple[int, int]:
-    if not isinstance(spec, Encoder) or not isinstance(spec.stem, Patches):
-        raise UserError(f"the model reads {spec.reads}: only this library's image models have a grid to resize")
-    return spec.stem.grid
-
-
-def token_roles(model: nn.Module) -> dict[str, Role]:
-    """The weights that run over tokens, by name."""
-    found: dict[str, Role] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, TokenProjection):
-            if not isinstance(module.spec, Dense):
-                raise UserError(f"{path}: only dense token weights can be resized to another grid")
-            found |= {f"{path}.weight": "square", f"{path}.bias": "out"}
-        elif isinstance(module, TokenMlpLayer):
-            found |= {f"{path}.up.weight": "into hidden", f"{path}.up.bias": "hidden"}
-            found |= {f"{path}.down.weight": "out of hidden", f"{path}.down.bias": "out"}
-        elif isinstance(module, LearnedPositions):
-            found[f"{path}.weight"] = "out"
-        elif isinstance(module, ClassGather):
-            found[f"{path}.mix.weight"] = "in"
-    return found
-
-
-def ways(rule: Rule, before: tuple[int, int], after: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def resize_matrices(rule: Rule, before: tuple[int, int], after: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """All U_p (p new old) and D_p (p old new) of a rule, float64."""
     if rule == "interpolate":
-        return interpolation(before, after).unsqueeze(0), interpolation(after, before).unsqueeze(0)
-    down = tiles(before, after)
+        return interpolation_matrix(before, after).unsqueeze(0), interpolation_matrix(after, before).unsqueeze(0)
+    down = tile_matrices(before, after)
     return down.transpose(1, 2), down
 
 
-def interpolation(source: tuple[int, int], target: tuple[int, int]) -> Tensor:
-    """The matrix that resamples a map on one grid to another: target cells x source cells, float64."""
+def interpolation_matrix(source: tuple[int, int], target: tuple[int, int]) -> Tensor:
+    """The matrix that resamples a map from one grid to another: target cells x source cells, float64."""
     cells = source[0] * source[1]
     units = torch.eye(cells, dtype=torch.float64).view(cells, 1, *source)
     return F.interpolate(units, target, mode="bilinear", antialias=True).flatten(1).T.contiguous()
 
 
-def tiles(tile: tuple[int, int], whole: tuple[int, int]) -> Tensor:
-    """The matrices that take each tile out of a grid, row by row: tiles x cells of a tile x cells, float64."""
+def tile_matrices(tile: tuple[int, int], whole: tuple[int, int]) -> Tensor:
+    """The matrices that extract each tile of a grid, row by row: tiles x cells of a tile x cells, float64."""
     if whole[0] % tile[0] or whole[1] % tile[1]:
         raise UserError(
-            f"a grid of {tile[0]}x{tile[1]} patches does not tile one of {whole[0]}x{whole[1]}: "
-            f"the rule 'tile' needs a multiple of the image size; 'interpolate' takes any"
+            f"a grid of {whole[0]}x{whole[1]} patches cannot be tiled by {tile[0]}x{tile[1]}: the rule 'tile' needs a "
+            f"multiple of the image size; use 'interpolate'"
         )
     cells = torch.arange(whole[0] * whole[1]).view(whole[0] // tile[0], tile[0], whole[1] // tile[1], tile[1])
     return F.one_hot(cells.transpose(1, 2).flatten(2).flatten(0, 1), whole[0] * whole[1]).double()
 
 
-def beside_class_token(matrices: Tensor, extra: int, share: float) -> Tensor:
-    """The matrices with `extra` tokens in front, of which each passes on its share."""
+def with_class_token(matrices: Tensor, extra: int, weight: float) -> Tensor:
+    """The matrices with `extra` class tokens in front, which are passed on with this weight."""
     wide = F.pad(matrices, (extra, 0, extra, 0))
-    alone = share * torch.eye(extra, device=matrices.device, dtype=matrices.dtype)
-    return wide + F.pad(alone, (0, matrices.shape[2], 0, matrices.shape[1]))
+    diagonal = weight * torch.eye(extra, device=matrices.device, dtype=matrices.dtype)
+    return wide + F.pad(diagonal, (0, matrices.shape[2], 0, matrices.shape[1]))

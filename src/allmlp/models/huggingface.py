@@ -1,4 +1,4 @@
-"""Baselines from transformers (Hugging Face), built from their configurations: no weights, no network access."""
+"""Baselines from Hugging Face transformers, built from their configurations without weights or network access."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from allmlp.errors import UserError, lookup, one_line, require
-from allmlp.models.foreign import Foreign, ForeignModel, Trained, flatten
+from allmlp.models.external import External, ExternalModel, PretrainedExternal, flatten
 from allmlp.models.model import ModelSpec, S
 from allmlp.models.preset import Preset, Published
-from allmlp.models.torchvision import name_missing_operators
+from allmlp.models.torchvision import define_missing_operators
 from allmlp.spec import Count
 
 
 class Architecture(NamedTuple):
-    """What transformers calls `{family}Config` and `{family}For...`, and the options of the former."""
+    """The family in the class names `{family}Config` and `{family}For...` of transformers, and the config's options."""
 
     family: str
     options: dict[str, Any]
-    image: int = 224
+    img_size: int = 224
     hub: str | None = None
-    """Where its weights are published."""
+    """The repository of its weights on the Hub."""
 
 
 def resnet(*depths: int) -> Architecture:
@@ -39,29 +39,29 @@ def regnet_y(size: str, depths: list[int], channels: list[int], group: int) -> A
 
 
 def bit(factor: int, *depths: int) -> Architecture:
-    """`width_factor` of the configuration would leave out the stem and the last norm."""
+    """The configuration's `width_factor` would not widen the stem and the last norm."""
     channels = [256 * factor, 512 * factor, 1024 * factor, 2048 * factor]
     return Architecture("Bit", {"depths": depths, "hidden_sizes": channels, "embedding_size": 64 * factor})
 
 
-def deit(size: str, width: int, heads: int) -> Architecture:
-    sizes = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width}
+def deit(size: str, width: int, num_heads: int) -> Architecture:
+    sizes = {"hidden_size": width, "num_attention_heads": num_heads, "intermediate_size": 4 * width}
     return Architecture("DeiT", sizes, hub=f"facebook/deit-{size}-patch16-224")
 
 
-def efficientnet(size: str, width: float, depth: float, image: int, dropout: float, hidden: int) -> Architecture:
+def efficientnet(size: str, width: float, depth: float, img_size: int, dropout: float, hidden: int) -> Architecture:
     options = {
         "width_coefficient": width,
         "depth_coefficient": depth,
         "hidden_dim": hidden,
         "dropout_rate": dropout,
-        "batch_norm_momentum": 0.01,  # torch counts the new share, TensorFlow's 0.99 the old one
+        "batch_norm_momentum": 0.01,  # TensorFlow's 0.99: torch's momentum weights the new value
     }
-    return Architecture("EfficientNet", options, image, f"google/efficientnet-{size}")
+    return Architecture("EfficientNet", options, img_size, f"google/efficientnet-{size}")
 
 
-def bert(depth: int, width: int, heads: int) -> Architecture:
-    sizes = {"num_hidden_layers": depth, "hidden_size": width, "num_attention_heads": heads}
+def bert(depth: int, width: int, num_heads: int) -> Architecture:
+    sizes = {"num_hidden_layers": depth, "hidden_size": width, "num_attention_heads": num_heads}
     return Architecture("Bert", sizes | {"intermediate_size": 4 * width})
 
 
@@ -87,31 +87,31 @@ IMAGES = {
 TEXTS = {"bert_base": bert(12, 768, 12), "bert_large": bert(24, 1024, 16)}
 
 
-class HuggingFaceImages(Foreign):
+class HuggingFaceImages(External):
     """An image classifier of transformers."""
 
     def check(self) -> None:
         lookup(self.name, IMAGES, "image model of transformers")
 
     @property
-    def native(self) -> tuple[int, int]:
-        return (IMAGES[self.name].image,) * 2
+    def default_size(self) -> tuple[int, int]:
+        return (IMAGES[self.name].img_size,) * 2
 
     def build(self) -> HuggingFaceImagesModel:
         architecture = IMAGES[self.name]
-        options = architecture.options | {"num_labels": self.classes, "num_channels": self.in_channels}
+        options = architecture.options | {"num_labels": self.num_classes, "num_channels": self.in_chans}
         if architecture.family == "DeiT":
-            options["image_size"] = self.size
+            options["image_size"] = self.input_size
         if architecture.family == "EfficientNet":
-            options["depthwise_padding"] = odd_blocks(self.size[0], options["depth_coefficient"])
+            options["depthwise_padding"] = odd_blocks(self.input_size[0], options["depth_coefficient"])
         network = construct(architecture.family, "ForImageClassification", options)
         for module in network.modules():
-            # Those of EfficientNet are drawn around zero there, which silences every block.
+            # transformers draws those of EfficientNet around zero, which blocks the signal.
             if isinstance(module, nn.BatchNorm2d):
                 nn.init.ones_(module.weight)
         return HuggingFaceImagesModel(self, network)
 
-    def pretrained(self) -> Trained:
+    def pretrained(self) -> PretrainedExternal:
         hub = IMAGES[self.name].hub
         if hub is None:
             raise UserError(f"no weights of hf:{self.name} are published")
@@ -121,33 +121,33 @@ class HuggingFaceImages(Foreign):
             trained = type(model.network).from_pretrained(hub)
             pixels = transformers.AutoImageProcessor.from_pretrained(hub)
         except (OSError, ValueError) as reason:
-            raise UserError(f"cannot get {hub}, neither from the cache nor from the hub: {one_line(reason)}") from None
+            raise UserError(f"cannot load {hub} from the cache or the Hub: {one_line(reason)}") from None
         model.network.load_state_dict(trained.state_dict())
-        return Trained(model, tuple(pixels.image_mean), tuple(pixels.image_std))
+        return PretrainedExternal(model, tuple(pixels.image_mean), tuple(pixels.image_std))
 
 
 class HuggingFaceText(ModelSpec):
     """A masked language model of transformers."""
 
     name: str
-    vocabulary: Count = 30_522
-    length: Count = 512
+    vocab_size: Count = 30_522
+    seq_len: Count = 512
 
     def check(self) -> None:
         lookup(self.name, TEXTS, "language model of transformers")
 
     @property
-    def reads(self) -> str:
-        return f"{self.length} tokens"
+    def input_spec(self) -> str:
+        return f"{self.seq_len} tokens"
 
     def build(self) -> HuggingFaceTextModel:
         architecture = TEXTS[self.name]
-        sizes = {"vocab_size": self.vocabulary, "max_position_embeddings": self.length}
+        sizes = {"vocab_size": self.vocab_size, "max_position_embeddings": self.seq_len}
         return HuggingFaceTextModel(self, construct(architecture.family, "ForMaskedLM", architecture.options | sizes))
 
 
 def construct(family: str, task: str, options: dict[str, Any]) -> nn.Module:
-    name_missing_operators()
+    define_missing_operators()
     folder = f"transformers.models.{family.lower()}"
     configuration = require(f"{folder}.configuration_{family.lower()}", "baselines")
     modeling = require(f"{folder}.modeling_{family.lower()}", "baselines")
@@ -155,7 +155,7 @@ def construct(family: str, task: str, options: dict[str, Any]) -> nn.Module:
 
 
 def odd_blocks(size: int, depth: float) -> list[int]:
-    """EfficientNet's blocks that halve a map of odd size: TensorFlow pads these on all four sides."""
+    """EfficientNet's strided blocks on a feature map of odd size, which TensorFlow pads on all four sides."""
     found, block, size = [], 0, size // 2
     for repeats, stride in zip((1, 2, 2, 3, 3, 4, 1), (1, 2, 2, 2, 1, 2, 1)):
         if stride == 2:
@@ -165,9 +165,9 @@ def odd_blocks(size: int, depth: float) -> list[int]:
     return found
 
 
-class HuggingFaceModel(ForeignModel[S]):
+class HuggingFaceModel(ExternalModel[S]):
     head_name: str
-    """Where transformers keeps the head."""
+    """The head's attribute in transformers."""
 
     def parts(self) -> dict[str, str]:
         body = self.network.base_model_prefix
@@ -175,12 +175,12 @@ class HuggingFaceModel(ForeignModel[S]):
         return inner | {"head": f"network.{self.head_name}"}
 
     def blocks(self) -> list[nn.Module]:
-        """The layers of all stages, or of the one stack."""
+        """The layers of all stages, or of the only stack."""
         stack = next(module for module in self.network.modules() if isinstance(module, nn.ModuleList))
         return [block for stage in stack for block in getattr(stage, "layers", [stage])]
 
     def set_grad_checkpointing(self, enable: bool = True) -> Self:
-        """transformers itself can do this for its Transformers only. Batch norm then averages each batch twice."""
+        """Implemented here, as transformers supports it for few models. BatchNorm then counts each batch twice."""
         for block in self.blocks():
             vars(block).pop("forward", None)
             if enable:
@@ -198,23 +198,23 @@ class HuggingFaceImagesModel(HuggingFaceModel[HuggingFaceImages]):
         return flatten(self.network.base_model(x).last_hidden_state)
 
     def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """DeiT reads its class token, a convolutional network the mean; EfficientNet drops some of it out."""
+        """DeiT uses the class token, a convolutional network the mean; EfficientNet has dropout."""
         pooled = features[:, 0] if IMAGES[self.spec.name].family == "DeiT" else features.mean(1)
         dropout = getattr(self.network, "dropout", nn.Identity())
         return self.network.classifier(dropout(pooled))
 
-    def reset_head(self, classes: int) -> Self:
-        """Replace the classifier with a fresh one."""
-        self.spec = self.spec.replace(classes=classes)
+    def reset_classifier(self, num_classes: int) -> Self:
+        """Replace the classifier by a new one."""
+        self.spec = self.spec.replace(num_classes=num_classes)
         classifier = self.network.classifier
         old = classifier if isinstance(classifier, nn.Linear) else classifier[-1]
-        fresh = nn.Linear(old.in_features, classes, device=self.device, dtype=self.dtype)
+        fresh = nn.Linear(old.in_features, num_classes, device=self.device, dtype=self.dtype)
         self.network._init_weights(fresh)
         if classifier is old:
             self.network.classifier = fresh
         else:
             classifier[-1] = fresh
-        self.network.num_labels = self.network.config.num_labels = classes
+        self.network.num_labels = self.network.config.num_labels = num_classes
         return self
 
 
@@ -222,7 +222,7 @@ class HuggingFaceTextModel(HuggingFaceModel[HuggingFaceText]):
     head_name = "cls"
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """Scores of every token; mask [B, S] is True at real tokens."""
+        """Logits of every token; mask [B, S] is True at real tokens."""
         return self.forward_head(self.forward_features(ids, mask, segments))
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
@@ -231,11 +231,11 @@ class HuggingFaceTextModel(HuggingFaceModel[HuggingFaceText]):
     def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.network.cls(features)
 
-    def reset_head(self, classes: int) -> Self:
-        raise UserError(f"transformers' {self.spec.name} answers at every token; bert_base can be given another head")
+    def reset_classifier(self, num_classes: int) -> Self:
+        raise UserError(f"transformers' {self.spec.name} has an output per token; use bert_base for another head")
 
-    def example(self, batch: int = 1) -> tuple[Tensor, ...]:
-        return (torch.randint(self.spec.vocabulary, (batch, self.spec.length), device=self.device),)
+    def dummy_inputs(self, batch_size: int = 1) -> tuple[Tensor, ...]:
+        return (torch.randint(self.spec.vocab_size, (batch_size, self.spec.seq_len), device=self.device),)
 
 
 def table(parameters: str, macs: str, note: str = "", source: str = "ResMLP, table 1") -> Published:
@@ -244,33 +244,36 @@ def table(parameters: str, macs: str, note: str = "", source: str = "ResMLP, tab
 
 SCALED, GMLP = "EfficientNet, table 2", "gMLP, table 2"
 PUBLISHED = {
-    "resnet50": table("25", "4.1", "25.56 M is cut, not rounded, to 25", "ResMLP, DINO table"),
+    "resnet50": table("25", "4.1", "25.56 M is truncated, not rounded, to 25", "ResMLP, DINO table"),
     "resnet152": table(
-        "60", "11.3", "the first ResNets halve the map in a 1x1 convolution, transformers in the 3x3 one: 11.5 G", GMLP
+        "60",
+        "11.3",
+        "the original ResNet has its stride in a 1x1 convolution, transformers in the 3x3 one: 11.5 G",
+        GMLP,
     ),
     "regnety_040": table("21", "4.0"),
     "regnety_080": table("39", "8.0"),
-    "regnety_160": table("84", "16.0", "16 G is what the family's size is called; it counts 15.9 G"),
+    "regnety_160": table("84", "16.0", "16 G is the name of this size; it has 15.9 G"),
     "efficientnet_b0": table("5.3", "0.39", source=SCALED),
-    "efficientnet_b1": table("7.8", "0.70", "counts 0.69 G", SCALED),
-    "efficientnet_b2": table("9.2", "1.0", "9.11 M; with batch norm's running averages it is 9.18 M", SCALED),
+    "efficientnet_b1": table("7.8", "0.70", "0.69 G here", SCALED),
+    "efficientnet_b2": table("9.2", "1.0", "9.11 M here; 9.18 M with the running averages of BatchNorm", SCALED),
     "efficientnet_b3": table("12", "1.8"),
-    "efficientnet_b4": table("19", "4.2", "counts 4.4 G at its 380 pixels"),
-    "efficientnet_b5": table("30", "9.9", "counts 10.3 G at its 456 pixels"),
+    "efficientnet_b4": table("19", "4.2", "4.4 G here, at 380 pixels"),
+    "efficientnet_b5": table("30", "9.9", "10.3 G here, at 456 pixels"),
     "efficientnet_b6": table("43", "19", source=SCALED),
-    "efficientnet_b7": table("66", "37.0", "counts 37.7 G at its 600 pixels", GMLP),
+    "efficientnet_b7": table("66", "37.0", "37.7 G here, at 600 pixels", GMLP),
     "deit_ti16": Published("5.7", "DeiT, table 1"),
     "deit_s16": table("22", "4.6"),
     "deit_b16": table(
-        "86", "17.5", "86.57 M and 17.58 G are cut, not rounded; the distillation token adds another 0.08 G"
+        "86", "17.5", "86.57 M and 17.58 G are truncated, not rounded; the distillation token adds 0.08 G"
     ),
     "bert_base": Published("110", "BERT, section 3"),
     "bert_large": Published("340", "BERT, section 3", note="the released sizes give 335.2 M"),
 }
 NAMES = {"Bit": "BiT", "Bert": "BERT"}
 ABOUT = {
-    "Bit": "group norm and standardised weights",
-    "DeiT": "with the distillation token, which transformers always keeps",
+    "Bit": "group norm and standardized weights",
+    "DeiT": "with the distillation token, which transformers always has",
     "Bert": "Google's released model with its masked-language head",
 }
 
@@ -280,6 +283,6 @@ def entry(name: str, spec: ModelSpec, family: str) -> Preset:
 
 
 PRESETS = {
-    f"hf:{name}": entry(name, HuggingFaceImages(name, image=(known.image, known.image)), known.family)
+    f"hf:{name}": entry(name, HuggingFaceImages(name, img_size=(known.img_size, known.img_size)), known.family)
     for name, known in IMAGES.items()
 } | {f"hf:{name}": entry(name, HuggingFaceText(name), known.family) for name, known in TEXTS.items()}

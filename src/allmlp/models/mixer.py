@@ -1,6 +1,6 @@
 """MLP-Mixer (Tolstikhin et al., 2021): a token MLP and a channel MLP in every block.
 
-Initialised as Google's Flax code does: LeCun normal, biases and classifier zero, tanh GELU.
+Initialized as Google's Flax code: LeCun normal, biases and classifier zero, tanh GELU.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from allmlp.layers import (
     Block,
     ChannelMlp,
-    Classes,
+    ClassifierHead,
     Init,
     LecunNormal,
-    Mean,
-    Patches,
+    LMHead,
+    MeanPool,
+    PatchEmbed,
+    TokenEmbed,
     TokenMlp,
-    Tokens,
-    Vocabulary,
     Zeros,
 )
 from allmlp.models.bert import TEXT_INIT
@@ -26,30 +26,35 @@ SIZES = {"s": (8, 512), "b": (12, 768), "l": (24, 1024), "h": (32, 1280)}
 
 
 def mixer(
-    depth: int, width: int, patch: int, image: int = 224, classes: int = 1000, token_hidden: int | None = None
+    depth: int,
+    width: int,
+    patch_size: int,
+    img_size: int = 224,
+    num_classes: int = 1000,
+    token_hidden: int | None = None,
 ) -> Encoder:
-    """Token MLP half as wide as the channels, channel MLP four times."""
+    """The hidden width of the token MLP is half the number of channels, that of the channel MLP four times."""
     return Encoder(
         width=width,
         depth=depth,
-        stem=Patches((image, image), (patch, patch)),
+        stem=PatchEmbed((img_size, img_size), (patch_size, patch_size)),
         block=Block(
             token=TokenMlp(token_hidden or width // 2, act="gelu_tanh"),
             channel=ChannelMlp(4 * width, act="gelu_tanh"),
         ),
-        pool=Mean(),
-        head=Classes(classes, init=Init(Zeros())),
+        pool=MeanPool(),
+        head=ClassifierHead(num_classes, init=Init(Zeros())),
         init=Init(LecunNormal()),
     )
 
 
-def mixer_text(depth: int, width: int, token_hidden: int, hidden: int, vocabulary: int = 32_000) -> Encoder:
+def mixer_text(depth: int, width: int, token_hidden: int, hidden: int, vocab_size: int = 32_000) -> Encoder:
     return Encoder(
         width=width,
         depth=depth,
-        stem=Tokens(vocabulary, length=128),
+        stem=TokenEmbed(vocab_size, seq_len=128),
         block=Block(token=TokenMlp(token_hidden), channel=ChannelMlp(hidden)),
-        head=Vocabulary(),
+        head=LMHead(),
         init=TEXT_INIT,
     )
 
@@ -70,11 +75,11 @@ PRINTED = {
 }
 
 PRESETS = {
-    f"mixer_{size}{patch}": Preset(mixer(*SIZES[size], patch), "Mixer", PRINTED.get(f"{size}{patch}"))
-    for size, patch in [("s", 32), ("s", 16), ("s", 8), ("b", 32), ("b", 16), ("l", 32), ("l", 16), ("h", 14)]
+    f"mixer_{size}{patch_size}": Preset(mixer(*SIZES[size], patch_size), "Mixer", PRINTED.get(f"{size}{patch_size}"))
+    for size, patch_size in [("s", 32), ("s", 16), ("s", 8), ("b", 32), ("b", 16), ("l", 32), ("l", 16), ("h", 14)]
 } | {
-    "mixer_nano": Preset(mixer(6, 128, 4, image=32, classes=10), "Mixer"),
-    "mixer_micro": Preset(mixer(12, 256, 4, image=32, classes=10), "Mixer"),
+    "mixer_nano": Preset(mixer(6, 128, 4, img_size=32, num_classes=10), "Mixer"),
+    "mixer_micro": Preset(mixer(12, 256, 4, img_size=32, num_classes=10), "Mixer"),
     "mixer_mlm": Preset(
         mixer_text(24, 768, 384, 2304),
         "Mixer",
@@ -84,6 +89,6 @@ PRESETS = {
             note="the caption's channel width 3072 gives 140.4 M; 2304, used here, gives the printed 112",
         ),
     ),
-    "mixer_mlm_tiny": Preset(mixer_text(6, 128, 64, 512, vocabulary=8192), "Mixer"),
-    "mixer_mlm_small": Preset(mixer_text(12, 256, 128, 1024, vocabulary=16_384), "Mixer"),
+    "mixer_mlm_tiny": Preset(mixer_text(6, 128, 64, 512, vocab_size=8192), "Mixer"),
+    "mixer_mlm_small": Preset(mixer_text(12, 256, 128, 1024, vocab_size=16_384), "Mixer"),
 }

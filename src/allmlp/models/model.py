@@ -1,84 +1,107 @@
-"""What every model offers, ours and those from elsewhere: the uniform interface."""
+"""The interface of every model, this library's and other packages'."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from allmlp.errors import UserError
+from allmlp.errors import UserError, lookup
+from allmlp.models.cost import Cost, measure
+from allmlp.models.preset import preset, presets
 from allmlp.spec import Spec, hints
-
-if TYPE_CHECKING:
-    from allmlp.models.cost import Cost
 
 
 class ModelSpec(Spec, abstract=True):
     """The configuration of a whole model."""
 
     def build(self) -> Model:
-        """The module, initialised; on the `meta` device when made inside `torch.device("meta")`."""
+        """The initialized module; on the `meta` device inside `torch.device("meta")`."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_name(cls, name: str, path: str) -> Spec:
+        """A preset's spec, or the kind of that name with its defaults."""
+        if name in Spec.kinds:
+            return super().from_name(name, path)
+        if ":" not in name:
+            kinds = {kind: known for kind, known in Spec.kinds.items() if issubclass(known, ModelSpec)}
+            lookup(name, presets() | kinds, "model")
+        return preset(name).spec
+
+    @property
+    def input_spec(self) -> str:
+        """The input in a few words: "224x224 image", "128 tokens"."""
         raise NotImplementedError
 
     @property
-    def reads(self) -> str:
-        """What the model is given, in a few words: "224x224 image", "128 tokens"."""
-        raise NotImplementedError
-
-    @property
-    def image_size(self) -> tuple[int, int] | None:
-        """Height and width of the pictures it reads; None where it reads something else."""
+    def input_size(self) -> tuple[int, int] | None:
+        """Height and width of the input images; None for other inputs."""
         return None
 
     def configure(self, **options: Any) -> Self:
-        """This spec with its input or output changed; `options` as in `allmlp.create`, all of them set."""
+        """A copy with another input or output; the options are those of `allmlp.create`, without None."""
         for name in options:
             if name not in hints(type(self)):
-                raise UserError(f"{type(self).__name__} models take no {name!r}")
+                raise UserError(f"{type(self).__name__} models have no {name!r}")
         return self.replace(**options)
+
+    def shallow(self) -> tuple[ModelSpec, dict[str, int]]:
+        """The same model with one block per stack, and the depth of each stack by its path.
+
+        The blocks of a stack are identical, so one block is enough to count costs and to list the weights.
+        """
+        return self, {}
 
 
 S = TypeVar("S", bound=ModelSpec)
 
 
 class Model(nn.Module, Generic[S]):
-    """A network with its spec. `forward` is `forward_head(forward_features(x))`."""
+    """A network with its spec. `forward` is `forward_head(forward_features(x))`.
+
+    >>> model = allmlp.create("mixer_b16")
+    >>> features = model.forward_features(images)  # [B, S, C]
+    """
 
     spec: S
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Tokens after the last norm, b s c."""
+        """Tokens after the last norm, [B, S, C]."""
         raise NotImplementedError
 
     def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pooling and head: from features to the model's output."""
         raise NotImplementedError
 
-    def example(self, batch: int = 1) -> tuple[Tensor, ...]:
+    def dummy_inputs(self, batch_size: int = 1) -> tuple[Tensor, ...]:
         """A valid input of the largest size, on the model's device."""
+        raise NotImplementedError
+
+    def parts(self) -> dict[str, str]:
+        """The rows of the cost table: label -> path of the module. The rest is counted as `other`."""
         raise NotImplementedError
 
     def describe(self) -> Cost:
         """Parameters and multiply-adds by part."""
-        from allmlp.models.cost import measure
-
         return measure(self.spec)
 
     def set_grad_checkpointing(self, enable: bool = True) -> Self:
-        """Recompute blocks in the backward pass instead of keeping their activations."""
+        """Recompute the activations of the blocks in the backward pass instead of storing them."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
-        """Write the model to `folder` with a card; the options are those of `allmlp.save_pretrained`."""
-        # By its public name: what is written lies above the models.
+        """Save the model with a model card; the options are those of `allmlp.save_pretrained`."""
+        # Through the public name: saving is implemented in a package above this one.
         import allmlp
 
         return allmlp.save_pretrained(self, folder, **options)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Publish the model on the Hugging Face hub; the options are those of `allmlp.push_to_hub`."""
+        """Upload the model to the Hugging Face Hub; the options are those of `allmlp.push_to_hub`."""
         import allmlp
 
         return allmlp.push_to_hub(self, repo_id, **options)
@@ -90,11 +113,3 @@ class Model(nn.Module, Generic[S]):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
-
-
-def initialise(model: nn.Module) -> None:
-    """Draw every parameter anew, in the order of the modules (after `to_empty`, for instance)."""
-    for module in model.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if reset is not None:
-            reset()

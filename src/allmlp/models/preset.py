@@ -1,24 +1,29 @@
-"""A named model: its spec, and what its paper prints about it."""
+"""Presets: models by name, with the figures that their papers publish."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from allmlp.models.model import ModelSpec
+from allmlp.errors import lookup
+from allmlp.spec import discover
+
+if TYPE_CHECKING:
+    from allmlp.models.model import ModelSpec
 
 
 class Published(NamedTuple):
-    """Figures as printed, so that a test can hold ours against every printed digit."""
+    """Figures as printed, so that a test can compare ours with every printed digit."""
 
     parameters: str
-    """Millions."""
+    """In millions."""
     source: str
     macs: str | None = None
-    """Billions of multiply-adds."""
+    """In billions of multiply-adds."""
     head: bool = True
     """Whether the printed count includes the classifier."""
     note: str = ""
-    """Where the figure and the model's own description disagree: how, in words."""
+    """Explains a difference between the printed figure and the model's description."""
 
 
 class Preset(NamedTuple):
@@ -26,3 +31,29 @@ class Preset(NamedTuple):
     family: str
     published: Published | None = None
     about: str = ""
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """All presets in this package: a new family is a new file with a PRESETS table."""
+    found: dict[str, Preset] = {}
+    for module in discover("allmlp.models"):
+        for name, entry in getattr(module, "PRESETS", {}).items():
+            if name in found:
+                raise TypeError(f"two presets are called {name}")
+            found[name] = entry
+    return dict(sorted(found.items(), key=lambda item: ":" in item[0]))  # our own first
+
+
+def preset(name: str) -> Preset:
+    """The preset called `name`: a spec, and what its paper publishes about it.
+
+    >>> allmlp.preset("mixer_b16").spec.depth
+    12
+    """
+    # A module with a PREFIX resolves the names that begin with it, such as timm:resnet50.
+    for module in discover("allmlp.models"):
+        prefix = getattr(module, "PREFIX", None)
+        if prefix is not None and name.startswith(prefix):
+            return module.preset(name)
+    return lookup(name, presets(), "model")

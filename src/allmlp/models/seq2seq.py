@@ -1,8 +1,8 @@
-"""Translation: ResMLP's attention-free encoder-decoder and the Transformer it is compared with.
+"""Translation: ResMLP's encoder-decoder without self-attention, and the Transformer it is compared with.
 
-In ResMLP every self-attention becomes a linear map over tokens, triangular in the decoder, which keeps
-its cross-attention (paper, section 2). What the paper leaves open follows the Transformer base it copies:
-8 heads, one table for source, target and output; 256 tokens cover the training data's length filter.
+In ResMLP every self-attention is replaced by a linear map over tokens, triangular in the decoder, which keeps its
+cross-attention (paper, section 2). Settings that the paper does not give follow the Transformer base: 8 heads, one
+embedding for source, target and output; 256 tokens cover the length filter of the training data.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from allmlp.layers import (
     Init,
     LayerNorm,
     LayerScale,
+    LMHead,
     Normal,
-    Sinusoidal,
+    SinusoidalPositions,
+    TokenEmbed,
     TokenLinear,
-    Tokens,
-    Vocabulary,
     XavierUniform,
 )
 from allmlp.models.encoder import Encoder
@@ -31,46 +31,48 @@ from allmlp.models.preset import Preset
 def translator(stack: Encoder, encoder: Block, decoder: Block) -> EncoderDecoder:
     return EncoderDecoder(
         encoder=stack.replace(block=encoder),
-        decoder=stack.replace(block=decoder, head=Vocabulary()),
+        decoder=stack.replace(block=decoder, head=LMHead()),
     )
 
 
 def resmlp_seq2seq(
-    depth: int, width: int = 512, heads: int = 8, length: int = 256, vocabulary: int = 32_768
+    depth: int, width: int = 512, num_heads: int = 8, seq_len: int = 256, vocab_size: int = 32_768
 ) -> EncoderDecoder:
     block = Block(TokenLinear(), channel=ChannelMlp(4 * width, act="relu"), norm=Affine(), scale=LayerScale(0.2))
     stack = Encoder(
         width=width,
         depth=depth,
-        stem=Tokens(vocabulary, length, scale=True, init=Normal(width**-0.5)),
+        stem=TokenEmbed(vocab_size, seq_len, scale=True, init=Normal(width**-0.5)),
         block=block,
         norm=Affine(),
         init=Init(XavierUniform()),
     )
-    return translator(stack, block, block.replace(token=TokenLinear(causal=True), cross=CrossAttention(heads)))
+    return translator(stack, block, block.replace(token=TokenLinear(causal=True), cross=CrossAttention(num_heads)))
 
 
 def transformer_seq2seq(
-    depth: int, width: int = 512, heads: int = 8, length: int = 256, vocabulary: int = 32_768
+    depth: int, width: int = 512, num_heads: int = 8, seq_len: int = 256, vocab_size: int = 32_768
 ) -> EncoderDecoder:
-    """Vaswani et al. 2017: post-norm, ReLU, sinusoidal positions."""
+    """Vaswani et al. (2017): post-norm, ReLU, sinusoidal positions."""
     norm = LayerNorm(1e-5)
-    block = Block(Attention(heads), channel=ChannelMlp(4 * width, act="relu"), norm=norm, order="post")
+    block = Block(Attention(num_heads), channel=ChannelMlp(4 * width, act="relu"), norm=norm, order="post")
     stack = Encoder(
         width=width,
         depth=depth,
-        stem=Tokens(vocabulary, length, positions=Sinusoidal(), scale=True, init=Normal(width**-0.5)),
+        stem=TokenEmbed(vocab_size, seq_len, positions=SinusoidalPositions(), scale=True, init=Normal(width**-0.5)),
         block=block,
         norm=None,
         init=Init(XavierUniform()),
     )
-    return translator(stack, block, block.replace(token=Attention(heads, causal=True), cross=CrossAttention(heads)))
+    return translator(
+        stack, block, block.replace(token=Attention(num_heads, causal=True), cross=CrossAttention(num_heads))
+    )
 
 
 PRESETS = {
     "resmlp_seq2seq_6": Preset(resmlp_seq2seq(6), "ResMLP"),
     "resmlp_seq2seq_12": Preset(resmlp_seq2seq(12), "ResMLP"),
     "transformer_seq2seq_base": Preset(transformer_seq2seq(6), "Transformer"),
-    "resmlp_seq2seq_tiny": Preset(resmlp_seq2seq(3, 128, 4, length=64, vocabulary=8192), "ResMLP"),
-    "transformer_seq2seq_tiny": Preset(transformer_seq2seq(3, 128, 4, length=64, vocabulary=8192), "Transformer"),
+    "resmlp_seq2seq_tiny": Preset(resmlp_seq2seq(3, 128, 4, seq_len=64, vocab_size=8192), "ResMLP"),
+    "transformer_seq2seq_tiny": Preset(transformer_seq2seq(3, 128, 4, seq_len=64, vocab_size=8192), "Transformer"),
 }

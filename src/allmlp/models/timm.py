@@ -1,4 +1,4 @@
-"""Any model of timm as `timm:NAME`, built without its pretrained weights unless these are asked for."""
+"""Any model of timm as `timm:NAME`, with new weights; `allmlp.from_pretrained` loads the published ones."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from allmlp.errors import UserError, lookup, one_line, require
-from allmlp.models.foreign import Foreign, ForeignModel, Trained, flatten
+from allmlp.models.external import External, ExternalModel, PretrainedExternal, flatten
 from allmlp.models.preset import Preset
-from allmlp.models.torchvision import name_missing_operators
+from allmlp.models.torchvision import define_missing_operators
 from allmlp.spec import Rate
 
 PREFIX = "timm:"
 
 
 def package() -> ModuleType:
-    name_missing_operators()
+    define_missing_operators()
     return require("timm", "timm")
 
 
@@ -28,48 +28,50 @@ def names() -> list[str]:
 
 
 def preset(name: str) -> Preset:
-    """The model that timm calls what follows the prefix, at its own image size."""
+    """The timm model after the prefix, at its default image size."""
     spec = Timm(name.removeprefix(PREFIX))
-    return Preset(spec.replace(image=spec.native), "timm")
+    return Preset(spec.replace(img_size=spec.default_size), "timm")
 
 
-class Timm(Foreign):
-    """An image classifier of timm. A name may carry timm's tag of a set of weights, for its image size."""
+class Timm(External):
+    """An image classifier of timm. The name may include the tag of a set of weights, which sets the image size."""
 
     drop_path: Rate = 0.0
 
     @property
     def defaults(self) -> Any:
-        """What timm knows about the model: its image size, and whether it can read others."""
+        """timm's pretrained configuration: the image size, and whether it is fixed."""
         timm = package()
         lookup(self.name.partition(".")[0], dict.fromkeys(timm.list_models()), "model of timm")
         try:
             return timm.get_pretrained_cfg(self.name)
         except RuntimeError as reason:
-            raise UserError(f"timm does not know {self.name}: {one_line(reason)}") from None
+            raise UserError(f"timm has no {self.name}: {one_line(reason)}") from None
 
     @property
-    def native(self) -> tuple[int, int]:
+    def default_size(self) -> tuple[int, int]:
         known = self.defaults
         return tuple(known.input_size[-2:]) if known else (224, 224)
 
     def build(self) -> TimmModel:
         return TimmModel(self, self.network())
 
-    def pretrained(self) -> Trained:
+    def pretrained(self) -> PretrainedExternal:
         known = self.defaults
-        # With another number of classes timm would leave the published head out.
-        spec = self if known is None else self.replace(classes=known.num_classes or self.classes)
+        # With another number of classes timm would not load the published head.
+        spec = self if known is None else self.replace(num_classes=known.num_classes or self.num_classes)
         network = spec.network(pretrained=True)
         found = network.pretrained_cfg
-        return Trained(TimmModel(spec, network), tuple(found["mean"]), tuple(found["std"]), found["crop_pct"])
+        return PretrainedExternal(
+            TimmModel(spec, network), tuple(found["mean"]), tuple(found["std"]), found["crop_pct"]
+        )
 
     def network(self, pretrained: bool = False) -> Any:
-        options: dict[str, Any] = {"num_classes": self.classes, "in_chans": self.in_channels, "pretrained": pretrained}
+        options: dict[str, Any] = {"num_classes": self.num_classes, "in_chans": self.in_chans, "pretrained": pretrained}
         known = self.defaults
         if known is not None and known.fixed_input_size:
-            height, width = self.size
-            options["img_size"] = height if height == width else self.size  # some only take one number
+            height, width = self.input_size
+            options["img_size"] = height if height == width else self.input_size  # some accept only one number
         if self.drop_path:
             options["drop_path_rate"] = self.drop_path
         try:
@@ -80,7 +82,7 @@ class Timm(Foreign):
 
 
 def construct(name: str, options: dict[str, Any]) -> Any:
-    """Some constructors compute with tensors, which a meta device cannot do: these are moved there afterwards."""
+    """Some constructors read tensor values, which the meta device cannot do: build on the CPU and move."""
     create = package().create_model
     try:
         return create(name, **options)
@@ -95,15 +97,15 @@ def construct(name: str, options: dict[str, Any]) -> Any:
 def layout(spec: Timm) -> tuple[int, ...]:
     """The shape of the features, b c h w, b h w c or b s c, at the image size of the spec."""
     with torch.device("meta"), torch.no_grad():
-        images = torch.empty(1, spec.in_channels, *spec.size)
+        images = torch.empty(1, spec.in_chans, *spec.input_size)
         return tuple(spec.network().eval().forward_features(images).shape)
 
 
-class TimmModel(ForeignModel[Timm]):
+class TimmModel(ExternalModel[Timm]):
     def parts(self) -> dict[str, str]:
         known = self.network.pretrained_cfg.get("classifier") or ""
         classifier = (known if isinstance(known, str) else known[0]).partition(".")[0]
-        labels = {"head": "body", classifier: "head"}  # SelecSLS has a head in front of its classifier
+        labels = {"head": "body", classifier: "head"}  # SelecSLS has a `head` before its classifier
         return {labels.get(name, name): f"network.{name}" for name, _ in self.network.named_children()}
 
     @property
@@ -116,7 +118,7 @@ class TimmModel(ForeignModel[Timm]):
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         features = self.network.forward_features(x)
         if not isinstance(features, Tensor):
-            raise UserError(f"the features of timm's {self.spec.name} are not one map of tokens")
+            raise UserError(f"the features of timm's {self.spec.name} are not a single feature map")
         return flatten(features, self.channels_last)
 
     def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -130,12 +132,12 @@ class TimmModel(ForeignModel[Timm]):
             features = features if self.channels_last else features.permute(0, 3, 1, 2)
         return self.network.forward_head(features)
 
-    def reset_head(self, classes: int) -> Self:
-        """Replace the classifier with a fresh one."""
-        self.spec = self.spec.replace(classes=classes)
+    def reset_classifier(self, num_classes: int) -> Self:
+        """Replace the classifier by a new one."""
+        self.spec = self.spec.replace(num_classes=num_classes)
         device, dtype = self.device, self.dtype
         with device:
-            self.network.reset_classifier(classes)
+            self.network.reset_classifier(num_classes)
         self.network.to(dtype)
         return self
 
@@ -143,5 +145,5 @@ class TimmModel(ForeignModel[Timm]):
         try:
             self.network.set_grad_checkpointing(enable)
         except (AttributeError, AssertionError) as reason:
-            raise UserError(f"timm's {self.spec.name} cannot recompute its blocks") from reason
+            raise UserError(f"timm's {self.spec.name} does not support gradient checkpointing") from reason
         return self

@@ -1,4 +1,4 @@
-"""Torchvision without its compiled part: timm and transformers import it, and need none of it for their models."""
+"""Torchvision without its compiled extension, which timm and transformers import but do not need for their models."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 @cache
-def name_missing_operators() -> torch.library.Library | None:
-    """Let torchvision be imported where its compiled part does not load, as where its build is not torch's.
+def define_missing_operators() -> torch.library.Library | None:
+    """Make torchvision importable where its extension does not load because it was built for another torch.
 
-    It then only needs two operators to have a name; no model calls them. Torchvision itself is
-    not imported here. The names last as long as the library that is returned, which the cache keeps.
+    Importing it then only needs two operators to be defined; no model calls them. Torchvision itself is not imported
+    here. The definitions last as long as the returned library, which the cache keeps alive.
     """
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:

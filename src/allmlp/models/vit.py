@@ -1,6 +1,6 @@
-"""Vision Transformer (Dosovitskiy et al., 2020), as DeiT uses it: the baseline of the image models.
+"""Vision Transformer (Dosovitskiy et al., 2020), as in DeiT: the baseline of the image models.
 
-Initialised as Google's Flax code does: Xavier uniform, MLP biases near zero, positions N(0, 0.02).
+Initialized as Google's Flax code: Xavier uniform, MLP biases near zero, positions N(0, 0.02).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from allmlp.layers import (
     Attention,
     Block,
     ChannelMlp,
-    Classes,
-    First,
+    ClassifierHead,
+    FirstTokenPool,
     Init,
-    Learned,
+    LearnedPositions,
     LecunNormal,
-    Patches,
+    PatchEmbed,
     XavierUniform,
     Zeros,
 )
@@ -22,14 +22,22 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.preset import Preset, Published
 
 
-def vit(depth: int, width: int, heads: int, patch: int, image: int = 224, classes: int = 1000) -> Encoder:
+def vit(
+    depth: int, width: int, num_heads: int, patch_size: int, img_size: int = 224, num_classes: int = 1000
+) -> Encoder:
     return Encoder(
         width=width,
         depth=depth,
-        stem=Patches((image, image), (patch, patch), class_token=True, positions=Learned(), init=Init(LecunNormal())),
-        block=Block(token=Attention(heads), channel=ChannelMlp(4 * width)),
-        pool=First(),
-        head=Classes(classes, init=Init(Zeros())),
+        stem=PatchEmbed(
+            (img_size, img_size),
+            (patch_size, patch_size),
+            class_token=True,
+            positions=LearnedPositions(),
+            init=Init(LecunNormal()),
+        ),
+        block=Block(token=Attention(num_heads), channel=ChannelMlp(4 * width)),
+        pool=FirstTokenPool(),
+        head=ClassifierHead(num_classes, init=Init(Zeros())),
         init=Init(XavierUniform()),
     )
 
@@ -44,12 +52,12 @@ PRESETS = {
             "87",
             "ResMLP, DINO table",
             "17.5",
-            note="its table 1 prints 86 M for the same DeiT-B; 17.58 G is cut, not rounded, to 17.5",
+            note="its table 1 prints 86 M for the same DeiT-B; 17.58 G is truncated, not rounded, to 17.5",
         ),
     ),
     "vit_b32": Preset(vit(12, 768, 12, 32), "ViT"),
     "vit_l16": Preset(vit(24, 1024, 16, 16), "ViT", Published("304", "DeiT III, table 1")),
     "vit_h14": Preset(vit(32, 1280, 16, 14), "ViT", Published("632", "ViT, table 1")),
-    "vit_nano": Preset(vit(8, 96, 3, 4, image=32, classes=10), "ViT"),
-    "vit_micro": Preset(vit(10, 256, 4, 4, image=32, classes=10), "ViT"),
+    "vit_nano": Preset(vit(8, 96, 3, 4, img_size=32, num_classes=10), "ViT"),
+    "vit_micro": Preset(vit(10, 256, 4, 4, img_size=32, num_classes=10), "ViT"),
 }

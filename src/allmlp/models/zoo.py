@@ -1,105 +1,115 @@
-"""Every model by its name: find it, change it, build it."""
+"""Models by name: find, configure and build them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
 
-from allmlp.errors import lookup
+from allmlp.errors import suggest_keywords
 from allmlp.models import timm
-from allmlp.models.catalog import matching
-from allmlp.models.grid import any_size
+from allmlp.models.catalog import CatalogEntry, matching
+from allmlp.models.cost import measure
+from allmlp.models.grid import make_dynamic
 from allmlp.models.model import Model, ModelSpec
-from allmlp.models.preset import Preset
-from allmlp.spec import discover, override_all
+from allmlp.models.preset import preset, presets
+from allmlp.spec import override_all
 
-
-@cache
-def presets() -> dict[str, Preset]:
-    """All presets of the modules beside this one: a new family is a new file with a PRESETS table."""
-    found: dict[str, Preset] = {}
-    for module in discover("allmlp.models"):
-        for name, entry in getattr(module, "PRESETS", {}).items():
-            if name in found:
-                raise TypeError(f"two presets are called {name}")
-            found[name] = entry
-    return dict(sorted(found.items(), key=lambda item: ":" in item[0]))  # our own first
+__all__ = ["build_catalog", "configure", "create", "list_models", "preset", "presets"]
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the zoo that match a shell pattern or contain a word: list_models("gmlp_*")."""
+    """Model names that match a shell pattern or contain a word.
+
+    >>> allmlp.list_models("gmlp_?16")
+    ['gmlp_s16', 'gmlp_b16']
+    """
     return matching(timm.names() if pattern.startswith(timm.PREFIX) else presets(), pattern)
 
 
-def preset(name: str) -> Preset:
-    if name.startswith(timm.PREFIX):
-        return timm.preset(name)
-    return lookup(name, presets(), "model")
-
-
+@suggest_keywords
 def configure(
     spec: ModelSpec,
     *,
-    classes: int | None = None,
-    image: int | tuple[int, int] | None = None,
-    patch: int | tuple[int, int] | None = None,
-    in_channels: int | None = None,
-    vocabulary: int | None = None,
-    length: int | None = None,
+    num_classes: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    in_chans: int | None = None,
+    vocab_size: int | None = None,
+    seq_len: int | None = None,
     drop_path: float | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
-    """`spec` with its input, its output or any field changed. Dotted `overrides` take text or values."""
+    """A copy of `spec` with another input, another output, or any field changed by its dotted path.
+
+    >>> spec = allmlp.preset("gmlp_s16").spec
+    >>> spec = allmlp.configure(spec, num_classes=10, overrides={"block.channel.hidden": 512})
+    """
     options = {
-        "classes": classes,
-        "image": image,
-        "patch": patch,
-        "in_channels": in_channels,
-        "vocabulary": vocabulary,
-        "length": length,
+        "num_classes": num_classes,
+        "img_size": img_size,
+        "patch_size": patch_size,
+        "in_chans": in_chans,
+        "vocab_size": vocab_size,
+        "seq_len": seq_len,
         "drop_path": drop_path,
     }
     spec = spec.configure(**{name: value for name, value in options.items() if value is not None})
     return override_all(spec, overrides or {})
 
 
+@suggest_keywords
 def create(
     model: str | ModelSpec,
     *,
+    num_classes: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    in_chans: int | None = None,
+    vocab_size: int | None = None,
+    seq_len: int | None = None,
+    drop_path: float | None = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     dynamic: bool = False,
-    **changes: Any,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Build a model by name, or from a spec, with its own initialisation.
+    """Build a model by name, or from a spec, with new weights; `allmlp.from_pretrained` gives trained ones.
 
-        create("mixer_b16")
-        create("resmlp_s24", classes=10, image=(160, 256), drop_path=0.1)
-        create("gmlp_l18", overrides={"block.channel.inner.combine": "add"}, seed=0)
+    >>> model = allmlp.create("resmlp_s24", num_classes=10, img_size=(160, 256), drop_path=0.1)
+    >>> model = allmlp.create("gmlp_l18", overrides={"block.channel.inner.variant": "additive"}, seed=0)
 
-    `changes` are those of `configure`: classes, image, patch, in_channels, vocabulary, length,
-    drop_path, overrides. A `seed` makes the initial weights repeatable and leaves torch's own
-    generator untouched. A `dynamic` image model reads every size that its patches divide, with token
-    weights resized as it goes.
+    `overrides` set any field of the spec by its dotted path, to a value or its text. `seed` makes the initial weights
+    repeatable and leaves torch's own generator untouched. With `dynamic=True` an image model accepts every image size
+    that is a multiple of its patch size; weights over tokens are resized in each forward pass.
     """
-    spec = configure(resolve(model), **known(changes))
+    spec = configure(
+        preset(model).spec if isinstance(model, str) else model,
+        num_classes=num_classes,
+        img_size=img_size,
+        patch_size=patch_size,
+        in_chans=in_chans,
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        drop_path=drop_path,
+        overrides=overrides,
+    )
     with torch.random.fork_rng(enabled=seed is not None), torch.device(device or torch.get_default_device()):
         if seed is not None:
             torch.manual_seed(seed)
         built = spec.build()
-    built = any_size(built) if dynamic else built
+    built = make_dynamic(built) if dynamic else built
     return built if dtype is None else built.to(dtype)
 
 
-def resolve(model: str | ModelSpec) -> ModelSpec:
-    return preset(model).spec if isinstance(model, str) else model
-
-
-def known(changes: dict[str, Any]) -> dict[str, Any]:
-    for name in changes:
-        lookup(name, configure.__kwdefaults__ or {}, "option of create")
-    return changes
+def build_catalog() -> list[CatalogEntry]:
+    """Every preset with its counts, for zoo.json."""
+    entries = []
+    for name, entry in presets().items():
+        cost, printed = measure(entry.spec), entry.published
+        text = "" if printed is None else f"{printed.parameters} M" + (f", {printed.macs} G" if printed.macs else "")
+        spec = entry.spec.input_spec
+        entries.append(CatalogEntry(name, entry.family, spec, cost.parameters, cost.macs, text, entry.about))
+    return entries

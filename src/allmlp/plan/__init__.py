@@ -1,1 +1,1 @@
-"""What a run past one machine takes: memory of a GPU, time of a step, traffic, object store, failures."""
+"""Estimate what a large training run takes: GPU memory, step time, communication, storage, failures."""

@@ -1,338 +1,309 @@
-"""The grammar walked without numbers: what each part of a sentence keeps for the backward pass.
+"""Activation memory: what a training step keeps for its backward pass, traced from the model itself.
 
-One function per kind mirrors its module's forward pass, operation by operation, on a `Tape`.
+The model runs on fake tensors, which have shapes and dtypes but no memory, so no GPU is needed. What is kept depends on
+how the step runs:
+
+    eager       the tensors that autograd saves, each storage counted once
+    compiled    the tensors that the min-cut partitioner of torch.compile passes from the forward to the backward graph
+
+All blocks of a stack are equal: a second block adds what every further one adds. Saved bytes are linear in the batch
+size; what does not grow with it are copies of weights (made by autocast, or matrices expanded from fewer weights).
 """
 
 from __future__ import annotations
 
-from functools import cache, singledispatch
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from operator import sub
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from allmlp import kernels
 from allmlp.errors import UserError
-from allmlp.layers import (
-    Affine,
-    Attention,
-    Block,
-    ChannelMlp,
-    Classes,
-    ClassMlp,
-    CrossAttention,
-    LayerNorm,
-    Mean,
-    NoMixing,
-    Pair,
-    Patches,
-    SpatialGate,
-    TinyAttention,
-    TokenConv,
-    TokenLinear,
-    TokenMlp,
-    Tokens,
-    Vocabulary,
-)
-from allmlp.layers.mixers.projection import Dense, Projection
-from allmlp.layers.norm import Norm
-from allmlp.models.encoder import Encoder
-from allmlp.models.encoder_decoder import EncoderDecoder
-from allmlp.models.model import ModelSpec
-from allmlp.plan.tape import FLOAT32, INDEX, Arithmetic, Tape, Value
-from allmlp.spec import Spec
+from allmlp.layers import LMHead
+from allmlp.models.encoder import Encoder, EncoderModel
+from allmlp.models.model import Model, ModelSpec
+from allmlp.spec import override
 
-ASKED = 0.15
-"""The share of the tokens that a masked language model is asked for: its head runs for these alone."""
+FLOAT32 = 4
+"""Bytes."""
+MASKED = 0.15
+"""Fraction of the tokens that a masked language model predicts; its head runs for these only."""
+BATCH_SIZE = 64
+"""Examples in a trace. The partitioner compares tensors by size, so a typical batch is traced and scaled."""
+FLOAT32_OPS = """
+    __pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cdist cosh
+    cosine_embedding_loss cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm
+    hinge_embedding_loss kl_div l1_loss layer_norm log log10 log1p log2 log_softmax margin_ranking_loss mse_loss
+    multi_margin_loss multilabel_margin_loss nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm
+    rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
+""".split()  # noqa: SIM905
+"""Ops that autocast runs in float32 on a GPU; torch.amp documents them as "CUDA ops that can autocast to float32"."""
+IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
-class Place(NamedTuple):
-    """Sizes that the parent hands down."""
+class Execution(NamedTuple):
+    """How a training step runs, as far as it changes what is kept."""
 
-    batch: int
-    tokens: int
-    channels: int
-    drop_path: float = 0.0
-    memory: Value | None = None
-    """What cross-attention reads."""
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.tokens
-
-
-class Stack(NamedTuple):
-    """Bytes that one encoder or decoder keeps for one batch."""
-
-    stem: int
-    blocks: int
-    """All of them together."""
-    largest: int
-    """The largest of them."""
-    widest: int
-    """The largest single tensor of it."""
-    inputs: int
-    """All of them, if each keeps its input alone and is computed again (gradient checkpointing)."""
-    head: int
-    """Last norm, pool, head and loss."""
-    copies: int
-    """Weights in the width of the products."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    bfloat16: bool = True
+    """Autocast to bfloat16."""
+    compiled: bool = False
+    fused_kernels: bool = True
+    """On a GPU: train with the fused ops of `allmlp.kernels`."""
 
 
 class Activations(NamedTuple):
-    stacks: tuple[Stack, ...]
+    """Bytes per example that are kept for the backward pass."""
 
-    def kept(self, checkpointing: bool = False) -> int:
-        """What is there at the end of the forward pass; with checkpointing of each block its input alone."""
-        return sum(s.stem + s.head + (s.inputs if checkpointing else s.blocks) for s in self.stacks)
+    saved: int
+    """At the end of the forward pass."""
+    checkpointed: int
+    """The same with gradient checkpointing: of each block only its input."""
+    head: int
+    """The part of `saved` that comes after the last block."""
+    block: int
+    """What one block keeps; the largest if there are several stacks."""
+    largest: int
+    """The largest single tensor up to the last block."""
+    logits: int
+    """In float32."""
+    weight_copies: int
+    """Bytes per batch: weights in bfloat16, or expanded to a matrix."""
 
-    @property
-    def copies(self) -> int:
-        return sum(stack.copies for stack in self.stacks)
+
+class Trace(NamedTuple):
+    """Bytes per batch of `BATCH_SIZE` examples."""
+
+    saved: int
+    constant: int
+    """Saved at any batch size; not part of `saved`."""
+    stem: int
+    """Saved before the first block."""
+    largest: int
+    block_inputs: int
+    logits: int
 
 
 @cache
-def activations(spec: ModelSpec, batch: int, arithmetic: Arithmetic) -> Activations:
-    """What a training step with `batch` examples of full size keeps for its backward pass."""
-    if isinstance(spec, EncoderDecoder):
-        source, memory = walk(spec.encoder, batch, arithmetic)
-        target, _ = walk(spec.decoder, batch, arithmetic, memory)
-        return Activations((source, target))
-    if isinstance(spec, Encoder):
-        return Activations((walk(spec, batch, arithmetic)[0],))
-    raise UserError(f"the plan counts models of the grammar, and {type(spec).__name__} is none: see allmlp list")
+def activations(spec: ModelSpec, execution: Execution = Execution()) -> Activations:
+    """What a training step keeps of examples of full size."""
+    shallow, stacks = spec.shallow()
+    specs = [shallow, *(override(shallow, path.removesuffix("blocks") + "depth", 2) for path in stacks)]
+    try:
+        base, *deeper = (trace(each, execution) for each in specs)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise UserError(f"cannot trace {type(spec).__name__}: its forward pass depends on values ({error})") from None
+    blocks, depths = [Trace(*map(sub, each, base)) for each in deeper], list(stacks.values())
+
+    def outside_blocks(field: str) -> int:
+        return getattr(base, field) - sum(getattr(block, field) for block in blocks)
+
+    def in_blocks(field: str) -> int:
+        return sum(depth * getattr(block, field) for depth, block in zip(depths, blocks, strict=True))
+
+    outside, inputs = outside_blocks("saved"), outside_blocks("block_inputs") + in_blocks("block_inputs")
+    return Activations(
+        saved=(outside + in_blocks("saved")) // BATCH_SIZE,
+        checkpointed=(outside + inputs) // BATCH_SIZE,
+        head=max(outside - base.stem, 0) // BATCH_SIZE,
+        block=max((block.saved for block in blocks), default=0) // BATCH_SIZE,
+        largest=max(each.largest for each in (base, *deeper)) // BATCH_SIZE,
+        logits=base.logits // BATCH_SIZE,
+        weight_copies=outside_blocks("constant") + in_blocks("constant"),
+    )
 
 
-def asked(spec: Encoder) -> int:
-    """For how many tokens of an example the head runs: one that is pooled, all, or those that were hidden."""
+def trace(spec: ModelSpec, execution: Execution) -> Trace:
+    """One step of `spec` on fake tensors."""
+    with torch.device("meta"):
+        model = spec.build().train()
+        inputs, twice = model.dummy_inputs(BATCH_SIZE), model.dummy_inputs(2 * BATCH_SIZE)
+    step = TrainingLoss(model)
+    blocks = [block for path in spec.shallow()[1] for block in model.get_submodule(path).children()]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        weights = dict(step.named_parameters()) | dict(step.named_buffers())
+        state = {name: fake(weight) for name, weight in weights.items()}
+        batch = [fake(each) for each in inputs]
+        large, *_ = saved_by_autograd(step, state, [fake(each) for each in twice], execution, blocks)
+        small, marks, block_inputs = saved_by_autograd(step, state, batch, execution, blocks)
+        saved, constant = sum(large) - sum(small), 2 * sum(small) - sum(large)
+        if execution.compiled:
+            saved, constant = saved_by_compiler(step, state, batch, execution)
+    logits = FLOAT32 * step.logits(*inputs).numel()
+    stem, body = (marks[0], marks[-1]) if marks else (0, len(small))
+    return Trace(saved, constant, sum(small[:stem]), max(small[:body]), block_inputs, logits)
+
+
+def fake(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", requires_grad=tensor.requires_grad)
+
+
+class TrainingLoss(nn.Module):
+    """The cross-entropy of a model's outputs, computed as in training; every target is class 0."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logits = self.logits(*inputs).float().flatten(0, -2)
+        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+
+    def logits(self, *inputs: Tensor) -> Tensor:
+        """The head of a masked language model runs for the masked tokens only."""
+        if not isinstance(self.model, EncoderModel):
+            return self.model(*inputs)
+        features, count = self.model.forward_features(*inputs), head_tokens(self.model.spec)
+        if self.model.pool is None and count < features.shape[1]:
+            positions = torch.arange(count, device=features.device).view(1, -1, 1)
+            features = features.gather(1, positions.expand(len(features), -1, features.shape[2]).contiguous())
+        return self.model.forward_head(features)
+
+
+def head_tokens(spec: Encoder) -> int:
+    """For how many tokens of an example the head runs: one pooled vector, the masked tokens, or all."""
     if spec.pool is not None:
         return 1
-    masked = isinstance(spec.head, Vocabulary) and not spec.block.causal
-    return max(round(ASKED * spec.stem.tokens), 1) if masked else spec.stem.tokens
+    masked = isinstance(spec.head, LMHead) and not spec.block.causal
+    return max(round(MASKED * spec.stem.tokens), 1) if masked else spec.stem.tokens
 
 
-def outputs(spec: Encoder) -> int:
-    """Scores of a token, or of the example where the head reads one vector."""
-    if isinstance(spec.head, (Classes, Pair)):
-        return spec.head.classes
-    if isinstance(spec.head, Vocabulary):
-        assert isinstance(spec.stem, Tokens), "a Vocabulary head comes with a Tokens stem"
-        return spec.stem.vocabulary
-    return 2  # Span: start and end
+def saved_by_autograd(
+    step: nn.Module, state: dict[str, Tensor], inputs: list[Tensor], execution: Execution, blocks: list[nn.Module]
+) -> tuple[list[int], list[int], int]:
+    """Bytes of each saved tensor, how many there were at the borders of the blocks, and bytes of the blocks' inputs."""
+    weights, saved = {storage(weight) for weight in state.values()}, {}
+    marks: list[int] = []
+    block_inputs: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        if storage(tensor) not in weights:
+            saved[storage(tensor)] = tensor
+        return tensor
+
+    def enter(block: nn.Module, args: tuple[Any, ...]) -> None:
+        marks.append(len(saved))
+        block_inputs.append(args[0].nbytes)
+
+    hooks = [block.register_forward_pre_hook(enter) for block in blocks]
+    hooks += [block.register_forward_hook(lambda *_: marks.append(len(saved))) for block in blocks]
+    with saved_tensors_hooks(pack, lambda tensor: tensor), simulate(execution):
+        functional_call(step, state, tuple(inputs))
+    for hook in hooks:
+        hook.remove()
+    return [tensor.untyped_storage().nbytes() for tensor in saved.values()], marks, sum(block_inputs)
 
 
-def walk(spec: Encoder, batch: int, arithmetic: Arithmetic, memory: Value | None = None) -> tuple[Stack, Value]:
-    """One stack from its input to its loss; also its features, for a decoder to read."""
-    tape = Tape(arithmetic)
-    place = Place(batch, spec.stem.tokens, spec.width, memory=memory)
-    x = stem(spec.stem, place, tape)
-    token = spec.block.token
-    if isinstance(token, Attention) and token.bias is not None:
-        tape.keep(Value(place.tokens**2, INDEX))  # which score each pair of tokens has
-    start, sizes, inputs = tape.bytes, [], 0
-    before = start
-    for number in range(spec.depth):
-        inputs += x.bytes
-        x = block(spec.block, x, place._replace(drop_path=spec.drop_path.at(number, spec.depth)), tape)
-        sizes.append(tape.bytes - before)
-        before += sizes[-1]
-    widest = max(value.bytes for value in tape.kept.values())
-    if isinstance(spec.pool, ClassMlp):
-        x = class_mlp(spec.pool, spec.block, x, place, tape)
-    x = norm(spec.norm, x, place.channels, tape) if spec.norm else x
-    if spec.head is not None:
-        head(spec, x, place, tape)
-    return Stack(start, sum(sizes), max(sizes), widest, inputs, tape.bytes - before, tape.copies), x
+def saved_by_compiler(
+    step: nn.Module, state: dict[str, Tensor], inputs: list[Tensor], execution: Execution
+) -> tuple[int, int]:
+    """Bytes that depend on the batch, and bytes that depend on weights only."""
+    # Slow to import, and needed for compiled runs only.
+    from torch._functorch.aot_autograd import aot_function
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    activations: dict[int, int] = {}
+    copies: dict[int, int] = {}
+
+    def partition(joint: Any, examples: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        forward, backward = min_cut_rematerialization_partition(
+            joint,
+            examples,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=list(range(len(state))),  # saving a weight itself is free
+        )
+        *nodes, output = forward.graph.nodes
+        from_weights = set([node for node in nodes if node.op == "placeholder"][: len(state)])
+        weights = {storage(node.meta["val"]) for node in from_weights}
+        for node in nodes:
+            if node.all_input_nodes and from_weights.issuperset(node.all_input_nodes):
+                from_weights.add(node)
+        for node in output.args[0][num_fwd_outputs:]:
+            tensor = node.meta["val"]
+            if isinstance(tensor, Tensor) and storage(tensor) not in weights:
+                kind = copies if node in from_weights else activations
+                kind[storage(tensor)] = tensor.untyped_storage().nbytes()
+        return forward, backward
+
+    def loss(weights: list[Tensor], *inputs: Tensor) -> Tensor:
+        with simulate(execution):
+            return functional_call(step, dict(zip(state, weights, strict=True)), inputs)
+
+    keep: Callable[..., Any] = lambda graph, _: graph  # noqa: E731
+    aot_function(loss, keep, partition_fn=partition, decompositions=select_decomp_table())([*state.values()], *inputs)
+    return sum(activations.values()), sum(copies.values())
 
 
-# --- stem, pool, head ---------------------------------------------------------------------------------
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
-@singledispatch
-def stem(spec: Spec, place: Place, tape: Tape) -> Value:
-    raise unknown(spec)
+@contextmanager
+def simulate(execution: Execution) -> Iterator[None]:
+    """Run fake CPU tensors through the code path that real tensors take on the device.
+
+    Fake CUDA tensors would do the same without this, but their autograd aborts in CPU builds of PyTorch.
+    """
+    cuda = execution.device == "cuda"
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", cuda and execution.bfloat16)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        with (
+            torch.autocast("cpu", torch.bfloat16, enabled=execution.bfloat16),
+            SimulatedCuda(execution.bfloat16) if cuda else nullcontext(),
+            patch.object(kernels, "HAS_TRITON", execution.fused_kernels),
+            patch.object(torch.compiler, "_is_compiling_flag", True),  # as in torch.export: do not check input values
+        ):
+            yield
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
 
 
-@stem.register
-def _(spec: Patches, place: Place, tape: Tape) -> Value:
-    pixels = spec.in_channels * spec.patch[0] * spec.patch[1]
-    patches = place.tokens - spec.class_token
-    x = tape.linear(Value(place.batch * patches * pixels, FLOAT32), pixels, place.channels)
-    if spec.class_token or spec.positions:
-        x = Value(place.rows * place.channels, FLOAT32)  # joined with float32 weights
-    return x
+class SimulatedCuda(TorchFunctionMode):
+    """Tensors claim to be on a GPU, and follow its autocast rules and attention kernels."""
 
+    def __init__(self, bfloat16: bool) -> None:
+        super().__init__()
+        self.bfloat16 = bfloat16
 
-@stem.register
-def _(spec: Tokens, place: Place, tape: Tape) -> Value:
-    tape.keep(Value(place.rows, INDEX))
-    x = Value(place.rows * place.channels, FLOAT32)
-    if spec.norm is not None:
-        x = norm(spec.norm, x, place.channels, tape)
-    return tape.dropout(x, spec.dropout)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func == IS_CUDA:
+            return True
+        if func is F.scaled_dot_product_attention:
+            return self.attention(*args, **kwargs)
+        if self.bfloat16 and func.__name__ in FLOAT32_OPS:
+            args = [arg.float() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args]
+        return func(*args, **kwargs)
 
-
-def class_mlp(spec: ClassMlp, parent: Block, x: Value, place: Place, tape: Tape) -> Value:
-    single = place._replace(tokens=1, drop_path=0.0)
-    c = Value(place.batch * place.channels, FLOAT32)
-    channel = parent.channel.replace(inner=None) if parent.channel else ChannelMlp(4 * place.channels)
-    for _ in range(spec.layers):
-        c_normed = norm(parent.norm, c, place.channels, tape)
-        x_normed = norm(parent.norm, x, place.channels, tape)
-        joined = tape.cast(Value(c_normed.elements + x_normed.elements, x_normed.width), tape.arithmetic.product)
-        tape.keep(joined)
-        tape.weight(place.tokens + 1)
-        gathered = tape.biased(Value(c.elements, joined.width))
-        c = tape.add(c, tape.scale(gathered) if parent.scale else gathered)
-        c = residual(parent, channel, c, single, tape)
-    return Value(c.elements + x.elements, max(c.width, x.width))
-
-
-def head(spec: Encoder, x: Value, place: Place, tape: Tape) -> None:
-    """Scores and the cross-entropy of as many of them as are asked for."""
-    rows, channels = place.batch * asked(spec), place.channels
-    if spec.pool is None and rows < place.rows:
-        tape.keep(x, Value(rows * channels, INDEX))  # features, and which of them are asked for
-    # The first token is a view of all, a mean is not.
-    x = Value(rows * channels, x.width, None if isinstance(spec.pool, Mean) or spec.pool is None else x)
-    if isinstance(spec.head, Pair):
-        x = Value(rows * channels, tape.linear(x, channels, channels).width)
-        tape.keep(x)
-    if isinstance(spec.head, (Classes, Pair)):
-        x = tape.dropout(x, spec.head.dropout)
-    if isinstance(spec.head, Vocabulary) and spec.head.transform:
-        x = norm(spec.head.norm, tape.act(tape.linear(x, channels, channels), spec.head.act), channels, tape)
-    scores = tape.linear(x, channels, outputs(spec))
-    tape.keep(Value(scores.elements, FLOAT32), Value(rows, INDEX))  # log-probabilities, targets
-
-
-# --- the block -----------------------------------------------------------------------------------------
-
-
-def block(spec: Block, x: Value, place: Place, tape: Tape) -> Value:
-    for part in (spec.token, spec.cross, spec.channel):
-        if part is not None:
-            x = residual(spec, part, x, place, tape)
-    return x
-
-
-def residual(spec: Block, part: Spec, x: Value, place: Place, tape: Tape) -> Value:
-    y = x if spec.order == "post" else norm(spec.norm, x, place.channels, tape)
-    y = tape.dropout(mix(part, y, place, tape), spec.dropout)
-    if spec.scale is not None:
-        y = tape.scale(y)
-    if place.drop_path:
-        tape.keep(Value(place.batch, y.width))
-    x = tape.add(x, y)
-    return norm(spec.norm, x, place.channels, tape) if spec.order == "post" else x
-
-
-def norm(spec: Norm, x: Value, channels: int, tape: Tape) -> Value:
-    if isinstance(spec, LayerNorm):
-        return tape.layer_norm(x, channels)
-    if isinstance(spec, Affine):
-        return tape.scale(x)
-    raise unknown(spec)
-
-
-@singledispatch
-def mix(spec: Spec, x: Value, place: Place, tape: Tape) -> Value:
-    """What stands in a slot of the block: from S x C to S x C."""
-    raise unknown(spec)
-
-
-@mix.register
-def _(spec: NoMixing, x: Value, place: Place, tape: Tape) -> Value:
-    return x
-
-
-@mix.register
-def _(spec: TokenLinear, x: Value, place: Place, tape: Tape) -> Value:
-    return project(spec.project, spec.causal, x, place.tokens, tape)
-
-
-def project(spec: Projection, causal: bool, x: Value, tokens: int, tape: Tape) -> Value:
-    made = causal or not isinstance(spec, Dense)
-    return tape.biased(tape.mix(x, tokens, tokens, made))
-
-
-@mix.register
-def _(spec: TokenMlp, x: Value, place: Place, tape: Tape) -> Value:
-    hidden = spec.width(place.tokens)
-    h = tape.mix(x, hidden, place.tokens)
-    if tape.arithmetic.fused:
-        return tape.mix(tape.again_in_operator(h), place.tokens, hidden)
-    return tape.biased(tape.mix(tape.act(tape.biased(h), spec.act), place.tokens, hidden))
-
-
-@mix.register
-def _(spec: TokenConv, x: Value, place: Place, tape: Tape) -> Value:
-    x, channels = Value(x.elements, tape.arithmetic.product), place.channels
-    tape.keep(x)
-    tape.weight(spec.kernel**2 * channels * (channels if spec.variant == "full" else 1))
-    y = Value(x.elements, x.width)
-    if spec.variant == "separable":
-        tape.keep(y)
-        tape.weight(channels**2)
-        y = Value(y.elements, y.width)
-    return y
-
-
-@mix.register
-def _(spec: Attention, x: Value, place: Place, tape: Tape) -> Value:
-    channels, bias = place.channels, spec.heads * place.tokens**2 if spec.bias else 0
-    if spec.scores == "bias":
-        v = tape.linear(x, channels, channels)
-        tape.softmax(Value(bias, FLOAT32))
-        tape.keep(v, Value(place.batch * bias, v.width))  # one copy of the weights for each example
-        return tape.linear(Value(v.elements, v.width), channels, channels)
-    q = kv = tape.linear(x, channels, 3 * channels).part(3)
-    return tape.linear(tape.attend(q, kv, channels, spec.heads, bias, place.batch), channels, channels)
-
-
-@mix.register
-def _(spec: CrossAttention, x: Value, place: Place, tape: Tape) -> Value:
-    assert place.memory is not None, "a decoder is walked behind its encoder"
-    channels = place.channels
-    q, kv = tape.linear(x, channels, channels), tape.linear(place.memory, channels, 2 * channels)
-    return tape.linear(tape.attend(q, kv, channels, spec.heads), channels, channels)
-
-
-@mix.register
-def _(spec: ChannelMlp, x: Value, place: Place, tape: Tape) -> Value:
-    h = tape.linear(x, place.channels, spec.hidden)
-    if tape.arithmetic.fused and not spec.dropout and (spec.inner is None or spec.inner.is_plain):
-        return fused_mlp(spec, h, place, tape)
-    h = tape.act(h, spec.act)
-    h, width = tape.dropout(h, spec.dropout), spec.hidden
-    if spec.inner is not None:
-        h, width = gate(spec.inner, h, x, spec.hidden, place, tape), spec.inner.width(spec.hidden)
-    return tape.linear(h, width, place.channels)
-
-
-def fused_mlp(spec: ChannelMlp, h: Value, place: Place, tape: Tape) -> Value:
-    """As one operator: of what comes after `h` it keeps the product over tokens and the norm's statistics alone."""
-    h, width = tape.again_in_operator(h), spec.hidden
-    if spec.inner is not None:
-        width = spec.inner.width(spec.hidden)
-        product = Value(place.rows * width, h.width)
-        tape.keep(product, Value(2 * place.rows, FLOAT32))
-        tape.weight(place.tokens**2, made=spec.inner.causal or not isinstance(spec.inner.project, Dense))
-    tape.weight(width * place.channels)
-    return Value(place.rows * place.channels, h.width)
-
-
-def gate(spec: SpatialGate, z: Value, x: Value, hidden: int, place: Place, tape: Tape) -> Value:
-    width = spec.width(hidden)
-    u, v = (z.part(2), z.part(2)) if spec.combine == "split" else (z, z)
-    f = project(spec.project, spec.causal, norm(spec.norm, v, width, tape), place.tokens, tape)
-    if spec.side is not None:
-        f = tape.add(f, side(spec.side, x, width, place, tape))
-    if spec.combine == "linear":
-        return f
-    return tape.add(u, f) if spec.combine == "add" else tape.multiply(u, f)
-
-
-def side(spec: TinyAttention, x: Value, width: int, place: Place, tape: Tape) -> Value:
-    q = kv = tape.linear(x, place.channels, 3 * spec.channels).part(3)
-    return tape.linear(tape.attend(q, kv, spec.channels, 1), spec.channels, width)
-
-
-def unknown(spec: Spec) -> UserError:
-    return UserError(f"what a {type(spec).__name__} keeps for the backward pass is not written in plan/activations.py")
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        """FlashAttention in bfloat16 without a mask, else the memory-efficient kernel."""
+        if self.bfloat16:
+            q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        ops = torch.ops.aten
+        if attn_mask is None and self.bfloat16:
+            return ops._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
+        mask = None if attn_mask is None else attn_mask.to(q.dtype).expand(*q.shape[:-1], k.shape[-2])
+        return ops._scaled_dot_product_efficient_attention(q, k, v, mask, True, dropout_p, is_causal, scale=scale)[0]

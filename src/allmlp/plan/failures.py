@@ -1,11 +1,11 @@
-"""Failures: how often, how often to save, and what share of the time is left for work.
+"""Failures: how often they happen, how often to save a checkpoint, and the goodput that is left.
 
     Young, 1974        t = sqrt(2 c m)
     Daly, 2006         t = sqrt(2 c m) (1 + 1/3 sqrt(c / 2m) + 1/9 c / 2m) - c          where c < 2m, else m
-    expected time      E(w) = m e^(r/m) (e^((w + c)/m) - 1)      of a piece of work w that ends with a checkpoint
+    expected time      E(w) = m e^(r/m) (e^((w + c)/m) - 1)      of w seconds of work that end with a checkpoint
 
-c is the time of a checkpoint, r of a restart, m the mean time between failures, which come independently of each other.
-A failure costs the work since the last checkpoint and a restart; a restart may fail as well.
+c is the time to write a checkpoint, r the time to restart, m the mean time between failures (MTBF). Failures are
+independent of each other. Each costs the work since the last checkpoint and a restart; a restart may fail as well.
 """
 
 from __future__ import annotations
@@ -15,90 +15,92 @@ import random
 import statistics
 from typing import NamedTuple
 
-INTERRUPTIONS, DAYS, GPUS = 466, 54, 16_384
-"""Llama 3 405B: 466 interruptions in 54 days of pre-training on 16 K H100 GPUs (paper 004)."""
+INTERRUPTIONS, DAYS, GPUS = 419, 54, 16_384
+"""Llama 3 405B: 466 interruptions in 54 days of pre-training on 16,384 H100 GPUs, 47 of them planned (firmware
+upgrades, changes of configuration or dataset) and 419 unexpected ("The Llama 3 Herd of Models", section 3.3.4)."""
+
+FAILURES_PER_GPU_DAY = INTERRUPTIONS / DAYS / GPUS
 
 DAY = 86_400.0
 
 
-class Failures(NamedTuple):
+class FailureModel(NamedTuple):
     """Seconds."""
 
-    between: float
-    """Mean time between failures of the whole machine."""
+    mtbf: float
+    """Mean time between failures of the whole cluster."""
     checkpoint: float
-    """To write one, while nothing else happens."""
+    """Time to write a checkpoint, during which training waits."""
     restart: float
-    """To find a new machine, start, and read the checkpoint."""
+    """Time to replace the node, start, and load the checkpoint."""
 
 
-class Simulated(NamedTuple):
-    """Mean wall-clock seconds of a run over several draws, and the standard error of that mean."""
+class Simulation(NamedTuple):
+    """Mean wall-clock seconds over the simulated runs, and the standard error of that mean."""
 
     seconds: float
     error: float
     failures: float
-    """Mean number of them in a run."""
+    """Mean number per run."""
 
 
-def mean_time_between(gpus: int, per_gpu_day: float = INTERRUPTIONS / DAYS / GPUS) -> float:
-    """Seconds between failures of any of `gpus`, each failing at Llama 3's rate."""
+def mtbf(gpus: int, per_gpu_day: float = FAILURES_PER_GPU_DAY) -> float:
+    """Seconds between failures of any of `gpus`."""
     return DAY / (per_gpu_day * gpus) if per_gpu_day else math.inf
 
 
-def young(failures: Failures) -> float:
+def young(model: FailureModel) -> float:
     """Seconds of work between checkpoints, to first order."""
-    return math.sqrt(2 * failures.checkpoint * failures.between)
+    return math.sqrt(2 * model.checkpoint * model.mtbf)
 
 
-def daly(failures: Failures) -> float:
-    """The same to higher order, which is within a fraction of a per cent of the true optimum."""
-    ratio = failures.checkpoint / (2 * failures.between)
+def daly(model: FailureModel) -> float:
+    """The same to higher order, within a fraction of a percent of the optimum."""
+    ratio = model.checkpoint / (2 * model.mtbf)
     if ratio >= 1:
-        return failures.between
-    return young(failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - failures.checkpoint
+        return model.mtbf
+    return young(model) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - model.checkpoint
 
 
-def expected(work: float, interval: float, failures: Failures) -> float:
-    """Wall-clock seconds for `work` seconds of work, saved after every `interval` and at the end."""
-    pieces, rest = divmod(work, interval)
-    return pieces * piece(interval, failures) + (piece(rest, failures) if rest > 0 else 0.0)
+def expected_time(work: float, interval: float, model: FailureModel) -> float:
+    """Wall-clock seconds for `work` seconds of work with a checkpoint after every `interval` and at the end."""
+    segments, rest = divmod(work, interval)
+    return segments * segment_time(interval, model) + (segment_time(rest, model) if rest > 0 else 0.0)
 
 
-def piece(work: float, failures: Failures) -> float:
-    if math.isinf(failures.between):
-        return work + failures.checkpoint
-    m = failures.between
+def segment_time(work: float, model: FailureModel) -> float:
+    if math.isinf(model.mtbf):
+        return work + model.checkpoint
     try:
-        return m * math.exp(failures.restart / m) * math.expm1((work + failures.checkpoint) / m)
+        return model.mtbf * math.exp(model.restart / model.mtbf) * math.expm1((work + model.checkpoint) / model.mtbf)
     except OverflowError:
-        return math.inf  # so many failures that the piece is never done
+        return math.inf  # so many failures that the segment is never completed
 
 
-def simulate(work: float, interval: float, failures: Failures, runs: int, seed: int) -> Simulated:
-    """The same by playing `runs` of them through, failure by failure."""
-    random_numbers = random.Random(seed)
-    walls, counts = zip(*(play(work, interval, failures, random_numbers) for _ in range(runs)))
-    error = statistics.stdev(walls) / math.sqrt(runs) if runs > 1 else math.inf
-    return Simulated(statistics.fmean(walls), error, statistics.fmean(counts))
+def simulate(work: float, interval: float, model: FailureModel, runs: int, seed: int) -> Simulation:
+    """The same by Monte Carlo simulation of `runs` runs."""
+    generator = random.Random(seed)
+    seconds, failures = zip(*(simulate_run(work, interval, model, generator) for _ in range(runs)))
+    error = statistics.stdev(seconds) / math.sqrt(runs) if runs > 1 else math.inf
+    return Simulation(statistics.fmean(seconds), error, statistics.fmean(failures))
 
 
-def play(work: float, interval: float, failures: Failures, numbers: random.Random) -> tuple[float, int]:
-    """One run: its wall-clock seconds and its failures."""
+def simulate_run(work: float, interval: float, model: FailureModel, generator: random.Random) -> tuple[float, int]:
+    """Wall-clock seconds and number of failures of one run."""
 
-    def draw() -> float:
-        return math.inf if math.isinf(failures.between) else numbers.expovariate(1 / failures.between)
+    def until_failure() -> float:
+        return math.inf if math.isinf(model.mtbf) else generator.expovariate(1 / model.mtbf)
 
     wall = done = 0.0
-    count, left = 0, draw()
+    failures, left = 0, until_failure()
     while done < work:
-        now = min(interval, work - done)
-        needed = now + failures.checkpoint
+        segment = min(interval, work - done)
+        needed = segment + model.checkpoint
         if left > needed:
-            wall, left, done = wall + needed, left - needed, done + now
+            wall, left, done = wall + needed, left - needed, done + segment
             continue
-        wall, left, count = wall + left, draw(), count + 1
-        while left <= failures.restart:
-            wall, left, count = wall + left, draw(), count + 1
-        wall, left = wall + failures.restart, left - failures.restart
-    return wall, count
+        wall, left, failures = wall + left, until_failure(), failures + 1
+        while left <= model.restart:
+            wall, left, failures = wall + left, until_failure(), failures + 1
+        wall, left = wall + model.restart, left - model.restart
+    return wall, failures

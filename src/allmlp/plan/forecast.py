@@ -1,44 +1,52 @@
-"""A job, and what it would take: memory, time, traffic, store and failures put together."""
+"""A training job and what it takes: memory, time, communication, storage and failures combined."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from allmlp.errors import UserError
-from allmlp.layers import Patches, Tokens
+from allmlp.layers import TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW, Optim
-from allmlp.plan import failures as failing
-from allmlp.plan.failures import Failures, Simulated
-from allmlp.plan.hardware import GPUS, MACHINE, Gpu, training_speed
-from allmlp.plan.memory import Memory, Sharding, memory, moments, weights
-from allmlp.plan.tape import CUDA_BFLOAT16, CUDA_FLOAT32, FLOAT32, Arithmetic
-from allmlp.plan.time import Step, cost, step
+from allmlp.plan.activations import FLOAT32, Execution
+from allmlp.plan.failures import (
+    DAY,
+    FAILURES_PER_GPU_DAY,
+    FailureModel,
+    Simulation,
+    daly,
+    expected_time,
+    mtbf,
+    simulate,
+    young,
+)
+from allmlp.plan.hardware import GPUS, GPUS_PER_NODE, Gpu, training_speed
+from allmlp.plan.memory import Memory, Sharding, memory, state_per_weight, weights
+from allmlp.plan.time import StepTime, cost, step_time
 from allmlp.spec import Count, NonNegative, Range, Spec
 
 Positive = Annotated[float, Range(1e-6)]
-Share = Annotated[float, Range(1e-6, 1.0)]
-PICTURE = 115_000
-"""Bytes of a picture: ImageNet's 1,281,167 in 147.9 GB."""
-TOKEN = 2
-"""Bytes of a token, as a corpus is kept."""
-ORDER, INDEX = 2 * 8, 3 * 8
-"""Bytes of host memory that a process keeps for each example: its place in two epochs, and where it lies in a shard."""
+Fraction = Annotated[float, Range(1e-6, 1.0)]
+IMAGE_BYTES = 115_000
+"""The mean of ImageNet: 1,281,167 images in 147.9 GB."""
+TOKEN_BYTES = 2
+"""In a tokenized corpus on disk."""
+SAMPLER_BYTES, INDEX_BYTES = 2 * 8, 3 * 8
+"""Host memory per example and process: its position in two epochs, and its location in a shard."""
 USABLE = 0.9
-"""Of a GPU's memory: the rest is for the allocator, the work space of products, the driver. On a CPU a process took 8
-to 12 % more than its tensors."""
-LEAST = 0.01
-"""The smallest share of useful time that is still called a run."""
-EVENTS = 1_000_000
-"""Checkpoints and failures that are played through at most, over all simulated runs."""
+"""Usable fraction of a GPU's memory; the rest is for the allocator, matmul workspaces and the driver. On a CPU,
+processes took 8 to 12 % more than their tensors."""
+MIN_GOODPUT = 0.01
+"""Below this a job is refused."""
+MAX_EVENTS = 1_000_000
+"""Checkpoints and failures to simulate at most, over all runs."""
 
 
 class Job(Spec):
-    """What is to be trained, and on what."""
+    """What is trained, and on what."""
 
     name: str
     model: ModelSpec
@@ -46,234 +54,257 @@ class Job(Spec):
     samples: Annotated[float, Range(1.0)]
     epochs: Positive
     gpus: Count
-    batch: Count
-    """Examples per optimiser step, over all GPUs."""
-    passes: Count = 1
-    """Passes that a GPU's part of a batch is computed in."""
+    batch_size: Count
+    """Examples per optimizer step, over all GPUs."""
+    grad_accum_steps: Count = 1
     precision: Literal["bfloat16", "float32"] = "bfloat16"
     compiled: bool = True
-    """As the recipes are; without, more activations are kept."""
     optim: Optim = AdamW()
     ema: bool = False
     sharding: Literal["ddp", "fsdp"] | None = None
-    """None takes the first that fits of DDP and FSDP2, each without and with checkpointing."""
-    checkpointing: bool | None = None
+    """None takes the fastest that fits of DDP and FSDP2, each without and with gradient checkpointing."""
+    grad_checkpointing: bool | None = None
     gpu: Literal["h200", "h100", "a100"] = "h200"
-    share: Share | None = None
-    """Of the published peak; None takes the measured one of the family."""
-    network: Positive | None = None
-    """Bytes per second that a GPU can send; None takes what its kind is known for."""
-    store: Positive = 2e9
-    """Bytes per second that a checkpoint is written with."""
-    sample: Positive | None = None
-    """Bytes of an example where it is kept; None takes ImageNet's mean, or two bytes a token."""
-    restart: NonNegative = 600.0
-    """Seconds until a failed run goes on: a new machine, the start, the checkpoint."""
-    failures: NonNegative = failing.INTERRUPTIONS / failing.DAYS / failing.GPUS
-    """Per GPU and day."""
+    mfu: Fraction | None = None
+    """None takes the measured one of the family."""
+    network_bandwidth: Positive | None = None
+    """Bytes per second and GPU; None takes the GPU's."""
+    storage_bandwidth: Positive = 2e9
+    """Bytes per second at which a checkpoint is written."""
+    sample_bytes: Positive | None = None
+    """Stored size of an example; None takes ImageNet's mean, or two bytes per token."""
+    restart_seconds: NonNegative = 600.0
+    """From a failure until training continues."""
+    failures_per_gpu_day: NonNegative = FAILURES_PER_GPU_DAY
 
     def check(self) -> None:
-        if self.batch < self.gpus * self.passes:
+        least = self.gpus * self.grad_accum_steps
+        if self.batch_size < least:
             raise UserError(
-                f"a batch of {self.batch:,} is less than one example for each of {self.gpus:,} GPUs"
-                + (f" in {self.passes} passes" if self.passes > 1 else "")
-                + f": use --batch {self.gpus * self.passes} or more, or fewer GPUs"
+                f"a batch of {self.batch_size:,} has less than one example per micro-batch on {self.gpus:,} GPUs; "
+                f"use --batch-size {least} or more, or fewer GPUs"
             )
 
     @property
-    def each(self) -> int:
-        """Examples of a batch on one GPU."""
-        return math.ceil(self.batch / self.gpus)
+    def local_batch_size(self) -> int:
+        """Examples per step on one GPU."""
+        return math.ceil(self.batch_size / self.gpus)
 
     @property
     def steps(self) -> int:
-        return math.ceil(self.samples * self.epochs / self.batch)
+        return math.ceil(self.samples * self.epochs / self.batch_size)
 
     @property
-    def reads(self) -> str:
-        return reads(self.model)
+    def modality(self) -> str:
+        return modality(self.model)
 
     @property
     def card(self) -> Gpu:
-        """As it is in this precision: float32 products run as TF32, at half the rate of bfloat16 on all of them."""
+        """The GPU at this precision: float32 matmuls run as TF32, at half the bfloat16 rate on all of them."""
         card = GPUS[self.gpu]
         return card if self.precision == "bfloat16" else card._replace(peak=card.peak / 2)
 
     @property
-    def arithmetic(self) -> Arithmetic:
-        chosen = CUDA_BFLOAT16 if self.precision == "bfloat16" else CUDA_FLOAT32
-        return replace(chosen, compiled=self.compiled)
+    def execution(self) -> Execution:
+        return Execution("cuda", self.precision == "bfloat16", self.compiled)
 
 
-class Way(NamedTuple):
-    """One way to lay the job out."""
+class Strategy(NamedTuple):
+    """One way to run the job in parallel."""
 
     sharding: Sharding
-    checkpointing: bool
+    grad_checkpointing: bool
     memory: Memory
-    step: Step
+    step: StepTime
     fits: bool
 
     @property
     def name(self) -> str:
-        return {"ddp": "DDP", "fsdp": "FSDP2"}[self.sharding] + (" + checkpointing" if self.checkpointing else "")
+        return {"ddp": "DDP", "fsdp": "FSDP2"}[self.sharding] + (" + ckpt" if self.grad_checkpointing else "")
 
 
 class Forecast(NamedTuple):
     job: Job
-    share: float
-    shared_from: str
-    """What the share was measured on, or that it is given."""
-    source: str
-    """Where that is written."""
-    ways: tuple[Way, ...]
-    chosen: Way
-    checkpoint: int
-    """Bytes."""
-    sample: float
-    """Bytes of an example."""
-    failures: Failures
+    mfu: float
+    mfu_from: str
+    """The measurement it comes from, or "given"."""
+    mfu_source: str
+    """The file with that measurement."""
+    strategies: tuple[Strategy, ...]
+    chosen: Strategy
+    checkpoint_bytes: int
+    sample_bytes: float
+    failures: FailureModel
     interval: float
     """Seconds of work between checkpoints, by Daly's formula."""
-    expected: float
-    """Wall-clock seconds by the closed form."""
-    simulated: Simulated
+    expected_seconds: float
+    """Wall-clock time by the closed form."""
+    simulation: Simulation
 
     @property
-    def work(self) -> float:
-        """Seconds without failures and checkpoints."""
+    def ideal_seconds(self) -> float:
+        """Without failures and checkpoints."""
         return self.job.steps * self.chosen.step.seconds
 
     @property
-    def save(self) -> int:
-        """Steps between checkpoints: the field `cadence.save` of a run."""
+    def save_every(self) -> int:
+        """Steps between checkpoints, as in a run's `save_every`."""
         return max(round(self.interval / self.chosen.step.seconds), 1)
 
     @property
     def goodput(self) -> float:
-        return self.work / self.expected
+        return self.ideal_seconds / self.expected_seconds
 
     @property
-    def rate(self) -> float:
+    def throughput(self) -> float:
         """Examples per second."""
-        return self.job.batch / self.chosen.step.seconds
+        return self.job.batch_size / self.chosen.step.seconds
 
     @property
-    def stream(self) -> float:
+    def read_bandwidth(self) -> float:
         """Bytes per second from the object store."""
-        return self.rate * self.sample
+        return self.throughput * self.sample_bytes
 
     @property
-    def host(self) -> float:
-        """Bytes of host memory that each process needs to know which example comes when, and where it is."""
-        return self.job.samples * (ORDER + (INDEX if self.job.reads == "image" else 0))
+    def host_memory(self) -> float:
+        """Bytes that each process needs for the order and the index of the examples."""
+        return self.job.samples * (SAMPLER_BYTES + (INDEX_BYTES if self.job.modality == "image" else 0))
 
     @property
-    def machines(self) -> int:
-        return math.ceil(self.job.gpus / MACHINE)
+    def nodes(self) -> int:
+        return math.ceil(self.job.gpus / GPUS_PER_NODE)
 
     @property
     def gpu_days(self) -> float:
-        return self.expected * self.job.gpus / failing.DAY
+        return self.expected_seconds * self.job.gpus / DAY
 
     def as_json(self) -> dict[str, Any]:
-        job, chosen = self.job, self.chosen
+        job, simulation = self.job, self.simulation
         return {
             "model": job.name,
             "gpu": job.gpu,
             "gpus": job.gpus,
-            "batch": job.batch,
+            "batch_size": job.batch_size,
             "steps": job.steps,
-            "share": self.share,
-            "share_from": self.shared_from,
-            "share_source": self.source,
-            "ways": {
-                way.name: {"memory": way.memory._asdict() | {"most": way.memory.most}, "fits": way.fits}
-                | {"step": way.step._asdict() | {"seconds": way.step.seconds}}
-                for way in self.ways
+            "mfu": self.mfu,
+            "mfu_from": self.mfu_from,
+            "mfu_source": self.mfu_source,
+            "strategies": {
+                each.name: {
+                    "memory": each.memory._asdict() | {"peak": each.memory.peak},
+                    "fits": each.fits,
+                    "step": each.step._asdict() | {"seconds": each.step.seconds},
+                }
+                for each in self.strategies
             },
-            "chosen": chosen.name,
-            "samples_per_second": self.rate,
-            "store_bytes_per_second": self.stream,
-            "host_bytes_per_process": self.host,
-            "checkpoint_bytes": self.checkpoint,
-            "seconds_between_failures": self.failures.between,
-            "steps_between_checkpoints": self.save,
-            "seconds_between_checkpoints": {"young": failing.young(self.failures), "daly": self.interval},
-            "hours_without_failures": self.work / 3600,
-            "hours": self.expected / 3600,
-            "hours_simulated": {"mean": self.simulated.seconds / 3600, "error": self.simulated.error / 3600},
-            "failures_simulated": self.simulated.failures,
+            "chosen": self.chosen.name,
+            "samples_per_second": self.throughput,
+            "read_bytes_per_second": self.read_bandwidth,
+            "host_bytes_per_process": self.host_memory,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "mtbf_seconds": self.failures.mtbf,
+            "save_every": self.save_every,
+            "checkpoint_interval_seconds": {"young": young(self.failures), "daly": self.interval},
+            "hours_without_failures": self.ideal_seconds / 3600,
+            "hours": self.expected_seconds / 3600,
+            "hours_simulated": {"mean": simulation.seconds / 3600, "error": simulation.error / 3600},
+            "failures_simulated": simulation.failures,
             "goodput": self.goodput,
             "gpu_days": self.gpu_days,
         }
 
 
 def forecast(job: Job, runs: int = 500, seed: int = 0) -> Forecast:
-    """What `job` takes; failures are also played through in `runs` simulations."""
-    share, source, origin = job.share, "given", ""
-    if share is None:
-        found = training_speed(job.family, job.reads, cost(job.model).macs)
-        share, source, origin = found.share, found.what, found.source
-    ways = tuple(lay_out(job, share, sharding, again) for sharding in ("ddp", "fsdp") for again in (False, True))
-    chosen = choose(job, ways)
+    """What `job` takes; failures are also simulated in `runs` runs."""
+    mfu, mfu_from, mfu_source = job.mfu, "given", ""
+    if mfu is None:
+        speed = training_speed(job.family, job.modality, cost(job.model).macs)
+        mfu, mfu_from, mfu_source = speed.mfu, speed.description, speed.source
+    strategies = tuple(
+        strategy(job, mfu, sharding, checkpointing) for sharding in ("ddp", "fsdp") for checkpointing in (False, True)
+    )
+    chosen = choose(job, strategies)
     size = checkpoint_bytes(job)
-    known = Failures(
-        between=failing.mean_time_between(job.gpus, job.failures), checkpoint=size / job.store, restart=job.restart
+    failures = FailureModel(
+        mtbf(job.gpus, job.failures_per_gpu_day), checkpoint=size / job.storage_bandwidth, restart=job.restart_seconds
     )
     work = job.steps * chosen.step.seconds
-    interval = min(failing.daly(known), work) if math.isfinite(known.between) else work
-    expected = failing.expected(work, interval, known)
-    if work < LEAST * expected:
+    interval = min(daly(failures), work) if math.isfinite(failures.mtbf) else work
+    expected = expected_time(work, interval, failures)
+    if work < MIN_GOODPUT * expected:
         raise UserError(
-            f"with a failure every {known.between:,.0f} s and {known.restart:,.0f} s for a restart, {job.name} on "
-            f"{job.gpus:,} GPUs would never end: use fewer GPUs or a quicker --restart"
+            f"{job.name} would never finish on {job.gpus:,} GPUs, with a failure every {failures.mtbf:,.0f} s and "
+            f"{failures.restart:,.0f} s per restart; use fewer GPUs or a shorter --restart-minutes"
         )
-    events = work / interval + expected / known.between
-    simulated = failing.simulate(work, interval, known, min(runs, max(int(EVENTS / events), 2)), seed)
+    events = work / interval + expected / failures.mtbf
+    simulation = simulate(work, interval, failures, min(runs, max(int(MAX_EVENTS / events), 2)), seed)
     return Forecast(
-        job, share, source, origin, ways, chosen, size, sample_bytes(job), known, interval, expected, simulated
+        job,
+        mfu,
+        mfu_from,
+        mfu_source,
+        strategies,
+        chosen,
+        size,
+        sample_bytes(job),
+        failures,
+        interval,
+        expected,
+        simulation,
     )
 
 
-def lay_out(job: Job, share: float, sharding: Sharding, checkpointing: bool) -> Way:
+def strategy(job: Job, mfu: float, sharding: Sharding, grad_checkpointing: bool) -> Strategy:
     used = memory(
-        job.model, job.each, job.optim, job.gpus, sharding, checkpointing, job.ema, job.passes, job.arithmetic
+        job.model,
+        job.local_batch_size,
+        job.optim,
+        job.gpus,
+        sharding,
+        grad_checkpointing,
+        job.ema,
+        job.grad_accum_steps,
+        job.execution,
     )
-    time = step(job.model, job.batch, job.gpus, job.card, share, sharding, checkpointing, job.network)
-    return Way(sharding, checkpointing, used, time, used.most <= USABLE * job.card.memory)
+    step = step_time(
+        job.model, job.batch_size, job.gpus, job.card, mfu, sharding, grad_checkpointing, job.network_bandwidth
+    )
+    return Strategy(sharding, grad_checkpointing, used, step, used.peak <= USABLE * job.card.memory)
 
 
-def choose(job: Job, ways: tuple[Way, ...]) -> Way:
-    """The quickest way that fits, of those the job allows."""
+def choose(job: Job, strategies: tuple[Strategy, ...]) -> Strategy:
+    """The fastest strategy that fits, of those the job allows."""
     allowed = [
-        way for way in ways if job.sharding in (None, way.sharding) and job.checkpointing in (None, way.checkpointing)
+        each
+        for each in strategies
+        if job.sharding in (None, each.sharding) and job.grad_checkpointing in (None, each.grad_checkpointing)
     ]
-    fitting = [way for way in allowed if way.fits]
+    fitting = [each for each in allowed if each.fits]
     if not fitting:
-        least = min(allowed, key=lambda way: way.memory.most)
+        least = min(allowed, key=lambda each: each.memory.peak)
         raise UserError(
-            f"{job.name} does not fit a {job.card.name}: {least.name} needs {least.memory.most / 1e9:.0f} GB, "
-            f"{USABLE * job.card.memory / 1e9:.0f} can be used, with {job.each:,} examples a GPU; "
-            "use more GPUs, a smaller --batch or more --passes"
+            f"{job.name} does not fit: {least.name} needs {least.memory.peak / 1e9:.0f} GB with "
+            f"{job.local_batch_size:,} examples per GPU, and {USABLE * job.card.memory / 1e9:.0f} GB of a "
+            f"{job.card.name} are usable; use more GPUs, a smaller --batch-size or a larger --grad-accum-steps"
         )
-    return min(fitting, key=lambda way: way.step.seconds)
+    return min(fitting, key=lambda each: each.step.seconds)
 
 
 def checkpoint_bytes(job: Job) -> int:
-    """Weights, moments and average, whole, in float32."""
-    each = FLOAT32 * (2 if job.ema else 1)
-    return sum(weight.elements * (each + FLOAT32 * moments(job.optim, weight.hidden)) for weight in weights(job.model))
+    """Weights, optimizer state and EMA, unsharded, in float32."""
+    own = 2 if job.ema else 1
+    values = (weight.elements * (own + state_per_weight(job.optim, weight.hidden)) for weight in weights(job.model))
+    return FLOAT32 * sum(values)
 
 
-def reads(spec: ModelSpec) -> str:
-    return "image" if isinstance(spec, Encoder) and isinstance(spec.stem, Patches) else "text"
+def modality(spec: ModelSpec) -> str:
+    return "text" if spec.input_size is None else "image"
 
 
 def sample_bytes(job: Job) -> float:
-    if job.sample is not None:
-        return job.sample
+    if job.sample_bytes is not None:
+        return job.sample_bytes
     model = job.model
     stacks = (model.encoder, model.decoder) if isinstance(model, EncoderDecoder) else (model,)
-    tokens = [stack.stem.length for stack in stacks if isinstance(stack, Encoder) and isinstance(stack.stem, Tokens)]
-    return TOKEN * sum(tokens) if tokens else PICTURE
+    tokens = [s.stem.seq_len for s in stacks if isinstance(s, Encoder) and isinstance(s.stem, TokenEmbed)]
+    return TOKEN_BYTES * sum(tokens) if tokens else IMAGE_BYTES

@@ -1,4 +1,4 @@
-"""GPUs as their makers describe them, and the speeds that models of this library have reached on one."""
+"""GPUs as published by their makers, and the training and inference speeds measured on one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FILE = Path(__file__).with_name("speeds.json")
 class Gpu(NamedTuple):
     name: str
     peak: float
-    """Dense bfloat16 operations per second, as published."""
+    """Published dense bfloat16 FLOP/s."""
     memory: float
     """Bytes."""
-    inside: float
-    """Bytes per second that it can send to others of its machine."""
-    outside: float
-    """Bytes per second that it can send to other machines."""
+    intra_node: float
+    """Bytes per second to GPUs of the same node (NVLink)."""
+    inter_node: float
+    """Bytes per second to other nodes."""
 
 
 GPUS = {
@@ -30,64 +30,69 @@ GPUS = {
     "h100": Gpu("H100", 989.4e12, 80e9, 450e9, 50e9),
     "a100": Gpu("A100", 312e12, 80e9, 300e9, 25e9),
 }
-"""SXM cards. Outside: a 400 Gb/s port for each GPU, 200 Gb/s for the A100."""
+"""SXM versions. Between nodes: one 400 Gb/s port per GPU, 200 Gb/s for the A100."""
 
-MACHINE = 8
-"""GPUs that are linked inside."""
+GPUS_PER_NODE = 8
+"""Linked by NVLink."""
 
 
 class Speed(NamedTuple):
-    """What one model has reached on one GPU."""
+    """The measured speed of one model on one GPU."""
 
     model: str
-    """A name of the zoo, NAME@SIZE at another size of input, or a recipe that has its own."""
+    """A preset, NAME@SIZE at another input size, or a recipe that has its own model."""
     family: str
-    reads: str
+    modality: str
     """image or text."""
     task: str
     """training or inference."""
     macs: int
     """Multiply-adds of one example's forward pass."""
-    batch: int
-    rate: float
+    batch_size: int
+    throughput: float
     """Images or tokens per second."""
     flops: float
-    """Useful operations per second: 2 for a multiply-add of the forward pass, 6 in training."""
+    """Model FLOP/s: 2 per multiply-add of the forward pass, 6 in training."""
     memory: int | None
-    """Bytes, at most."""
+    """Peak bytes."""
     gpu: str
-    what: str
+    description: str
     source: str
-    """A file below docs/."""
+    """A file in docs/."""
 
     @property
-    def share(self) -> float:
-        """Of the published peak."""
+    def mfu(self) -> float:
+        """Model FLOPs utilization: the fraction of the published peak."""
         return self.flops / GPUS[self.gpu].peak
+
+
+RELATED = {"Transformer": "BERT"} | dict.fromkeys(("BERT", "ViT", "Mixer", "ResMLP", "aMLP"), "gMLP")
+"""Whose measurements stand in for a family's; gMLP was trained on both images and text."""
 
 
 @cache
 def speeds() -> tuple[Speed, ...]:
-    """All that were measured: written by `python -m allmlp.report.measured` from what lies in docs/."""
+    """All measured speeds, generated from the logs in docs/."""
     return tuple(Speed(**row) for row in json.loads(FILE.read_text(encoding="utf8")))
 
 
-def training_speed(family: str, reads: str, macs: int) -> Speed:
-    """Of the family's model that is nearest in multiply-adds; gMLP, which was trained on both, stands in for others."""
-    attentive = {"Transformer": "BERT", "BERT": "BERT", "ViT": "ViT"}
-    for name in (family, attentive.get(family, "gMLP"), "gMLP"):
-        known = [s for s in speeds() if (s.task, s.family, s.reads) == ("training", name, reads)]
+def training_speed(family: str, modality: str, macs: int) -> Speed:
+    """Of the family's model nearest in multiply-adds, or of a related family's."""
+    name: str | None = family
+    while name is not None:
+        known = [s for s in speeds() if (s.task, s.family, s.modality) == ("training", name, modality)]
         if known:
             return min(known, key=lambda speed: abs(math.log(speed.macs / macs)))
-    raise UserError(f"no training of {family} on {reads} was measured: say what share of the peak it reaches, --share")
+        name = RELATED.get(name)
+    raise UserError(f"no measured MFU for training {family} on {modality}: pass --mfu")
 
 
-def card_here(name: str, family: str, reads: str, macs: int, share: float | None) -> tuple[float | None, str]:
-    """Operations per second to expect of the card with this name, and where the number comes from."""
-    known = next((gpu for gpu in GPUS.values() if gpu.name in name), None)
-    if known is None:
-        return None, f"no published peak of {name} is known here: --calibrate MODEL measures a speed"
-    if share is not None:
-        return share * known.peak, f"{share:.1%} of {known.name}'s peak, given"
-    found = training_speed(family, reads, macs)
-    return found.share * known.peak, f"{found.share:.1%} of {known.name}'s peak: {found.what}"
+def expected_flops(device: str, family: str, modality: str, macs: int, mfu: float | None) -> tuple[float | None, str]:
+    """FLOP/s to expect of the GPU with this device name, and where the number comes from."""
+    gpu = next((gpu for gpu in GPUS.values() if gpu.name in device), None)
+    if gpu is None:
+        return None, f"the peak of {device} is unknown; --calibrate MODEL measures a speed"
+    if mfu is not None:
+        return mfu * gpu.peak, f"given MFU of {mfu:.1%} on {gpu.name}"
+    found = training_speed(family, modality, macs)
+    return found.mfu * gpu.peak, f"MFU of {found.mfu:.1%} on {gpu.name}: {found.description}"

@@ -1,11 +1,11 @@
-"""Time of one optimiser step: arithmetic at a share of the peak, and what of the network it cannot hide.
+"""Time of one optimizer step: arithmetic at a given MFU, plus the communication that it does not hide.
 
-    compute  = 6 MACs batch / (GPUs share peak)                8 in the blocks with checkpointing: one more forward pass
-    DDP      : 2 (n-1)/n weights, all-reduced while the backward pass (2/3 of the time) runs
-    FSDP2    : 3 (n-1)/n weights, gathered twice and reduced once, beside the whole step
-    step     = compute + max(network - what runs beside it, 0)
+    compute  = 6 MACs batch / (GPUs MFU peak)        8 in blocks with gradient checkpointing: one more forward pass
+    DDP      : all-reduce of the gradients, 2 (n-1)/n weights, overlapped with the backward pass (2/3 of the time)
+    FSDP2    : two all-gathers and a reduce-scatter, 3 (n-1)/n weights, overlapped with the whole step
+    step     = compute + max(communication - what it overlaps with, 0)
 
-Gradients and gathered weights travel in float32, as `allmlp train` sends them.
+Gradients and gathered weights are float32, as `allmlp train` sends them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ from allmlp.models.cost import Cost, measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.model import ModelSpec
-from allmlp.plan.activations import asked
-from allmlp.plan.hardware import MACHINE, Gpu
+from allmlp.plan.activations import FLOAT32, head_tokens
+from allmlp.plan.hardware import GPUS_PER_NODE, Gpu
 from allmlp.plan.memory import Sharding
-from allmlp.plan.tape import FLOAT32
 
 BACKWARD = 2 / 3
-"""The backward pass's part of the time."""
+"""The backward pass's fraction of the compute time."""
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     flops: float
-    """Useful operations of the whole batch, without what checkpointing computes again."""
+    """Model FLOPs of the whole batch, without recomputation."""
     compute: float
     """Seconds."""
-    traffic: float
-    """Bytes that one GPU sends."""
-    network: float
-    """Seconds that takes."""
+    bytes_sent: float
+    """By each GPU."""
+    communication: float
+    """Seconds."""
     exposed: float
-    """Seconds of it that nothing runs beside."""
-    needed: float
-    """Bytes per second that one GPU would have to send for all of it to be hidden."""
+    """Seconds of communication that nothing overlaps with."""
+    hiding_bandwidth: float
+    """Bytes per second and GPU that would hide all communication."""
 
     @property
     def seconds(self) -> float:
@@ -50,37 +49,36 @@ def cost(spec: ModelSpec) -> Cost:
     return measure(spec)
 
 
-def training_flops(spec: ModelSpec, checkpointing: bool = False) -> float:
-    """Operations of one example's step: two per multiply-add, forward and twice backward.
+def training_flops(spec: ModelSpec, grad_checkpointing: bool = False) -> float:
+    """FLOPs of a training step per example: two per multiply-add, forward and twice backward.
 
-    The head of a masked language model runs for the hidden tokens alone.
+    The head of a masked language model runs for the masked tokens only.
     """
     last = spec.decoder if isinstance(spec, EncoderDecoder) else spec
-    part_of_head = asked(last) / last.stem.tokens if isinstance(last, Encoder) and last.pool is None else 1.0
+    of_head = head_tokens(last) / last.stem.tokens if isinstance(last, Encoder) and last.pool is None else 1.0
     total = 0.0
     for part in cost(spec).parts:
-        times = 8 if checkpointing and "blocks" in part.name else 6
-        total += times * part.macs * (part_of_head if part.name.split(".")[-1] == "head" else 1.0)
+        per_mac = 8 if grad_checkpointing and "blocks" in part.name else 6
+        total += per_mac * part.macs * (of_head if part.name.split(".")[-1] == "head" else 1.0)
     return total
 
 
-def step(
+def step_time(
     spec: ModelSpec,
-    batch: int,
+    batch_size: int,
     gpus: int,
     gpu: Gpu,
-    share: float,
+    mfu: float,
     sharding: Sharding,
-    checkpointing: bool,
-    network: float | None = None,
-) -> Step:
-    """One step of `batch` examples over all GPUs; `network` in bytes per second and GPU, else the card's."""
-    rate = gpus * share * gpu.peak
-    compute = batch * training_flops(spec, checkpointing) / rate
-    speed = network or (gpu.inside if gpus <= MACHINE else gpu.outside)
+    grad_checkpointing: bool,
+    bandwidth: float | None = None,
+) -> StepTime:
+    """One step of `batch_size` examples over all GPUs; `bandwidth` in bytes per second and GPU."""
+    compute = batch_size * training_flops(spec, grad_checkpointing) / (gpus * mfu * gpu.peak)
+    bandwidth = bandwidth or (gpu.intra_node if gpus <= GPUS_PER_NODE else gpu.inter_node)
     times = 2 if sharding == "ddp" else 3
-    traffic = times * (gpus - 1) / gpus * FLOAT32 * cost(spec).parameters
-    hidden = compute * (BACKWARD if sharding == "ddp" else 1.0)
-    seconds = traffic / speed
-    useful = batch * training_flops(spec)
-    return Step(useful, compute, traffic, seconds, max(seconds - hidden, 0.0), traffic / hidden)
+    sent = times * (gpus - 1) / gpus * FLOAT32 * cost(spec).parameters
+    overlap = compute * (BACKWARD if sharding == "ddp" else 1.0)
+    seconds = sent / bandwidth
+    flops = batch_size * training_flops(spec)
+    return StepTime(flops, compute, sent, seconds, max(seconds - overlap, 0.0), sent / overlap)

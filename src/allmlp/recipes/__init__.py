@@ -1,7 +1,7 @@
 """Recipes: functions that return a Run, or a table of runs; `allmlp train NAME` finds them by name.
 
-A recipe is a public function of a module beside this one. Its docstring says what it is, the command, the
-hardware, the time, the measured result and the published one.
+A recipe is a public function without parameters in a module of this package. Its docstring gives the command, the
+hardware, the time, the measured result and a published one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Recipe(NamedTuple):
     """The docstring."""
 
     def make(self) -> Run | dict[str, Run]:
-        """The run, or a table of runs by name."""
+        """Build the run, or a table of runs by name."""
         return getattr(importlib.import_module(f"{__name__}.{self.module}"), self.name)()
 
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """All recipes, read from the sources without importing them: listing them takes no torch."""
+    """All recipes, parsed from the source files, so that listing them does not import torch."""
     found = {}
     for file in sorted(Path(__file__).parent.glob("[!_]*.py")):
         for node in ast.parse(file.read_text(encoding="utf8")).body:
@@ -46,7 +46,7 @@ def recipe(name: str) -> Recipe:
 
 
 def runs(name: str) -> dict[str, Run]:
-    """The runs of a recipe: one under its name, a table's under NAME/ROW. `name` may be such a row."""
+    """The runs of a recipe by name: one run as NAME, a table as NAME/ROW. `name` may also be one row."""
     table, _, row = name.partition("/")
     made = recipe(table).make()
     if not isinstance(made, dict):

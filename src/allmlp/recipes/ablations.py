@@ -1,14 +1,14 @@
-"""ResMLP's ablation table on CIFAR-10: what a block can do without."""
+"""ResMLP's ablation table on CIFAR-10."""
 
 from __future__ import annotations
 
-from allmlp.data.images import Augment, Flip, Translate
+from allmlp.data.augment import Augment, HorizontalFlip, Translate
 from allmlp.layers import ClassMlp, LayerNorm, NoMixing, TokenConv, TokenMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.resmlp import resmlp
-from allmlp.recipes.cifar import cifar10_resmlp
-from allmlp.run import Budget, Cadence, Run
-from allmlp.schedule import Cosine
+from allmlp.recipes.cifar_classification import cifar10_resmlp
+from allmlp.run import Budget, Run
+from allmlp.schedule import CosineSchedule
 from allmlp.tasks.classify import Classify
 
 
@@ -18,8 +18,8 @@ def cifar10_ablations() -> dict[str, Run]:
     allmlp train cifar10_ablations
     allmlp train cifar10_ablations/conv --set seed=1
 
-    Twelve epochs each, with shifts and flips only; 12 blocks, 192 wide, 8 x 8 patches of 4 pixels in place of the
-    paper's 384 wide, 14 x 14 patches of 16. One H200, half a minute each; two seeds, mean (published on ImageNet):
+    Twelve epochs each, with shifts and flips only; 12 blocks, width 192 and 8 x 8 patches of 4 pixels instead of the
+    paper's width 384 and 14 x 14 patches of 16. One H200, half a minute each; two seeds, mean (published on ImageNet):
     linear 80.3 (76.6), layernorm 84.7 (77.7), class 79.9 (77.5), none 69.4 (56.5), mlp 81.6 (77.3), conv 84.4 (77.3),
     depthwise 79.7 (76.3), separable 78.1 (77.0), half the patch size 80.0 (79.1), twice the patch size 74.0 %.
     """
@@ -32,18 +32,20 @@ def cifar10_ablations() -> dict[str, Run]:
         "conv": _variant(token=TokenConv("full")),
         "depthwise": _variant(token=TokenConv("depthwise")),
         "separable": _variant(token=TokenConv("separable")),
-        "patch2": _variant(patch=2),
-        "patch8": _variant(patch=8),
+        "patch2": _variant(patch_size=2),
+        "patch8": _variant(patch_size=8),
     }
     short = cifar10_resmlp().replace(
-        task=Classify(smoothing=0.1, augment=Augment((Flip(), Translate(4)))),
+        task=Classify(label_smoothing=0.1, augment=Augment((HorizontalFlip(), Translate(4)))),
         budget=Budget(epochs=12),
-        schedule=Cosine(warmup=0.1),
-        ema=None,
-        cadence=Cadence(log=100, evaluate=2000, save=2000),
+        schedule=CosineSchedule(warmup_fraction=0.1),
+        ema_decay=None,
+        log_every=100,
+        eval_every=2000,
+        save_every=2000,
     )
     return {name: short.replace(model=model) for name, model in variants.items()}
 
 
-def _variant(patch: int = 4, **changes: object) -> Encoder:
-    return resmlp(12, 192, 0.1, patch=patch, image=32, classes=10, **changes)  # type: ignore[arg-type]
+def _variant(patch_size: int = 4, **changes: object) -> Encoder:
+    return resmlp(12, 192, 0.1, patch_size=patch_size, img_size=32, num_classes=10, **changes)  # type: ignore[arg-type]

@@ -1,28 +1,29 @@
-"""The papers' own recipes on ImageNet, read from tar shards: as published, not run here.
+"""The papers' ImageNet recipes, reading tar shards; as published, not run here.
 
-`torchrun --nproc-per-node 8 -m allmlp train NAME --set data.path=shards/`; where a batch does not fit into memory,
-`--set accumulate=4` gives the same steps. Class names, other places: `allmlp.data.shards`.
+`torchrun --nproc-per-node 8 -m allmlp train NAME --set data.path=shards/`; if a batch does not fit into memory,
+`--set grad_accum_steps=4` computes the same steps. `allmlp.data.shards` describes class names and remote paths.
 """
 
 from __future__ import annotations
 
-from allmlp.data.augment import standard
+from typing import Any
+
+from allmlp.data.augment import Augment, HorizontalFlip, RandomResizedCrop, presets
 from allmlp.data.cifar import Cifar10
 from allmlp.data.decode import Decode
-from allmlp.data.images import Augment, Flip, RandomResizedCrop
 from allmlp.data.shards import Shards
-from allmlp.layers import Classes, Constant, Init, Zeros
+from allmlp.layers import ClassifierHead, Constant, Init, Zeros
 from allmlp.models.encoder import Encoder
 from allmlp.models.zoo import preset
 from allmlp.optim import AdamW, Lamb, Sgd
-from allmlp.run import Budget, Cadence, Run
-from allmlp.schedule import Cosine, Linear
+from allmlp.run import Budget, Run
+from allmlp.schedule import CosineSchedule, LinearSchedule
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.dino import Dino
 from allmlp.tasks.distill import Distill
 
-PICTURES = {"imagenet": 1_281_167, "imagenet21k": 14_197_122}
-CADENCE = Cadence(log=100, evaluate=5000, save=2500)
+TRAIN_IMAGES = {"imagenet": 1_281_167, "imagenet21k": 14_197_122}
+INTERVALS: dict[str, Any] = {"log_every": 100, "eval_every": 5000, "save_every": 2500}
 MINUS_ONE_TO_ONE = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
@@ -34,26 +35,26 @@ def _spec(name: str, drop_path: float) -> Encoder:
 
 def _mixer(name: str, magnitude: float, mixup: float, data: str = "imagenet") -> Run:
     epochs, batch = 300, 4096
-    steps = epochs * PICTURES[data] / batch
+    steps = epochs * TRAIN_IMAGES[data] / batch
     mean, std = MINUS_ONE_TO_ONE
     model = _spec(name, 0.1)
     return Run(
-        # With a sigmoid loss every class starts as improbable as it is.
-        model=model.replace(head=Classes(1000, init=Init(Zeros(), Constant(-6.9)))),
-        task=Classify("sigmoid", augment=standard.mixer(magnitude), mix=standard.mixer_mix(mixup)),
+        # For the sigmoid loss the bias starts at log(1 / 1000), the prior of a class.
+        model=model.replace(head=ClassifierHead(1000, init=Init(Zeros(), Constant(-6.9)))),
+        task=Classify("sigmoid", augment=presets.mixer(magnitude), mix=presets.mixer_mixup(mixup)),
         data=Shards(data, decode=Decode(scale=(0.05, 1.0), mean=mean, std=std)),
-        batch=batch,
+        batch_size=batch,
         budget=Budget(epochs=epochs),
-        optim=AdamW(lr=1e-3, decay=0.1),
-        schedule=Linear(warmup=10_000 / steps, floor=0.01),
-        clip=1.0,
+        optim=AdamW(lr=1e-3, weight_decay=0.1),
+        schedule=LinearSchedule(warmup_fraction=10_000 / steps, min_lr_ratio=0.01),
+        max_grad_norm=1.0,
         compile=True,
-        cadence=CADENCE,
+        **INTERVALS,
     )
 
 
 def imagenet_mixer_b16() -> Run:
-    """Mixer-B/16 on ImageNet-1k, as big_vision trains it.
+    """Mixer-B/16 on ImageNet-1k, with the settings of big_vision.
 
     torchrun --nproc-per-node 8 -m allmlp train imagenet_mixer_b16 --set data.path=shards/
     Not run here. Published: 76.4 % (paper), 76.3 % in 2 h 11 min on a TPU v3-128 (big_vision).
@@ -71,7 +72,7 @@ def imagenet_mixer_l16() -> Run:
 
 
 def imagenet21k_mixer_b16() -> Run:
-    """Mixer-B/16 on ImageNet-21k, to be fine-tuned.
+    """Mixer-B/16 on ImageNet-21k, for fine-tuning.
 
     torchrun --nproc-per-node 8 -m allmlp train imagenet21k_mixer_b16 --set data.path=shards21k/
     Not run here. Published: 80.6 % on ImageNet-1k after fine-tuning.
@@ -80,7 +81,7 @@ def imagenet21k_mixer_b16() -> Run:
 
 
 def imagenet21k_mixer_l16() -> Run:
-    """Mixer-L/16 on ImageNet-21k, to be fine-tuned.
+    """Mixer-L/16 on ImageNet-21k, for fine-tuning.
 
     torchrun --nproc-per-node 8 -m allmlp train imagenet21k_mixer_l16 --set data.path=shards21k/
     Not run here. Published: 82.9 % on ImageNet-1k after fine-tuning.
@@ -89,24 +90,24 @@ def imagenet21k_mixer_l16() -> Run:
 
 
 def cifar10_finetune_mixer_b16() -> Run:
-    """Mixer-B/16, pre-trained on ImageNet, fine-tuned on CIFAR-10 at 224 pixels, as Google does.
+    """Mixer-B/16, pre-trained on ImageNet, fine-tuned on CIFAR-10 at 224 pixels, with Google's settings.
 
     allmlp train cifar10_finetune_mixer_b16 --set init_from=runs/imagenet_mixer_b16
     Not run here. Published: 96.7 % from ImageNet-1k (3 hours on four V100), 96.8 % from 21k.
     """
-    augment = Augment((RandomResizedCrop(scale=(0.05, 1.0), size=(224, 224), filter="bilinear"), Flip()))
+    crop = RandomResizedCrop(scale=(0.05, 1.0), size=(224, 224), interpolation="bilinear")
     return Run(
-        model=_spec("mixer_b16", 0.0).configure(classes=10),
-        task=Classify(augment=augment),
+        model=_spec("mixer_b16", 0.0).configure(num_classes=10),
+        task=Classify(augment=Augment((crop, HorizontalFlip()))),
         data=Cifar10(),
-        batch=512,
-        accumulate=8,
+        batch_size=512,
+        grad_accum_steps=8,
         budget=Budget(steps=10_000),
-        optim=Sgd(lr=0.03, decay=0.0, nesterov=False),
-        schedule=Cosine(warmup=0.05),
-        clip=1.0,
+        optim=Sgd(lr=0.03, weight_decay=0.0, nesterov=False),
+        schedule=CosineSchedule(warmup_fraction=0.05),
+        max_grad_norm=1.0,
         compile=True,
-        cadence=CADENCE,
+        **INTERVALS,
         init_from="runs/imagenet_mixer_b16",
     )
 
@@ -115,22 +116,22 @@ def _resmlp(name: str, drop_path: float) -> Run:
     epochs, batch = 400, 2048
     return Run(
         model=_spec(name, drop_path),
-        task=Classify(smoothing=0.1, augment=standard.deit(), mix=standard.DEIT_MIX),
-        data=Shards("imagenet", decode=Decode(crop=0.9)),
-        batch=batch,
-        # DeiT counts a repeated picture as a new one, so an epoch has as many steps as without repetition.
-        budget=Budget(steps=epochs * PICTURES["imagenet"] // batch),
-        repeats=3,
-        optim=Lamb(lr=5e-3, decay=0.2),
-        schedule=Cosine(warmup=5 / epochs),
+        task=Classify(label_smoothing=0.1, augment=presets.deit(), mix=presets.DEIT_MIXUP),
+        data=Shards("imagenet", decode=Decode(crop_pct=0.9)),
+        batch_size=batch,
+        # DeiT counts a repeated image as a new one, so an epoch has as many steps as without repetition.
+        budget=Budget(steps=epochs * TRAIN_IMAGES["imagenet"] // batch),
+        aug_repeats=3,
+        optim=Lamb(lr=5e-3, weight_decay=0.2),
+        schedule=CosineSchedule(warmup_fraction=5 / epochs),
         precision="float32",
         compile=True,
-        cadence=CADENCE,
+        **INTERVALS,
     )
 
 
 def imagenet_resmlp_s12() -> Run:
-    """ResMLP-S12 on ImageNet-1k: LAMB, 400 epochs, as its author gives it.
+    """ResMLP-S12 on ImageNet-1k: LAMB, 400 epochs, with its author's settings.
 
     torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s12 --set data.path=shards/
     Not run here. Published: 76.6 %.
@@ -142,7 +143,7 @@ def imagenet_resmlp_s24() -> Run:
     """ResMLP-S24 on ImageNet-1k: LAMB, 400 epochs.
 
     torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s24 --set data.path=shards/
-    Not run here. Published: 79.4 %. Its stochastic depth is that of the fine-tuning recipe, the only one given.
+    Not run here. Published: 79.4 %. Stochastic depth is that of the fine-tuning recipe; none is given for training.
     """
     return _resmlp("resmlp_s24", 0.1)
 
@@ -151,7 +152,7 @@ def imagenet_resmlp_s12_distilled() -> Run:
     """ResMLP-S12 on ImageNet-1k, hard distillation from RegNetY-16GF.
 
     torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s12_distilled --set data.path=shards/
-    Not run here. Published: 77.8 %, 1.2 more than without. The teacher (82.9 %) is fetched by timm.
+    Not run here. Published: 77.8 %, 1.2 more than without a teacher. timm downloads the teacher (82.9 %).
     """
     run = _resmlp("resmlp_s12", 0.05)
     assert isinstance(run.task, Classify)
@@ -159,24 +160,24 @@ def imagenet_resmlp_s12_distilled() -> Run:
 
 
 def imagenet_resmlp_s12_dino() -> Run:
-    """ResMLP-S12 on ImageNet-1k without labels: DINO, 300 epochs, with its code's defaults.
+    """ResMLP-S12 on ImageNet-1k without labels: DINO, 300 epochs, defaults of the official code.
 
     torchrun --nproc-per-node 8 -m allmlp train imagenet_resmlp_s12_dino --set data.path=shards/
-    Not run here. Published: k-NN 62.6, linear 67.5 %; how small crops passed through the model is not. Here pictures
-    are decoded to their central square at 288 pixels, and crops are cut from it.
+    Not run here. Published: k-NN 62.6, linear 67.5 %, without saying how small crops pass through the model. Here
+    images are decoded to their central square at 288 pixels, and crops are taken from it.
     """
     epochs, batch = 300, 1024
     return Run(
         model=_spec("resmlp_s12", 0.1),
-        task=Dino(standard.dino(), frozen=1 / epochs),
-        data=Shards("imagenet", image=(288, 288), decode=Decode(crop=1.0, scale=(1.0, 1.0), ratio=(1.0, 1.0))),
-        batch=batch,
+        task=Dino(presets.dino(), freeze_last_layer=1 / epochs),
+        data=Shards("imagenet", img_size=(288, 288), decode=Decode(crop_pct=1.0, scale=(1.0, 1.0), ratio=(1.0, 1.0))),
+        batch_size=batch,
         budget=Budget(epochs=epochs),
-        optim=AdamW(lr=5e-4 * batch / 256, decay=0.04, last_decay=0.4),
-        schedule=Cosine(warmup=10 / epochs, floor=1e-6 / (5e-4 * batch / 256)),
-        clip=3.0,
+        optim=AdamW(lr=5e-4 * batch / 256, weight_decay=0.04, weight_decay_end=0.4),
+        schedule=CosineSchedule(warmup_fraction=10 / epochs, min_lr_ratio=1e-6 / (5e-4 * batch / 256)),
+        max_grad_norm=3.0,
         compile=True,
-        cadence=CADENCE,
+        **INTERVALS,
     )
 
 
@@ -184,15 +185,15 @@ def _gmlp(name: str, drop_path: float) -> Run:
     epochs, batch = 300, 4096
     return Run(
         model=_spec(name, drop_path),
-        task=Classify(smoothing=0.1, augment=standard.gmlp(), mix=standard.DEIT_MIX),
+        task=Classify(label_smoothing=0.1, augment=presets.gmlp(), mix=presets.DEIT_MIXUP),
         data=Shards("imagenet"),
-        batch=batch,
+        batch_size=batch,
         budget=Budget(epochs=epochs),
-        optim=AdamW(lr=1e-3, decay=0.05, eps=1e-6),
-        schedule=Cosine(warmup=10_000 * batch / (epochs * PICTURES["imagenet"])),
-        clip=1.0,
+        optim=AdamW(lr=1e-3, weight_decay=0.05, eps=1e-6),
+        schedule=CosineSchedule(warmup_fraction=10_000 * batch / (epochs * TRAIN_IMAGES["imagenet"])),
+        max_grad_norm=1.0,
         compile=True,
-        cadence=CADENCE,
+        **INTERVALS,
     )
 
 

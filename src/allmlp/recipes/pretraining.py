@@ -1,10 +1,10 @@
-"""Masked language models: gMLP's own experiments as published, and small ones that fit one GPU for minutes."""
+"""Masked language models: gMLP's experiments as published, and small ones that take minutes on one GPU."""
 
 from __future__ import annotations
 
 from allmlp.data.corpus import Corpus
-from allmlp.data.tokenizer import Tokenize
-from allmlp.layers import Attention, Dense, LayerNorm, RelativePositions, TinyAttention
+from allmlp.data.tokenizer import TokenizerConfig
+from allmlp.layers import Attention, Dense, LayerNorm, RelativePositionBias, TinyAttention
 from allmlp.models.bert import bert
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
@@ -12,13 +12,13 @@ from allmlp.models.mixer import mixer_text
 from allmlp.models.model import ModelSpec
 from allmlp.models.zoo import preset
 from allmlp.optim import AdamW, Muon
-from allmlp.run import Budget, Cadence, Run
-from allmlp.schedule import Linear
+from allmlp.run import Budget, Run
+from allmlp.schedule import LinearSchedule
 from allmlp.spec import override
-from allmlp.tasks.distill_text import DistillText
-from allmlp.tasks.mlm import MaskedLm, Masking
+from allmlp.tasks.distill_masked_lm import DistillMaskedLM
+from allmlp.tasks.masked_lm import MaskedLM, Masking
 
-CASED = Tokenize("unigram", 32_000, lowercase=False)
+CASED = TokenizerConfig("unigram", 32_000, lowercase=False)
 
 
 def _published(model: str, full: bool = False) -> Run:
@@ -26,19 +26,21 @@ def _published(model: str, full: bool = False) -> Run:
     steps = 1_000_000 if full else 125_000
     return Run(
         model=preset(model).spec,
-        task=MaskedLm(mask_padding=False),
-        data=Corpus("corpus", tokenize=CASED, length=512 if full else 128),
-        batch=256 if full else 2048,
+        task=MaskedLM(mask_padding=False),
+        data=Corpus("corpus", tokenizer=CASED, seq_len=512 if full else 128),
+        batch_size=256 if full else 2048,
         budget=Budget(steps=steps),
-        optim=AdamW(lr=1e-4 if full else 7e-4, decay=0.01, eps=1e-6),
-        schedule=Linear(warmup=10_000 / steps),
+        optim=AdamW(lr=1e-4 if full else 7e-4, weight_decay=0.01, eps=1e-6),
+        schedule=LinearSchedule(warmup_fraction=10_000 / steps),
         compile=True,
-        cadence=Cadence(log=100, evaluate=5000, save=2500),
+        log_every=100,
+        eval_every=5000,
+        save_every=2500,
     )
 
 
 def mlm_table3() -> dict[str, Run]:
-    """gMLP's table 3 as published: eight ways to mix tokens, 32.8 billion tokens each.
+    """gMLP's table 3 as published: eight token mixers, 32.8 billion tokens each.
 
     torchrun --nproc-per-node 8 -m allmlp train mlm_table3 --set data.path='corpus/*.txt.xz'
     Not run here: about 17 hours of one H200 a row. Published perplexity: BERT 4.37, relative positions 4.26, without
@@ -96,21 +98,23 @@ def mlm_bert_base() -> Run:
 def _wiki(model: ModelSpec) -> Run:
     return Run(
         model=model,
-        task=MaskedLm(masking=Masking(0.25)),
-        data=Corpus("data/text/train*", "data/text/valid*", Tokenize(path="data/bert-base-uncased-vocab.txt")),
-        batch=256,
+        task=MaskedLM(Masking(0.25)),
+        data=Corpus("data/text/train*", "data/text/valid*", TokenizerConfig(path="data/bert-base-uncased-vocab.txt")),
+        batch_size=256,
         budget=Budget(minutes=20),
-        optim=Muon(lr=5e-3, decay=0.05),
-        schedule=Linear(warmup=0.05),
-        clip=1.0,
+        optim=Muon(lr=5e-3, weight_decay=0.05),
+        schedule=LinearSchedule(warmup_fraction=0.05),
+        max_grad_norm=1.0,
         compile=True,
-        cadence=Cadence(log=100, evaluate=2000, save=5000),
+        log_every=100,
+        eval_every=2000,
+        save_every=5000,
     )
 
 
 def _pre_norm(model: Encoder) -> Encoder:
-    """BERT with its norms in front, as gMLP has them: with BERT's own order the loss stays where the frequencies of
-    words alone bring it for longer than these short runs last.
+    """BERT with pre-norm, as gMLP: with post-norm the loss stays at that of unigram frequencies for longer than these
+    short runs last.
     """
     return override(model, "block.order", "pre").replace(norm=LayerNorm(1e-12))
 
@@ -130,7 +134,7 @@ def wiki_amlp() -> Run:
     allmlp train wiki_amlp --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     Two minutes of one H200, 3,350 steps: perplexity 16.8, then 85.0 % on SST-2 (one seed).
     """
-    return _wiki(gmlp_text(11, 512, 3072, side=TinyAttention(64)))
+    return _wiki(gmlp_text(11, 512, 3072, attention=TinyAttention(64)))
 
 
 def wiki_bert() -> Run:
@@ -142,48 +146,50 @@ def wiki_bert() -> Run:
     return _wiki(_pre_norm(bert(9, 512, 8)))
 
 
-def wiki_gmlp_taught() -> dict[str, Run]:
-    """gMLP with BERT's help: its word table to start from, its features to imitate, or both.
+def wiki_gmlp_distilled() -> dict[str, Run]:
+    """gMLP with BERT's help: token embeddings to start from, features as targets, or both.
 
-    allmlp train wiki_gmlp_taught/both --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
-    `minilm` is the folder of a pretrained BERT of Hugging Face (task.teacher, task.embeddings, data.tokenize.path).
-    `both`, 7,000 steps of one H200 (five minutes beside other runs): held-out perplexity 13.8 at 15 % masking (one
-    seed), and 89.7 % on SST-2 by sst2_taught after it, 91.1 % with unlabelled sentences. Published for a gMLP of one
-    GPU with BERT's help: 88.6 % (80.4 % without).
+    allmlp train wiki_gmlp_distilled/both --set data.path='text/train-*.txt.xz' --set data.test=text/valid.txt.xz
+    `minilm` is the folder of a Hugging Face BERT (task.teacher, task.embeddings_from, data.tokenizer.path).
+    `both`, 7,000 steps on one H200 shared with other runs, five minutes: held-out perplexity 13.8 at 15 % masking (one
+    seed), and 89.7 % on SST-2 by sst2_distilled after it, 91.1 % with unlabeled sentences. Published for a gMLP with
+    BERT's help: 88.6 % (80.4 % without).
     """
     plain = _wiki(gmlp_text(18, 384, 2304))
-    plain = plain.replace(data=override(plain.data, "tokenize.path", "minilm"))
-    masking = MaskedLm(masking=Masking(0.25))
+    plain = plain.replace(data=override(plain.data, "tokenizer.path", "minilm"))
+    masked_lm = MaskedLM(Masking(0.25))
     tasks = {
-        "embeddings": DistillText("", masking, share=0.0, embeddings="minilm"),
-        "features": DistillText("minilm", masking),
-        "both": DistillText("minilm", masking, embeddings="minilm"),
+        "embeddings": DistillMaskedLM("", masked_lm, alpha=0.0, embeddings_from="minilm"),
+        "features": DistillMaskedLM("minilm", masked_lm),
+        "both": DistillMaskedLM("minilm", masked_lm, embeddings_from="minilm"),
     }
     return {row: plain.replace(task=task) for row, task in tasks.items()}
 
 
 def wiki_table3() -> dict[str, Run]:
-    """gMLP's table 3 in small: the same data, masks and tokens for every way to mix, about equal parameters.
+    """gMLP's table 3 in small: same data, masks and tokens for every mixer, about equal parameters.
 
     allmlp train wiki_table3 --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     allmlp train wiki_table3/split --set seed=1
 
-    Also aMLP, and the split gate with a dense matrix. Held-out perplexity after 2,500 steps, one or two seeds: aMLP
+    With aMLP and a dense split gate in addition. Held-out perplexity after 2,500 steps, one or two seeds: aMLP
     25.5, relative 26.1, split 31.5 31.5, BERT 31.6 31.6, additive 31.7 31.7, multiplicative 32.8 34.2, linear 34.1,
     split and dense 34.4 34.1, no attention 35.0, Mixer 39.5. Published order: see mlm_table3.
     """
-    relative = Attention(4, bias=RelativePositions())
+    relative = Attention(4, bias=RelativePositionBias())
     models: dict[str, Encoder] = {
         "bert": _pre_norm(bert(9, 256, 4)),
         "relative": _pre_norm(bert(9, 256, 4, relative)),
         "noattention": _pre_norm(bert(11, 256, 4, relative.replace(scores="bias"))),
         "mixer": mixer_text(13, 256, 128, 1024),
-        "linear": gmlp_text(13, 256, 1024, combine="linear"),
-        "additive": gmlp_text(13, 256, 1024, combine="add"),
-        "multiplicative": gmlp_text(13, 256, 1024, combine="multiply"),
+        "linear": gmlp_text(13, 256, 1024, variant="linear"),
+        "additive": gmlp_text(13, 256, 1024, variant="additive"),
+        "multiplicative": gmlp_text(13, 256, 1024, variant="multiplicative"),
         "split": gmlp_text(12, 256, 1536),
-        "dense": override(gmlp_text(12, 256, 1536), "block.channel.inner.project", Dense()),
-        "amlp": gmlp_text(11, 256, 1536, side=TinyAttention(64)),
+        "dense": override(gmlp_text(12, 256, 1536), "block.channel.inner.projection", Dense()),
+        "amlp": gmlp_text(11, 256, 1536, attention=TinyAttention(64)),
     }
-    short = _wiki(models["split"]).replace(task=MaskedLm(), budget=Budget(steps=2500), optim=Muon(lr=6e-3, decay=0.05))
+    short = _wiki(models["split"]).replace(
+        task=MaskedLM(), budget=Budget(steps=2500), optim=Muon(lr=6e-3, weight_decay=0.05)
+    )
     return {row: short.replace(model=model) for row, model in models.items()}

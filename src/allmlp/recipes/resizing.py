@@ -1,22 +1,22 @@
-"""A trained model brought to another image size, and a short fine-tune there."""
+"""A trained model resized to another image size and fine-tuned briefly."""
 
 from __future__ import annotations
 
 from allmlp.models.zoo import preset
-from allmlp.recipes.cifar import cifar10_gmlp
+from allmlp.recipes.cifar_classification import cifar10_gmlp
 from allmlp.run import Budget, Run
 
 
 def cifar10_resized() -> dict[str, Run]:
-    """The CIFAR-10 model that comes along at 24, 40, 48 and 64 pixels: three epochs of fine-tuning each.
+    """The bundled CIFAR-10 model at 24, 40, 48 and 64 pixels: three epochs of fine-tuning each.
 
     allmlp train cifar10_resized/48
-    allmlp resize weights/cifar10 runs/cifar10_64_tile --image 64 --rule tile && allmlp train cifar10_resized/64_tile
+    allmlp resize weights/cifar10 runs/cifar10_64_tile --img-size 64 --rule tile && allmlp train cifar10_resized/64_tile
     One H200, a minute each: 24 px 92.2, 40 px 94.9, 48 px 95.1, 64 px 94.7, and with the rule `tile` 90.6 % (one seed).
-    Without fine-tuning, the first 2,000 test pictures: 86.1, 92.1, 90.8, 81.2 and 56.1 % (at 32 px 95.8 %).
+    Without fine-tuning, the first 2,000 test images: 86.1, 92.1, 90.8, 81.2 and 56.1 % (at 32 px 95.8 %).
     """
-    spec = preset("gmlp_micro").spec.configure(drop_path=0.1, classes=10)
+    spec = preset("gmlp_micro").spec.configure(drop_path=0.1, num_classes=10)
     start = cifar10_gmlp()
     short = start.replace(budget=Budget(epochs=3), optim=start.optim.replace(lr=2e-4), init_from="weights/cifar10")
-    table = {str(size): short.replace(model=spec.configure(image=size)) for size in (24, 40, 48, 64)}
+    table = {str(size): short.replace(model=spec.configure(img_size=size)) for size in (24, 40, 48, 64)}
     return table | {"64_tile": table["64"].replace(init_from="runs/cifar10_64_tile")}

@@ -1,1 +1,1 @@
-"""What was published and what was measured: the papers' tables, and runs compared on one page."""
+"""Comparison of runs on one HTML page, and the tables of the papers."""

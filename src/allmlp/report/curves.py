@@ -1,4 +1,4 @@
-"""The curves of runs, thinned out so that a page stays small: what a browser draws."""
+"""Training and evaluation curves, thinned out to keep the page small."""
 
 from __future__ import annotations
 
@@ -9,64 +9,74 @@ from typing import Any
 
 import numpy as np
 
-from allmlp.log import SHARES
-from allmlp.report.runs import Entry, Point
+from allmlp.log import PERCENTAGES
+from allmlp.report.runs import LoggedRun
 
 POINTS = 300
-"""A curve keeps at most so many points."""
-CHARTS = 12
-"""Metrics that are drawn, the commonest first where there are more."""
-TITLES = {"lr": "learning rate", "share": "share of the machine's matrix rate"}
-LOWER, HIGHER = ("loss", "perplexity"), (*SHARES, "bleu", "chrf")
+"""Per curve, at most."""
+MAX_METRICS, MAX_CHARTS = 12, 24
+"""Drawn at most, the most common metrics first."""
+TITLES = {"lr": "learning rate", "mfu": "MFU"}
+LOWER, HIGHER = ("loss", "perplexity"), (*PERCENTAGES, "bleu", "chrf")
 """Parts of the names of metrics of which less, or more, is better."""
 
 
-def charts(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """A chart for each metric: its curves with the steps, the seconds since the run began, and the values."""
+def charts(runs: Sequence[LoggedRun]) -> list[dict[str, Any]]:
+    """The charts of every metric, each with its curves: steps, seconds since the start of the run, and values.
+
+    A metric of the model's quality gets one chart per data and task: accuracies of a masked language model and of an
+    image classifier do not belong on the same axes.
+    """
+    quality = {name for run in runs for record in run.of_kind("eval") for name in record.values} | {"loss"}
+    groups = list(dict.fromkeys(run.group for run in runs))
     drawn = []
-    for name in metrics(entries):
-        curves = [
-            curve
-            for number, entry in enumerate(entries)
-            for kind in ("train", "eval")
-            if (curve := make_curve(entry, number, kind, name)) is not None
-        ]
-        drawn.append({"title": title(name), "share": is_share(name), "curves": curves})
-    return drawn
+    for name in metrics(runs):
+        for group in groups if name in quality else [None]:
+            curves = [
+                curve
+                for number, run in enumerate(runs)
+                if group in (None, run.group)
+                for kind in ("train", "eval")
+                if (curve := make_curve(run, number, kind, name)) is not None
+            ]
+            if curves:
+                about = "" if group is None or len(groups) == 1 else " · ".join(filter(None, group)) or "unknown task"
+                drawn.append({"title": title(name), "group": about, "percent": is_percent(name), "curves": curves})
+    return drawn[:MAX_CHARTS]
 
 
-def metrics(entries: Sequence[Entry]) -> list[str]:
-    """The loss, what runs are judged by, then what is only seen while they train; the epoch is no metric."""
-    judged, trained = (
-        Counter(name for entry in entries for name in dict.fromkeys(n for p in entry.of_kind(kind) for n in p.values))
+def metrics(runs: Sequence[LoggedRun]) -> list[str]:
+    """The loss, then what is evaluated, then what is only logged in training; the epoch is no metric."""
+    evaluated, trained = (
+        Counter(name for run in runs for name in dict.fromkeys(n for one in run.of_kind(kind) for n in one.values))
         for kind in ("eval", "train")
     )
-    order = [name for name, _ in judged.most_common()] + [name for name, _ in trained.most_common()]
+    order = [name for name, _ in evaluated.most_common()] + [name for name, _ in trained.most_common()]
     names = [name for name in dict.fromkeys(order) if name != "epoch"]
-    return sorted(names, key=lambda name: name != "loss")[:CHARTS]
+    return sorted(names, key=lambda name: name != "loss")[:MAX_METRICS]
 
 
-def make_curve(entry: Entry, number: int, kind: str, name: str) -> dict[str, Any] | None:
-    points: list[Point] = [point for point in entry.of_kind(kind) if name in point.values]
-    if not points:
+def make_curve(run: LoggedRun, number: int, kind: str, name: str) -> dict[str, Any] | None:
+    records = [record for record in run.of_kind(kind) if name in record.values]
+    if not records:
         return None
-    values = [point.values[name] for point in points]
+    values = [record.values[name] for record in records]
     kept = thin(values, POINTS)
-    start = entry.points[0].time
+    start = run.records[0].time
     return {
         "run": number,
         "kind": kind,
-        "of": len(points),
-        "steps": [points[index].step for index in kept],
-        "seconds": [round(points[index].time - start, 1) for index in kept],
+        "of": len(records),
+        "steps": [records[index].step for index in kept],
+        "seconds": [round(records[index].time - start, 1) for index in kept],
         "values": [float(f"{values[index]:.5g}") for index in kept],
     }
 
 
 def thin(values: Sequence[float], most: int) -> list[int]:
-    """Which points are kept: all, or the first, the last, and of equal stretches the lowest and the highest.
+    """Indices of the points to keep: all, or the first, the last, and the minimum and maximum of equal stretches.
 
-    So peaks and valleys stay where they are, whatever the zoom.
+    Peaks and valleys stay where they are at every zoom level.
     """
     count = len(values)
     if count <= most:
@@ -82,13 +92,12 @@ def title(name: str) -> str:
     return TITLES.get(name, name.replace("_", " "))
 
 
-def is_share(name: str) -> bool:
-    """Whether a metric is told in per cent."""
-    return any(word in name for word in SHARES)
+def is_percent(name: str) -> bool:
+    return any(word in name for word in PERCENTAGES)
 
 
 def better(name: str) -> int:
     """1 where more is better, -1 where less is, 0 where that is not known."""
-    if name == "share" or name.endswith("/s"):
+    if name == "mfu" or name.endswith("/s"):
         return 0
     return -1 if any(word in name for word in LOWER) else 1 if any(word in name for word in HIGHER) else 0

@@ -1,4 +1,4 @@
-"""A run as its folder tells it. What is missing or damaged is said, never an error: one bad run spoils no report."""
+"""Read a run from its folder. Missing or damaged files become problems to report, not errors."""
 
 from __future__ import annotations
 
@@ -13,33 +13,26 @@ from typing import Any, Literal, NamedTuple
 from allmlp.checkpoint import complete
 from allmlp.errors import UserError, one_line
 from allmlp.files import RUN
+from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.log import METRICS
 from allmlp.models.cost import Cost, measure
 from allmlp.models.encoder import Encoder
-from allmlp.models.foreign import Foreign
+from allmlp.models.external import External
 from allmlp.models.model import ModelSpec
+from allmlp.models.zoo import presets
 from allmlp.run import Run
-from allmlp.train import read_run
+from allmlp.training import read_run
 from allmlp.weights.folder import CONFIG, WEIGHTS, read_spec
 
-LONGEST = 2**20
-"""Bytes of a run.json, and of a line of metrics."""
-LARGEST = 2**53
-"""Whole numbers up to here are exact in a browser."""
-FAMILIES = {
-    "TinyAttention": "aMLP",
-    "SpatialGate": "gMLP",
-    "TokenMlp": "Mixer",
-    "TokenLinear": "ResMLP",
-    "TokenConv": "ResMLP with convolutions",
-    "Attention": "Transformer",
-}
-"""What mixes the tokens -> whose model it is; the first kind that a model holds decides."""
+MAX_BYTES = 2**20
+"""Of a run.json, and of a line of metrics."""
+MAX_STEP = 2**53
+"""Integers up to here are exact in a browser."""
 
 State = Literal["finished", "unfinished", "broken"]
 
 
-class Point(NamedTuple):
+class MetricRecord(NamedTuple):
     """One line of metrics.jsonl."""
 
     kind: str
@@ -51,53 +44,58 @@ class Point(NamedTuple):
     """Finite ones only."""
 
 
-class Entry(NamedTuple):
+class LoggedRun(NamedTuple):
     name: str
     folder: Path
     state: State
-    """finished: its model is there. broken: what it was is not known."""
-    faults: tuple[str, ...]
-    record: dict[str, Any]
+    """finished: its model is saved. broken: run.json cannot be read."""
+    problems: tuple[str, ...]
+    config: dict[str, Any]
     """run.json as it is, empty where it cannot be read."""
     run: Run | None
     spec: ModelSpec | None
-    """Of the model it has kept; else of the one it was to train, before the data had set its classes or words."""
-    points: list[Point]
+    """Of the saved model; else of the run, before the data have set the number of classes or the vocabulary."""
+    records: list[MetricRecord]
 
-    def of_kind(self, kind: str) -> list[Point]:
-        return [point for point in self.points if point.kind == kind]
+    def of_kind(self, kind: str) -> list[MetricRecord]:
+        return [record for record in self.records if record.kind == kind]
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Data and task: metrics of runs are comparable where both are the same."""
+        return (type(self.run.data).__name__, type(self.run.task).__name__) if self.run else ("", "")
 
     @property
     def final(self) -> dict[str, float]:
         """The last evaluation."""
-        judged = self.of_kind("eval")
-        return judged[-1].values if judged else {}
+        evaluated = self.of_kind("eval")
+        return evaluated[-1].values if evaluated else {}
 
     @property
     def steps(self) -> int | None:
-        return max((point.step for point in self.points), default=None)
+        return max((record.step for record in self.records), default=None)
 
     @property
     def epochs_per_step(self) -> float | None:
-        known = [point for point in self.of_kind("train") if "epoch" in point.values and point.step > 0]
+        known = [one for one in self.of_kind("train") if "epoch" in one.values and one.step > 0]
         return known[-1].values["epoch"] / known[-1].step if known else None
 
     @property
     def seconds(self) -> float | None:
-        """Of training, pauses left out, as the last checkpoint says; else from the first record to the last."""
+        """Training time without pauses from the last checkpoint, or from the first to the last record."""
         for place in reversed(complete(self.folder)):
             state = read_object(place / "state.json")
             seconds = state.get("seconds")
             if state.get("step") == self.steps and isinstance(seconds, float) and math.isfinite(seconds):
                 return seconds
-        return self.points[-1].time - self.points[0].time if len(self.points) > 1 else None
+        return self.records[-1].time - self.records[0].time if len(self.records) > 1 else None
 
     @property
     def speed(self) -> tuple[float, str] | None:
-        """The median over the records, and its unit: images/s."""
+        """Median over the records, and its unit: images/s."""
         train = self.of_kind("train")
-        unit = next((name for point in train for name in point.values if name.endswith("/s")), None)
-        return None if unit is None else (median(p.values[unit] for p in train if unit in p.values), unit)
+        unit = next((name for one in train for name in one.values if name.endswith("/s")), None)
+        return None if unit is None else (median(one.values[unit] for one in train if unit in one.values), unit)
 
     @property
     def cost(self) -> Cost | None:
@@ -108,24 +106,24 @@ class Entry(NamedTuple):
 def cost_of(spec: ModelSpec) -> Cost | None:
     try:
         return measure(spec)
-    except UserError:  # the package of a foreign network is not here
+    except UserError:  # the package of an external model is not installed
         return None
 
 
 def find(paths: Sequence[Path]) -> tuple[dict[str, Path], list[str]]:
-    """Name -> folder of every run among the paths and one level below them; and what was left out, with the reason."""
+    """Name -> folder of every run among the paths or one level below; and the skipped paths, with the reason."""
     found: list[Path] = []
-    left_out = []
+    skipped = []
     for path in paths:
         try:
             runs, reason = runs_in(path), f"has no {RUN} and no {METRICS}" if path.is_dir() else "is not a folder"
-        except OSError as trouble:
-            runs, reason = [], f"cannot be read: {one_line(trouble)}"
+        except OSError as error:
+            runs, reason = [], f"cannot be read: {one_line(error)}"
         found += [folder for folder in runs if folder.resolve() not in {one.resolve() for one in found}]
         if not runs:
-            left_out.append(f"{path} {reason}")
+            skipped.append(f"{path} {reason}")
     last = [folder.resolve().name for folder in found]
-    return {str(folder) if last.count(name) > 1 else name: folder for folder, name in zip(found, last)}, left_out
+    return {str(folder) if last.count(name) > 1 else name: folder for folder, name in zip(found, last)}, skipped
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -138,64 +136,64 @@ def is_run(folder: Path) -> bool:
     return (folder / RUN).is_file() or (folder / METRICS).is_file()
 
 
-def read_entry(name: str, folder: Path) -> Entry:
-    faults: list[str] = []
-    record, run = read_object(folder / RUN), None
+def read_logged(name: str, folder: Path) -> LoggedRun:
+    problems: list[str] = []
+    config, run = read_object(folder / RUN), None
     try:
         run = read_run(folder)
     except UserError as reason:
-        faults.append(one_line(str(reason).replace(str(folder / RUN), RUN)))
+        problems.append(one_line(str(reason).replace(str(folder / RUN), RUN)))
     except RecursionError:
-        faults.append(f"{RUN} is nested too deeply")
-    points, problem = read_points(folder / METRICS)
-    faults += [problem] if problem else []
-    kept = (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
+        problems.append(f"{RUN} is nested too deeply")
+    records, problem = read_records(folder / METRICS)
+    problems += [problem] if problem else []
+    saved = (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
     spec = run.model if run else None
-    if kept:
+    if saved:
         try:
             spec = read_spec(folder)
         except UserError as reason:
-            faults.append(one_line(reason))
-    state: State = "broken" if run is None else "finished" if kept else "unfinished"
-    return Entry(name, folder, state, tuple(faults), record, run, spec, points)
+            problems.append(one_line(reason))
+    state: State = "broken" if run is None else "finished" if saved else "unfinished"
+    return LoggedRun(name, folder, state, tuple(problems), config, run, spec, records)
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
+    """A JSON object; empty where there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf8")) if file.stat().st_size <= LONGEST else None
+        found = json.loads(file.read_text(encoding="utf8")) if file.stat().st_size <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def read_points(file: Path) -> tuple[list[Point], str | None]:
-    """The records of a metrics file in their order, and what is wrong with it."""
-    points, damaged = [], 0
+def read_records(file: Path) -> tuple[list[MetricRecord], str | None]:
+    """The records of a metrics file in order, and what is wrong with it."""
+    records, damaged = [], 0
     try:
         for line in lines(file):
-            point = parse(line)
-            points += [point] if point else []
-            damaged += point is None
+            record = parse(line)
+            records += [record] if record else []
+            damaged += record is None
     except FileNotFoundError:
-        return [], f"{METRICS} is missing: there are no curves"
+        return [], f"{METRICS} is missing: no curves"
     except OSError as reason:
-        return points, f"{METRICS} cannot be read: {one_line(reason)}"
+        return records, f"{METRICS} cannot be read: {one_line(reason)}"
     if damaged:
         lost = "1 line" if damaged == 1 else f"{damaged:,} lines"
-        return points, f"{METRICS} is damaged: {lost} of {len(points) + damaged:,} left out"
-    return points, None if points else f"{METRICS} is empty: there are no curves"
+        return records, f"{METRICS} is damaged: {lost} of {len(records) + damaged:,} skipped"
+    return records, None if records else f"{METRICS} is empty: no curves"
 
 
 def lines(file: Path) -> Iterator[bytes]:
-    """Those that are not empty; one that does not end within LONGEST bytes comes in pieces."""
+    """Non-empty lines; one longer than MAX_BYTES comes in pieces."""
     with open(file, "rb") as source:
-        while line := source.readline(LONGEST):
+        while line := source.readline(MAX_BYTES):
             if line.strip():
                 yield line
 
 
-def parse(line: bytes) -> Point | None:
+def parse(line: bytes) -> MetricRecord | None:
     try:
         found = json.loads(line)
         kind, step, time = found.pop("kind"), found.pop("step"), float(found.pop("time"))
@@ -206,23 +204,36 @@ def parse(line: bytes) -> Point | None:
         }
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    whole = isinstance(step, int) and 0 <= step < LARGEST
-    return Point(kind, step, time, values) if kind in ("train", "eval") and whole and math.isfinite(time) else None
+    valid = isinstance(step, int) and 0 <= step < MAX_STEP
+    return (
+        MetricRecord(kind, step, time, values) if kind in ("train", "eval") and valid and math.isfinite(time) else None
+    )
 
 
 def describe(spec: ModelSpec | None) -> str:
-    """A model in a few words: gMLP 12 x 256."""
+    """A short name for a model: gMLP 12 x 256."""
     if spec is None:
         return ""
-    if isinstance(spec, Foreign):
+    if isinstance(spec, External):
         return spec.name
-    kinds = {type(part).__name__ for part in spec.children()}
-    family = next((name for kind, name in FAMILIES.items() if kind in kinds), type(spec).__name__)
-    return f"{family} {spec.depth} x {spec.width}" if isinstance(spec, Encoder) else family
+    return f"{family(spec)} {spec.depth} x {spec.width}" if isinstance(spec, Encoder) else family(spec)
 
 
-def settings(record: dict[str, Any]) -> dict[str, str]:
-    """The fields of a run by their dotted names; a list is one value."""
+@cache
+def family(spec: ModelSpec) -> str:
+    """That of the preset with the most similar parts; a token mixer that no preset has goes by its own name."""
+    parts, known = kinds(spec), [(entry.family, kinds(entry.spec)) for entry in presets().values()]
+    new = parts - frozenset().union(*(found for _, found in known))
+    mixers = [kind.__name__ for kind in new if issubclass(kind, TokenMixer)]
+    return min(mixers) if mixers else max(known, key=lambda one: len(parts & one[1]) / len(parts | one[1]))[0]
+
+
+def kinds(spec: ModelSpec) -> frozenset[type]:
+    return frozenset(map(type, spec.children()))
+
+
+def settings(config: dict[str, Any]) -> dict[str, str]:
+    """The fields of a run by dotted name; a list is one value."""
 
     def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict) and value:
@@ -235,6 +246,6 @@ def settings(record: dict[str, Any]) -> dict[str, str]:
             yield path, value if isinstance(value, str) else json.dumps(value)
 
     try:
-        return dict(flat(record.get("run"), ""))
+        return dict(flat(config.get("run"), ""))
     except RecursionError:
         return {}

@@ -1,322 +1,204 @@
-"""The papers' tables again: what they print, and beside it what this library counts and has measured."""
+"""The papers' tables: published figures next to what this library counts and measures.
+
+tables.json is written by docs/tools/paper_tables (`make tables`).
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-import re
-from collections.abc import Callable
-from functools import cache
-from typing import NamedTuple
-
-import torch
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, NamedTuple, TypeAlias
 
 from allmlp.errors import UserError, did_you_mean
-from allmlp.layers.stem import SinusoidalPositions
-from allmlp.models.catalog import matching, rows
-from allmlp.models.cost import Cost, measure
-from allmlp.models.encoder import Encoder
-from allmlp.models.zoo import preset
-from allmlp.plan.failures import INTERRUPTIONS
-from allmlp.plan.forecast import Forecast, forecast
-from allmlp.plan.hardware import GPUS, Speed, speeds
-from allmlp.plan.jobs import job
-from allmlp.plan.time import training_flops
-from allmlp.report import measured, published_language, published_vision
-from allmlp.report.measured import Measured
-from allmlp.report.published import Column, Published, Row
+from allmlp.models.catalog import matching
 
-NOT_MEASURED = "not measured"
-NOT_HERE = "no model"
-NO_RECIPE = "no recipe"
-HERE = "Measured here"
-JFT = {"samples": 300e6, "epochs": 14.0}
-"""How Mixer-H/14 was pre-trained: no recipe, since nobody else has the data."""
+FILE = Path(__file__).with_name("tables.json")
+NOT_MEASURED, NO_MODEL, NO_RECIPE = "not measured", "no model", "no recipe"
+MEASURED_HERE = "Measured here"
+"""Section of the rows for models that the paper does not have."""
+WIDTH = 100
+SYMBOLS = {"n.m.": "not measured", "-": "no such model here, or no recipe for it"}
+
+Figure: TypeAlias = float | str | None
+"""Our figure; words where there is none; None where a column only describes."""
 
 
-class Answer(NamedTuple):
-    """What stands beside a printed figure."""
+class PaperColumn(NamedTuple):
+    name: str
+    published: bool
+    """Whether the paper has this column."""
+    format: str
+    """Of our figures; empty where the column only describes."""
 
-    text: str
-    value: float | None = None
 
-
-class Line(NamedTuple):
+class PaperRow(NamedTuple):
     section: str
     label: str
     model: str
-    printed: tuple[str | None, ...]
-    """For each column; None where the paper has no such column."""
-    here: tuple[Answer | None, ...]
-    """None where a column only describes."""
+    published: Sequence[str]
+    """One per column, empty where the paper has none."""
+    ours: Sequence[Figure]
 
 
-class Table(NamedTuple):
+class PaperTable(NamedTuple):
     name: str
+    papers: Sequence[str]
     title: str
     source: str
-    columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
-    notes: tuple[str, ...]
+    columns: Sequence[PaperColumn]
+    rows: Sequence[PaperRow]
+    notes: Sequence[str] = ()
+
+    def text(self, row: PaperRow, column: int, ours: bool) -> str:
+        if not ours:
+            return row.published[column]
+        value = row.ours[column]
+        return value or "" if isinstance(value, str | None) else format(value, self.columns[column].format)
 
 
-class Setting(NamedTuple):
-    """What the costs of training are computed for."""
-
-    gpus: int = 8
-    gpu: str = "h200"
-
-
-def published() -> dict[str, Published]:
-    return {table.name: table for table in (*published_vision.TABLES, *published_language.TABLES)}
+def load() -> dict[str, PaperTable]:
+    found = {}
+    for entry in json.loads(FILE.read_text(encoding="utf8")):
+        columns = [PaperColumn(**column) for column in entry.pop("columns")]
+        rows = [PaperRow(**row) for row in entry.pop("rows")]
+        found[entry["name"]] = PaperTable(columns=columns, rows=rows, **entry)
+    return found
 
 
-def names() -> list[str]:
-    return [*published(), "gpu_hours"]
-
-
-def tables(pattern: str = "*", paper: str | None = None, setting: Setting = Setting()) -> list[Table]:
+def tables(pattern: str = "*", paper: str | None = None) -> list[PaperTable]:
     """The tables whose names match a shell pattern or contain a word, of one paper or of all."""
-    known = [name for name in names() if paper is None or paper in papers(name)]
-    if not known:
-        raise UserError(f"no table is of paper {paper!r}: they are 000 to 004")
+    known = load()
+    if paper is not None:
+        papers = dict.fromkeys(name for table in known.values() for name in table.papers)
+        if paper not in papers:
+            raise UserError(f"unknown paper {paper!r}: choose one of {', '.join(papers)}")
+        known = {name: table for name, table in known.items() if paper in table.papers}
     chosen = matching(known, pattern)
     if not chosen:
         raise UserError(f"no table matches {pattern!r}{did_you_mean(pattern, known)}; there are {', '.join(known)}")
-    return [gpu_hours(setting) if name == "gpu_hours" else answered(published()[name], setting) for name in chosen]
+    return [known[name] for name in chosen]
 
 
-def papers(name: str) -> list[str]:
-    """The numbers of the papers that have it, as its source names them."""
-    return re.findall(r"\b00\d\b", published()[name].source) if name in published() else []
+class ShownColumn(NamedTuple):
+    """A column of text: the published figures, or ours."""
+
+    heading: str
+    number: int
+    ours: bool
 
 
-def answered(table: Published, setting: Setting) -> Table:
-    lines = [
-        Line(row.section, row.label, row.model, spread(table.columns, row.cells), answers(table, row, setting))
-        for row in table.rows
-    ]
-    known = {row.label for row in table.rows}
-    for label in dict.fromkeys(entry.row for entry in entries(table.name) if entry.row not in known):
-        row = Row(label, section=HERE)
-        lines.append(Line(HERE, label, "", spread(table.columns, ()), answers(table, row, setting)))
-    return Table(table.name, table.title, table.source, table.columns, tuple(lines), table.notes)
+def columns_of(table: PaperTable, full: bool) -> list[ShownColumn]:
+    """All columns; or, for a terminal, without those of ours in which nothing was measured."""
+    found = []
+    for number, column in enumerate(table.columns):
+        if column.published:
+            found.append(ShownColumn(column.name, number, False))
+        if column.format and (full or not is_empty(table, number)):
+            found.append(ShownColumn(f"{column.name}, here" if column.published else column.name, number, True))
+    return found
 
 
-def spread(columns: tuple[Column, ...], cells: tuple[str, ...]) -> tuple[str | None, ...]:
-    """Cells at their columns; a row of our own has none."""
-    waiting = iter(cells)
-    return tuple(next(waiting, "") if column.printed else None for column in columns)
+def is_empty(table: PaperTable, number: int) -> bool:
+    """Whether our column has no figure; those of added rows are shown in the published column, if there is one."""
+    added = [row for row in table.rows if row.section == MEASURED_HERE]
+    return number in unmeasured(table) and (table.columns[number].published or not has_figure(added, number))
 
 
-def answers(table: Published, row: Row, setting: Setting) -> tuple[Answer | None, ...]:
-    found = {entry.column: entry.text for entry in entries(table.name) if entry.row == row.label}
-    return tuple(answer(column, row, found, setting) for column in table.columns)
+def unmeasured(table: PaperTable) -> list[int]:
+    """Columns in which none of the paper's rows has a figure of ours."""
+    printed = [row for row in table.rows if row.section != MEASURED_HERE]
+    return [n for n, column in enumerate(table.columns) if column.format and not has_figure(printed, n)]
 
 
-def answer(column: Column, row: Row, found: dict[str, str], setting: Setting) -> Answer | None:
-    if column.name in found:
-        return Answer(found[column.name], float(found[column.name].replace(",", "")))
-    if not column.answer:
-        return None
-    if column.answer == "measured":
-        return Answer(NOT_MEASURED)
-    if row.section == HERE:
-        return Answer("")
-    kind, *options = column.answer.split()
-    return ANSWERS[kind](row, setting, *options)
+def has_figure(rows: Sequence[PaperRow], number: int) -> bool:
+    return any(row.ours[number] not in ("", NOT_MEASURED, NO_MODEL) for row in rows)
 
 
-@cache
-def entries(table: str) -> tuple[Measured, ...]:
-    """What was measured for a table."""
-    found = (Measured(**entry) for entry in json.loads(measured.FILE.read_text(encoding="utf8")))
-    return tuple(entry for entry in found if table in entry.tables)
+# --- for people ------------------------------------------------------------------------------------------
 
 
-# --- what the library counts -----------------------------------------------------------------------------
+def terminal(table: PaperTable) -> str:
+    columns = columns_of(table, full=False)
+    body = [[abbreviated(table, row, column) for column in columns] for row in table.rows]
+    heads = [column.heading.replace(",", "") for column in columns]
+    widths = [max(map(len, [*head.split(), *(row[i] for row in body)])) for i, head in enumerate(heads)]
+    wrapped = [wrap(head, width) for head, width in zip(heads, widths, strict=True)]
+    height = max(map(len, wrapped))
+    label = max(len(row.label) for row in table.rows)
+    above = zip(*([""] * (height - len(head)) + head for head in wrapped), strict=True)
+    lines = [f"{table.name}: {table.title}", f"({table.source})", "", *(align("", label, row, widths) for row in above)]
+    section = ""
+    for row, cells in zip(table.rows, body, strict=True):
+        if row.section != section:
+            section = row.section
+            lines.append(f"-- {section}")
+        lines.append(align(row.label, label, cells, widths))
+    missing = [table.columns[number].name for number in unmeasured(table)]
+    about = [f"Not measured for the paper's rows: {', '.join(missing)}."] if missing else []
+    about += [f"{symbol}: {words}." for symbol, words in SYMBOLS.items() if any(symbol in cells for cells in body)]
+    notes = [text for note in (*about, *table.notes) for text in wrap(note, WIDTH)]
+    return "\n".join([*lines, "", *notes]).rstrip()
 
 
-@cache
-def cost_of(model: str) -> Cost:
-    """NAME; NAME@SIZE, the same at another image size or length; NAME/PATCH, with other patches."""
-    name, size, patch = re.fullmatch(r"([^@/]+)(?:@(\d+))?(?:/(\d+))?", model).groups()  # type: ignore[union-attr]
-    spec = preset(name).spec
-    if size:
-        spec = spec.configure(**{"image" if spec.image_size else "length": int(size)})
-    return measure(spec.configure(patch=int(patch)) if patch else spec)
+def abbreviated(table: PaperTable, row: PaperRow, column: ShownColumn) -> str:
+    text = table.text(row, column.number, column.ours)
+    if row.section == MEASURED_HERE:
+        moved = not column.ours and column.number in unmeasured(table)
+        text = table.text(row, column.number, ours=True) if moved else text
+        return "" if text == NOT_MEASURED else text
+    if text == NOT_MEASURED:
+        return "" if column.number in unmeasured(table) else "n.m."
+    return "-" if text in (NO_MODEL, NO_RECIPE) else text
 
 
-@cache
-def counts() -> dict[str, tuple[int, int]]:
-    """Parameters and multiply-adds of the zoo: those of other packages too, without importing them."""
-    return {row.name: (row.parameters, row.macs) for row in rows()}
+def align(label: str, width: int, cells: Sequence[str], widths: list[int]) -> str:
+    return (
+        f"{label:<{width}}" + "".join(f"  {text:>{size}}" for text, size in zip(cells, widths, strict=True))
+    ).rstrip()
 
 
-def parameters(row: Row, setting: Setting) -> Answer:
-    if not row.model:
-        return Answer(NOT_HERE)
-    printed = None if row.model.startswith("hf:") else preset(re.split("[@/]", row.model)[0]).published
-    if printed is not None and not printed.head:
-        cost = cost_of(row.model)
-        count = cost.parameters - cost.head_parameters
-    else:
-        count = counts()[row.model][0] if row.model in counts() else cost_of(row.model).parameters
-    return Answer(f"{count / 1e6:,.2f}", count / 1e6)
+def markdown(table: PaperTable) -> str:
+    columns = columns_of(table, full=True)
+    lines = [f"### {table.title}", "", f"`{table.name}`: {table.source}.", ""]
+    lines.append("| | " + " | ".join(column.heading for column in columns) + " |")
+    lines.append("|---|" + "---:|" * len(columns))
+    section = ""
+    for row in table.rows:
+        if row.section != section:
+            section = row.section
+            lines.append(f"| **{section}** |" + " |" * len(columns))
+        lines.append(f"| {row.label} | " + " | ".join(table.text(row, c.number, c.ours) for c in columns) + " |")
+    return "\n".join([*lines, "", *(f"{note}\n" for note in table.notes)]).rstrip()
 
 
-def macs(row: Row, setting: Setting) -> Answer:
-    if not row.model:
-        return Answer(NOT_HERE)
-    count = counts()[row.model][1] if row.model in counts() else cost_of(row.model).macs
-    return Answer(f"{count / 1e9:,.2f}", count / 1e9)
+# --- for programs ----------------------------------------------------------------------------------------
 
 
-def flops(row: Row, setting: Setting) -> Answer:
-    """Of one forward pass, the output layer where something is asked: a third of a training step."""
-    value = training_flops(preset(row.model).spec) / 3 / 1e9
-    return Answer(f"{value:,.1f}", value)
+def as_csv(tables: list[PaperTable]) -> str:
+    """One line for each cell that is not empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["table", "section", "row", "model", "column", "published", "here"])
+    for table in tables:
+        for row in table.rows:
+            for number, column in enumerate(table.columns):
+                both = row.published[number], table.text(row, number, ours=True)
+                if any(both):
+                    writer.writerow([table.name, row.section, row.label, row.model, column.name, *both])
+    return text.getvalue()
 
 
-def token_macs(row: Row, setting: Setting) -> Answer:
-    """Of what mixes tokens in one block: the token slot, or the gate inside the channel MLP."""
-    if not row.model:
-        return Answer(NOT_HERE)
-    spec = preset(row.model).spec
-    assert isinstance(spec, Encoder), "the table has encoders only"
-    mixing = [part.macs for part in measure(spec).parts if part.name.startswith("blocks.token") or "inner" in part.name]
-    value = sum(mixing) / spec.depth / 1e6
-    return Answer(f"{value:,.1f}", value)
-
-
-def position(row: Row, setting: Setting, channel: str) -> Answer:
-    waves = SinusoidalPositions()(torch.zeros(1, 4, 4, dtype=torch.float64), 0)[0]
-    value = float(waves[int(row.label.split()[-1]), int(channel)])
-    return Answer(f"{value:.4f}", value)
-
-
-def interruptions(row: Row, setting: Setting) -> Answer:
-    value = INTERRUPTIONS * float(row.cells[1]) / 100
-    return Answer(f"{value:.0f}", value)
-
-
-def hours_of(row: Row, setting: Setting) -> Answer:
-    if not row.recipe:
-        return Answer(NO_RECIPE if row.model else NOT_HERE)
-    value = alone(costed(row.recipe, setting))
-    return Answer(f"{value:,.0f}", value)
-
-
-# --- how fast it ran -------------------------------------------------------------------------------------------
-
-
-def quickest(row: Row, setting: Setting, task: str, batch: str) -> Speed | None:
-    found = [
-        speed
-        for speed in speeds()
-        if (speed.model, speed.gpu, speed.task) == (row.model, setting.gpu, task) and batch in ("", str(speed.batch))
-    ]
-    return max(found, key=lambda speed: speed.rate, default=None)
-
-
-def speed(row: Row, setting: Setting, task: str, batch: str = "") -> Answer:
-    """Images or tokens per second of its quickest batch, or of one."""
-    found = quickest(row, setting, task, batch)
-    if found is None:
-        return Answer(NOT_MEASURED if row.model else NOT_HERE)
-    return Answer(f"{found.rate:,.0f}", found.rate)
-
-
-def memory(row: Row, setting: Setting, task: str, batch: str = "") -> Answer:
-    """At that batch: MB in inference, as ResMLP's paper has it, GiB in training."""
-    found = quickest(row, setting, task, batch)
-    if found is None or found.memory is None:
-        return Answer(NOT_MEASURED if row.model else NOT_HERE)
-    value = found.memory / (1e6 if task == "inference" else 2**30)
-    return Answer(f"{value:,.1f}", value)
-
-
-ANSWERS: dict[str, Callable[..., Answer]] = {
-    "parameters": parameters,
-    "macs": macs,
-    "flops": flops,
-    "token_macs": token_macs,
-    "position": position,
-    "interruptions": interruptions,
-    "gpu_hours": hours_of,
-    "speed": speed,
-    "memory": memory,
-}
-
-
-# --- what a published recipe would cost --------------------------------------------------------------------
-
-RECIPES = (
-    "imagenet_mixer_b16",
-    "imagenet_mixer_l16",
-    "imagenet21k_mixer_b16",
-    "imagenet21k_mixer_l16",
-    "mixer_h14",
-    "imagenet_resmlp_s12",
-    "imagenet_resmlp_s24",
-    "imagenet_gmlp_ti16",
-    "imagenet_gmlp_s16",
-    "imagenet_gmlp_b16",
-    "mlm_table3/bert",
-    "mlm_table3/mixer",
-    "mlm_table3/split",
-    "mlm_gmlp_l18",
-    "mlm_gmlp_base",
-    "mlm_amlp_base",
-    "mlm_bert_base",
-)
-"""As published; `mixer_h14` is JFT-300M. Distillation and DINO also compute a teacher, which is not counted."""
-
-
-@cache
-def costed(recipe: str, setting: Setting) -> Forecast:
-    return forecast(job(recipe, gpus=setting.gpus, gpu=setting.gpu, **(JFT if recipe == "mixer_h14" else {})), runs=2)
-
-
-def operations(made: Forecast) -> float:
-    """Useful ones of the whole run."""
-    return made.chosen.step.flops * made.job.steps
-
-
-def alone(made: Forecast) -> float:
-    """Hours of one GPU, for the useful operations alone."""
-    return operations(made) / (made.share * made.job.card.peak) / 3600
-
-
-def gpu_hours(setting: Setting) -> Table:
-    """Every published recipe on N GPUs, at the share of peak that training its family has reached."""
-    columns = (
-        Column("TPUv3 core-days"),
-        Column("samples M", "plan", printed=False),
-        Column("EFLOP", "plan", printed=False),
-        Column("share", "plan", printed=False),
-        Column("GPU-hours", "plan", printed=False),
-        Column(f"hours on {setting.gpus}", "plan", printed=False),
-    )
-    core_days = {row.recipe: row.cells[-1] for row in published()["mixer_table2"].rows}
-    lines, sources = [], {}
-    for recipe in RECIPES:
-        made = costed(recipe, setting)
-        seen, work = made.job.samples * made.job.epochs, operations(made)
-        sources[made.shared_from] = f"{made.share:.1%} by {made.shared_from}"
-        own = (
-            Answer(f"{seen / 1e6:,.0f}", seen / 1e6),
-            Answer(f"{work / 1e18:,.1f}", work / 1e18),
-            Answer(f"{made.share:.1%}", made.share),
-            Answer(f"{alone(made):,.0f}", alone(made)),
-            Answer(f"{made.expected / 3600:,.1f}", made.expected / 3600),
-        )
-        lines.append(Line("", recipe, recipe, (core_days.get(recipe, ""), *[None] * 5), (None, *own)))
-    notes = (
-        f"GPU-hours are those of the useful operations alone; hours on {setting.gpus} come with blocks computed again "
-        "where memory is short, network, checkpoints and failures, as `allmlp plan RECIPE` says. ResMLP's recipes are "
-        "in float32, which runs as TF32 at half the peak.",
-        f"Share of the published peak, as measured on the nearest model: {'; '.join(sources.values())}. Small models "
-        "of small pictures are held up by launching kernels: a large one reaches more (`allmlp plan --share`).",
-    )
-    title = f"What the published recipes would cost on {GPUS[setting.gpu].name}"
-    return Table("gpu_hours", title, "recipes of this library", columns, tuple(lines), notes)
+def as_json(table: PaperTable) -> dict[str, Any]:
+    """Our figures as numbers, unrounded; in words where there is none."""
+    rows = []
+    for row in table.rows:
+        cells: dict[str, dict[str, Any]] = {}
+        for column, published, ours in zip(table.columns, row.published, row.ours, strict=True):
+            cells[column.name] = {"published": published or None} | ({} if ours is None else {"here": ours})
+        rows.append({"section": row.section, "row": row.label, "model": row.model or None, "cells": cells})
+    head = {"name": table.name, "title": table.title, "source": table.source}
+    return {**head, "rows": rows, "notes": list(table.notes)}

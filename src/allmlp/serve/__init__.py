@@ -1,1 +1,1 @@
-"""A model behind HTTP and a web page: `app` is what is asked and answered, `server` the process around it."""
+"""HTTP server and web page for a model: `app` defines the API, `server` runs it."""

@@ -1,7 +1,7 @@
-"""Requests that wait together are answered together: a bounded queue before the one thread that runs the model.
+"""Dynamic batching: a bounded queue in front of the one thread that runs the model.
 
-Nothing waits for a batch to fill. While the model works on one batch the next one gathers, so a lone request is not
-delayed, and the busier the server is the larger, and the cheaper per request, its batches are.
+There is no fixed batching delay. Requests that arrive while the model runs form the next batch, so a single request is
+not delayed and batches grow with the load.
 """
 
 from __future__ import annotations
@@ -16,163 +16,168 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-Work = Callable[[list[Any]], list[Any]]
-"""Items in, as many results out, in the same order."""
+from starlette.exceptions import HTTPException
+
+BatchFunction = Callable[[list[Any]], list[Any]]
+"""Maps a list of inputs to a list of results in the same order."""
 
 
-class Refused(Exception):
-    """A request that is not taken on now; it may come again after `seconds`."""
+class ServiceUnavailable(HTTPException):
+    """The server cannot accept the request now; the client may retry after `retry_after` seconds."""
 
-    def __init__(self, reason: str, seconds: int) -> None:
-        super().__init__(reason)
-        self.seconds = seconds
-
-
-class TooLate(Exception):
-    """A request that was taken on and not answered in time."""
+    def __init__(self, detail: str, retry_after: int) -> None:
+        super().__init__(503, detail, {"retry-after": str(retry_after)})
+        self.retry_after = retry_after
 
 
-class Done(NamedTuple):
+class BatchResult(NamedTuple):
+    """The result of one request, with its timing in seconds."""
+
     value: Any
-    waited: float
-    """Seconds in the queue."""
-    ran: float
-    """Seconds in the model, for the whole batch."""
-    batch: int
-    read: float = 0.0
-    """Seconds until the model could be given it."""
+    queue_seconds: float
+    model_seconds: float
+    """For the whole batch."""
+    batch_size: int
+    decode_seconds: float = 0.0
 
 
 @dataclass(eq=False)
-class Job:
-    work: Work
+class QueuedRequest:
+    function: BatchFunction
     item: Any
-    future: asyncio.Future[Done]
-    entered: float
-    together: bool
+    future: asyncio.Future[BatchResult]
+    queued_at: float
+    batched: bool
 
 
 class Batcher:
-    """At most `capacity` requests are inside at a time, each for at most `timeout` seconds.
+    """Run requests in batches of at most `max_batch_size`, each within `timeout` seconds.
 
-    A request that would wait for a third of that, as the pace of the last ones tells, is refused at once instead:
-    what is taken on is answered in time even where the model becomes slower meanwhile.
-    `readers` threads turn what was sent into what the model reads, so that a large photograph stops nobody else.
+    At most `max_concurrency` requests are in flight. A request is also rejected if the expected wait exceeds a third of
+    `timeout`, so that accepted requests finish in time even if the model slows down.
+    Inputs are decoded in `decode_threads` threads, so that a large image does not block other requests.
     """
 
-    def __init__(self, size: int = 16, capacity: int = 128, timeout: float = 20.0, readers: int = 2) -> None:
-        self.size, self.capacity, self.timeout = size, capacity, timeout
-        self.inside = 0
+    def __init__(
+        self, max_batch_size: int = 16, max_concurrency: int = 128, timeout: float = 20.0, decode_threads: int = 2
+    ) -> None:
+        self.max_batch_size, self.max_concurrency, self.timeout = max_batch_size, max_concurrency, timeout
+        self.in_flight = 0
         self.accepted = 0
-        self.pace = 0.0
-        """Seconds of the model for one request, averaged over the last batches."""
+        self.seconds_per_request = 0.0
+        """Moving average of the model time."""
         self.draining = False
         self.on_batch: Callable[[int, float], None] = lambda size, seconds: None
-        self.queue: deque[Job] = deque()
-        self.changed = threading.Condition()
+        self.queue: deque[QueuedRequest] = deque()
+        self.condition = threading.Condition()
         self.stopped = False
-        self.thread = threading.Thread(target=self.work, name="model", daemon=True)
-        self.readers = ThreadPoolExecutor(readers, "reader")
+        self.thread = threading.Thread(target=self.run_model, name="model", daemon=True)
+        self.decoders = ThreadPoolExecutor(decode_threads, "decoder")
 
-    # --- on the event loop -------------------------------------------------------------------------------------------
+    # --- event loop --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.thread.start()
 
     def drain(self) -> None:
-        """Refuse what comes from now on; what is inside is finished."""
+        """Reject new requests; those in flight are completed."""
         self.draining = True
 
     def stop(self) -> None:
-        with self.changed:
+        with self.condition:
             self.stopped = True
-            self.changed.notify()
+            self.condition.notify()
         self.thread.join()
-        self.readers.shutdown()
+        self.decoders.shutdown()
 
-    def refusal(self) -> Refused | None:
-        """Why a request would not be taken on now."""
-        wait = self.inside * self.pace
-        seconds = max(math.ceil(wait / 2), 1)  # then half of the places are free: who came later would find it idle
+    def rejection(self) -> ServiceUnavailable | None:
+        """Return the error for a request that cannot be accepted now."""
+        wait = self.in_flight * self.seconds_per_request
+        retry_after = max(math.ceil(wait / 2), 1)  # half of the queue is free by then; later the model would be idle
         if self.draining:
-            return Refused("the server is shutting down", seconds)
-        if self.inside >= self.capacity or wait > self.timeout / 3:
-            return Refused(f"the server is busy with {self.inside} requests; try again in {seconds} s", seconds)
+            return ServiceUnavailable("the server is shutting down", retry_after)
+        if self.in_flight >= self.max_concurrency or wait > self.timeout / 3:
+            detail = f"the server is busy with {self.in_flight} requests; try again in {retry_after} s"
+            return ServiceUnavailable(detail, retry_after)
         return None
 
-    async def answer(self, read: Callable[[Any], Any], raw: Any, work: Work, together: bool = True) -> Done:
-        """One request from beginning to end, or `Refused`. What is taken on is answered, by `TooLate` at worst."""
-        refused = self.refusal()
-        if refused is not None:
-            raise refused
-        self.inside += 1
+    async def submit(
+        self, decode: Callable[[Any], Any], raw: Any, function: BatchFunction, batched: bool = True
+    ) -> BatchResult:
+        """Decode and run one request. Raises 503 if it is rejected, 504 if it is accepted and times out."""
+        rejection = self.rejection()
+        if rejection is not None:
+            raise rejection
+        self.in_flight += 1
         self.accepted += 1
         try:
             async with asyncio.timeout(self.timeout):
-                began = time.monotonic()
-                item = await self.loop.run_in_executor(self.readers, read, raw)
-                took = time.monotonic() - began
-                return (await self.run(work, item, together))._replace(read=took)
+                start = time.monotonic()
+                item = await self.loop.run_in_executor(self.decoders, decode, raw)
+                elapsed = time.monotonic() - start
+                return (await self.enqueue(function, item, batched))._replace(decode_seconds=elapsed)
         except TimeoutError:
-            raise TooLate(f"no answer within {self.timeout:g} s") from None
+            raise HTTPException(504, f"no result within {self.timeout:g} s") from None
         finally:
-            self.inside -= 1
+            self.in_flight -= 1
 
-    async def run(self, work: Work, item: Any, together: bool = True) -> Done:
-        """The result for one item, computed `together` with the others that wait for the same work.
+    async def enqueue(self, function: BatchFunction, item: Any, batched: bool = True) -> BatchResult:
+        """Run one item, `batched` with other queued items of the same function.
 
-        Work that takes as long together as one after the other is done alone, so that others come in between.
-        Cancelled, the item leaves the queue.
+        Work that does not get faster in a batch runs unbatched, so that other requests are served in between.
+        If cancelled, the item is removed from the queue.
         """
-        job = Job(work, item, self.loop.create_future(), time.monotonic(), together)
-        with self.changed:
-            self.queue.append(job)
-            self.changed.notify()
-        return await job.future
+        request = QueuedRequest(function, item, self.loop.create_future(), time.monotonic(), batched)
+        with self.condition:
+            self.queue.append(request)
+            self.condition.notify()
+        return await request.future
 
-    def deliver(self, batch: list[Job], values: list[Any], started: float, ran: float) -> None:
-        self.pace += (ran / len(batch) - self.pace) * (0.5 if self.pace else 1.0)
-        self.on_batch(len(batch), ran)
-        for job, value in zip(batch, values, strict=True):
-            if job.future.done():
+    def resolve(self, batch: list[QueuedRequest], values: list[Any], start: float, seconds: float) -> None:
+        weight = 0.5 if self.seconds_per_request else 1.0
+        self.seconds_per_request += (seconds / len(batch) - self.seconds_per_request) * weight
+        self.on_batch(len(batch), seconds)
+        for request, value in zip(batch, values, strict=True):
+            if request.future.done():
                 continue
             if isinstance(value, Exception):
-                job.future.set_exception(value)
+                request.future.set_exception(value)
             else:
-                job.future.set_result(Done(value, started - job.entered, ran, len(batch)))
+                request.future.set_result(BatchResult(value, start - request.queued_at, seconds, len(batch)))
 
-    # --- in the model's thread ---------------------------------------------------------------------------------------
+    # --- model thread ------------------------------------------------------------------------------------------------
 
-    def work(self) -> None:
-        while batch := self.take():
-            self.execute(batch)
+    def run_model(self) -> None:
+        while batch := self.next_batch():
+            self.run_batch(batch)
 
-    def take(self) -> list[Job]:
-        """The oldest job and those like it, at most `size`; nothing when the server has stopped."""
-        with self.changed:
+    def next_batch(self) -> list[QueuedRequest]:
+        """Wait for the oldest request and those of the same function; an empty batch means that the server stopped."""
+        with self.condition:
             while True:
-                self.queue = deque(job for job in self.queue if not job.future.done())
+                self.queue = deque(request for request in self.queue if not request.future.done())
                 if self.queue:
                     break
                 if self.stopped:
                     return []
-                self.changed.wait()
+                self.condition.wait()
             first = self.queue[0]
-            batch = [job for job in self.queue if job.work == first.work][: self.size if first.together else 1]
-            chosen = set(map(id, batch))
-            self.queue = deque(job for job in self.queue if id(job) not in chosen)
+            size = self.max_batch_size if first.batched else 1
+            batch = [request for request in self.queue if request.function == first.function][:size]
+            taken = set(map(id, batch))
+            self.queue = deque(request for request in self.queue if id(request) not in taken)
             return batch
 
-    def execute(self, batch: list[Job]) -> None:
-        started = time.monotonic()
+    def run_batch(self, batch: list[QueuedRequest]) -> None:
+        start = time.monotonic()
         try:
-            values = batch[0].work([job.item for job in batch])
-        except Exception as reason:
+            values = batch[0].function([request.item for request in batch])
+        except Exception as error:
             if len(batch) > 1:
-                # One bad item must not take the others with it.
-                for job in batch:
-                    self.execute([job])
+                # Retry one by one: an invalid item must not fail the others.
+                for request in batch:
+                    self.run_batch([request])
                 return
-            values = [reason]
-        self.loop.call_soon_threadsafe(self.deliver, batch, values, started, time.monotonic() - started)
+            values = [error]
+        self.loop.call_soon_threadsafe(self.resolve, batch, values, start, time.monotonic() - start)

@@ -1,7 +1,7 @@
-"""What a client may send, and how slowly: everything else is answered before the application sees it.
+"""Limits on the size and speed of request bodies, enforced before the application runs.
 
-A body is read whole, within its limits of size and time, and only then handed on; who cannot be served now is told so
-before the body is read.
+A body is buffered completely, within its limits of size and time, before it is passed on. If the server is overloaded,
+the request is rejected before its body is read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NamedTuple
 
-from allmlp.serve.batching import Refused
+from starlette.exceptions import HTTPException
+
+from allmlp.serve.batching import ServiceUnavailable
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -20,167 +22,156 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-CLIENT_GONE = 499
-"""Only counted, never sent."""
-DISCARD = 2**16
-"""Of a refused request so many bytes are read, so that its connection can go on."""
-LINGER = 1.0
-"""Seconds in which a larger one is read on: a connection closed under a client that still writes loses the answer."""
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that disconnected; only counted, never sent."""
+DISCARD_BYTES = 2**16
+"""The rest of a rejected body up to this size is read and discarded, so that the connection can be reused."""
+LINGER_SECONDS = 1.0
+"""How long a larger body is read before closing: a client that is still writing would otherwise miss the response."""
 
 
-class Allowed(NamedTuple):
-    body: int = 16 * 2**20
-    """Bytes of one request."""
-    held: int = 256 * 2**20
-    """Bytes of all requests that are being read."""
-    pause: float = 10.0
-    """Seconds without a byte."""
-    upload: float = 60.0
-    """Seconds for a body."""
+class RequestLimits(NamedTuple):
+    max_body: int = 16 * 2**20
+    """Bytes of one body."""
+    max_buffered: int = 256 * 2**20
+    """Bytes of all buffered bodies."""
+    idle_timeout: float = 10.0
+    """Seconds without receiving a byte."""
+    upload_timeout: float = 60.0
+    """Seconds for the whole body."""
 
 
-class Problem(Exception):
-    """What is answered instead of a result."""
-
-    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers or {}
-
-
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     pass
 
 
-def busy(refused: Refused) -> Problem:
-    return Problem(503, str(refused), {"retry-after": str(refused.seconds)})
-
-
-class Limits:
-    """An ASGI application around another. `paths` are those it knows; `count` is told path, status and seconds."""
+class LimitMiddleware:
+    """ASGI middleware. `paths` are the known routes; `on_response` gets path, status and seconds of every request."""
 
     def __init__(
         self,
         app: Application,
         paths: set[str],
-        refusal: Callable[[], Refused | None],
-        closing: Callable[[], bool],
-        count: Callable[[str, int, float], None],
-        allowed: Allowed = Allowed(),
+        rejection: Callable[[], ServiceUnavailable | None],
+        draining: Callable[[], bool],
+        on_response: Callable[[str, int, float], None],
+        limits: RequestLimits = RequestLimits(),
     ) -> None:
-        self.app, self.paths, self.refusal, self.closing, self.count = app, paths, refusal, closing, count
-        self.allowed = allowed
-        self.held = 0
+        self.app, self.paths, self.limits = app, paths, limits
+        self.rejection, self.draining, self.on_response = rejection, draining, on_response
+        self.buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.monotonic(), CLIENT_GONE
+        start, status = time.monotonic(), CLIENT_CLOSED_REQUEST
 
-        async def answer(message: Message) -> None:
+        async def track(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if self.closing():
-                    # A client that sent its next request on this connection would find it closed.
+                if self.draining():
+                    # Otherwise the client's next request would find the connection closed.
                     message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 
         try:
-            await self.handle(scope, receive, answer)
-        except ClientGone:
+            await self.handle(scope, receive, track)
+        except ClientDisconnected:
             pass
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"
-            self.count(path, status, time.monotonic() - began)
+            self.on_response(path, status, time.monotonic() - start)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")}
         if not headers:
             await self.app(scope, receive, send)
             return
-        length = int(headers.get(b"content-length", b"0"))  # HTTP's parser has made sure that it is a number
+        length = int(headers.get(b"content-length", b"0"))  # validated by the HTTP parser
         body = bytearray()
         try:
-            refused = self.refusal() if scope["method"] == "POST" and scope["path"] in self.paths else None
-            if refused is not None:
-                raise busy(refused)
+            rejection = self.rejection() if scope["method"] == "POST" and scope["path"] in self.paths else None
+            if rejection is not None:
+                raise rejection
             await self.read(receive, body, length)
             await self.call(scope, bytes(body), receive, send)
-        except Problem as problem:
-            self.held -= len(body)
+        except HTTPException as error:
+            self.buffered -= len(body)
             body.clear()
-            await refuse(problem, receive, send, DISCARD if length <= DISCARD else self.allowed.body, length > DISCARD)
+            large = length > DISCARD_BYTES
+            await send_error(error, receive, send, self.limits.max_body if large else DISCARD_BYTES, close=large)
         finally:
-            self.held -= len(body)
+            self.buffered -= len(body)
 
     async def read(self, receive: Receive, body: bytearray, length: int) -> None:
-        """The body, piece by piece; `held` grows with it."""
-        too_large = Problem(413, f"the request is larger than {self.allowed.body:,} bytes")
-        if length > self.allowed.body:
+        """Read the body chunk by chunk and count it in `buffered`."""
+        too_large = HTTPException(413, f"the request is larger than {self.limits.max_body:,} bytes")
+        if length > self.limits.max_body:
             raise too_large
-        end = time.monotonic() + self.allowed.upload
+        deadline = time.monotonic() + self.limits.upload_timeout
         more = True
         while more:
             try:
-                async with asyncio.timeout(min(self.allowed.pause, max(end - time.monotonic(), 0))):
+                async with asyncio.timeout(min(self.limits.idle_timeout, max(deadline - time.monotonic(), 0))):
                     message = await receive()
             except TimeoutError:
-                raise Problem(408, "the request was sent too slowly", {"connection": "close"}) from None
+                raise HTTPException(408, "the request was sent too slowly", {"connection": "close"}) from None
             if message["type"] == "http.disconnect":
-                raise ClientGone
-            piece = message.get("body", b"")
-            body += piece
-            self.held += len(piece)
-            if len(body) > self.allowed.body:
+                raise ClientDisconnected
+            chunk = message.get("body", b"")
+            body += chunk
+            self.buffered += len(chunk)
+            if len(body) > self.limits.max_body:
                 raise too_large
-            if self.held > self.allowed.held:
-                raise busy(Refused("the server is reading as much as it can hold; try again in 1 s", 1))
+            if self.buffered > self.limits.max_buffered:
+                raise ServiceUnavailable("too many request bodies in memory; try again in 1 s", 1)
             more = message.get("more_body", False)
 
     async def call(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """The application, with the body in one piece; given up when the client has gone."""
-        handed = False
+        """Call the application with the whole body; cancel it if the client disconnects."""
+        consumed = False
 
-        async def whole() -> Message:
-            nonlocal handed
-            if handed:
-                return await asyncio.shield(gone)
-            handed = True
+        async def receive_body() -> Message:
+            nonlocal consumed
+            if consumed:
+                return await asyncio.shield(disconnect)
+            consumed = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        gone = asyncio.ensure_future(receive())
-        task = asyncio.ensure_future(self.app(scope, whole, send))
+        disconnect = asyncio.ensure_future(receive())
+        task = asyncio.ensure_future(self.app(scope, receive_body, send))
         try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ClientGone
+                raise ClientDisconnected
             task.result()
         finally:
-            for part in (gone, task):
-                part.cancel()
-            await asyncio.gather(gone, task, return_exceptions=True)
+            for future in (disconnect, task):
+                future.cancel()
+            await asyncio.gather(disconnect, task, return_exceptions=True)
 
 
-async def refuse(problem: Problem, receive: Receive, send: Send, most: int, close: bool) -> None:
-    """Send a problem at once, then read on a little before the connection may be closed."""
-    content = json.dumps({"detail": problem.detail}).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(content)), **problem.headers}
+async def send_error(error: HTTPException, receive: Receive, send: Send, max_bytes: int, close: bool) -> None:
+    """Send an error at once, then read up to `max_bytes` more before the connection may be closed."""
+    content = json.dumps({"detail": error.detail}).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(content)), **(error.headers or {})}
     if close:
         headers["connection"] = "close"
     await send(
         {
             "type": "http.response.start",
-            "status": problem.status,
+            "status": error.status_code,
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
         }
     )
     await send({"type": "http.response.body", "body": content, "more_body": True})
     try:
-        async with asyncio.timeout(LINGER):
-            while most > 0:
+        async with asyncio.timeout(LINGER_SECONDS):
+            while max_bytes > 0:
                 message = await receive()
-                most -= len(message.get("body", b""))
+                max_bytes -= len(message.get("body", b""))
                 if not message.get("more_body", False):
                     break
     except TimeoutError:

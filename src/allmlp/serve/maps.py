@@ -1,4 +1,4 @@
-"""The token-mixing weights of a layer, small enough for a page: one signed byte a weight."""
+"""Token-mixing weights of a layer for the web page, quantized to int8."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ import base64
 import torch
 from torch import Tensor
 
-from allmlp.analysis.filters import TokenWeights, frequencies, token_weights
+from allmlp.analysis.token_filters import TokenWeights, frequencies, token_weights
 from allmlp.models.model import Model
-from allmlp.serve.schema import Layer, Maps
+from allmlp.serve.schema import LayerInfo, MapsResponse
 
-MOST = 2**20
-"""Weights of one layer that are sent; of a larger one the first maps."""
-
-
-def layers(model: Model) -> list[Layer]:
-    """Every place where tokens mix with fixed weights. Attention has none."""
-    return [Layer(name=one.name, kind=one.kind, count=len(shown(one))) for one in token_weights(model)]
+MAX_WEIGHTS = 2**20
+"""Weights sent for one layer; of a larger layer only the first maps are sent."""
 
 
-def shown(weights: TokenWeights) -> Tensor:
-    """Maps, n h w: over a picture one for each row, a Mixer's units from slow to fast; over text the matrix itself."""
+def layers(model: Model) -> list[LayerInfo]:
+    """List the layers that mix tokens with fixed weights; attention has none."""
+    return [LayerInfo(name=one.name, kind=one.kind, count=len(maps(one))) for one in token_weights(model)]
+
+
+def maps(weights: TokenWeights) -> Tensor:
+    """Weights as maps, n h w.
+
+    For images, one map for each row, a Mixer's hidden units sorted by frequency; for text, the matrix itself.
+    """
     if weights.grid is None and weights.kind != "kernels":
         return weights.weight[None]
-    maps = weights.maps
+    found = weights.maps
     if weights.kind == "units":
-        maps = maps[frequencies(maps).argsort(stable=True)]
-    return maps[: max(MOST // maps[0].numel(), 1)]
+        found = found[frequencies(found).argsort(stable=True)]
+    return found[: max(MAX_WEIGHTS // found[0].numel(), 1)]
 
 
-def layer_maps(weights: TokenWeights) -> Maps:
-    maps = shown(weights).float()
-    largest = float(maps.abs().max())
-    bytes_ = (maps * (127 / largest if largest else 0.0)).round().to(torch.int8).contiguous()
-    return Maps(
+def layer_maps(weights: TokenWeights) -> MapsResponse:
+    values = maps(weights).float()
+    scale = float(values.abs().max()) / 127
+    quantized = (values / (scale or 1.0)).round().to(torch.int8).contiguous()
+    return MapsResponse(
         layer=weights.name,
         kind=weights.kind,
-        count=maps.shape[0],
-        height=maps.shape[1],
-        width=maps.shape[2],
-        largest=largest,
-        data=base64.b64encode(bytes_.numpy().tobytes()).decode(),
+        count=values.shape[0],
+        height=values.shape[1],
+        width=values.shape[2],
+        scale=scale,
+        data=base64.b64encode(quantized.numpy().tobytes()).decode(),
     )

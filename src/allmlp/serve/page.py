@@ -1,4 +1,4 @@
-"""The web page and its samples, read once: no request names a file."""
+"""The web page and its sample inputs, loaded at startup: request paths never reach the file system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from allmlp.serve.schema import Ability, Sample, Samples, troubles
+from allmlp.serve.schema import Endpoint, SampleImage, SamplesResponse, error_responses
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
 HEADERS = {
@@ -17,7 +17,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-TEXTS: dict[Ability, list[dict[str, str]]] = {
+TEXTS: dict[Endpoint, list[dict[str, str]]] = {
     "fill": [
         {"text": "Return the [MASK] of the list."},
         {"text": "The capital of France is [MASK]."},
@@ -29,18 +29,18 @@ TEXTS: dict[Ability, list[dict[str, str]]] = {
     ],
     "answer": [
         {
-            "text": "What mixes information between patches?",
+            "question": "What mixes information between patches?",
             "context": "MLP-Mixer has two kinds of layers. Channel-mixing MLPs act on each patch alone; token-mixing "
             "MLPs let patches exchange information.",
         }
     ],
     "translate": [{"text": "Ein Mann fährt Fahrrad."}, {"text": "Zwei Hunde spielen im Schnee."}],
-    "generate": [{"text": "Return the"}, {"text": "Once upon a time"}],
+    "generate": [{"prompt": "Return the"}, {"prompt": "Once upon a time"}],
 }
 
 
 def page_files() -> dict[str, Response]:
-    """Path -> what is sent for it."""
+    """Map each path to its response."""
     folder = files("allmlp.serve") / "page"
     found = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
     found |= {f"samples/{entry.name}": entry.read_bytes() for entry in (folder / "samples").iterdir()}
@@ -53,13 +53,13 @@ def page_files() -> dict[str, Response]:
     }
 
 
-def samples(served: dict[str, Response], ability: Ability, classes: tuple[str, ...]) -> Samples:
-    """For a picture model the pictures of its own classes; where it has none of them, all."""
-    pictures = [path for path in served if path.startswith("/samples/")] if ability == "predict" else []
-    own = [path for path in pictures if label(path) in classes]
-    return Samples(
-        pictures=[Sample(name=label(path), url=path) for path in sorted(own or pictures)],
-        texts=TEXTS.get(ability, []),
+def samples(pages: dict[str, Response], endpoint: Endpoint, class_names: tuple[str, ...]) -> SamplesResponse:
+    """List sample inputs; for an image model those of its own classes, or all if there are none."""
+    images = [path for path in pages if path.startswith("/samples/")] if endpoint == "predict" else []
+    known = [path for path in images if label(path) in class_names]
+    return SamplesResponse(
+        images=[SampleImage(label=label(path), url=path) for path in sorted(known or images)],
+        texts=TEXTS.get(endpoint, []),
     )
 
 
@@ -67,9 +67,9 @@ def label(path: str) -> str:
     return path.rpartition("/")[2].partition(".")[0].partition("-")[2]
 
 
-def page_routes(served: dict[str, Response]) -> APIRouter:
-    router = APIRouter(include_in_schema=False, responses=troubles(404))
-    for path, response in served.items():
+def page_routes(pages: dict[str, Response]) -> APIRouter:
+    router = APIRouter(include_in_schema=False, responses=error_responses(404))
+    for path, response in pages.items():
         router.add_api_route(path, constant(response), methods=["GET"])
     return router
 

@@ -1,4 +1,4 @@
-"""What is asked and answered, as OpenAPI describes it."""
+"""Request and response bodies, as described by OpenAPI."""
 
 from __future__ import annotations
 
@@ -6,196 +6,208 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from allmlp.serve.batching import Done
+from allmlp.prediction import most_probable
+from allmlp.serve.batching import BatchResult
 
 
-def readable(text: str) -> str:
+def not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("the text is empty")
     return text
 
 
-Ability = Literal["predict", "fill", "classify", "answer", "translate", "generate"]
-"""The one thing a model is asked; its path."""
-Text = Annotated[str, Field(min_length=1, max_length=5_000), AfterValidator(readable)]
-Top = Annotated[int, Field(ge=1, le=100, description="How many of the likeliest are named.")]
+Endpoint = Literal["predict", "fill", "classify", "answer", "translate", "generate"]
+"""What the model can do; also the path of its endpoint."""
+Text = Annotated[str, Field(min_length=1, max_length=5_000), AfterValidator(not_blank)]
+TopK = Annotated[int, Field(ge=1, le=100, description="Number of predictions to return.")]
 
 
-class Shape(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class Strict(BaseModel):
+class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Sentence(Strict):
-    """A sentence; for classifiers of pairs with the second one."""
+class ResponseModel(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class ClassifyRequest(RequestModel):
+    """A text, or a pair of texts."""
 
     text: Text
-    context: Annotated[str, Field(max_length=5_000)] = ""
-    top: Top = 5
+    text_pair: Annotated[str, Field(max_length=5_000)] = ""
+    top_k: TopK = 5
 
 
-class Masked(Strict):
+class FillRequest(RequestModel):
     text: Annotated[
         Text, Field(description="Text with at least one [MASK].", json_schema_extra={"pattern": r"\[MASK\]"})
     ]
-    top: Top = 5
+    top_k: TopK = 5
 
 
-class Question(Strict):
-    text: Annotated[Text, Field(description="The question.")]
+class AnswerRequest(RequestModel):
+    question: Text
     context: Annotated[
         str,
-        Field(min_length=1, max_length=20_000, description="The text in which its answer stands."),
-        AfterValidator(readable),
+        Field(min_length=1, max_length=20_000, description="The text that contains the answer."),
+        AfterValidator(not_blank),
     ]
-    top: Top = 5
+    top_k: TopK = 5
 
 
-class Source(Strict):
+class TranslateRequest(RequestModel):
     text: Text
 
 
-class Beginning(Strict):
-    text: Annotated[str, Field(max_length=5_000, description="How the text begins.")] = ""
-    tokens: Annotated[int, Field(ge=1, le=256, description="How many to write at most.")] = 50
-    temperature: Annotated[float, Field(ge=0, le=10, description="0 takes the likeliest.")] = 0.8
+class GenerateRequest(RequestModel):
+    prompt: Annotated[str, Field(max_length=5_000)] = ""
+    max_new_tokens: Annotated[int, Field(ge=1, le=256)] = 50
+    temperature: Annotated[float, Field(ge=0, le=10, description="0 is greedy decoding.")] = 0.8
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
 
 
-class Named(Shape):
-    name: str
+class LabelPrediction(ResponseModel):
+    label: str
     probability: float
 
 
-class Span(Named):
-    """A part of the context, from character `start` to `end`."""
+class TokenPrediction(ResponseModel):
+    token: str
+    probability: float
 
+
+class AnswerPrediction(ResponseModel):
+    """The part of the context from character `start` to `end`."""
+
+    answer: str
+    probability: float
     start: int
     end: int
 
 
-class Timing(Shape):
-    """In milliseconds."""
-
-    read: float
-    """From bytes to what the model is given."""
-    wait: float
-    """In the queue."""
-    model: float
-    batch: int
-    """So many requests went through the model together."""
+class RequestTiming(ResponseModel):
+    decode_ms: float
+    """Decoding the request body."""
+    queue_ms: float
+    model_ms: float
+    """Running the model on the batch."""
+    batch_size: int
 
 
-def timing(done: Done) -> Timing:
-    read, wait, model = (round(1e3 * seconds, 2) for seconds in (done.read, done.waited, done.ran))
-    return Timing(read=read, wait=wait, model=model, batch=done.batch)
+def timing(result: BatchResult) -> RequestTiming:
+    seconds = (result.decode_seconds, result.queue_seconds, result.model_seconds)
+    decode, queue, model = (round(1e3 * value, 2) for value in seconds)
+    return RequestTiming(decode_ms=decode, queue_ms=queue, model_ms=model, batch_size=result.batch_size)
 
 
-class Answer(Shape):
-    timing: Timing
+class TimedResponse(ResponseModel):
+    timing: RequestTiming
 
 
-class Prediction(Answer):
-    answers: list[Named]
+class ClassificationResponse(TimedResponse):
+    predictions: list[LabelPrediction]
 
 
-class Importance(Answer):
-    name: str
+def classification(result: BatchResult, class_names: tuple[str, ...], top_k: int) -> ClassificationResponse:
+    (row,) = most_probable(result.value[None], class_names, top_k)
+    predictions = [LabelPrediction.model_validate({"label": one.label, "probability": one.probability}) for one in row]
+    return ClassificationResponse(predictions=predictions, timing=timing(result))
+
+
+class ImportanceResponse(TimedResponse):
+    label: str
     probability: float
-    rows: list[list[float]]
-    """For each patch log p - log p(with its square hidden), in nats: positive where it speaks for the class."""
+    importance: list[list[float]]
+    """Per patch log p - log p(with the square around it hidden), in nats: positive if it supports the class."""
 
 
-class Fillings(Answer):
-    masks: list[list[Named]]
-    """For every [MASK], from the first to the last."""
+class FillResponse(TimedResponse):
+    predictions: list[list[TokenPrediction]]
+    """One list for each [MASK]."""
 
 
-class Spans(Answer):
-    answers: list[Span]
+class AnswerResponse(TimedResponse):
+    answers: list[AnswerPrediction]
 
 
-class Written(Answer):
+class TextResponse(TimedResponse):
     text: str
 
 
-class Layer(Shape):
+class LayerInfo(ResponseModel):
     name: str
     kind: str
     count: int
 
 
-class Facts(Shape):
-    """The model that is served."""
-
+class ModelInfo(ResponseModel):
     name: str
-    ability: Ability
-    reads: str
-    parameters: int
-    size: tuple[int, int] | None
-    """Height and width of the pictures it is shown."""
+    endpoint: Endpoint
+    input_spec: str
+    num_parameters: int
+    img_size: tuple[int, int] | None
+    """Height and width of the model's input images."""
     crop: float
-    """The share of a picture's short side that it sees."""
-    grid: tuple[int, int] | None
-    classes: list[str]
-    layers: list[Layer]
-    """Where tokens mix with fixed weights."""
-    body_limit: int
+    """Size of the center crop, as a fraction of the image."""
+    grid_size: tuple[int, int] | None
+    """Rows and columns of patches."""
+    class_names: list[str]
+    layers: list[LayerInfo]
+    """Layers that mix tokens with fixed weights."""
+    max_body_bytes: int
     version: str
 
 
-class Maps(Shape):
-    """Token-mixing weights of a layer: `count` maps of height x width, one signed byte each, base64."""
+class MapsResponse(ResponseModel):
+    """Token-mixing weights of a layer: `count` maps of height x width, quantized to int8."""
 
     layer: str
     kind: str
     count: int
     height: int
     width: int
-    largest: float
-    """The weight that 127 stands for."""
+    scale: float
+    """Multiply the int8 values by this to get the weights."""
     data: Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
 
 
-class Sample(Shape):
-    name: str
+class SampleImage(ResponseModel):
+    label: str
     url: str
 
 
-class Samples(Shape):
-    pictures: list[Sample]
+class SamplesResponse(ResponseModel):
+    images: list[SampleImage]
     texts: list[dict[str, str]]
+    """Request bodies for the model's endpoint."""
 
 
-class Health(Shape):
+class HealthResponse(ResponseModel):
     status: Literal["ok", "draining"]
     model: str
     in_flight: int
 
 
-class Trouble(Shape):
+class ErrorResponse(ResponseModel):
     detail: str
 
 
-TROUBLES = {
-    400: "The request is not HTTP as it should be.",
-    404: "There is no such thing here.",
+ERRORS = {
+    400: "The request is malformed.",
+    404: "Not found.",
     408: "The request was sent too slowly.",
-    413: "The request is too large.",
-    415: "The body is of a type that is not read here.",
-    422: "The request is understood and cannot be answered.",
-    503: "The server is busy or shutting down; Retry-After says when to come again.",
-    504: "There was no answer in time.",
+    413: "The request body is too large.",
+    415: "The content type is not supported.",
+    422: "The request is invalid.",
+    503: "The server is busy or shutting down; see Retry-After.",
+    504: "The request timed out.",
 }
 
 
-def troubles(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The answers of a route that are no result."""
+def error_responses(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the errors of a route for OpenAPI."""
     after = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
     return {
-        code: {"model": Trouble, "description": TROUBLES[code], **({"headers": after} if code == 503 else {})}
+        code: {"model": ErrorResponse, "description": ERRORS[code], **({"headers": after} if code == 503 else {})}
         for code in codes
     }

@@ -1,1 +1,1 @@
-"""Tasks: what a loss is. The loop in `allmlp.train` runs any of them and knows none by name."""
+"""Tasks: losses and metrics. The loop in `allmlp.training` runs any of them and names none."""

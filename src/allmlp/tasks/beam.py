@@ -1,4 +1,4 @@
-"""Beam search: the best sequence a decoder can write, looked for word by word."""
+"""Beam search for encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -11,106 +11,119 @@ from allmlp.models.encoder_decoder import EncoderDecoderModel
 
 
 @torch.no_grad()
-def search(
+def beam_search(
     model: EncoderDecoderModel,
     source: Tensor,
     mask: Tensor,
-    first: int,
-    last: int,
-    longest: int,
-    banned: Tensor | None = None,
-    beam: int = 4,
-    alpha: float = 0.6,
+    bos_token_id: int,
+    eos_token_id: int,
+    max_length: int,
+    suppress_tokens: Tensor | None = None,
+    num_beams: int = 4,
+    length_penalty: float = 0.6,
 ) -> list[list[int]]:
-    """The best target Y of every source X, without `first` and `last`.
+    """Find the best target Y of every source X; returned without the BOS and EOS tokens.
 
-        score(Y) = log p(Y | X) / ((5 + |Y|) / 6)^alpha
+        score(Y) = log p(Y | X) / ((5 + |Y|) / 6)^length_penalty
 
-    Source: Wu et al., 2016, eq. 14. |Y| counts `last` and is at most `longest`. Words that are `banned` (True, one for
-    each of the vocabulary) are never written. beam=1 takes the likeliest word every time.
+    Source: Wu et al., 2016, eq. 14. |Y| includes EOS and is at most `max_length`. `suppress_tokens` is a mask over the
+    vocabulary, True for tokens that are never generated. num_beams=1 is greedy search.
     """
-    if beam < 1 or alpha < 0:
-        raise UserError(f"a beam search needs beam >= 1 and alpha >= 0, not {beam} and {alpha:g}")
+    if num_beams < 1 or length_penalty < 0:
+        raise UserError(
+            f"beam search needs num_beams >= 1 and length_penalty >= 0, not {num_beams} and {length_penalty:g}"
+        )
     if not len(source):
         return []
-    beams, cache = Beams(len(source), beam, alpha, last, longest, source.device), Cache()
-    memory = model.encode(source, mask).repeat_interleave(beam, dim=0)
-    mask = mask.repeat_interleave(beam, dim=0)
-    words = source.new_full((len(memory), 1), first)
-    while len(words):
-        logits = model.decode(words, memory, mask, cache=cache)[:, -1].float()  # (b k) v
-        if banned is not None:
-            logits = logits.masked_fill(banned, -torch.inf)
-        hypotheses, words = beams.extend(logits.log_softmax(dim=-1))
-        cache.reorder(hypotheses)
-        memory, mask = memory[hypotheses], mask[hypotheses]
-    return beams.answers()
+    beams = BeamState(len(source), num_beams, length_penalty, eos_token_id, max_length, source.device)
+    cache = Cache()
+    memory = model.encode(source, mask).repeat_interleave(num_beams, dim=0)
+    mask = mask.repeat_interleave(num_beams, dim=0)
+    tokens = source.new_full((len(memory), 1), bos_token_id)
+    while len(tokens):
+        logits = model.decode(tokens, memory, mask, cache=cache)[:, -1].float()  # (b k) v
+        if suppress_tokens is not None:
+            logits = logits.masked_fill(suppress_tokens, -torch.inf)
+        parents, tokens = beams.advance(logits.log_softmax(dim=-1))
+        cache.reorder(parents)
+        memory, mask = memory[parents], mask[parents]
+    return beams.sequences()
 
 
-class Beams:
-    """The hypotheses of several sentences, `beam` of each, and the best that has ended.
+class BeamState:
+    """Hypotheses of several sentences, `num_beams` of each, and the best finished one.
 
-    A sentence leaves when `beam` of its hypotheses have ended, or when no other can become better than the best of
-    them: log p can only fall, so log p / penalty(longest) is all that one of log p can reach.
+    A sentence is done when `num_beams` of its hypotheses are finished, or when no other can beat the best of them:
+    log p never increases, so log p / penalty(max_length) bounds the score that a hypothesis can still reach.
     """
 
     def __init__(
-        self, sentences: int, beam: int, alpha: float, last: int, longest: int, device: torch.device | str = "cpu"
+        self,
+        sentences: int,
+        num_beams: int,
+        length_penalty: float,
+        eos_token_id: int,
+        max_length: int,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.beam, self.alpha, self.last, self.longest = beam, alpha, last, longest
-        self.written = torch.full((sentences, longest), last, device=device)
-        """The best ended hypothesis of every sentence, filled up with `last`."""
-        # All below is of the sentences that are still open, b first.
-        self.open = torch.arange(sentences, device=device)
-        self.best = torch.full((sentences,), -torch.inf, device=device)
-        self.ended = torch.zeros(sentences, dtype=torch.int64, device=device)
-        self.words = torch.empty(sentences, beam, 0, dtype=torch.int64, device=device)  # b k t
-        self.scores = torch.full((sentences, beam), -torch.inf, device=device)  # b k, log p
-        self.scores[:, 0] = 0  # a sentence begins with one hypothesis, the empty one
+        self.num_beams, self.length_penalty = num_beams, length_penalty
+        self.eos_token_id, self.max_length = eos_token_id, max_length
+        self.finished = torch.full((sentences, max_length), eos_token_id, device=device)
+        """Best finished hypothesis of every sentence, padded with EOS."""
+        # The tensors below hold only the sentences that are not done, b first.
+        self.active = torch.arange(sentences, device=device)
+        self.best_score = torch.full((sentences,), -torch.inf, device=device)
+        self.num_finished = torch.zeros(sentences, dtype=torch.int64, device=device)
+        self.tokens = torch.empty(sentences, num_beams, 0, dtype=torch.int64, device=device)  # b k t
+        self.log_probs = torch.full((sentences, num_beams), -torch.inf, device=device)  # b k
+        self.log_probs[:, 0] = 0  # the only hypothesis at the start is the empty one
 
     def penalty(self, length: int) -> float:
-        return ((5 + length) / 6) ** self.alpha
+        return ((5 + length) / 6) ** self.length_penalty
 
-    def extend(self, chances: Tensor) -> tuple[Tensor, Tensor]:
-        """Go on by one word; `chances` are the log p of each after each hypothesis, (b k) v.
+    def advance(self, next_log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Extend every hypothesis by one token, given log p of each next token, (b k) v.
 
-        Returns the hypotheses that go on, as numbers of rows of `chances`, and the word that each goes on with, n 1.
+        Returns the rows of `next_log_probs` whose hypotheses continue, n, and their next tokens, n 1.
         """
-        vocabulary = chances.shape[1]
-        length = self.words.shape[2] + 1
-        totals = self.scores.unsqueeze(2) + chances.view(-1, self.beam, vocabulary)  # b k v
-        if length == self.longest:
-            totals[:, :, torch.arange(vocabulary, device=totals.device) != self.last] = -torch.inf
-        # Twice as many as needed: each hypothesis can end in one way only, so `beam` of them go on.
-        scores, places = totals.flatten(1).topk(min(2 * self.beam, self.beam * vocabulary), dim=1)  # b 2k
-        parents, words = places // vocabulary, places % vocabulary
-        ends = words == self.last
-        self.note_ends(torch.where(ends, scores, -torch.inf)[:, : self.beam], parents)
-        self.scores, kept = torch.where(ends, -torch.inf, scores).topk(self.beam, dim=1)  # b k
-        parents, words = parents.gather(1, kept), words.gather(1, kept)
-        before = self.words.gather(1, parents.unsqueeze(2).expand(-1, -1, length - 1))
-        self.words = torch.cat([before, words.unsqueeze(2)], dim=2)
-        done = (self.ended >= self.beam) | (self.best >= self.scores[:, 0] / self.penalty(self.longest))
-        going = ~done if length < self.longest else torch.zeros_like(done)
-        hypotheses = parents + self.beam * torch.arange(len(parents), device=parents.device).unsqueeze(1)
-        self.keep(going)
-        return hypotheses[going].flatten(), words[going].view(-1, 1)
+        vocab_size = next_log_probs.shape[1]
+        length = self.tokens.shape[2] + 1
+        totals = self.log_probs.unsqueeze(2) + next_log_probs.view(-1, self.num_beams, vocab_size)  # b k v
+        if length == self.max_length:
+            totals[:, :, torch.arange(vocab_size, device=totals.device) != self.eos_token_id] = -torch.inf
+        # Each hypothesis has one continuation with EOS, so the best 2k candidates hold at least k others.
+        log_probs, candidates = totals.flatten(1).topk(min(2 * self.num_beams, self.num_beams * vocab_size), dim=1)
+        parents, tokens = candidates // vocab_size, candidates % vocab_size  # b 2k
+        ends = tokens == self.eos_token_id
+        self.record_finished(torch.where(ends, log_probs, -torch.inf)[:, : self.num_beams], parents)
+        self.log_probs, kept = torch.where(ends, -torch.inf, log_probs).topk(self.num_beams, dim=1)  # b k
+        parents, tokens = parents.gather(1, kept), tokens.gather(1, kept)
+        prefixes = self.tokens.gather(1, parents.unsqueeze(2).expand(-1, -1, length - 1))
+        self.tokens = torch.cat([prefixes, tokens.unsqueeze(2)], dim=2)
+        bound = self.log_probs[:, 0] / self.penalty(self.max_length)
+        done = (self.num_finished >= self.num_beams) | (self.best_score >= bound)
+        active = ~done if length < self.max_length else torch.zeros_like(done)
+        rows = parents + self.num_beams * torch.arange(len(parents), device=parents.device).unsqueeze(1)
+        self.keep(active)
+        return rows[active].flatten(), tokens[active].view(-1, 1)
 
-    def note_ends(self, scores: Tensor, parents: Tensor) -> None:
-        """`scores` are the log p of the hypotheses that end now, b k, and -inf for the others."""
-        self.ended += scores.isfinite().sum(dim=1)
-        top, place = (scores / self.penalty(self.words.shape[2] + 1)).max(dim=1)
-        better = top > self.best
-        sentences = torch.arange(len(top), device=top.device)
-        words = self.words[sentences, parents[sentences, place]]  # b t
-        # Later ones are longer, so nothing of the former best is left.
-        self.written[self.open[better], : words.shape[1]] = words[better]
-        self.best = torch.where(better, top, self.best)
+    def record_finished(self, log_probs: Tensor, parents: Tensor) -> None:
+        """Update the best finished hypotheses; `log_probs`, b k, is -inf for those that do not end now."""
+        self.num_finished += log_probs.isfinite().sum(dim=1)
+        score, index = (log_probs / self.penalty(self.tokens.shape[2] + 1)).max(dim=1)
+        better = score > self.best_score
+        sentences = torch.arange(len(score), device=score.device)
+        tokens = self.tokens[sentences, parents[sentences, index]]  # b t
+        # Later hypotheses are longer, so this overwrites the previous best entirely.
+        self.finished[self.active[better], : tokens.shape[1]] = tokens[better]
+        self.best_score = torch.where(better, score, self.best_score)
 
     def keep(self, sentences: Tensor) -> None:
-        self.open, self.best, self.ended = self.open[sentences], self.best[sentences], self.ended[sentences]
-        self.words, self.scores = self.words[sentences], self.scores[sentences]
+        self.active, self.best_score = self.active[sentences], self.best_score[sentences]
+        self.num_finished = self.num_finished[sentences]
+        self.tokens, self.log_probs = self.tokens[sentences], self.log_probs[sentences]
 
-    def answers(self) -> list[list[int]]:
-        """The best hypotheses, without `last`."""
-        return [row[: row.index(self.last)] if self.last in row else row for row in self.written.tolist()]
+    def sequences(self) -> list[list[int]]:
+        """Best hypothesis of every sentence, without EOS."""
+        eos = self.eos_token_id
+        return [row[: row.index(eos)] if eos in row else row for row in self.finished.tolist()]

@@ -1,4 +1,4 @@
-"""Supervised classification: softmax or sigmoid loss on smoothed, mixed labels."""
+"""Supervised image classification with label smoothing, mixup and CutMix."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.images import Augment, Mix, one_hot
-from allmlp.data.images import Step as Place
-from allmlp.data.order import Step
-from allmlp.data.source import Batch, Dataset
+from allmlp.data.augment import Augment, Mixup, one_hot
+from allmlp.data.dataset import ImageDataset, LabeledImages
+from allmlp.data.sampler import Batch
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
-from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule
+from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule
 
 
 class Classify(Task):
@@ -26,62 +25,60 @@ class Classify(Task):
     """
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    smoothing: Rate = 0.0
+    label_smoothing: Rate = 0.0
     augment: Augment = Augment()
-    mix: Mix | None = None
+    mix: Mixup | None = None
 
-    def fit(self, model: ModelSpec, dataset: Dataset) -> ModelSpec:
-        return model.configure(classes=len(dataset.classes))
+    def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
+        return model.configure(num_classes=len(dataset.class_names))
 
-    def build(self, model: Model, dataset: Dataset) -> TaskModule:
+    def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return ClassifyModule(self, model, dataset)
 
 
 class ClassifyModule(TaskModule):
-    def __init__(self, spec: Classify, model: Model, dataset: Dataset) -> None:
+    def __init__(self, spec: Classify, model: Model, dataset: ImageDataset) -> None:
         super().__init__()
-        self.spec, self.model, self.classes = spec, model, len(dataset.classes)
-        self.pixels = Pixels(dataset.mean, dataset.std, model.spec.image_size)
+        self.spec, self.model, self.num_classes = spec, model, len(dataset.class_names)
+        self.normalize = Normalize(dataset.mean, dataset.std, model.spec.input_size)
 
-    def prepare(self, step: Step, moment: Moment) -> tuple[Tensor, ...]:
-        images, labels = step.batch
-        epoch = torch.tensor(int(step.epoch), device=labels.device)
-        draws = moment.uniform(len(images), self.spec.augment.numbers())
-        mixing = moment.uniform(len(images), self.spec.mix.numbers() if self.spec.mix else 0)
-        return images, labels, epoch, step.indices.to(labels.device), draws, mixing
+    def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
+        images, labels = batch.examples
+        uniforms = context.uniform(len(images), self.spec.augment.num_uniforms())
+        mix_uniforms = context.uniform(len(images), self.spec.mix.num_uniforms() if self.spec.mix else 0)
+        return images, labels, uniforms, mix_uniforms
 
-    def learn(self, *inputs: Tensor) -> Losses:
-        images, targets = self.augmented(*inputs)
-        logits = self.model(self.pixels(images))
-        right = logits.argmax(1) == targets.argmax(1)
-        return Losses(cross_entropy(logits, targets, self.spec.loss), {"accuracy": right.float().mean()})
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        images, targets = self.augment(*inputs)
+        logits = self.model(self.normalize(images))
+        correct = logits.argmax(1) == targets.argmax(1)
+        return Losses(cross_entropy(logits, targets, self.spec.loss), {"accuracy": correct.float().mean()})
 
-    def augmented(
-        self, images: Tensor, labels: Tensor, epoch: Tensor, indices: Tensor, draws: Tensor, mixing: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Pictures in [0, 1] and their targets, b k."""
-        images = self.spec.augment.transform(images, draws, Place(epoch, indices))
-        targets = one_hot(labels, self.classes, self.spec.smoothing)
-        return self.spec.mix.transform(images, targets, mixing) if self.spec.mix else (images, targets)
+    def augment(self, images: Tensor, labels: Tensor, uniforms: Tensor, mix_uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Augmented images in [0, 1] and their targets, b k."""
+        images = self.spec.augment.apply(images, uniforms)
+        targets = one_hot(labels, self.num_classes, self.spec.label_smoothing)
+        return self.spec.mix.apply(images, targets, mix_uniforms) if self.spec.mix else (images, targets)
 
-    def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
-        return judge(model, self.pixels, batches)
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+        return evaluate_classifier(model, self.normalize, batches)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, kind: str) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, loss: str) -> Tensor:
     logits = logits.float()
-    if kind == "sigmoid":
+    if loss == "sigmoid":
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
     return F.cross_entropy(logits, targets)
 
 
-def judge(model: Model, pixels: Pixels, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
+def evaluate_classifier(
+    model: Model, normalize: Normalize, batches: Iterable[LabeledImages]
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Accuracy and loss of a classifier, as sums and counts."""
-    right = wrong = torch.zeros((), dtype=torch.float64)
-    seen = torch.zeros((), dtype=torch.float64)
+    correct, loss_sum, count = torch.zeros(3, dtype=torch.float64, device=model.device)
     for images, labels in batches:
-        logits = model(pixels(images)).float()
-        right = right.to(logits.device) + (logits.argmax(1) == labels).sum()
-        wrong = wrong.to(logits.device) + F.cross_entropy(logits, labels, reduction="sum")
-        seen = seen.to(logits.device) + len(labels)
-    return {"accuracy": (right, seen), "loss": (wrong, seen)}
+        logits = model(normalize(images)).float()
+        correct = correct + (logits.argmax(1) == labels).sum()
+        loss_sum = loss_sum + F.cross_entropy(logits, labels, reduction="sum")
+        count = count + len(labels)
+    return {"accuracy": (correct, count), "loss": (loss_sum, count)}

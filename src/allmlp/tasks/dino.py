@@ -1,4 +1,4 @@
-"""Self-supervised learning: DINO, with small crops that are really smaller also for models of one image size."""
+"""Self-supervised learning with DINO, for models with a fixed number of tokens too."""
 
 from __future__ import annotations
 
@@ -11,157 +11,163 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from allmlp.data.images import MultiCrop
-from allmlp.data.order import Step
-from allmlp.data.source import Batch, Dataset
+from allmlp.data.augment import MultiCrop
+from allmlp.data.dataset import ImageDataset, LabeledImages
+from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
 from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
-from allmlp.models.grid import Resized
+from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import create
 from allmlp.spec import Count, NonNegative, Rate
-from allmlp.tasks.probe import Neighbours, judge_neighbours, spread
-from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule
+from allmlp.tasks.probe import KnnEval, evaluate_knn, subsample
+from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule
 
 
 class Dino(Task):
-    """A student learns to give every crop of a picture the answer its teacher gives to another, large crop.
+    """A student predicts, from every crop of an image, the teacher's output for another, global crop.
 
-        p_g = softmax((teacher(x_g) - centre) / T_t)          large crops g, no gradient
+        p_g = softmax((teacher(x_g) - center) / T_t)          global crops g, no gradient
         q_v = softmax(student(x_v) / T_s)                     all crops v
         L   = mean over g, v != g of - sum_k p_g[k] log q_v[k]
         teacher <- m teacher + (1 - m) student,  m from `momentum` to 1 by a cosine
-        centre  <- 0.9 centre + 0.1 mean teacher(x_g)
+        center  <- 0.9 center + 0.1 mean teacher(x_g)
 
-    Both are the model, pooled and without its head, under a projection head of their own. What is kept, judged (by its
-    nearest neighbours) and saved is the teacher. A small crop goes through the student with its token weights resized
-    to the crop's grid, at every step anew, so that these learn from small crops too. Source: Caron et al., 2021; the
-    resizing is our own, as no published code passes small crops through an MLP over tokens.
+    Student and teacher are the pooled model without its head, each followed by its own projection head. The teacher is
+    evaluated (by k-NN) and saved. For local crops the student's token weights are resized to the smaller grid at every
+    step, and gradients pass through the resizing. Source: Caron et al., 2021; the resizing is new here, as no published
+    code passes small crops through an MLP over tokens.
     """
 
     crops: MultiCrop = MultiCrop()
-    outputs: Count = 65_536
-    hidden: Count = 2048
-    bottleneck: Count = 256
+    out_dim: Count = 65_536
+    hidden_dim: Count = 2048
+    bottleneck_dim: Count = 256
     momentum: Rate = 0.996
     student_temperature: NonNegative = 0.1
     teacher_temperature: NonNegative = 0.04
-    first_temperature: NonNegative = 0.04
-    """The teacher's at the beginning; it reaches the other after a tenth of the run."""
-    frozen: Rate = 0.01
-    """The share of the run in which the last layer of the projection head does not learn."""
-    neighbours: Neighbours = Neighbours()
+    warmup_teacher_temperature: NonNegative = 0.04
+    """Initial value; it moves linearly to `teacher_temperature` in the first tenth of the run."""
+    freeze_last_layer: Rate = 0.01
+    """Fraction of the run during which the last layer of the projection head is frozen."""
+    knn: KnnEval = KnnEval()
 
-    def fit(self, model: ModelSpec, dataset: Dataset) -> ModelSpec:
+    def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         if not isinstance(model, Encoder) or model.pool is None:
             raise UserError("DINO needs one of this library's image encoders, with a pool")
-        return model.replace(head=None).configure(image=self.crops.global_size)
+        return model.replace(head=None).configure(img_size=self.crops.global_size)
 
-    def build(self, model: Model, dataset: Dataset) -> TaskModule:
+    def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return DinoModule(self, model, dataset)
 
-    def judge(self, model: Model, dataset: Dataset) -> TaskModule:
-        return self.neighbours.judge(model, dataset)
+    def build_evaluator(self, model: Model, dataset: ImageDataset) -> TaskModule:
+        return self.knn.build_evaluator(model, dataset)
 
 
 class DinoModule(TaskModule):
-    def __init__(self, spec: Dino, model: Model, dataset: Dataset) -> None:
+    def __init__(self, spec: Dino, model: Model, dataset: ImageDataset) -> None:
         super().__init__()
-        self.spec, self.classes = spec, len(dataset.classes)
+        self.spec, self.num_classes = spec, len(dataset.class_names)
         self.student, self.student_head = model, ProjectionHead(spec, model.spec.width)
         self.model = create(model.spec.configure(drop_path=0.0), device=model.device)
         self.head = ProjectionHead(spec, model.spec.width)
-        for taught, learner in ((self.model, self.student), (self.head, self.student_head)):
-            taught.load_state_dict(learner.state_dict())
-            taught.requires_grad_(False)
-        self.pixels = Pixels(dataset.mean, dataset.std)
-        self.whole = Pixels(dataset.mean, dataset.std, model.spec.image_size)
-        self.known = spread(dataset.train, spec.neighbours.bank)
-        self.small = Resized(model, spec.crops.local_size) if spec.crops.local else None
-        self.register_buffer("centre", torch.zeros(spec.outputs))
-        # Mean outputs of the teacher, summed over the passes since the last step.
-        self.answers, self.passes = torch.zeros(spec.outputs, device=model.device), 0
+        for teacher, student in self.pairs():
+            teacher.load_state_dict(student.state_dict())
+            teacher.requires_grad_(False)
+        self.normalize = Normalize(dataset.mean, dataset.std)
+        self.eval_normalize = Normalize(dataset.mean, dataset.std, model.spec.input_size)
+        self.bank = subsample(dataset.train, spec.knn.bank_size)
+        self.local_student = ForwardAtSize(model, spec.crops.local_size) if spec.crops.num_local else None
+        self.register_buffer("center", torch.zeros(spec.out_dim))
+        # Mean teacher outputs, summed over the forward passes since the last optimizer step.
+        self.output_sum, self.passes = torch.zeros(spec.out_dim, device=model.device), 0
+
+    def pairs(self) -> tuple[tuple[nn.Module, nn.Module], ...]:
+        """Teacher and student of the model and of the projection head."""
+        return (self.model, self.student), (self.head, self.student_head)
 
     @property
     def flops(self) -> int:
         large, crops = measure(self.student.spec).macs, self.spec.crops
-        small = measure(self.student.spec.configure(image=crops.local_size)).macs if crops.local else 0
-        return crops.globals * (6 + 2) * large + crops.local * 6 * small
+        small = measure(self.student.spec.configure(img_size=crops.local_size)).macs if crops.num_local else 0
+        return crops.num_global * (6 + 2) * large + crops.num_local * 6 * small
 
-    def prepare(self, step: Step, moment: Moment) -> tuple[Tensor, ...]:
-        images, spec = step.batch.images, self.spec
+    def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
+        images, spec = batch.examples.images, self.spec
         if isinstance(next(self.student.parameters()), DTensor):
-            raise UserError("DINO resizes whole token matrices, which sharding=fsdp has cut up; use sharding=ddp")
+            raise UserError("DINO resizes whole token matrices, which sharding=fsdp splits: use sharding=ddp")
         self.passes += 1
-        rise = min(10 * moment.progress, 1.0)
-        temperature = spec.first_temperature + rise * (spec.teacher_temperature - spec.first_temperature)
-        numbers = torch.tensor([temperature, float(moment.progress >= spec.frozen)], device=images.device)
-        return images, moment.uniform(len(images), spec.crops.numbers()), numbers[0], numbers[1]
+        start, end = spec.warmup_teacher_temperature, spec.teacher_temperature
+        temperature = start + min(10 * context.progress, 1.0) * (end - start)
+        scalars = torch.tensor([temperature, float(context.progress >= spec.freeze_last_layer)], device=images.device)
+        return images, context.uniform(len(images), spec.crops.num_uniforms()), scalars[0], scalars[1]
 
-    def learn(self, *inputs: Tensor) -> Losses:
-        images, draws, temperature, learns = inputs
-        large, *small = (self.pixels(views) for views in self.spec.crops.transform(images, draws))
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        images, uniforms, temperature, train_last_layer = inputs
+        global_crops, *local_crops = (self.normalize(views) for views in self.spec.crops.apply(images, uniforms))
         with torch.no_grad():
-            answers = self.head(self.model(large)).float()
-            p = ((answers - self.centre) / temperature).softmax(1)
-            self.answers.add_(answers.mean(0))
-        features = [self.student(large)] + [self.small(views) for views in small if self.small]
-        q = (self.student_head(torch.cat(features), learns).float() / self.spec.student_temperature).log_softmax(1)
-        loss = between_views(p.unflatten(0, (-1, len(images))), q.unflatten(0, (-1, len(images))))
+            outputs = self.head(self.model(global_crops)).float()
+            p = ((outputs - self.center) / temperature).softmax(1)
+            self.output_sum.add_(outputs.mean(0))
+        features = [self.student(global_crops)]
+        features += [self.local_student(views) for views in local_crops if self.local_student]
+        logits = self.student_head(torch.cat(features), train_last_layer).float()
+        log_q = (logits / self.spec.student_temperature).log_softmax(1)
+        loss = dino_loss(p.unflatten(0, (-1, len(images))), log_q.unflatten(0, (-1, len(images))))
         return Losses(loss, {"entropy": -(p * p.clamp(min=1e-12).log()).sum(1).mean()})
 
     @torch.no_grad()
     def after_step(self, progress: float) -> None:
-        mean = self.answers / self.passes
-        self.answers.zero_()
+        mean = self.output_sum / self.passes
+        self.output_sum.zero_()
         self.passes = 0
         if dist.is_initialized():
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
-        self.centre.lerp_(mean, 0.1)
-        keep = 1 - (1 - self.spec.momentum) * (1 + math.cos(math.pi * progress)) / 2
-        for taught, learner in ((self.model, self.student), (self.head, self.student_head)):
-            follow: list[Tensor] = list(taught.parameters())
-            lead: list[Tensor] = list(learner.parameters())
-            torch._foreach_lerp_(follow, lead, 1 - keep)
+        self.center.lerp_(mean, 0.1)
+        momentum = 1 - (1 - self.spec.momentum) * (1 + math.cos(math.pi * progress)) / 2
+        for teacher, student in self.pairs():
+            averages: list[Tensor] = list(teacher.parameters())
+            weights: list[Tensor] = list(student.parameters())
+            torch._foreach_lerp_(averages, weights, 1 - momentum)
 
-    def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
-        return judge_neighbours(self.spec.neighbours, model, self.whole, self.known, batches, self.classes)
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+        return evaluate_knn(self.spec.knn, model, self.eval_normalize, self.bank, batches, self.num_classes)
 
 
-def between_views(p: Tensor, q: Tensor) -> Tensor:
-    """Mean cross-entropy of all pairs of different views; p: g b k, the teacher's; q: v b k, the student's logarithms.
+def dino_loss(p: Tensor, log_q: Tensor) -> Tensor:
+    """Mean cross-entropy over all pairs of different views: p, g b k, of the teacher; log_q, v b k, of the student.
 
-    The sum over all pairs is the product of two sums, from which the pairs of a view with itself are taken.
+    The sum over all pairs is a product of two sums; the pairs of a view with itself are subtracted.
     """
-    pairs = len(p) * (len(q) - 1)
-    same = (p * q[: len(p)]).sum()
-    return (same - (p.sum(0) * q.sum(0)).sum()) / (pairs * p.shape[1])
+    pairs = len(p) * (len(log_q) - 1)
+    same_view = (p * log_q[: len(p)]).sum()
+    return (same_view - (p.sum(0) * log_q.sum(0)).sum()) / (pairs * p.shape[1])
 
 
 class ProjectionHead(nn.Module):
-    """Three layers, a bottleneck of length one, and as many directions as outputs.
+    """A three-layer MLP, L2 normalization, and a weight-normalized linear layer.
 
-    h(x) = V u / |u|,   u = W3 gelu(W2 gelu(W1 x)),   rows of V of length one
+    h(x) = V u / |u|,   u = W3 gelu(W2 gelu(W1 x)),   rows of V of norm 1
     """
 
     def __init__(self, spec: Dino, channels: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(channels, spec.hidden),
+        self.mlp = nn.Sequential(
+            nn.Linear(channels, spec.hidden_dim),
             nn.GELU(),
-            nn.Linear(spec.hidden, spec.hidden),
+            nn.Linear(spec.hidden_dim, spec.hidden_dim),
             nn.GELU(),
-            nn.Linear(spec.hidden, spec.bottleneck),
+            nn.Linear(spec.hidden_dim, spec.bottleneck_dim),
         )
-        self.directions = nn.Parameter(torch.empty(spec.outputs, spec.bottleneck))
+        self.last_layer = nn.Parameter(torch.empty(spec.out_dim, spec.bottleneck_dim))
         for name, weight in self.named_parameters():
             nn.init.zeros_(weight) if name.endswith("bias") else nn.init.trunc_normal_(weight, std=0.02)
 
-    def forward(self, x: Tensor, learns: Tensor | None = None) -> Tensor:
-        """`learns` is 0 while the directions are to stay as they are, else 1."""
-        rows = self.directions
-        if learns is not None:
-            rows = torch.lerp(rows.detach(), rows, learns)
-        return F.linear(F.normalize(self.layers(x), dim=1), F.normalize(rows, dim=1))
+    def forward(self, x: Tensor, train_last_layer: Tensor | None = None) -> Tensor:
+        """`train_last_layer` is 1, or 0 while the last layer is frozen."""
+        weight = self.last_layer
+        if train_last_layer is not None:
+            weight = torch.lerp(weight.detach(), weight, train_last_layer)
+        return F.linear(F.normalize(self.mlp(x), dim=1), F.normalize(weight, dim=1))

@@ -1,4 +1,4 @@
-"""What frozen features know: nearest neighbours, and a linear classifier on top of them."""
+"""Evaluation of frozen features: k-nearest neighbors and linear probing."""
 
 from __future__ import annotations
 
@@ -9,95 +9,99 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.order import Step, in_order
-from allmlp.data.source import Batch, Dataset, Split, subset
+from allmlp.data.dataset import ImageDataset, LabeledImages, Split, subset
+from allmlp.data.sampler import Batch, eval_batches
 from allmlp.errors import UserError
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, NonNegative
 from allmlp.tasks.classify import Classify, ClassifyModule
-from allmlp.tasks.task import Losses, Moment, Pixels, Task, TaskModule
+from allmlp.tasks.task import Normalize, StepContext, Task, TaskModule
 
 
-class Neighbours(Task):
-    """The k nearest training pictures vote for a picture's class; nothing is trained.
+class KnnEval(Task):
+    """Weighted k-NN classification with the training images as bank; evaluation only.
 
         score_c(x) = sum over the k nearest i of class c of exp(cos(f(x), f(x_i)) / temperature)
 
-    Source: Wu et al., 2018, with DINO's k and temperature. `bank` training examples, evenly spread, are looked at.
+    Source: Wu et al., 2018, with DINO's k and temperature. The bank is at most `bank_size` images, evenly spaced.
     """
 
     k: Count = 20
     temperature: NonNegative = 0.07
-    bank: Count = 50_000
+    bank_size: Count = 50_000
 
-    def build(self, model: Model, dataset: Dataset) -> TaskModule:
-        return NeighboursModule(self, model, dataset)
+    def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
+        return KnnEvalModule(self, model, dataset)
 
 
-class NeighboursModule(TaskModule):
-    def __init__(self, spec: Neighbours, model: Model, dataset: Dataset) -> None:
+class KnnEvalModule(TaskModule):
+    def __init__(self, spec: KnnEval, model: Model, dataset: ImageDataset) -> None:
         super().__init__()
-        self.spec, self.model, self.classes = spec, model, len(dataset.classes)
-        self.pixels = Pixels(dataset.mean, dataset.std, model.spec.image_size)
-        self.known = spread(dataset.train, spec.bank)
+        self.spec, self.model, self.num_classes = spec, model, len(dataset.class_names)
+        self.normalize = Normalize(dataset.mean, dataset.std, model.spec.input_size)
+        self.bank = subsample(dataset.train, spec.bank_size)
 
-    def forward(self, step: Step, moment: Moment) -> Losses:
-        raise UserError("Neighbours only judges: it trains nothing")
+    def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
+        raise UserError("KnnEval only evaluates; choose another task for training")
 
-    def evaluate(self, model: Model, batches: Iterable[Batch]) -> dict[str, tuple[Tensor, Tensor]]:
-        return judge_neighbours(self.spec, model, self.pixels, self.known, batches, self.classes)
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+        return evaluate_knn(self.spec, model, self.normalize, self.bank, batches, self.num_classes)
 
 
-def judge_neighbours(
-    spec: Neighbours, model: Model, pixels: Pixels, known: Split, batches: Iterable[Batch], classes: int
+def evaluate_knn(
+    spec: KnnEval, model: Model, normalize: Normalize, bank: Split, batches: Iterable[LabeledImages], num_classes: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """k-NN accuracy as a sum and a count; every process looks at the whole bank."""
-    pairs = [(directions(model, pixels(images)), labels) for images, labels in in_order(known, 500, model.device)]
-    bank, names = torch.cat([found for found, _ in pairs]), torch.cat([labels for _, labels in pairs])
-    right = seen = torch.zeros((), dtype=torch.float64, device=model.device)
+    """k-NN accuracy as a sum and a count; every process computes the features of the whole bank."""
+    encoded = [
+        (normalized_features(model, normalize(images)), labels)
+        for images, labels in eval_batches(bank, 500, model.device)
+    ]
+    bank_features, bank_labels = (torch.cat(parts) for parts in zip(*encoded))
+    correct = count = torch.zeros((), dtype=torch.float64, device=model.device)
     for images, labels in batches:
-        votes = vote(directions(model, pixels(images)), bank, names, classes, spec.k, spec.temperature)
-        right, seen = right + (votes.argmax(1) == labels).sum(), seen + len(labels)
-    return {"knn_accuracy": (right, seen)}
+        queries = normalized_features(model, normalize(images))
+        scores = knn_scores(queries, bank_features, bank_labels, num_classes, spec.k, spec.temperature)
+        correct, count = correct + (scores.argmax(1) == labels).sum(), count + len(labels)
+    return {"knn_accuracy": (correct, count)}
 
 
-def spread(split: Split, examples: int) -> Split:
-    """At most `examples` of a split, evenly spread over it."""
+def subsample(split: Split, examples: int) -> Split:
+    """At most `examples` of a split, evenly spaced."""
     if len(split) <= examples:
         return split
     return subset(split, torch.linspace(0, len(split) - 1, examples).long())
 
 
-def directions(model: Model, images: Tensor) -> Tensor:
-    """Pooled features of length one, b c."""
+def normalized_features(model: Model, images: Tensor) -> Tensor:
+    """Pooled features of norm 1, b c."""
     features = model.forward_features(images)
     pool = getattr(model, "pool", None)
     pooled = features.mean(1) if pool is None else pool(features, None)
     return F.normalize(pooled.float(), dim=1)
 
 
-def vote(queries: Tensor, bank: Tensor, labels: Tensor, classes: int, k: int, temperature: float) -> Tensor:
-    """Scores of each class, b classes; queries and bank have length one."""
-    near = (queries @ bank.T).topk(min(k, len(bank)), dim=1)
-    scores = torch.zeros(len(queries), classes, device=queries.device)
-    return scores.scatter_add_(1, labels[near.indices], (near.values / temperature).exp())
+def knn_scores(queries: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int, temperature: float) -> Tensor:
+    """Class scores, b num_classes; queries and bank have norm 1."""
+    nearest = (queries @ bank.T).topk(min(k, len(bank)), dim=1)
+    scores = torch.zeros(len(queries), num_classes, device=queries.device)
+    return scores.scatter_add_(1, labels[nearest.indices], (nearest.values / temperature).exp())
 
 
 class Probe(Classify):
-    """Linear evaluation: everything but the head is frozen, in evaluation mode."""
+    """Linear probing: everything but the head is frozen and in evaluation mode."""
 
-    def fit(self, model: ModelSpec, dataset: Dataset) -> ModelSpec:
+    def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         if not isinstance(model, Encoder):
             raise UserError("a probe needs one of this library's encoders")
-        return super().fit(model, dataset)
+        return super().configure_model(model, dataset)
 
-    def build(self, model: Model, dataset: Dataset) -> TaskModule:
+    def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return ProbeModule(self, model, dataset)
 
 
 class ProbeModule(ClassifyModule):
-    def __init__(self, spec: Probe, model: Model, dataset: Dataset) -> None:
+    def __init__(self, spec: Probe, model: Model, dataset: ImageDataset) -> None:
         super().__init__(spec, model, dataset)
         for name, weight in model.named_parameters():
             weight.requires_grad_(name.startswith("head."))

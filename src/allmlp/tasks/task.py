@@ -1,4 +1,4 @@
-"""The verbs of a task: build; prepare, learn and after_step, once a step; evaluate."""
+"""What a task defines: `build`; `prepare_batch`, `compute_loss` and `after_step`, called once a step; `evaluate`."""
 
 from __future__ import annotations
 
@@ -9,103 +9,97 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from allmlp.data.order import Step
-from allmlp.data.source import Dataset, Examples, Splits
+from allmlp.data.dataset import Dataset, Examples, ImageDataset
+from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Spec
 
 
 class Losses(NamedTuple):
-    """What a step reports: the number to minimise, and others worth seeing, all scalars on the device."""
+    """The loss to minimize, and further values to log, all scalars on the device."""
 
     total: Tensor
-    shown: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
-class Moment(NamedTuple):
-    """When in the run a step happens, and its source of random numbers."""
+class StepContext(NamedTuple):
+    """How far the run has come (0 to 1), and the random numbers of the step."""
 
     progress: float
     generator: torch.Generator
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     def uniform(self, examples: int, numbers: int) -> Tensor:
-        """Random numbers of this process's examples, b n: those that a single process would have drawn for them."""
-        everyone = torch.rand(examples * self.world, numbers, generator=self.generator, device=self.generator.device)
-        return everyone[self.rank :: self.world]
+        """Uniforms for the examples of this process, b n: those that a single process would draw for them."""
+        size = (examples * self.world_size, numbers)
+        return torch.rand(size, generator=self.generator, device=self.generator.device)[self.rank :: self.world_size]
 
 
 class Task(Spec, abstract=True):
-    reads: ClassVar[type[Splits]] = Dataset
-    """The kind of data it learns from, which is what `dataset` is below."""
+    dataset_type: ClassVar[type[Dataset]] = ImageDataset
+    """The type of `dataset` in the methods below."""
 
-    def accept(self, dataset: Splits) -> None:
-        if not isinstance(dataset, self.reads):
-            kind, wanted = (cls.__doc__.split(":")[0].lower().rstrip(".") for cls in (type(dataset), self.reads))  # type: ignore[union-attr]
-            raise UserError(f"the task {type(self).__name__} learns from {wanted}, not from {kind}")
+    def check_dataset(self, dataset: Dataset) -> None:
+        if not isinstance(dataset, self.dataset_type):
+            kind, wanted = (cls.__doc__.split(":")[0].lower().rstrip(".") for cls in (type(dataset), self.dataset_type))  # type: ignore[union-attr]
+            raise UserError(f"the task {type(self).__name__} needs {wanted}, not {kind}")
 
-    def fit(self, model: ModelSpec, dataset: Any) -> ModelSpec:
-        """The model as this task and these data need it: its number of classes, for instance."""
+    def configure_model(self, model: ModelSpec, dataset: Any) -> ModelSpec:
+        """Adapt the model to task and data, for example its number of classes."""
         return model
 
     def build(self, model: Model, dataset: Any) -> TaskModule:
-        """The module that holds `model` and everything else the loss needs."""
+        """The module that holds `model` and everything else that the loss needs."""
         raise NotImplementedError
 
-    def judge(self, model: Model, dataset: Any) -> TaskModule:
+    def build_evaluator(self, model: Model, dataset: Any) -> TaskModule:
         """The module that evaluates a finished model, without what only training needs."""
         return self.build(model, dataset)
 
 
 class TaskModule(nn.Module):
-    """Calling it gives the loss, so that a wrapper (DDP, compile) around it sees the whole step."""
+    """Computes the loss of a batch; DDP and FSDP wrap it as a whole."""
 
     model: Model
-    """What is trained, saved and used afterwards."""
+    """The model that is evaluated and saved."""
 
-    def forward(self, step: Step, moment: Moment) -> Losses:
-        return self.learn(*self.prepare(step, moment))
+    def forward(self, *inputs: Tensor) -> Losses:
+        return self.compute_loss(*inputs)
 
-    def prepare(self, step: Step, moment: Moment) -> tuple[Tensor, ...]:
-        """The inputs of `learn`: the examples, and the random numbers for them."""
+    def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
+        """The inputs of `compute_loss`: the examples, and random numbers for them."""
         raise NotImplementedError
 
-    def learn(self, *inputs: Tensor) -> Losses:
-        """A pure function of tensors, so that it compiles as one graph from bytes to loss."""
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        """A pure function of tensors, so that it can be compiled and recorded."""
         raise NotImplementedError
 
     @property
     def flops(self) -> int:
-        """Of one example's training step: forward, and twice as much backward; two per multiply-add."""
+        """Floating-point operations per example and step: two per multiply-add, forward once and backward twice."""
         return 6 * self.model.describe().macs
 
     @property
     def unit(self) -> tuple[str, int]:
-        """What the speed of training is counted in, and how many of them an example has."""
+        """The unit of throughput, and how many of them an example has."""
         return "images", 1
 
-    def quicken(self, graphs: bool) -> None:
-        """Compile the step; with `graphs` torch records the parts of it as CUDA graphs."""
-        self.learn = torch.compile(self.learn, mode="reduce-overhead" if graphs else None)
-
     def after_step(self, progress: float) -> None:
-        """After the optimiser: averages, centres."""
+        """Called after the optimizer step, for example to update a teacher."""
 
     def evaluate(self, model: Model, batches: Iterable[Examples]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Name -> (sum, count) over this process's share of the test examples, judging `model`."""
+        """Metrics of `model` as name -> (sum, count) over the test examples of this process."""
         raise NotImplementedError
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
-        """What is told of the means over all test examples."""
+        """The metrics to report, from the means over all test examples."""
         return means
 
 
-class Pixels(nn.Module):
-    """uint8 pictures to what a model reads: divided by 255, brought to `size` where that is given and another one,
-    centred and scaled by the training set's statistics.
-    """
+class Normalize(nn.Module):
+    """Turn uint8 images into model inputs: divide by 255, resize to `size` if given, subtract mean, divide by std."""
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int] | None = None) -> None:
         super().__init__()

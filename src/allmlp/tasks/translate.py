@@ -1,4 +1,4 @@
-"""Translation: teacher forcing to learn it, beam search to do it, BLEU and chrF to judge it."""
+"""Translation: trained with teacher forcing, evaluated by beam search with BLEU and chrF."""
 
 from __future__ import annotations
 
@@ -10,202 +10,222 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from allmlp.data.order import Step
-from allmlp.data.pairs import SentencePairs, Translated, source_row
-from allmlp.data.source import Splits
+from allmlp.data.dataset import Dataset
+from allmlp.data.parallel_corpus import TranslationBatch, TranslationDataset, source_ids
+from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.errors import UserError, require
-from allmlp.layers.stem import Tokens
+from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, NonNegative, Rate
-from allmlp.tasks.beam import search
-from allmlp.tasks.mlm import perplexity
-from allmlp.tasks.task import Losses, Moment, Task, TaskModule
+from allmlp.tasks.beam import beam_search
+from allmlp.tasks.masked_lm import perplexity
+from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 
-AT_ONCE = 64
-"""Sentences that are translated together."""
+BATCH_SIZE = 64
+"""Sentences that `translate` decodes together."""
 
 
 class Translation(Task):
-    """Cross-entropy of every target token, given the source and the target before it, against smoothed labels.
+    """Cross-entropy of every target token, given the source and the previous target tokens, with label smoothing e.
 
-        L = - mean over t of sum_k q_k log softmax(logits[t])_k,   q = (1 - smoothing) onehot(y[t + 1]) + smoothing / V
+        L = - mean over t of sum_k q_k log softmax(logits[t])_k,   q = (1 - e) onehot(y[t + 1]) + e / V
 
-    Judged by beam search: BLEU and chrF as sacrebleu has them. While training, only the first `judged` test pairs are
-    translated; none is all. `word_dropout` is the share of tokens, read and already written, that the model does not
-    get to see while it learns, so that it cannot learn sentences by heart. Sources: Vaswani et al., 2017 (smoothing,
-    beam, alpha); Wu et al., 2016 (alpha); Sennrich et al., 2016 (word dropout).
+    Evaluation decodes by beam search (`num_beams`, `length_penalty`) and reports sacrebleu's BLEU and chrF; during
+    training only the first `eval_pairs` test pairs are decoded, all if None. `word_dropout` is the fraction of source
+    and target input tokens replaced by [MASK] in training, a regularizer for small data. Sources: Vaswani et al., 2017
+    (smoothing, beam search); Wu et al., 2016 (length penalty); Sennrich et al., 2016 (word dropout).
     """
 
-    reads: ClassVar[type[Splits]] = SentencePairs
-    smoothing: Rate = 0.1
+    dataset_type: ClassVar[type[Dataset]] = TranslationDataset
+    label_smoothing: Rate = 0.1
     word_dropout: Rate = 0.0
-    beam: Count = 4
-    alpha: NonNegative = 0.6
-    judged: Count | None = None
+    num_beams: Count = 4
+    length_penalty: NonNegative = 0.6
+    eval_pairs: Count | None = None
 
-    def fit(self, model: ModelSpec, dataset: SentencePairs) -> ModelSpec:
+    def configure_model(self, model: ModelSpec, dataset: TranslationDataset) -> ModelSpec:
         if not isinstance(model, EncoderDecoder):
-            raise UserError(f"translation needs an encoder with a decoder, not a model that reads {model.reads}")
-        return model.configure(vocabulary=len(dataset.tokenizer), length=dataset.length)
+            raise UserError(f"translation needs an encoder-decoder model, not one that reads {model.input_spec}")
+        return model.configure(vocab_size=len(dataset.tokenizer), seq_len=dataset.seq_len)
 
-    def build(self, model: Model, dataset: SentencePairs) -> TaskModule:
+    def build(self, model: Model, dataset: TranslationDataset) -> TaskModule:
         return TranslationModule(self, model, dataset)
 
-    def judge(self, model: Model, dataset: SentencePairs) -> TaskModule:
-        return self.replace(judged=None).build(model, dataset)
+    def build_evaluator(self, model: Model, dataset: TranslationDataset) -> TaskModule:
+        return self.replace(eval_pairs=None).build(model, dataset)
 
 
 class TranslationModule(TaskModule):
-    def __init__(self, spec: Translation, model: Model, dataset: SentencePairs) -> None:
+    def __init__(self, spec: Translation, model: Model, dataset: TranslationDataset) -> None:
         super().__init__()
-        self.spec, self.model, self.scores = spec, translator(model, dataset.tokenizer), Scores()
-        self.tokenizer, self.references, self.tokens = dataset.tokenizer, dataset.references, dataset.tokens
-        reads = self.model.spec.encoder.stem.tokens
-        if dataset.length > reads:
-            raise UserError(f"pairs of {dataset.length} tokens are too long for the model: set data.length={reads}")
-        self.judged = min(spec.judged or len(dataset.test), len(dataset.test))
-        self.last = int(dataset.test.fetch(torch.tensor([self.judged - 1])).number)
-        """The number of the last test pair that is translated."""
+        self.spec, self.model = spec, check_translation_model(model, dataset.tokenizer)
+        self.metrics = TranslationMetrics()
+        self.tokenizer, self.references, self.tokens = dataset.tokenizer, dataset.references, dataset.tokens_per_pair
+        max_tokens = self.model.spec.encoder.stem.tokens
+        if dataset.seq_len > max_tokens:
+            raise UserError(
+                f"the rows have {dataset.seq_len} tokens, the model reads {max_tokens}: set data.seq_len={max_tokens}"
+            )
+        self.eval_pairs = min(spec.eval_pairs or len(dataset.test), len(dataset.test))
+        self.last_reference = int(dataset.test.fetch(torch.tensor([self.eval_pairs - 1])).reference_index)
+        """`reference_index` of the last test pair to decode."""
 
     @property
     def unit(self) -> tuple[str, int]:
         return "tokens", self.tokens
 
-    def prepare(self, step: Step, moment: Moment) -> tuple[Tensor, ...]:
+    def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         if isinstance(next(self.model.parameters()), DTensor):
-            raise UserError("processes translate in different numbers of steps, unlike sharding=fsdp; use sharding=ddp")
-        source, target, _ = (part.long() for part in step.batch)
+            raise UserError("beam search takes a different number of steps on each process: use sharding=ddp, not fsdp")
+        source, target, _ = (part.long() for part in batch.examples)
         if not self.spec.word_dropout:
             return source, target, target
-        draws = moment.uniform(len(source), source.shape[1] + target.shape[1]).split(
-            [source.shape[1], target.shape[1]], dim=1
-        )
-        return self.drop(source, draws[0]), target, self.drop(target, draws[1])
+        lengths = [source.shape[1], target.shape[1]]
+        source_uniforms, target_uniforms = context.uniform(len(source), sum(lengths)).split(lengths, dim=1)
+        return self.drop_words(source, source_uniforms), target, self.drop_words(target, target_uniforms)
 
-    def drop(self, ids: Tensor, draws: Tensor) -> Tensor:
-        """Words give way to [MASK]; what marks a sentence's ends stays."""
-        words = ~self.tokenizer.special.to(ids.device)[ids]
-        return torch.where((draws < self.spec.word_dropout) & words, self.tokenizer.mask, ids)
+    def drop_words(self, ids: Tensor, uniforms: Tensor) -> Tensor:
+        """Replace tokens by [MASK]; special tokens stay."""
+        words = ~self.tokenizer.special_tokens_mask.to(ids.device)[ids]
+        return torch.where((uniforms < self.spec.word_dropout) & words, self.tokenizer.mask_token_id, ids)
 
-    def learn(self, *inputs: Tensor) -> Losses:
-        source, target, shown = inputs
-        wrong, right, real = self.predict(self.model, source, target, shown, self.spec.smoothing)
-        total = real.sum().clamp(min=1)
-        return Losses(wrong.sum() / total, {"accuracy": right.sum() / total})
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        source, target, target_input = inputs
+        loss, correct, real = self.token_losses(self.model, source, target, target_input, self.spec.label_smoothing)
+        count = real.sum().clamp(min=1)
+        return Losses(loss.sum() / count, {"accuracy": correct.sum() / count})
 
-    def predict(
-        self, model: Model, source: Tensor, target: Tensor, shown: Tensor, smoothing: float = 0.0
+    def token_losses(
+        self, model: Model, source: Tensor, target: Tensor, target_input: Tensor, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy, correctness, and whether there is a next token; b t-1 each. `shown` is the target as the model
-        reads it. Padding lies on the right, where no real token of the target looks.
+        """Cross-entropy, correctness, and whether the next token is real, b t-1 each.
+
+        `target_input` is the target as the decoder reads it, perhaps with words dropped. Padding is on its right, where
+        the decoder does not look.
         """
-        logits = model(source, shown[:, :-1], source != self.tokenizer.pad).float()
-        following = target[:, 1:]
-        real = (following != self.tokenizer.pad).float()
-        wrong = F.cross_entropy(
-            logits.flatten(0, 1), following.flatten(), reduction="none", label_smoothing=smoothing
+        logits = model(source, target_input[:, :-1], source != self.tokenizer.pad_token_id).float()
+        labels = target[:, 1:]
+        real = (labels != self.tokenizer.pad_token_id).float()
+        loss = F.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), reduction="none", label_smoothing=label_smoothing
         ).view_as(real)
-        return wrong * real, (logits.argmax(2) == following).float() * real, real
+        return loss * real, (logits.argmax(2) == labels).float() * real, real
 
-    def evaluate(self, model: Model, batches: Iterable[Translated]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
-        matches = torch.zeros(len(Scores.names) + 1, dtype=torch.float64)
-        for source, target, number in batches:
-            told = self.predict(model, source.long(), target.long(), target.long())
-            sums += torch.stack([part.sum() for part in told]).double()
-            chosen = number <= self.last
-            matches += self.matches(model, source[chosen].long(), number[chosen].tolist())
-        *found, pairs = matches.to(model.device)
-        means = {"loss": (sums[0], sums[2]), "accuracy": (sums[1], sums[2])}
-        return means | {name: (total, pairs) for name, total in zip(Scores.names, found)}
+        statistics = torch.zeros(len(TranslationMetrics.names) + 1, dtype=torch.float64)
+        for source, target, reference in batches:
+            losses = self.token_losses(model, source.long(), target.long(), target.long())
+            sums += torch.stack([part.sum() for part in losses]).double()
+            decoded = reference <= self.last_reference
+            statistics += self.statistics(model, source[decoded].long(), reference[decoded].tolist())
+        loss_sum, correct, count = sums
+        *totals, pairs = statistics.to(model.device)
+        means = {"loss": (loss_sum, count), "accuracy": (correct, count)}
+        return means | {name: (total, pairs) for name, total in zip(TranslationMetrics.names, totals)}
 
-    def matches(self, model: Model, source: Tensor, numbers: list[int]) -> Tensor:
-        """The sums of `Scores` over these pairs, and how many pairs they are."""
-        texts = write(model, self.tokenizer, source, self.spec.beam, self.spec.alpha)
-        found = self.scores.count(texts, [self.references[number] for number in numbers])
-        return torch.tensor([*found, len(texts)], dtype=torch.float64)
+    def statistics(self, model: Model, source: Tensor, references: list[int]) -> Tensor:
+        """The sums of `TranslationMetrics` over these pairs, and the number of pairs."""
+        texts = translate_rows(model, self.tokenizer, source, self.spec.num_beams, self.spec.length_penalty)
+        sums = self.metrics.statistics(texts, [self.references[index] for index in references])
+        return torch.tensor([*sums, len(texts)], dtype=torch.float64)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
-        sums = [round(means[name] * self.judged) for name in Scores.names]
-        told = {name: mean for name, mean in means.items() if name not in Scores.names}
-        return {**self.scores.total(sums), "perplexity": perplexity(means["loss"]), **told}
+        sums = [round(means[name] * self.eval_pairs) for name in TranslationMetrics.names]
+        others = {name: mean for name, mean in means.items() if name not in TranslationMetrics.names}
+        return {**self.metrics.compute(sums), "perplexity": perplexity(means["loss"]), **others}
 
 
-class Scores:
-    """BLEU and chrF of a corpus from numbers that can be added up over sentences, batches and processes.
+class TranslationMetrics:
+    """Corpus BLEU and chrF from statistics that can be summed over sentences, batches and processes.
 
-    BLEU counts the words of both sides, and the n-grams that match and that there are, n = 1 to 4; chrF the character
-    n-grams of both sides and those that match, n = 1 to 6.
+    BLEU: words of hypothesis and reference, matching and total n-grams, n = 1 to 4. chrF: character n-grams of
+    hypothesis and reference and matching ones, n = 1 to 6.
     """
 
-    names = tuple(f"{score} {number}" for score, numbers in (("bleu", 10), ("chrf", 18)) for number in range(numbers))
+    names = tuple(f"{metric} {number}" for metric, numbers in (("bleu", 10), ("chrf", 18)) for number in range(numbers))
 
     def __init__(self) -> None:
         metrics = require("sacrebleu.metrics", "text")
         self.bleu, self.chrf = metrics.BLEU(force=True), metrics.CHRF()
 
-    def count(self, texts: list[str], references: list[str]) -> list[int]:
+    def statistics(self, texts: list[str], references: list[str]) -> list[int]:
         if not texts:
             return [0] * len(self.names)
-        counted = [score._extract_corpus_statistics(texts, [references]) for score in (self.bleu, self.chrf)]
-        return [sum(column) for rows in counted for column in zip(*rows)]
+        tables = [metric._extract_corpus_statistics(texts, [references]) for metric in (self.bleu, self.chrf)]
+        return [sum(column) for rows in tables for column in zip(*rows)]
 
-    def total(self, sums: list[int]) -> dict[str, float]:
-        bleu, chrf = sums[:10], sums[10:]
+    def compute(self, sums: list[int]) -> dict[str, float]:
         return {
-            "bleu": self.bleu._compute_score_from_stats(bleu).score,
-            "chrf": self.chrf._compute_score_from_stats(chrf).score,
+            "bleu": self.bleu._compute_score_from_stats(sums[:10]).score,
+            "chrf": self.chrf._compute_score_from_stats(sums[10:]).score,
         }
 
 
-def translator(model: Model, tokenizer: Tokenizer) -> EncoderDecoderModel:
-    """The model, if it can translate and the tokenizer is its own."""
+def check_translation_model(model: Model, tokenizer: Tokenizer) -> EncoderDecoderModel:
+    """Raise unless the model is an encoder-decoder with the tokenizer's vocabulary."""
     if not isinstance(model, EncoderDecoderModel):
-        raise UserError(f"translation needs an encoder with a decoder, not a model that reads {model.spec.reads}")
+        raise UserError(f"translation needs an encoder-decoder model, not one that reads {model.spec.input_spec}")
     for side in (model.spec.encoder, model.spec.decoder):
-        if isinstance(side.stem, Tokens) and side.stem.vocabulary != len(tokenizer):
+        if isinstance(side.stem, TokenEmbed) and side.stem.vocab_size != len(tokenizer):
             raise UserError(
-                f"the tokenizer has {len(tokenizer)} tokens and the model {side.stem.vocabulary}: "
-                f"use the tokenizer that lies beside the model"
+                f"the tokenizer has {len(tokenizer)} tokens and the model {side.stem.vocab_size}: "
+                f"use the tokenizer in the model's folder"
             )
     return model
 
 
 @torch.no_grad()
-def translate(model: Model, tokenizer: Tokenizer, sentences: list[str], beam: int = 4, alpha: float = 0.6) -> list[str]:
-    """Translations of sentences, of which the model reads as much as it can; nothing becomes nothing."""
+def translate(
+    model: Model, tokenizer: Tokenizer, sentences: list[str], num_beams: int = 4, length_penalty: float = 0.6
+) -> list[str]:
+    """Translate sentences, cut to the model's sequence length; an empty one stays empty."""
     if isinstance(sentences, str):
-        raise UserError("translate takes a list of sentences: put the one into a list")
-    length, training = translator(model, tokenizer).spec.encoder.stem.tokens, model.training
-    rows = [source_row(ids, tokenizer, length) for ids in tokenizer.encode(sentences)]
-    found = [""] * len(rows)
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))  # alike lengths need little padding
+        raise UserError("translate takes a list of sentences, not a string")
+    seq_len, training = check_translation_model(model, tokenizer).spec.encoder.stem.tokens, model.training
+    rows = [source_ids(ids, tokenizer, seq_len) for ids in tokenizer.encode(sentences)]
+    translations = [""] * len(rows)
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))  # similar lengths need little padding
     model.eval()
     try:
-        for start in range(0, len(order), AT_ONCE):
-            chosen = order[start : start + AT_ONCE]
+        for start in range(0, len(order), BATCH_SIZE):
+            chosen = order[start : start + BATCH_SIZE]
             width = len(rows[chosen[-1]])
-            ids = [rows[number] + [tokenizer.pad] * (width - len(rows[number])) for number in chosen]
-            texts = write(model, tokenizer, torch.tensor(ids, device=model.device), beam, alpha)
+            ids = [rows[number] + [tokenizer.pad_token_id] * (width - len(rows[number])) for number in chosen]
+            texts = translate_rows(model, tokenizer, torch.tensor(ids, device=model.device), num_beams, length_penalty)
             for number, text in zip(chosen, texts):
-                found[number] = text
+                translations[number] = text
     finally:
         model.train(training)
-    return found
+    return translations
 
 
-def write(model: Model, tokenizer: Tokenizer, source: Tensor, beam: int, alpha: float) -> list[str]:
-    """Translations of rows, b s; a row that has nothing but [SEP] stays empty."""
+def translate_rows(
+    model: Model, tokenizer: Tokenizer, source: Tensor, num_beams: int, length_penalty: float
+) -> list[str]:
+    """Translate token rows, b s; a row with nothing but [SEP] stays empty."""
     assert isinstance(model, EncoderDecoderModel)
-    mask = source != tokenizer.pad
-    full = mask.sum(dim=1) > 1
-    width = int(mask.sum(dim=1).max()) if len(source) else 0
-    banned = tokenizer.special.to(source.device)
-    banned = banned & (torch.arange(len(banned), device=source.device) != tokenizer.last)
-    # The last position of the decoder is never taught: a target is one token longer than what the decoder reads of it.
-    longest = model.spec.decoder.stem.tokens - 1
-    ends = tokenizer.first, tokenizer.last
-    found = iter(search(model, source[full, :width], mask[full, :width], *ends, longest, banned, beam, alpha))
-    return [tokenizer.decode(next(found)).strip() if some else "" for some in full.tolist()]
+    mask = source != tokenizer.pad_token_id
+    lengths = mask.sum(dim=1)
+    filled = lengths > 1
+    width = int(lengths.max()) if len(source) else 0
+    suppress_tokens = tokenizer.special_tokens_mask.to(source.device).clone()
+    suppress_tokens[tokenizer.sep_token_id] = False
+    # Training shifts the target by one, so the decoder's last position is never trained.
+    max_length = model.spec.decoder.stem.tokens - 1
+    found = iter(
+        beam_search(
+            model,
+            source[filled, :width],
+            mask[filled, :width],
+            tokenizer.cls_token_id,
+            tokenizer.sep_token_id,
+            max_length,
+            suppress_tokens,
+            num_beams,
+            length_penalty,
+        )
+    )
+    return [tokenizer.decode(next(found)).strip() if some else "" for some in filled.tolist()]

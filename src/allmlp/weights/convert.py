@@ -1,6 +1,6 @@
-"""Published weights in and out: a file or folder of another source becomes a model folder of ours, or the other way.
+"""Conversion between the weights of other libraries and model folders of this library.
 
-What a file holds is read from the names and shapes in it. The weights keep their numbers and their precision.
+The format is detected from keys and shapes; source-specific settings are carried over. Values and dtype are unchanged.
 """
 
 from __future__ import annotations
@@ -13,88 +13,61 @@ from functools import reduce
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from allmlp.data.inputs import FILE, TOKENIZERS, Inputs, TextInputs, read_inputs, write_inputs
+from allmlp.data.preprocessing import (
+    PREPROCESSING_FILE,
+    TOKENIZER_FILES,
+    ImagePreprocessing,
+    TextPreprocessing,
+    read_preprocessing,
+    write_preprocessing,
+)
 from allmlp.errors import UserError, lookup, one_line
 from allmlp.files import write_atomically
+from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.mixers.attention import Attention
 from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.mlp import TokenMlp
-from allmlp.layers.stem import Patches
+from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model
 from allmlp.models.timm import PREFIX, Timm
 from allmlp.models.zoo import preset
 from allmlp.spec import Spec, override_all
-from allmlp.weights import fair, folder, google, huggingface, lucidrains, timm
+from allmlp.weights import folder
 from allmlp.weights.fetch import locate
+from allmlp.weights.formats import fair, google, huggingface, lucidrains, timm
+from allmlp.weights.formats.format import Format, Shapes
 from allmlp.weights.tensors import read
-from allmlp.weights.timm import Shape, Shapes
 
-
-class Source(Protocol):
-    """What the module of a source has."""
-
-    TITLE: str
-    SIGNATURES: dict[str, dict[str, int]]
-    """By family, the weights by which it is known, with their number of axes."""
-    SPARE: tuple[str, ...]
-    """How weights begin that may be left out."""
-    UNTOLD: dict[str, str]
-    """By family, the field that neither names, nor shapes, nor a configuration tell."""
-
-    def inputs(self, family: str, spec: Encoder, config: Mapping[str, Any]) -> Inputs | TextInputs | None: ...
-
-    def keys(self, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
-        """Its names of the weights that are stacked in one of ours; KeyError where it has none."""
-        ...
-
-    def outward(self, family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor: ...
-
-    def inward(self, family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor: ...
-
-    def describe(self, family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
-        """The model behind these shapes; `config` is what lies beside the weights, where something does."""
-        ...
-
-    def files(self, spec: Encoder, inputs: Inputs | TextInputs | None) -> dict[str, Any]:
-        """Name -> content of the JSON files to lay beside the weights."""
-        ...
-
-    def write(self, path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None: ...
-
-
-SOURCES: dict[str, Source] = {
+FORMATS: dict[str, Format] = {
     "google": google,
     "timm": timm,
     "fair": fair,
     "hf": huggingface,
     "lucidrains": lucidrains,
 }
-TIDY = (google.tidy, huggingface.tidy, lucidrains.tidy)
-"""Older and newer names of the same weights, and what is there twice, each by the one who knows."""
+NORMALIZERS = (google.normalize_keys, huggingface.normalize_keys, lucidrains.normalize_keys)
+"""Map the variants of a format's keys to one; tensors of other formats are returned unchanged."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-LONGEST = 200
-"""Letters in a name."""
-START_ONLY = {"init", "dropout", "drop_path", "value"}
-"""Fields that only say how a model starts or learns."""
-NUMBERED = re.compile(r"^(blocks\.|MixerBlock_|encoder\.layer\.|layers\.)\d+")
+MAX_KEY_LENGTH = 200
+INIT_FIELDS = {"init", "dropout", "drop_path", "value", "init_value"}
+"""Fields that affect initialization and training only."""
+BLOCK_INDEX = re.compile(r"^(blocks\.|MixerBlock_|encoder\.layer\.|layers\.)\d+")
 
 
-class Found(NamedTuple):
-    """A model, as its parts."""
-
+class ConvertedModel(NamedTuple):
     spec: Encoder
     state: dict[str, Tensor]
-    inputs: Inputs | TextInputs | None = None
+    preprocessing: ImagePreprocessing | TextPreprocessing | None = None
     files: Mapping[str, str] = MappingProxyType({})
-    """Name -> text of what else lies beside it: a tokenizer."""
+    """Other files of the model, such as a tokenizer: name -> text."""
     unused: tuple[str, ...] = ()
-    """Weights of the source that have no place here."""
+    """Source keys that were dropped."""
 
 
 def convert(
@@ -102,206 +75,220 @@ def convert(
     target: str,
     to: str | None = None,
     overrides: Mapping[str, Any] | None = None,
-    say: Callable[[str], object] = lambda text: None,
+    notify: Callable[[str], object] = lambda text: None,
 ) -> Path:
-    """Write the model in `source` to `target` and return where it is.
+    """Convert the model `source` to the folder or file `target`; returns its path.
 
-    `source` is a weights file or a folder of Google, timm, FAIR, Hugging Face or lucidrains; one of our own folders; a
-    name of `allmlp list weights`; `timm:NAME`; or a model on the hub, `ORGANISATION/NAME`. `target` becomes one of our
-    folders, or with `to` ("google", "timm", "fair", "hf" or "lucidrains") a file in that layout, for "hf" a folder.
-    `overrides` say what a file does not: {"block.channel.inner.causal": True}. What is worth knowing is told to `say`.
+    `source` is a weights file or folder of Google, timm, FAIR, Hugging Face or lucidrains, a model folder, a name of
+    `allmlp list weights`, `timm:NAME`, or a model on the Hugging Face Hub (`ORGANIZATION/NAME`). `target` becomes a
+    model folder; with `to` ("google", "timm", "fair", "hf", "lucidrains") a file in that format, for "hf" a folder.
+    `overrides` set fields that a file does not state: {"block.channel.inner.causal": True}. Notes on the weights are
+    passed to `notify`.
     """
-    layout = None if to is None else lookup(to, SOURCES, "layout")
+    weight_format = None if to is None else lookup(to, FORMATS, "format")
     path = Path(target).expanduser()
     if source.startswith(PREFIX):
-        found = published(source)
+        found = timm_pretrained(source)
     else:
-        place = locate(source, say)
-        if layout is None and is_ours(Path(source).expanduser()):
+        located = locate(source, notify)
+        if weight_format is None and is_model_folder(Path(source).expanduser()):
             raise UserError(
-                f"{source} is one of our folders already; to={' or '.join(map(repr, SOURCES))} changes that"
+                f"{source} is already a model folder; choose a format with to={' or '.join(map(repr, FORMATS))}"
             )
-        found = open_place(place.path, overrides)
-        found = found._replace(inputs=place.inputs or found.inputs)
+        found = open_path(located.path, overrides)
+        found = found._replace(preprocessing=located.preprocessing or found.preprocessing)
     if found.unused:
-        say(f"left out, for there is no place for them here: {', '.join(found.unused)}")
+        notify(f"dropped, since the model does not use them: {', '.join(found.unused)}")
     try:
-        return write_folder(path, found) if layout is None else write_layout(path, layout, found)
+        return write_folder(path, found) if weight_format is None else write_format(path, weight_format, found)
     except OSError as reason:
         raise UserError(f"cannot write {path}: {one_line(reason)}") from None
 
 
-# --- in ----------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------
 
 
-def open_place(path: Path, overrides: Mapping[str, Any] | None = None) -> Found:
-    """The model in a weights file or in a folder, ours or another's."""
+def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> ConvertedModel:
+    """Read a weights file, a model folder, or a folder of transformers."""
     if not path.is_dir():
-        # A file taken out of its folder alone is known by its shapes; in the folder more is known.
-        config = huggingface.read_beside(path.parent) if path.name in huggingface.WEIGHTS else {}
-        return adopt(path, read(path), config, overrides)
-    if is_ours(path):
-        return own(path)
-    config = huggingface.read_beside(path)
-    found = adopt(path, read(huggingface.weights_file(path)), config, overrides)
-    return found._replace(files={name: text for name in TOKENIZERS if (text := huggingface.text(path / name))})
+        # Next to a weights file of transformers there may be its configuration.
+        config = huggingface.read_config(path.parent) if path.name in huggingface.WEIGHTS else {}
+        return import_state(path, read(path), config, overrides)
+    if is_model_folder(path):
+        return read_folder(path)
+    config = huggingface.read_config(path)
+    found = import_state(path, read(huggingface.weights_file(path)), config, overrides)
+    return found._replace(
+        files={name: text for name in TOKENIZER_FILES if (text := huggingface.read_text(path / name))}
+    )
 
 
-def is_ours(path: Path) -> bool:
-    """Whether it is a folder of this library: our config.json names a kind, those of others do not."""
+def is_model_folder(path: Path) -> bool:
+    """Whether it is a folder of this library, whose config.json has a "kind"."""
     return "kind" in huggingface.read_json(path / folder.CONFIG)
 
 
-def adopt(
+def import_state(
     where: Path, tensors: dict[str, Tensor], config: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
-) -> Found:
-    """The weights of another source as a model of ours. `tensors` is emptied, so that no weight is held twice."""
+) -> ConvertedModel:
+    """Convert the weights of another library. `tensors` is emptied, so that no weight is in memory twice."""
     try:
         check_names(tensors)
-        for tidy in TIDY:
-            changed = tidy(tensors)
+        for normalize in NORMALIZERS:
+            changed = normalize(tensors)
             tensors.clear()
             tensors.update(changed)
             del changed
-        dtype = check_kinds(tensors)
+        dtype = check_dtypes(tensors)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        source, family = recognise(shapes)
-        spec = override_all(source.describe(family, shapes, config), overrides or {})
-        own = folder.outline(spec)
-        inputs = source.inputs(family, spec, config)
-        keys = {name: names_there(source, family, name, spec) for name in own}
+        source, family = recognize(shapes)
+        spec = override_all(source.infer_spec(family, shapes, config), overrides or {})
+        native = folder.expected_shapes(spec)
+        preprocessing = source.preprocessing(family, spec, config)
+        keys = {name: source_keys(source, family, name, spec) for name in native}
     except UserError as reason:
         raise UserError(f"{where}: {reason}") from None
     expected = {}
-    for name, (rows, *rest) in own.items():
+    for name, (rows, *rest) in native.items():
         piece = torch.empty(rows // len(keys[name]), *rest, device="meta")
-        expected |= dict.fromkeys(keys[name], tuple(source.outward(family, name, piece, spec).shape))
-    unused = tuple(name for name in shapes if name not in expected and name.startswith(source.SPARE))
-    folder.compare(where, expected, {name: shape for name, shape in shapes.items() if name not in unused})
+        expected |= dict.fromkeys(keys[name], tuple(source.to_source(family, name, piece, spec).shape))
+    unused = tuple(name for name in shapes if name not in expected and name.startswith(source.OPTIONAL))
+    folder.check_shapes(where, expected, {name: shape for name, shape in shapes.items() if name not in unused})
     state = {}
-    for name, (rows, *rest) in own.items():
+    for name, (rows, *rest) in native.items():
         piece = (rows // len(keys[name]), *rest)
-        pieces = [source.inward(family, name, check_finite(where, key, tensors.pop(key)), piece) for key in keys[name]]
+        pieces = [
+            source.from_source(family, name, check_finite(where, key, tensors.pop(key)), piece) for key in keys[name]
+        ]
         state[name] = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(dtype).contiguous()
-    grey = isinstance(spec.stem, Patches) and spec.stem.in_channels != 3
-    return Found(spec, state, None if grey else inputs, unused=unused)
+    gray = isinstance(spec.stem, PatchEmbed) and spec.stem.in_chans != 3
+    return ConvertedModel(spec, state, None if gray else preprocessing, unused=unused)
 
 
-def names_there(source: Source, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
-    """The names in another layout of what is stacked in one of our weights."""
+def source_keys(source: Format, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+    """`Format.keys`, with a UserError if the format has no such weight."""
     try:
         return source.keys(family, name, spec)
     except KeyError:
-        raise UserError(f"{source.TITLE} layout of {family} has no place for {name}") from None
+        raise UserError(f"{source.TITLE} format of {family} has no weight for {name}") from None
 
 
 def check_names(tensors: Mapping[str, Tensor]) -> None:
     for name in tensors:
-        if not name.isprintable() or len(name) > LONGEST:
-            raise UserError(f"{name[:LONGEST]!r} is not the name of a weight")
+        if not name.isprintable() or len(name) > MAX_KEY_LENGTH:
+            raise UserError(f"{name[:MAX_KEY_LENGTH]!r} is not a valid weight name")
 
 
-def check_kinds(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Refuse what cannot be weights, before a number is read; the precision that holds all of them without loss."""
+def check_dtypes(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """The smallest dtype that represents all tensors exactly; only floating-point tensors are accepted."""
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
-            raise UserError(f"{name} holds {str(tensor.dtype).removeprefix('torch.')} numbers, not weights")
+            raise UserError(
+                f"{name} holds {str(tensor.dtype).removeprefix('torch.')} numbers, not floating-point weights"
+            )
     return reduce(torch.promote_types, {tensor.dtype for tensor in tensors.values()} or {torch.float32})
 
 
 def check_finite(where: Path, name: str, tensor: Tensor) -> Tensor:
     if not tensor.isfinite().all():
-        raise UserError(f"{where}: {name} holds NaN or infinite numbers; these weights are of no use")
+        raise UserError(f"{where}: {name} contains NaN or infinite values")
     return tensor
 
 
-def recognise(shapes: Shapes) -> tuple[Source, str]:
-    """Whose layout it is, and which family: the one of whose signature the most is there, in any block."""
-    names = {NUMBERED.sub(r"\g<1>0", name) for name in shapes}
+def recognize(shapes: Shapes) -> tuple[Format, str]:
+    """The format and family with the largest fraction of its signature among the keys, of any block."""
+    names = {BLOCK_INDEX.sub(r"\g<1>0", name) for name in shapes}
 
-    def present(layout: tuple[Source, str]) -> float:
-        signature = layout[0].SIGNATURES[layout[1]]
+    def present(candidate: tuple[Format, str]) -> float:
+        signature = candidate[0].SIGNATURES[candidate[1]]
         return len(names & signature.keys()) / len(signature)
 
-    best = max(((source, family) for source in SOURCES.values() for family in source.SIGNATURES), key=present)
+    best = max(((source, family) for source in FORMATS.values() for family in source.SIGNATURES), key=present)
     if present(best) < 0.5:
-        known = "; ".join(f"{source.TITLE} {', '.join(source.SIGNATURES)}" for source in SOURCES.values())
-        raise UserError(f"it holds none of the models that can be converted ({known})")
-    check_signature(best, shapes)
+        known = "; ".join(f"{source.TITLE} {', '.join(source.SIGNATURES)}" for source in FORMATS.values())
+        raise UserError(f"the format is not recognized; supported are {known}")
+    check_signature(*best, shapes)
     return best
 
 
-def check_signature(layout: tuple[Source, str], shapes: Shapes) -> None:
-    """Whether the weights are there from which a model is described."""
-    source, family = layout
+def check_signature(source: Format, family: str, shapes: Shapes) -> None:
+    """Check the tensors from which the spec is inferred."""
     signature = source.SIGNATURES[family]
     missing = [name for name in signature if name not in shapes]
     if missing:
-        raise UserError(f"it looks like a {family} in {source.TITLE} layout, but has no {', '.join(missing)}")
+        raise UserError(f"it looks like a {family} in {source.TITLE} format, but lacks {', '.join(missing)}")
     for name, axes in signature.items():
         if len(shapes[name]) != axes:
-            raise UserError(f"it has a {name} of the shape {list(shapes[name])}, not with {axes} axes")
+            raise UserError(f"{name} has the shape {list(shapes[name])}, but {axes} dimensions are expected")
 
 
-def published(name: str) -> Found:
-    """The weights that timm publishes under a name, with the head they were published with.
+def timm_pretrained(name: str) -> ConvertedModel:
+    """The pretrained weights of `timm:NAME`, with their published head.
 
-    What shapes do not tell, such as an activation, is seen in an answer.
+    The outputs are compared with timm's, since shapes do not show everything, such as the activation.
     """
     spec = preset(name).spec
     assert isinstance(spec, Timm)
     known = spec.defaults
-    classes = known.num_classes if known else spec.classes
-    trained = spec.replace(classes=classes or spec.classes).pretrained()
+    num_classes = known.num_classes if known else spec.num_classes
+    trained = spec.replace(num_classes=num_classes or spec.num_classes).pretrained()
     network = trained.model.network
     state = network.state_dict()
-    if not classes:
+    if not num_classes:
         state = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}
-    found = adopt(Path(name), dict(state), {"pretrained_cfg": network.pretrained_cfg})
-    compare_answers(name, found, trained.model)
-    return found._replace(inputs=Inputs(trained.mean, trained.std, crop=network.pretrained_cfg.get("crop_pct") or 1.0))
-
-
-@torch.no_grad()
-def compare_answers(name: str, found: Found, model: Model) -> None:
-    """Refuse a network whose features are not those of the model that its weights describe."""
-    ours = build(found)
-    images = ours.example()
-    actual, expected = ours.forward_features(*images), model.eval().forward_features(*images)
-    if expected.shape != actual.shape or (expected - actual).abs().max() > 1e-3 * expected.abs().max():
-        raise UserError(f"{name} does not answer like the model its weights describe; it cannot be converted")
-
-
-def own(path: Path) -> Found:
-    """One of our folders."""
-    model = folder.load(path)
-    if not isinstance(model.spec, Encoder):
-        raise UserError(f"{path} is a {type(model.spec).__name__}, which has no layout elsewhere")
-    state = {name: check_finite(path, name, tensor) for name, tensor in model.state_dict().items()}
-    inputs = read_inputs(path) if (path / FILE).is_file() else None
-    return Found(
-        model.spec, state, inputs, {name: text for name in TOKENIZERS if (text := huggingface.text(path / name))}
+    found = import_state(Path(name), dict(state), {"pretrained_cfg": network.pretrained_cfg})
+    check_outputs(name, found, trained.model)
+    return found._replace(
+        preprocessing=ImagePreprocessing(
+            trained.mean, trained.std, crop_pct=network.pretrained_cfg.get("crop_pct") or 1.0
+        )
     )
 
 
-def build(found: Found, device: str | torch.device = "cpu") -> Model:
-    """The model itself, in evaluation mode."""
+@torch.no_grad()
+def check_outputs(name: str, found: ConvertedModel, model: Model) -> None:
+    """Raise UserError if the converted model computes other features than the original."""
+    ours = build(found)
+    images = ours.dummy_inputs()
+    actual, expected = ours.forward_features(*images), model.eval().forward_features(*images)
+    if expected.shape != actual.shape or (expected - actual).abs().max() > 1e-3 * expected.abs().max():
+        raise UserError(
+            f"{name} cannot be converted: its outputs differ from those of the model inferred from its weights"
+        )
+
+
+def read_folder(path: Path) -> ConvertedModel:
+    model = folder.load(path, dtype=None)
+    if not isinstance(model.spec, Encoder):
+        raise UserError(f"{path} is a {type(model.spec).__name__}, which no other format supports")
+    state = {name: check_finite(path, name, tensor) for name, tensor in model.state_dict().items()}
+    preprocessing = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else None
+    return ConvertedModel(
+        model.spec,
+        state,
+        preprocessing,
+        {name: text for name in TOKENIZER_FILES if (text := huggingface.read_text(path / name))},
+    )
+
+
+def build(found: ConvertedModel, device: str | torch.device = "cpu") -> Model:
+    """The model in evaluation mode."""
     with torch.device("meta"):
         model = found.spec.build()
     model.load_state_dict({name: tensor.to(device) for name, tensor in found.state.items()}, assign=True)
     return model.eval()
 
 
-# --- out ---------------------------------------------------------------------------------------------------
+# --- writing ---------------------------------------------------------------------------------------------------
 
 
-def write_folder(path: Path, found: Found) -> Path:
-    folder.write(path, found.spec, found.state)
-    if found.inputs is None:
-        (path / FILE).unlink(missing_ok=True)
+def write_folder(path: Path, found: ConvertedModel) -> Path:
+    folder.write_model(path, found.spec, found.state)
+    if found.preprocessing is None:
+        (path / PREPROCESSING_FILE).unlink(missing_ok=True)
     else:
-        write_inputs(path, found.inputs)
-    for name in TOKENIZERS:
+        write_preprocessing(path, found.preprocessing)
+    for name in TOKENIZER_FILES:
         if name in found.files:
             write_atomically(path / name, lambda file, text=found.files[name]: file.write_text(text, encoding="utf8"))
         else:
@@ -309,44 +296,47 @@ def write_folder(path: Path, found: Found) -> Path:
     return path
 
 
-def write_layout(path: Path, layout: Source, found: Found) -> Path:
-    tensors = export(layout, found)
+def write_format(path: Path, weight_format: Format, found: ConvertedModel) -> Path:
+    tensors = to_format(weight_format, found)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = layout.files(found.spec, found.inputs)
+    files = weight_format.config_files(found.spec, found.preprocessing)
     texts = {name: json.dumps(content, indent=2) for name, content in files.items()}
-    layout.write(path, tensors, {**texts, **found.files})
+    weight_format.write(path, tensors, {**texts, **found.files})
     return path
 
 
-def export(layout: Source, found: Found) -> dict[str, Tensor]:
-    """Our weights in another layout, from which the same model can be read again."""
+def to_format(weight_format: Format, found: ConvertedModel) -> dict[str, Tensor]:
+    """The weights in another format, checked to describe the same model when read again."""
     spec, family = found.spec, family_of(found.spec)
-    if family not in layout.SIGNATURES:
-        has = ", ".join(layout.SIGNATURES)
-        raise UserError(f"{layout.TITLE} layout has no {family or 'such model'}; it has {has}")
+    if family not in weight_format.SIGNATURES:
+        has = ", ".join(weight_format.SIGNATURES)
+        raise UserError(f"{weight_format.TITLE} format has no {family or 'such model'}; it supports {has}")
     tensors = {}
     for name, tensor in found.state.items():
-        keys = names_there(layout, family, name, spec)
+        keys = source_keys(weight_format, family, name, spec)
         for key, piece in zip(keys, tensor.chunk(len(keys))):
-            tensors[key] = layout.outward(family, name, piece, spec)
+            tensors[key] = weight_format.to_source(family, name, piece, spec)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     try:
-        check_signature((layout, family), shapes)
-        again = layout.describe(family, shapes, layout.files(spec, found.inputs).get(folder.CONFIG, {}))
-        if family in layout.UNTOLD:
-            again = override_all(again, {layout.UNTOLD[family]: attrgetter(layout.UNTOLD[family])(spec)})
+        check_signature(weight_format, family, shapes)
+        config = weight_format.config_files(spec, found.preprocessing).get(folder.CONFIG, {})
+        again = weight_format.infer_spec(family, shapes, config)
+        if family in weight_format.NOT_INFERRED:
+            again = override_all(
+                again, {weight_format.NOT_INFERRED[family]: attrgetter(weight_format.NOT_INFERRED[family])(spec)}
+            )
         other = next(differences(spec, again), None)
     except UserError as reason:
         other = str(reason)
     if other:
-        raise UserError(f"{layout.TITLE} layout of {family} cannot hold this model: {other}")
+        raise UserError(f"{weight_format.TITLE} format of {family} cannot represent this model: {other}")
     return tensors
 
 
 def family_of(spec: Encoder) -> str | None:
-    """The family that a model belongs to by what it reads and the way its tokens mix."""
-    token, channel, text = spec.block.token, spec.block.channel, not isinstance(spec.stem, Patches)
-    if token is None and channel and channel.inner:
+    """The family of a model by its input and token mixing."""
+    token, channel, text = spec.block.token, spec.block.channel, not isinstance(spec.stem, PatchEmbed)
+    if token is None and isinstance(channel, ChannelMlp) and channel.inner:
         return "gMLP for text" if text else "gMLP"
     if isinstance(token, Attention):
         return "BERT" if text else "ViT"
@@ -354,10 +344,10 @@ def family_of(spec: Encoder) -> str | None:
 
 
 def differences(ours: Spec, theirs: Spec, above: str = "") -> Iterator[str]:
-    """Where two specs compute different things. The two formulas of GELU count as one."""
-    for name in [field.name for field in fields(ours) if field.name not in START_ONLY]:  # type: ignore[arg-type]
+    """Fields in which two specs compute different functions; both forms of GELU count as equal."""
+    for name in [field.name for field in fields(ours) if field.name not in INIT_FIELDS]:  # type: ignore[arg-type]
         mine, other = getattr(ours, name), getattr(theirs, name)
         if isinstance(mine, Spec) and type(mine) is type(other):
             yield from differences(mine, other, f"{above}{name}.")
         elif mine != other and {mine, other} != {"gelu", "gelu_tanh"}:
-            yield f"{above}{name} is {mine}, there it would be {other}"
+            yield f"{above}{name} is {mine}, but the format implies {other}"

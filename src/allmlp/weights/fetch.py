@@ -1,7 +1,6 @@
-"""Where a model is: here, among the published weights, or on the Hugging Face hub; and how it gets here.
+"""Find a model by name: a path, published weights, or a model on the Hugging Face Hub; download it if needed.
 
-What is downloaded is there whole and checked, or not at all. It is kept in $ALLMLP_CACHE (~/.cache/allmlp), what comes
-from the hub in the hub's own cache.
+Downloads are verified and cached in $ALLMLP_CACHE (~/.cache/allmlp); those of the Hub in its own cache.
 """
 
 from __future__ import annotations
@@ -16,46 +15,52 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from allmlp.data.inputs import FILE, TOKENIZERS, Inputs
+from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, ImagePreprocessing
 from allmlp.errors import UserError, did_you_mean, one_line, require
 from allmlp.files import write_atomically
-from allmlp.weights.huggingface import CONFIG, PIXELS, WEIGHTS
-from allmlp.weights.published import Checkpoint, checkpoints, known
+from allmlp.weights.formats.huggingface import CONFIG, IMAGE_PROCESSOR, WEIGHTS
+from allmlp.weights.published import PublishedWeights, find_weights, published_weights
 
-LIMIT = 4 * 2**30
-"""Bytes of a download. The largest published model here has 0.9 GiB."""
-PIECE = 2**20
-HUB = "hf:"
+MAX_DOWNLOAD_BYTES = 4 * 2**30
+"""The largest published weights have 0.9 GiB."""
+CHUNK = 2**20
+HUB_PREFIX = "hf:"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-class Place(NamedTuple):
+class LocatedModel(NamedTuple):
     path: Path
-    inputs: Inputs | None = None
-    """Where it is known better than from the file."""
+    preprocessing: ImagePreprocessing | None = None
+    """If the published weights define it."""
 
 
-def locate(name: str, say: Callable[[str], object] = lambda text: None, **options: Any) -> Place:
-    """The file or folder that `name` stands for: a path, a name of `allmlp list weights`, or a model on the hub, for
-    which `options` are those of `from_hub`.
+def locate(name: str, notify: Callable[[str], object] = lambda text: None, **options: Any) -> LocatedModel:
+    """The file or folder of a model: a path, a name of `allmlp list weights`, or a model on the Hub, for which
+    `options` are those of `from_hub`.
     """
-    path, repository = Path(name).expanduser(), name.removeprefix(HUB)
-    row = checkpoints().get(name) or known(path.name if path.is_file() else repository)
+    path, repository = Path(name).expanduser(), name.removeprefix(HUB_PREFIX)
+    row = published_weights().get(name) or find_weights(path.name if path.is_file() else repository)
     if row is not None and row.note:
-        say(row.note)
-    inputs = Inputs(row.pixels.mean, row.pixels.std, crop=row.pixels.crop) if row is not None else None
+        notify(row.note)
+    preprocessing = None
+    if row is not None:
+        stats = row.normalization
+        preprocessing = ImagePreprocessing(stats.mean, stats.std, crop_pct=stats.crop)
     if path.exists():
-        return Place(path, inputs if path.is_file() else None)
+        return LocatedModel(path, preprocessing if path.is_file() else None)
     if row is not None and name == row.name:
-        return Place(fetch(row) if row.url else from_hub(row.hub, **options), inputs)
-    if name.startswith(HUB) or REPOSITORY.fullmatch(name):
-        return Place(from_hub(repository, **options), inputs)
-    hint = did_you_mean(name, checkpoints()) or "; name a weights file, a model folder, or one of `allmlp list weights`"
-    raise UserError(f"{name} is not there{hint}")
+        return LocatedModel(fetch(row) if row.url else from_hub(row.hub, **options), preprocessing)
+    if name.startswith(HUB_PREFIX) or REPOSITORY.fullmatch(name):
+        return LocatedModel(from_hub(repository, **options), preprocessing)
+    hint = (
+        did_you_mean(name, published_weights())
+        or "; name a weights file, a model folder, or one of `allmlp list weights`"
+    )
+    raise UserError(f"{name} was not found{hint}")
 
 
-def fetch(row: Checkpoint) -> Path:
-    """The file of published weights, downloaded unless it was before."""
+def fetch(row: PublishedWeights) -> Path:
+    """The file of published weights, downloaded on first use."""
     root = Path(os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp").expanduser()
     file = root / "weights" / row.name / row.file
     if file.is_file():
@@ -65,31 +70,31 @@ def fetch(row: Checkpoint) -> Path:
         write_atomically(file, lambda temporary: download(row, temporary))
     except (OSError, http.client.HTTPException) as reason:
         if isinstance(reason, urllib.error.HTTPError):
-            reason.close()  # it is the answer itself, with its connection
+            reason.close()  # an HTTPError is also the response, with an open connection
         raise UserError(
-            f"cannot download {row.url} ({one_line(reason)}); where there is no network, fetch it elsewhere and give "
+            f"cannot download {row.url} ({one_line(reason)}); without a network, download it elsewhere and pass "
             f"its path instead of {row.name}"
         ) from None
     return file
 
 
-def download(row: Checkpoint, file: Path) -> None:
-    """Copy what lies at a URL, but no more than the published size; its checksum must fit."""
-    limit = LIMIT if row.size is None else row.size + PIECE
+def download(row: PublishedWeights, file: Path) -> None:
+    """Download a file of at most the published size and verify its checksum."""
+    limit = MAX_DOWNLOAD_BYTES if row.size is None else row.size + CHUNK
     digest, length = hashlib.sha256(), 0
     with urllib.request.urlopen(row.url, timeout=60) as source, open(file, "wb") as target:
-        while piece := source.read(PIECE):
+        while piece := source.read(CHUNK):
             digest.update(piece)
             length += len(piece)
             if length > limit:
-                raise UserError(f"{row.url} is larger than the {limit:,} bytes expected; it was not kept")
+                raise UserError(f"{row.url} is larger than the {limit:,} bytes expected; it was discarded")
             target.write(piece)
         announced = source.headers.get("Content-Length") or str(length)
     if announced != str(length):
-        raise UserError(f"{row.url} broke off after {length} of {announced} bytes; it was not kept: try again")
+        raise UserError(f"{row.url} broke off after {length} of {announced} bytes; it was discarded; try again")
     if not digest.hexdigest().startswith(row.sha256):
         raise UserError(
-            f"{row.url} has the SHA-256 {digest.hexdigest()[:8]}..., not {row.sha256}...; it was not kept: try again"
+            f"{row.url} has the SHA-256 {digest.hexdigest()[:8]}..., not {row.sha256}...; it was discarded; try again"
         )
 
 
@@ -101,35 +106,40 @@ def from_hub(
     local_files_only: bool = False,
     force_download: bool = False,
 ) -> Path:
-    """The folder of a model on the Hugging Face hub, from its cache where there is no network."""
+    """The folder of a model on the Hugging Face Hub; without a network, from its cache."""
     hub = require("huggingface_hub", "hub")
     where = {"revision": revision, "token": token, "cache_dir": cache_dir}
     reason: object = "local_files_only is set"
     if not local_files_only:
         try:
             info = hub.HfApi(token=token).model_info(repository, revision=revision, files_metadata=True, timeout=30)
-            chosen = choose(repository, {file.rfilename: file.size or 0 for file in info.siblings})
+            chosen = select_files(repository, {file.rfilename: file.size or 0 for file in info.siblings})
             files = [hub.hf_hub_download(repository, name, force_download=force_download, **where) for name in chosen]
             return Path(files[0]).parent
         except UserError:
             raise
-        except Exception as failure:  # it reports missing names, networks and rights in a dozen types
+        except Exception as failure:  # the library raises many types for missing names, networks and permissions
             reason = one_line(failure)
     try:
         return Path(hub.snapshot_download(repository, local_files_only=True, **where))
     except Exception:
         raise UserError(
-            f"{repository} is neither a folder here, nor in the hub's cache, nor to be had from the hub ({reason}); "
-            f"where there is no network, give the path of a local copy"
+            f"{repository} is not a local folder, not in the Hub's cache, and cannot be downloaded from the Hub "
+            f"({reason}); without a network, pass the path of a local copy"
         ) from None
 
 
-def choose(repository: str, sizes: Mapping[str, int]) -> list[str]:
-    """The files of a repository that are needed, the weights first."""
+def select_files(repository: str, sizes: Mapping[str, int]) -> list[str]:
+    """The files of a repository to download, the weights first."""
     weights = next((name for name in WEIGHTS if name in sizes), None)
     if weights is None:
-        raise UserError(f"{repository} on the hub has neither {' nor '.join(WEIGHTS)}")
-    chosen = [weights, *(name for name in (CONFIG, FILE, PIXELS, *TOKENIZERS) if name in sizes)]
-    if sum(sizes[name] for name in chosen) > LIMIT:
-        raise UserError(f"{repository} on the hub has {sizes[weights]:,} bytes; at most {LIMIT:,} are downloaded")
+        raise UserError(f"{repository} on the Hub has neither {' nor '.join(WEIGHTS)}")
+    chosen = [
+        weights,
+        *(name for name in (CONFIG, PREPROCESSING_FILE, IMAGE_PROCESSOR, *TOKENIZER_FILES) if name in sizes),
+    ]
+    if sum(sizes[name] for name in chosen) > MAX_DOWNLOAD_BYTES:
+        raise UserError(
+            f"{repository} on the Hub has {sizes[weights]:,} bytes; at most {MAX_DOWNLOAD_BYTES:,} are downloaded"
+        )
     return chosen

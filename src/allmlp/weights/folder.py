@@ -7,53 +7,56 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from allmlp import __version__
-from allmlp.data.inputs import carry_inputs, refuse_unfinished
-from allmlp.errors import UserError, one_line
+from allmlp.data.preprocessing import copy_preprocessing, refuse_unfinished
+from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.files import RUN, write_atomically
-from allmlp.layers.stem import Tokens
-from allmlp.models.cost import one_block
-from allmlp.models.grid import Resize, Rule, any_size
+from allmlp.layers.stem import TokenEmbed
+from allmlp.models.grid import GridResize, Rule, make_dynamic
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import presets
-from allmlp.spec import from_json, to_json
-from allmlp.weights.resize import can_crop, can_resize, other_length, resized
+from allmlp.spec import from_json, override_all, to_json
+from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length, resize_model
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-LONGEST = 2**20
-"""Bytes of a configuration."""
-NAMED = 50
-"""Names in an error; a model has fewer kinds of weights."""
-TOP = ("head.", "pool.")
-"""What a model has above its body, which another task may need otherwise."""
+MAX_CONFIG_BYTES = 2**20
+MAX_NAMES = 50
+"""Parameter names listed in an error."""
+HEAD_PREFIXES = ("head.", "pool.")
+"""Parameters that may differ between tasks."""
 
 
+@suggest_keywords
 def save(model: Model, folder: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None) -> Path:
-    """Write `model` to `folder`. A reader, or a crash, sees the old files or the new ones, never half of one.
+    """Save `model` as `folder`: config.json and model.safetensors, each written atomically.
 
-    A model made from the one in the folder `like` keeps its inputs and its tokenizer.
+    >>> allmlp.save(model, "my_model")
+    >>> model = allmlp.load("my_model")
+
+    The preprocessing and the tokenizer are copied from the folder `like`, if it is given.
     """
     if like is not None and Path(folder).resolve() == Path(like).resolve():
         raise UserError(f"{folder} would be written over itself; name another folder")
     if like is not None and (Path(folder) / RUN).exists():
         raise UserError(f"{folder} holds a run, whose model would be written over; name another folder")
-    path = write(Path(folder), model.spec, model.state_dict())
+    path = write_model(Path(folder), model.spec, model.state_dict())
     if like is not None:
-        length = next((part.length for part in model.spec.children() if isinstance(part, Tokens)), None)
+        seq_len = next((part.seq_len for part in model.spec.children() if isinstance(part, TokenEmbed)), None)
         try:
-            carry_inputs(Path(like), path, length)
+            copy_preprocessing(Path(like), path, seq_len)
         except OSError as reason:
             raise UserError(f"cannot write to {path}: {one_line(reason)}") from reason
     return path
 
 
-def write(path: Path, spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> Path:
-    """Spec and weights as a model folder."""
+def write_model(path: Path, spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Write a spec and its weights as a model folder."""
     config = to_json(spec)
     state = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     metadata = {"format": "pt", "allmlp": __version__, "config": digest(config)}
@@ -66,58 +69,88 @@ def write(path: Path, spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> P
     return path
 
 
+@suggest_keywords
 def load(
     folder: str | os.PathLike[str],
-    device: str | torch.device = "cpu",
     *,
-    image: int | tuple[int, int] | None = None,
-    length: int | None = None,
+    num_classes: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    seq_len: int | None = None,
     rule: Rule | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = torch.float32,
     dynamic: bool = False,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model saved in `folder`, in evaluation mode.
+    """Load a model from its folder, in evaluation mode.
 
-    With another `image` size or `length` of text its weights are resized (`rule`: "interpolate", or Mixer's "tile" for
-    multiples of the size). With `dynamic` it reads pictures of any size.
+    >>> model = allmlp.load("runs/cifar10", device="cuda")
+    >>> model = allmlp.load("runs/cifar10", img_size=64, num_classes=5)
+
+    With another `img_size` or `seq_len` the weights are resized (`rule`: "interpolate", or MLP-Mixer's "tile" for
+    multiples of the size). With another `num_classes` the head is new. `dtype=None` keeps the precision of the file.
+    With `dynamic=True` the model accepts images of any size. `overrides` set fields of the spec that do not change its
+    weights, such as {"drop_path.rate": 0.1}.
     """
     path = Path(folder)
-    spec = read_spec(path)
+    spec = override_all(read_spec(path), overrides or {})
     config = digest((path / CONFIG).read_text(encoding="utf8"))
-    state = read_weights(path / WEIGHTS, outline(spec), device, config)
+    state = read_weights(path / WEIGHTS, expected_shapes(spec), device, config)
     with torch.device("meta"):
         model = spec.build()
     model.load_state_dict(state, assign=True)
-    model.eval()
-    if image is not None or length is not None:
-        model = resized(model, image, length, rule)
-    return any_size(model, rule or "interpolate") if dynamic else model
+    return adapt(model.eval(), num_classes, img_size, seq_len, rule, dtype, dynamic)
+
+
+def adapt(
+    model: Model,
+    num_classes: int | None,
+    img_size: int | tuple[int, int] | None,
+    seq_len: int | None,
+    rule: Rule | None,
+    dtype: torch.dtype | None,
+    dynamic: bool,
+) -> Model:
+    """A loaded model in another precision, at another input size, with another number of classes."""
+    if dtype is not None:
+        model = model.to(dtype)
+    if img_size is not None or seq_len is not None:
+        model = resize_model(model, img_size, seq_len, rule)
+    if num_classes is not None and model.spec.configure(num_classes=num_classes) != model.spec:
+        reset: Any = getattr(model, "reset_classifier", None)
+        if reset is None:
+            raise UserError(f"{type(model.spec).__name__} models have no classifier to replace")
+        model = reset(num_classes).eval()
+    return make_dynamic(model, rule or "interpolate") if dynamic else model
 
 
 def transfer(model: Model, folder: str | os.PathLike[str]) -> list[str]:
-    """Start `model` from the weights in `folder`; returns the keys that keep their own start.
+    """Initialize `model` from the weights in `folder`; returns the keys that keep their initialization.
 
-    Everything but head and pool must be there and fit; these stay fresh where they differ. Weights of the same model
-    for another image size, or another length of text, are resized.
+    All weights must match, except for head and pool, which keep their initialization if they differ. Weights of the
+    same model at another image size or sequence length are resized.
     """
-    found = load(folder, device="cpu")
+    found = load(folder, dtype=None)
     source = found.state_dict()
-    if can_resize(found.spec, model.spec):
-        source = Resize(found.spec, model.spec)(source)
-    elif can_crop(found.spec, model.spec):
-        source = other_length(source, model.spec)
+    if differs_in_img_size(found.spec, model.spec):
+        source = GridResize(found.spec, model.spec)(source)
+    elif differs_in_seq_len(found.spec, model.spec):
+        source = resize_length(source, model.spec)
     own = model.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
     given = {name: tuple(tensor.shape) for name, tensor in source.items()}
-    fresh = [name for name, shape in shapes.items() if name.startswith(TOP) and given.get(name) != shape]
+    fresh = [name for name, shape in shapes.items() if name.startswith(HEAD_PREFIXES) and given.get(name) != shape]
     body = {name: shape for name, shape in shapes.items() if name not in fresh}
-    compare(Path(folder), body, {name: s for name, s in given.items() if name in body or not name.startswith(TOP)})
+    check_shapes(
+        Path(folder), body, {name: s for name, s in given.items() if name in body or not name.startswith(HEAD_PREFIXES)}
+    )
     model.load_state_dict({name: source[name] for name in body}, strict=False)
     return fresh
 
 
-def outline(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every weight; of a stack of equal blocks only one is built."""
-    single, depths = one_block(spec)
+def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every weight. Of a stack of equal blocks only one is built."""
+    single, depths = spec.shallow()
     with torch.device("meta"):
         state = {name: tuple(tensor.shape) for name, tensor in single.build().state_dict().items()}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -130,14 +163,14 @@ def outline(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def read_spec(folder: Path) -> ModelSpec:
     """The spec in a folder's config.json."""
-    presets()  # so that every kind of the zoo is known
+    presets()  # importing the zoo registers its kinds
     file = folder / CONFIG
     if not file.is_file():
         refuse_unfinished(folder)
         reason = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a model folder: {reason}")
-    if file.stat().st_size > LONGEST:
-        raise UserError(f"{file} is longer than a model's configuration ever is; it is refused")
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise UserError(f"{file} is larger than {MAX_CONFIG_BYTES:,} bytes; it is not read")
     try:
         spec = from_json(file.read_bytes())
     except UserError as reason:
@@ -145,60 +178,60 @@ def read_spec(folder: Path) -> ModelSpec:
     except (OSError, UnicodeError, OverflowError) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
     if not isinstance(spec, ModelSpec):
-        raise UserError(f"{file} describes a {type(spec).__name__}, not a model")
+        raise UserError(f"{file} describes {type(spec).__name__}, which is not a model")
     return spec
 
 
 def read_weights(
     file: Path, expected: dict[str, tuple[int, ...]], device: str | torch.device, config: str
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, checked name by name before the first is read."""
+    """Read a safetensors file after checking the names and shapes in its header."""
     if not file.is_file():
         raise UserError(f"{file.parent} has no {WEIGHTS}")
     try:
         with safe_open(file, framework="pt", device=str(device)) as source:
             found = {name: tuple(source.get_slice(name).get_shape()) for name in source.keys()}  # noqa: SIM118
-            compare(file, expected, found)
+            check_shapes(file, expected, found)
             recorded = (source.metadata() or {}).get("config")
             if recorded not in (None, config):
                 raise UserError(
-                    f"{file.parent}: {CONFIG} was changed after the weights were written, "
-                    f"or a save was cut short; save the model again"
+                    f"{file.parent}: {CONFIG} does not match the weights: it was edited, or a save was "
+                    f"interrupted; save the model again"
                 )
             return {name: source.get_tensor(name) for name in found}
     except (SafetensorError, OSError) as reason:
         raise UserError(f"{file} is damaged or not a safetensors file: {one_line(reason)}") from None
 
 
-def compare(file: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
-    """Name every missing, unknown and misshapen tensor."""
+def check_shapes(file: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+    """Raise UserError if tensors are missing, unexpected or of another shape."""
     missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
     shaped = [name for name in expected.keys() & found.keys() if expected[name] != found[name]]
     faults = [
-        f"{len(names)} {what} ({', '.join(fold(names))})"
-        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", shaped))
+        f"{len(names)} {what} ({', '.join(group_names(names))})"
+        for what, names in (("missing", missing), ("unexpected", unknown), ("of another shape", shaped))
         if names
     ]
     if faults:
-        raise UserError(f"{file} does not hold the weights of this model: {'; '.join(faults)}")
+        raise UserError(f"{file} does not match the model: {'; '.join(faults)}")
 
 
-def fold(names: Iterable[str]) -> list[str]:
-    """Every name, those of equal weights in many blocks as one: blocks.{0..11}.norm.bias."""
+def group_names(names: Iterable[str]) -> list[str]:
+    """The names, with the indices of blocks grouped: blocks.{0..11}.norm.bias."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in sorted(names):
         start, *rest = re.split(r"(?<=[._])(\d{1,9})(?=[./])", name, maxsplit=1)
         number, end = rest or ("", "")
         groups.setdefault((start, end), []).append(number)
-    folded = [
-        start + (numbers[0] if len(numbers) == 1 else f"{{{runs(sorted(map(int, numbers)))}}}") + end
+    grouped = [
+        start + (numbers[0] if len(numbers) == 1 else f"{{{ranges(sorted(map(int, numbers)))}}}") + end
         for (start, end), numbers in groups.items()
     ]
-    return folded if len(folded) <= NAMED else [*folded[:NAMED], "..."]
+    return grouped if len(grouped) <= MAX_NAMES else [*grouped[:MAX_NAMES], "..."]
 
 
-def runs(numbers: list[int]) -> str:
-    """0..11 for all of them, 0,2..4 for some."""
+def ranges(numbers: list[int]) -> str:
+    """Sorted numbers as text: 0,2..4."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:

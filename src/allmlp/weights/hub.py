@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from allmlp.data.inputs import FILE, TOKENIZERS, carry_inputs, read_inputs
+from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, copy_preprocessing, read_preprocessing
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import write_atomically
 from allmlp.models.model import Model
-from allmlp.weights.card import README, card
 from allmlp.weights.folder import CONFIG, WEIGHTS, save
+from allmlp.weights.model_card import README, card
 
-FILES = (README, CONFIG, WEIGHTS, FILE, *TOKENIZERS)
+FILES = (README, CONFIG, WEIGHTS, PREPROCESSING_FILE, *TOKENIZER_FILES)
 """What belongs to a model; a run's checkpoints and logs stay where they are."""
 
 
@@ -28,10 +28,13 @@ def save_pretrained(
     push_to_hub: bool = False,
     **hub: Any,
 ) -> Path:
-    """Write `model` to `folder` with a card that says what it is.
+    """Save `model` as `folder` with a model card.
 
-    `run` is the folder of the run that trained it: its inputs and tokenizer come along, and the card tells data, recipe
-    and results. With `push_to_hub` the folder goes to the hub as `repo_id`, with the options of `push_to_hub`.
+    >>> allmlp.save_pretrained(model, "my_model", run="runs/cifar10", license="apache-2.0")
+
+    `run` is the folder of the run that trained the model: its preprocessing and tokenizer are copied, and the card
+    lists data, recipe and results. With `push_to_hub=True` the folder is uploaded as `repo_id`, with the options of
+    `push_to_hub`.
     """
     path, trained = Path(folder), None if run is None else Path(run)
     if trained is not None and not trained.is_dir():
@@ -39,8 +42,8 @@ def save_pretrained(
     save(model, path)
     try:
         if trained is not None and trained.resolve() != path.resolve():
-            carry_inputs(trained, path)
-        inputs = read_inputs(path) if (path / FILE).is_file() else None
+            copy_preprocessing(trained, path)
+        inputs = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else None
         text = card(model.spec, repo_id or path.resolve().name, inputs, trained, license)
         write_atomically(path / README, lambda file: file.write_text(text, encoding="utf8"))
     except OSError as reason:
@@ -58,7 +61,9 @@ def push_to_hub(
     license: str | None = None,
     **hub: Any,
 ) -> str:
-    """Publish `model` on the Hugging Face hub as `repo_id` ("ORGANISATION/NAME"), and return where it is.
+    """Upload `model` to the Hugging Face Hub as `repo_id` ("ORGANIZATION/NAME"); returns the URL.
+
+    >>> allmlp.push_to_hub(model, "me/cifar10-gmlp", run="runs/cifar10", private=True)
 
     The options are token, private, commit_message, branch and create_pr; `run` and `license` as in `save_pretrained`.
     """

@@ -1,4 +1,4 @@
-"""A trained model by name: a folder, published weights, a model on the hub, or what timm and transformers publish."""
+"""Trained models by name: a folder, published weights, the Hugging Face Hub, timm and transformers."""
 
 from __future__ import annotations
 
@@ -10,66 +10,83 @@ from typing import Any, NamedTuple
 import torch
 
 import allmlp
-from allmlp.data.inputs import FILE, Inputs, TextInputs, picture_inputs, read_inputs
-from allmlp.errors import UserError
-from allmlp.models.foreign import Foreign
-from allmlp.models.grid import Rule, any_size
+from allmlp.data.preprocessing import (
+    PREPROCESSING_FILE,
+    ImagePreprocessing,
+    TextPreprocessing,
+    image_preprocessing,
+    read_preprocessing,
+)
+from allmlp.errors import UserError, suggest_keywords
+from allmlp.models.external import External
+from allmlp.models.grid import Rule
 from allmlp.models.model import Model
 from allmlp.models.timm import PREFIX
 from allmlp.models.zoo import preset
 from allmlp.weights import folder
-from allmlp.weights.convert import build, is_ours, open_place, published
-from allmlp.weights.fetch import HUB, locate
-from allmlp.weights.published import checkpoints
-from allmlp.weights.resize import resized
+from allmlp.weights.convert import build, is_model_folder, open_path, timm_pretrained
+from allmlp.weights.fetch import HUB_PREFIX, locate
+from allmlp.weights.published import published_weights
 
 
 class Pretrained(NamedTuple):
     model: Model
-    inputs: Inputs
+    preprocessing: ImagePreprocessing
 
 
-SHIPPED = "allmlp:cifar10"
+BUNDLED = "allmlp:cifar10"
 
 
-def shipped() -> Path:
-    """The model that comes along: a gMLP that knows CIFAR-10's ten classes."""
+def bundled() -> Path:
+    """The folder of the bundled model, a gMLP trained on CIFAR-10."""
     package = Path(allmlp.__file__).parent
     for place in (package / "weights" / "cifar10", package.parent.parent / "weights" / "cifar10"):
         if (place / "config.json").is_file():
             return place
-    raise UserError("this installation came without the CIFAR-10 model; name a model folder instead")
+    raise UserError("this installation lacks the bundled CIFAR-10 model; pass a model folder instead")
 
 
 def pretrained(
-    name: str, device: str | torch.device = "cpu", *, image: int | tuple[int, int] | None = None, dynamic: bool = False
+    name: str,
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    device: str | torch.device = "cpu",
+    dynamic: bool = False,
 ) -> Pretrained:
-    """An image classifier in evaluation mode: in the folder `name`, the one that comes along (`allmlp:cifar10`), a name
-    of `allmlp list weights`, `hf:ORGANISATION/NAME` on the hub, or a network of `timm:NAME` or `hf:NAME` as its package
-    has it. One of ours can be had for another `image` size, or for any (`dynamic`).
+    """An image classifier in evaluation mode, with its preprocessing.
+
+    `name` is a model folder, the bundled model (`allmlp:cifar10`), a name of `allmlp list weights`,
+    `hf:ORGANIZATION/NAME` on the Hub, or `timm:NAME` or `hf:NAME` for the network of that package. Only models of this
+    library take `img_size` and `dynamic`.
     """
-    place = shipped() if name == SHIPPED else Path(name)
-    if place.is_dir() or name in checkpoints() or (name.startswith(HUB) and "/" in name):
-        model, inputs = open_model(str(place), device, image=image, dynamic=dynamic)
-        return Pretrained(model.float(), inputs if isinstance(inputs, Inputs) else picture_inputs(place))
+    path = bundled() if name == BUNDLED else Path(name)
+    if path.is_dir() or name in published_weights() or (name.startswith(HUB_PREFIX) and "/" in name):
+        model, preprocessing = open_model(str(path), img_size=img_size, device=device, dynamic=dynamic)
+        known = isinstance(preprocessing, ImagePreprocessing)
+        return Pretrained(model, preprocessing if known else image_preprocessing(path))
     if ":" not in name:
-        raise UserError(f"{name} is not a folder; name a trained model's folder, {SHIPPED}, timm:NAME or hf:NAME")
+        raise UserError(f"{name} is not a folder; use a model folder, {BUNDLED}, timm:NAME or hf:NAME")
     spec = preset(name).spec
-    if not isinstance(spec, Foreign):
+    if not isinstance(spec, External):
         raise UserError(f"{name} is not an image classifier")
-    if image is not None or dynamic:
-        raise UserError(f"only models of this library can be resized: first allmlp convert {name} FOLDER")
+    if img_size is not None or dynamic:
+        raise UserError(f"only models of this library can be resized; first run allmlp convert {name} FOLDER")
     trained = spec.pretrained()
-    return Pretrained(trained.model.to(device).eval(), Inputs(trained.mean, trained.std, crop=trained.crop))
+    return Pretrained(
+        trained.model.to(device).eval(), ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop)
+    )
 
 
+@suggest_keywords
 def from_pretrained(
     name: str | os.PathLike[str],
-    device: str | torch.device = "cpu",
     *,
-    image: int | tuple[int, int] | None = None,
-    length: int | None = None,
+    num_classes: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    seq_len: int | None = None,
     rule: Rule | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = torch.float32,
     dynamic: bool = False,
     overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -78,12 +95,15 @@ def from_pretrained(
     local_files_only: bool = False,
     force_download: bool = False,
 ) -> Model:
-    """A trained model, in evaluation mode.
+    """Load a trained model by name, in evaluation mode.
+
+    >>> model = allmlp.from_pretrained("mixer_b16.google_in1k", num_classes=10)
+    >>> model = allmlp.from_pretrained("timm:gmlp_s16_224", img_size=256)
 
     `name` is a model folder, a weights file or folder of another library, a name of `allmlp list weights`, `timm:NAME`,
-    or a model on the Hugging Face hub (`ORGANISATION/NAME`), for which the last five options are meant. With another
-    `image` size or `length` of text its weights are resized as in `allmlp.load`. `overrides` say what the weights of
-    another library do not: {"block.token.heads": 4}.
+    or a model on the Hugging Face Hub (`ORGANIZATION/NAME`), to which the last five options apply. The other options
+    are those of `allmlp.load`. `overrides` also set fields that the weights of another library do not determine:
+    {"block.token.num_heads": 4}.
     """
     hub = {
         "revision": revision,
@@ -92,27 +112,37 @@ def from_pretrained(
         "local_files_only": local_files_only,
         "force_download": force_download,
     }
-    return open_model(os.fspath(name), device, image, length, rule, dynamic, overrides, **hub)[0]
+    changes = (num_classes, img_size, seq_len, rule, device, dtype, dynamic, overrides)
+    return open_model(os.fspath(name), *changes, **hub)[0]
 
 
 def open_model(
     name: str,
-    device: str | torch.device = "cpu",
-    image: int | tuple[int, int] | None = None,
-    length: int | None = None,
+    num_classes: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    seq_len: int | None = None,
     rule: Rule | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = torch.float32,
     dynamic: bool = False,
     overrides: Mapping[str, Any] | None = None,
     **hub: Any,
-) -> tuple[Model, Inputs | TextInputs | None]:
-    """The model that `name` stands for, and how its inputs are prepared where that is known."""
-    place = None if name.startswith(PREFIX) else locate(name, **hub)
-    if place is not None and is_ours(place.path):
-        model = folder.load(place.path, device, image=image, length=length, rule=rule, dynamic=dynamic)
-        return model, read_inputs(place.path) if (place.path / FILE).is_file() else None
-    found = published(name) if place is None else open_place(place.path, overrides)
-    model = build(found, device)
-    if image is not None or length is not None:
-        model = resized(model, image, length, rule)
-    known = place.inputs if place is not None else None
-    return any_size(model, rule or "interpolate") if dynamic else model, known or found.inputs
+) -> tuple[Model, ImagePreprocessing | TextPreprocessing | None]:
+    """The model called `name`, and its preprocessing if it is known."""
+    located = None if name.startswith(PREFIX) else locate(name, **hub)
+    if located is not None and is_model_folder(located.path):
+        model = folder.load(
+            located.path,
+            num_classes=num_classes,
+            img_size=img_size,
+            seq_len=seq_len,
+            rule=rule,
+            device=device,
+            dtype=dtype,
+            dynamic=dynamic,
+            overrides=overrides,
+        )
+        return model, read_preprocessing(located.path) if (located.path / PREPROCESSING_FILE).is_file() else None
+    found = timm_pretrained(name) if located is None else open_path(located.path, overrides)
+    model = folder.adapt(build(found, device), num_classes, img_size, seq_len, rule, dtype, dynamic)
+    return model, (located.preprocessing if located is not None else None) or found.preprocessing

@@ -1,7 +1,7 @@
-"""Published weights that can be read here, each called what it is: where it lies, its licence, pixels and accuracy.
+"""The published weights that can be loaded by name: URL, license, normalization and accuracy.
 
-Top-1 is on ImageNet's validation pictures, from timm's tables of results (224 pixels, crop 0.875). Licences are those
-of the repositories that publish the weights. Where the name of a file ends in digits, these begin its SHA-256.
+Top-1 is on ImageNet's validation images, from timm's result tables (224 pixels, crop 0.875). Licenses are those of the
+repositories that publish the weights. Hexadecimal digits at the end of a file name are the start of its SHA-256.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ APACHE = "Apache-2.0"
 MIB = 2**20
 
 
-class Pixels(NamedTuple):
-    """How pixels divided by 255 are shifted and scaled, and the share of the short side that is kept."""
+class NormalizationStats(NamedTuple):
+    """Mean and standard deviation of pixels in [0, 1], and the fraction of the short side that is kept."""
 
     name: str
     mean: tuple[float, ...]
@@ -22,43 +22,43 @@ class Pixels(NamedTuple):
     crop: float = 0.875
 
 
-HALF = Pixels("-1 to 1", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-PLAIN = Pixels("0 to 1", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-IMAGENET = Pixels("ImageNet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = NormalizationStats("-1 to 1", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+PLAIN = NormalizationStats("0 to 1", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+IMAGENET = NormalizationStats("ImageNet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 WIDE = IMAGENET._replace(crop=0.9)
-"""FAIR's README prescribes this crop."""
+"""With the crop of FAIR's README."""
 
 
-class Checkpoint(NamedTuple):
+class PublishedWeights(NamedTuple):
     name: str
-    """The model here, who trained it on what, and `@timm` for a copy in timm's layout."""
+    """Preset, publisher and training data; `@timm` marks a copy in timm's format."""
     source: str
-    """Whose layout it has, as in `allmlp convert --to`."""
-    what: str
-    pixels: Pixels
-    licence: str | None
-    """None where none is known."""
+    """Its format, as in `allmlp convert --to`."""
+    description: str
+    normalization: NormalizationStats
+    license: str | None
+    """None if it is not known."""
     file: str
-    """Empty where it lies on the hub alone."""
+    """Empty if it is on the Hub only."""
     url: str = ""
     hub: str = ""
-    """Its name on the Hugging Face hub."""
+    """Its repository on the Hugging Face Hub."""
     top1: float | None = None
     sha256: str = ""
-    """The first digits, where they are known."""
+    """The first digits, if known."""
     size: int | None = None
     """Bytes, to a hundredth of a MiB."""
     note: str = ""
 
 
 ONLY_1K = (
-    "timm calls it goog_in21k_ft_in1k, but it has seen ImageNet-1k only: so says an author of Mixer, and no fine-tuned "
-    "weights were published (timm issue 651); timm runs it with the exact GELU, 3e-4 off Google's own answers"
+    "timm calls it goog_in21k_ft_in1k, but it was trained on ImageNet-1k only, according to an author of MLP-Mixer "
+    "(timm issue 651); timm uses the exact GELU, so outputs differ by 3e-4 from Google's"
 )
-WRONG_NAME = "timm's former name with _in21k at its end now leads to the weights of ImageNet-1k"
-NO_HEAD = "its head is no trained classifier"
-SUPERVISED = f"{NO_HEAD}; timm's former name with _dino at its end now leads to the supervised weights"
-PATCHES = "published as B24, but with patches of 8 pixels; the paper's B24 has 16"
+WRONG_NAME = "timm's old name ending in _in21k now refers to the ImageNet-1k weights"
+NO_HEAD = "its head is not a trained classifier"
+SUPERVISED = f"{NO_HEAD}; timm's old name ending in _dino now refers to the supervised weights"
+PATCHES = "published as B24, but with 8x8 patches; the paper's B24 has 16x16"
 
 GOOGLE = {
     "in1k": ("imagenet1k", "ImageNet-1k only", {"B_16": 228.47, "L_16": 794.29}),
@@ -66,7 +66,7 @@ GOOGLE = {
     "sam": ("sam", "with SAM", {"B_16": 228.47, "B_32": 230.04}),
     "gsam": ("gsam", "with GSAM", {"B_16": 228.47, "B_32": 230.04, "S_16": 70.71, "S_32": 72.91, "S_8": 78.79}),
 }
-"""Our tag -> Google's folder, what its weights are, and its files with their size in MiB."""
+"""Tag -> Google's folder, the training, and the files with their size in MiB."""
 MIXERS = {"B_16": 76.616, "L_16": 72.084}
 
 FAIR = {
@@ -75,7 +75,7 @@ FAIR = {
     "in22k": ("22k", "fb_in22k_ft_in1k", "ImageNet-22k then 1k"),
     "dino": ("dino", "fb_dino", "DINO, no classifier"),
 }
-"""Our tag -> how FAIR's file ends, timm's tag, and what it is."""
+"""Tag -> suffix of FAIR's file, timm's tag, the training."""
 RESMLPS: dict[str, tuple[str, str, str, dict[str, float | None]]] = {
     "s12": ("resmlp_12", "resmlp_12_224", "ResMLP-S12", {"in1k": 76.660, "distilled": 77.948, "dino": None}),
     "s24": ("resmlp_24", "resmlp_24_224", "ResMLP-S24", {"in1k": 79.380, "distilled": 80.766, "dino": None}),
@@ -87,10 +87,10 @@ RESMLPS: dict[str, tuple[str, str, str, dict[str, float | None]]] = {
         {"in1k": 81.034, "distilled": 83.594, "in22k": 84.414},
     ),
 }
-"""Our size -> FAIR's name, timm's name, the paper's, and top-1 by tag."""
+"""Size -> FAIR's name, timm's name, the paper's name, and top-1 by tag."""
 
 RELEASES = "https://github.com/rwightman/pytorch-image-models/releases/download"
-TIMM: list[tuple[str, str, str, str, Pixels, str | None, float | None, str]] = [
+TIMM: list[tuple[str, str, str, str, NormalizationStats, str | None, float | None, str]] = [
     (
         "mixer_b16.google_in1k@timm",
         "mixer_b16_224.goog_in21k_ft_in1k",
@@ -162,19 +162,19 @@ TIMM: list[tuple[str, str, str, str, Pixels, str | None, float | None, str]] = [
         "",
     ),
 ]
-"""Our name, timm's, its file, and what is in it."""
+"""Name, timm's name, its file, description, normalization, license, top-1, note."""
 
 
-def google() -> list[Checkpoint]:
+def google() -> list[PublishedWeights]:
     found = []
     for tag, (folder, trained, files) in GOOGLE.items():
         for size, mib in files.items():
-            letter, patch = size.split("_")
+            letter, patch_size = size.split("_")
             found.append(
-                Checkpoint(
-                    f"mixer_{letter.lower()}{patch}.google_{tag}",
+                PublishedWeights(
+                    f"mixer_{letter.lower()}{patch_size}.google_{tag}",
                     "google",
-                    f"Mixer-{letter}/{patch}, {trained}",
+                    f"Mixer-{letter}/{patch_size}, {trained}",
                     HALF,
                     APACHE,
                     f"Mixer-{size}.npz",
@@ -186,48 +186,50 @@ def google() -> list[Checkpoint]:
     return found
 
 
-def fair() -> list[Checkpoint]:
+def fair() -> list[PublishedWeights]:
     found = []
-    for size, (theirs, timms, title, accuracies) in RESMLPS.items():
+    for size, (fair_name, timm_name, title, accuracies) in RESMLPS.items():
         for tag, top1 in accuracies.items():
-            end, timms_tag, trained = FAIR[tag]
+            end, timm_tag, trained = FAIR[tag]
             notes = [NO_HEAD, SUPERVISED] if tag == "dino" else [PATCHES if size == "b24_8" else ""] * 2
-            row = Checkpoint(
+            row = PublishedWeights(
                 f"resmlp_{size}.fair_{tag}",
                 "fair",
                 f"{title}, {trained}",
                 WIDE,
                 APACHE,
-                f"{theirs}_{end}.pth",
-                f"https://dl.fbaipublicfiles.com/deit/{theirs}_{end}.pth",
+                f"{fair_name}_{end}.pth",
+                f"https://dl.fbaipublicfiles.com/deit/{fair_name}_{end}.pth",
                 top1=top1,
                 note=notes[0],
             )
-            copy = row._replace(name=f"{row.name}@timm", source="timm", pixels=IMAGENET, note=notes[1])
-            found += [row, copy._replace(file="", url="", hub=f"timm/{timms}.{timms_tag}")]
+            copy = row._replace(name=f"{row.name}@timm", source="timm", normalization=IMAGENET, note=notes[1])
+            found += [row, copy._replace(file="", url="", hub=f"timm/{timm_name}.{timm_tag}")]
     return found
 
 
-def timm() -> list[Checkpoint]:
+def timm() -> list[PublishedWeights]:
     found = []
-    for name, theirs, path, what, pixels, licence, top1, note in TIMM:
+    for name, timm_name, path, description, normalization, license, top1, note in TIMM:
         file = path.partition("/")[2]
         digits = file.removesuffix(".pth").rpartition("-")[2]
-        row = Checkpoint(name, "timm", what, pixels, licence, file, f"{RELEASES}/{path}", f"timm/{theirs}", top1)
+        row = PublishedWeights(
+            name, "timm", description, normalization, license, file, f"{RELEASES}/{path}", f"timm/{timm_name}", top1
+        )
         found.append(row._replace(sha256=digits, note=note))
     return found
 
 
 @cache
-def checkpoints() -> dict[str, Checkpoint]:
-    """All of them by name."""
+def published_weights() -> dict[str, PublishedWeights]:
+    """All published weights by name."""
     return {row.name: row for row in sorted([*google(), *fair(), *timm()])}
 
 
-def known(file: str) -> Checkpoint | None:
-    """The published weights that come as a file of this name, or lie under this name on the hub.
+def find_weights(file: str) -> PublishedWeights | None:
+    """The published weights with this file name or Hub repository.
 
-    Where several do (Google names its files alike), it is one that expects the same pixels as all the others.
+    If several match (Google's files have equal names), the first one, provided that all have the same normalization.
     """
-    rows = [row for row in checkpoints().values() if file and file in (row.file, row.hub)]
-    return rows[0] if rows and len({row.pixels for row in rows}) == 1 else None
+    rows = [row for row in published_weights().values() if file and file in (row.file, row.hub)]
+    return rows[0] if rows and len({row.normalization for row in rows}) == 1 else None

@@ -1,8 +1,4 @@
-"""Trained weights for inputs of another size.
-
-Pictures are resampled from grid to grid (`models.grid`). Text keeps its distances: a shorter model has the first part
-of a longer one.
-"""
+"""Resize trained weights to another image size (`models.grid`) or sequence length."""
 
 from __future__ import annotations
 
@@ -15,72 +11,77 @@ from torch.nn import functional as F
 from allmlp.errors import UserError
 from allmlp.layers.mixers.mlp import TokenMlp, TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
-from allmlp.layers.stem import LearnedPositions, Patches, Tokens
+from allmlp.layers.stem import LearnedPositionsLayer, PatchEmbed, TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
-from allmlp.models.grid import Resize, Rule, at_image
+from allmlp.models.grid import GridResize, Rule, with_img_size
 from allmlp.models.model import Model, ModelSpec
 
 
-def resized(
+def resize_model(
     model: Model,
-    image: int | tuple[int, int] | None = None,
-    length: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    seq_len: int | None = None,
     rule: Rule | None = None,
 ) -> Model:
-    """The trained `model` for pictures of another size, or text of another length; its mode and precision stay."""
-    if length is not None and rule is not None:
-        raise UserError("the rules 'interpolate' and 'tile' are for pictures; text is cut or grown in one way")
-    if image is not None and length is None:
-        spec: ModelSpec = at_image(model.spec, image, rule or "interpolate")
-        weights = Resize(model.spec, spec, model.device, rule or "interpolate")(model.state_dict())
-    elif length is not None and image is None:
-        spec = at_length(model.spec, length)
-        weights = other_length(model.state_dict(), spec)
+    """The trained `model` at another image size or sequence length, in the same mode and precision."""
+    if seq_len is not None and rule is not None:
+        raise UserError("the rules 'interpolate' and 'tile' apply to images, not to a sequence length")
+    if img_size is not None and seq_len is None:
+        spec: ModelSpec = with_img_size(model.spec, img_size, rule or "interpolate")
+        weights = GridResize(model.spec, spec, model.device, rule or "interpolate")(model.state_dict())
+    elif seq_len is not None and img_size is None:
+        spec = with_seq_len(model.spec, seq_len)
+        weights = resize_length(model.state_dict(), spec)
     else:
-        raise UserError("name one new size: an image's, or a length in tokens")
+        raise UserError("give either img_size or seq_len")
     with torch.device("meta"):
         new = spec.build()
     new.load_state_dict(weights, assign=True)
     return new.train(model.training)
 
 
-def can_resize(old: ModelSpec, new: ModelSpec) -> bool:
-    """Whether two models read pictures of different sizes cut into the same patches."""
+def differs_in_img_size(old: ModelSpec, new: ModelSpec) -> bool:
+    """Whether two image models have different image sizes and the same patch size."""
     if not (isinstance(old, Encoder) and isinstance(new, Encoder)):
         return False
     a, b = old.stem, new.stem
-    return isinstance(a, Patches) and isinstance(b, Patches) and a.image != b.image and a.patch == b.patch
+    return (
+        isinstance(a, PatchEmbed)
+        and isinstance(b, PatchEmbed)
+        and a.img_size != b.img_size
+        and a.patch_size == b.patch_size
+    )
 
 
-def can_crop(old: ModelSpec, new: ModelSpec) -> bool:
-    """Whether two models of one kind read text of different lengths."""
+def differs_in_seq_len(old: ModelSpec, new: ModelSpec) -> bool:
+    """Whether two text models have different sequence lengths."""
     if isinstance(old, EncoderDecoder) and isinstance(new, EncoderDecoder):
-        return can_crop(old.encoder, new.encoder) or can_crop(old.decoder, new.decoder)
+        return differs_in_seq_len(old.encoder, new.encoder) or differs_in_seq_len(old.decoder, new.decoder)
     if not (isinstance(old, Encoder) and isinstance(new, Encoder)):
         return False
     a, b = old.stem, new.stem
-    return isinstance(a, Tokens) and isinstance(b, Tokens) and a.length != b.length
+    return isinstance(a, TokenEmbed) and isinstance(b, TokenEmbed) and a.seq_len != b.seq_len
 
 
-def at_length(spec: ModelSpec, length: int) -> ModelSpec:
-    """The spec for text of another length, on both sides of a translation. Token MLPs keep the width they have."""
+def with_seq_len(spec: ModelSpec, seq_len: int) -> ModelSpec:
+    """The spec at another sequence length (of encoder and decoder). Token MLPs keep their hidden width."""
     if isinstance(spec, EncoderDecoder):
-        return spec.replace(encoder=at_length(spec.encoder, length), decoder=at_length(spec.decoder, length))
-    if not isinstance(spec, Encoder) or not isinstance(spec.stem, Tokens):
-        raise UserError(f"the model reads {spec.reads}: only this library's text models have a length")
-    new, token = spec.configure(length=length), spec.block.token
+        return spec.replace(encoder=with_seq_len(spec.encoder, seq_len), decoder=with_seq_len(spec.decoder, seq_len))
+    if not isinstance(spec, Encoder) or not isinstance(spec.stem, TokenEmbed):
+        raise UserError(f"only this library's text models have a sequence length (input: {spec.input_spec})")
+    new, token = spec.configure(seq_len=seq_len), spec.block.token
     if new == spec or not isinstance(token, TokenMlp):
         return new
     kept = token.replace(hidden=token.width(spec.stem.tokens), expansion=None)
     return new.replace(block=new.block.replace(token=kept))
 
 
-def other_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """Weights of a text model for the length of `spec`, cut or grown so that the first tokens mix as before.
+def resize_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    """Crop or pad the weights of a text model to the length of `spec`, so that the first tokens are mixed as before.
 
-    Toeplitz: the same number per distance, 0 for distances never seen. Dense: the leading block, 0 beyond it. Biases
-    repeat their last value, learned positions start again from the first.
+    Toeplitz: the weight of each distance, 0 for new distances. Dense: the leading block, 0 outside. Biases repeat their
+    last value, learned positions repeat from the first.
     """
     with torch.device("meta"):
         new = spec.build()
@@ -90,23 +91,29 @@ def other_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Te
         if isinstance(module, TokenProjection):
             name = f"{path}.weight"
             changed[name] = module.spec.crop(weights[name], module.tokens, module.causal)
-            changed[f"{path}.bias"] = grow(weights[f"{path}.bias"], module.tokens)
+            changed[f"{path}.bias"] = extend_bias(weights[f"{path}.bias"], module.tokens)
         elif isinstance(module, TokenMlpLayer):
             for part, axis in ((f"{path}.up.weight", 1), (f"{path}.down.weight", 0)):
-                changed[part] = cut(weights[part], axis, shapes[part][axis])
-            changed[f"{path}.down.bias"] = grow(weights[f"{path}.down.bias"], shapes[f"{path}.down.bias"][0])
-        elif isinstance(module, LearnedPositions):
+                changed[part] = crop_or_pad(weights[part], axis, shapes[part][axis])
+            changed[f"{path}.down.bias"] = extend_bias(weights[f"{path}.down.bias"], shapes[f"{path}.down.bias"][0])
+        elif isinstance(module, LearnedPositionsLayer):
             table, rows = weights[f"{path}.weight"], shapes[f"{path}.weight"][0]
             changed[f"{path}.weight"] = table.repeat(-(-rows // len(table)), 1)[:rows]
+    for name, shape in shapes.items():
+        # Head and pool may be new or differ between tasks.
+        if not name.startswith(("head.", "pool.")) and changed[name].shape != shape:
+            layer = type(new.get_submodule(name.rpartition(".")[0])).__name__
+            raise UserError(f"{name} depends on the number of tokens, and resizing {layer} is not supported")
     return changed
 
 
-def cut(weight: Tensor, axis: int, size: int) -> Tensor:
-    """The first `size` entries along an axis, zeros where there are none."""
+def crop_or_pad(weight: Tensor, axis: int, size: int) -> Tensor:
+    """Crop an axis to `size`, or pad it with zeros."""
     kept = weight.narrow(axis, 0, min(size, weight.shape[axis]))
     padding = [0, 0] * (weight.dim() - 1 - axis) + [0, size - kept.shape[axis]]
     return F.pad(kept, padding)
 
 
-def grow(bias: Tensor, size: int) -> Tensor:
+def extend_bias(bias: Tensor, size: int) -> Tensor:
+    """Crop a bias over tokens to `size`, or repeat its last value."""
     return bias[:size] if size <= len(bias) else torch.cat([bias, bias[-1:].expand(size - len(bias))])

@@ -1,19 +1,18 @@
-"""What an augmentation is: a spec, a row of random numbers per picture, and a pure function of both.
+"""Base class of the augmentations: a spec, a row of uniform random numbers per image, and a pure function of both.
 
-`apply` draws the numbers and computes. The two halves are separate because compiled code and CUDA graphs cannot draw
-from a `torch.Generator`: compile `transform`, and give it fresh draws each step:
+Calling a transform draws the numbers and applies it. The two steps are separate methods because compiled code and CUDA
+graphs cannot draw from a `torch.Generator`; compile `apply` and give it new uniforms at each step:
 
-    fast = torch.compile(augment.transform)
-    images = fast(images, augment.draw(images, generator))
+    compiled = torch.compile(augment.apply)
+    images = compiled(images, augment.draw_uniforms(images, generator))
 
-Row i of the draws decides about picture i alone, so a picture's change does not depend on its neighbours. Nothing here
-loops over pictures, reads a value back to the host, or has a shape that depends on data.
+Row i of the uniforms only affects image i. Nothing loops over images, synchronizes with the host, or has a shape that
+depends on data.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,123 +20,110 @@ from torch import Tensor
 from allmlp.errors import UserError
 from allmlp.spec import Spec
 
-Span = tuple[float, float]
-"""The least and the greatest value of a uniform draw."""
-
-
-class Step(NamedTuple):
-    """Where training stands, for the augmentations that ask."""
-
-    epoch: int | Tensor
-    """Counted from zero. A tensor spares compiled code a recompilation per epoch."""
-    indices: Tensor
-    """Of the batch's examples in their dataset: int64, b."""
+FloatRange = tuple[float, float]
+"""Lower and upper bound of a uniform distribution."""
 
 
 class Transform(Spec, abstract=True):
-    """Changes pictures (floats, b c h w, in [0, 1] up to `Normalise`), each by its own draw."""
+    """Transforms images (float, b c h w, in [0, 1]), each with its own random numbers."""
 
-    def numbers(self) -> int:
-        """How many uniform random numbers one picture takes."""
+    def num_uniforms(self) -> int:
+        """Number of uniform random numbers per image."""
         return 0
 
-    def transform(self, images: Tensor, draws: Tensor, step: Step | None = None) -> Tensor:
-        """The changed pictures; a pure function of its arguments. `draws`: uniform in [0, 1), b numbers()."""
+    def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """Transform images with `uniforms` in [0, 1), b num_uniforms(). A pure function."""
         raise NotImplementedError
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return uniform(images, self.numbers(), generator)
+    def draw_uniforms(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return draw_uniforms(images, self.num_uniforms(), generator)
 
-    def apply(self, images: Tensor, generator: torch.Generator, step: Step | None = None) -> Tensor:
-        return self.transform(images, self.draw(images, generator), step)
-
-    def __call__(self, images: Tensor, generator: torch.Generator, step: Step | None = None) -> Tensor:
-        return self.apply(images, generator, step)
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return self.apply(images, self.draw_uniforms(images, generator))
 
 
 class Augment(Transform):
-    """One augmentation after another. Bytes become floats in [0, 1] first."""
+    """A sequence of transforms. uint8 images are converted to floats in [0, 1] first."""
 
     transforms: tuple[Transform, ...] = ()
 
-    def numbers(self) -> int:
-        return sum(transform.numbers() for transform in self.transforms)
+    def num_uniforms(self) -> int:
+        return sum(transform.num_uniforms() for transform in self.transforms)
 
-    def transform(self, images: Tensor, draws: Tensor, step: Step | None = None) -> Tensor:
-        images, start = floats(images), 0
-        for transform in self.transforms:
-            end = start + transform.numbers()
-            images, start = transform.transform(images, draws[:, start:end], step), end
+    def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        images = to_float(images)
+        parts = uniforms.split([transform.num_uniforms() for transform in self.transforms], dim=1)
+        for transform, part in zip(self.transforms, parts):
+            images = transform.apply(images, part)
         return images
 
 
-def floats(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bytes as floats in [0, 1]; floats as they are."""
+def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Convert uint8 images to floats in [0, 1]; floats are returned unchanged."""
     return images if images.is_floating_point() else images.to(dtype) / 255
 
 
-def uniform(images: Tensor, numbers: int, generator: torch.Generator) -> Tensor:
+def draw_uniforms(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
     if generator.device.type != images.device.type:
-        raise UserError(f"the pictures are on {images.device}, the random generator is on {generator.device}")
-    return torch.rand(len(images), numbers, generator=generator, device=images.device)
+        raise UserError(f"the images are on {images.device}, the random generator is on {generator.device}")
+    return torch.rand(len(images), count, generator=generator, device=images.device)
 
 
-# --- from uniform numbers to what is needed ------------------------------------------------------------
+# --- uniform numbers to other distributions --------------------------------------------------------------
 
 
-def between(draw: Tensor, span: Span) -> Tensor:
-    return span[0] + draw * (span[1] - span[0])
+def uniform_between(u: Tensor, bounds: FloatRange) -> Tensor:
+    return bounds[0] + u * (bounds[1] - bounds[0])
 
 
-def integer(draw: Tensor, count: int | Tensor) -> Tensor:
-    """A whole number (as float) from 0 to count - 1. The bound holds also where the product rounds up to `count`."""
-    number = (draw * count).floor()
-    return number.clamp(max=count - 1)
+def uniform_integer(u: Tensor, count: int | Tensor) -> Tensor:
+    """Uniform integer (as float) in [0, count), also where u * count rounds up to `count`."""
+    return (u * count).floor().clamp(max=count - 1)
 
 
-def normal(draw: Tensor) -> Tensor:
-    # Half a step of torch.rand's grid: zero would become minus infinity.
-    return torch.erfinv((draw + 2.0**-25) * 2 - 1) * math.sqrt(2)
+def standard_normal(u: Tensor) -> Tensor:
+    # Half a step of torch.rand's grid is added, because 0 would give minus infinity.
+    return torch.erfinv((u + 2.0**-25) * 2 - 1) * math.sqrt(2)
 
 
-def beta(draw: Tensor, other: Tensor, alpha: float) -> Tensor:
+def symmetric_beta(u: Tensor, v: Tensor, alpha: float) -> Tensor:
     """Beta(alpha, alpha) from two uniform numbers, without rejection.
 
     Source: Devroye, Random variate generation in one line of code, 1996.
     """
-    cosine = torch.cos(2 * math.pi * other)
-    radius = torch.expm1(-torch.log(draw.clamp(min=2.0**-25)) / alpha)  # U^(-1/alpha) - 1
+    cosine = torch.cos(2 * math.pi * v)
+    radius = torch.expm1(-torch.log(u.clamp(min=2.0**-25)) / alpha)  # u^(-1/alpha) - 1
     return 0.5 + 0.5 * torch.sign(cosine) / torch.sqrt(1 + 1 / (radius * cosine**2))
 
 
-# --- pictures ------------------------------------------------------------------------------------------
+# --- helpers for batches of images -----------------------------------------------------------------------
 
 
-def wide(values: Tensor) -> Tensor:
-    """b -> b 1 1 1."""
+def per_image(values: Tensor) -> Tensor:
+    """b -> b 1 1 1, to broadcast over images."""
     return values[:, None, None, None]
 
 
-def choose(mask: Tensor, changed: Tensor, images: Tensor) -> Tensor:
-    """`changed` for the pictures where the mask (b) is true."""
-    return torch.where(wide(mask), changed.to(images.dtype), images)
+def where(mask: Tensor, changed: Tensor, images: Tensor) -> Tensor:
+    """`changed` for the images where the mask (b) is true, else `images`."""
+    return torch.where(per_image(mask), changed.to(images.dtype), images)
 
 
-def box(top: Tensor, left: Tensor, height: Tensor, width: Tensor, images: Tensor) -> Tensor:
-    """Whether a pixel lies in its picture's rectangle: b 1 h w."""
+def box_mask(top: Tensor, left: Tensor, height: Tensor, width: Tensor, images: Tensor) -> Tensor:
+    """True for the pixels inside each image's box: b 1 h w."""
     rows = torch.arange(images.shape[2], device=images.device)
     columns = torch.arange(images.shape[3], device=images.device)
-    down = (rows >= top[:, None]) & (rows < (top + height)[:, None])
-    across = (columns >= left[:, None]) & (columns < (left + width)[:, None])
-    return (down[:, :, None] & across[:, None, :])[:, None]
+    in_rows = (rows >= top[:, None]) & (rows < (top + height)[:, None])
+    in_columns = (columns >= left[:, None]) & (columns < (left + width)[:, None])
+    return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
 
 
-_tables: dict[tuple[object, torch.device], Tensor] = {}
+_constants: dict[tuple[object, torch.device], Tensor] = {}
 
 
 @torch.compiler.assume_constant_result
-def table(values: tuple, device: torch.device) -> Tensor:
-    """A constant on the device, copied there once."""
-    if (values, device) not in _tables:
-        _tables[values, device] = torch.tensor(values, device=device)
-    return _tables[values, device]
+def constant(values: tuple, device: torch.device) -> Tensor:
+    """A constant tensor on the device, copied there once."""
+    if (values, device) not in _constants:
+        _constants[values, device] = torch.tensor(values, device=device)
+    return _constants[values, device]

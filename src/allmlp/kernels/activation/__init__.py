@@ -1,1 +1,1 @@
-"""Activations and their gradients, with biases and their sums in the same pass."""
+"""Activations and their gradients, fused with the bias and its gradient."""

@@ -1,1 +1,1 @@
-"""The channel MLP for training: one operator that keeps little for its gradient."""
+"""The channel MLP for training: one op that saves little for its gradient."""

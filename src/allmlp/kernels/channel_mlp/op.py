@@ -1,9 +1,9 @@
-"""A channel MLP for training:
+"""The channel MLP for training:
 
     H = X U^T + a,   Y = act(H) V^T + c
 
-X and H are kept for the gradient. act(H) is computed again, in the pass that turns its gradient into H's and sums that
-up for the bias:
+X and H are saved for the gradient. act(H) is recomputed in the pass that turns its gradient into that of H and sums
+the latter for the bias:
 
     dH = (dY V) act'(H),   dV = dY^T act(H),   dU = dH^T X,   da = sum dH,   dX = dH U
 """
@@ -15,24 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmlp.kernels.activation import reference as plain
-from allmlp.kernels.operator import define, differentiate
+from allmlp.kernels.activation.reference import dispatch
+from allmlp.kernels.custom_op import define_op, register_backward
 
 
-def channel_mlp(x: Tensor, up: Tensor, a: Tensor, down: Tensor, c: Tensor, act: str) -> Tensor:
-    """Weights are brought to the type of x."""
-    up, a, down, c = (weight.to(x.dtype) for weight in (up, a, down, c))
-    return operator(x, up, a, down, c, act)[0]
+def channel_mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, act: str) -> Tensor:
+    """Y; weights are cast to the dtype of x."""
+    up, up_bias, down, down_bias = (weight.to(x.dtype) for weight in (up, up_bias, down, down_bias))
+    return forward_op(x, up, up_bias, down, down_bias, act)[0]
 
 
-def channel_mlp_forward(x: Tensor, up: Tensor, a: Tensor, down: Tensor, c: Tensor, act: str) -> tuple[Tensor, Tensor]:
+def channel_mlp_forward(
+    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, act: str
+) -> tuple[Tensor, Tensor]:
     """Y and H."""
-    h = torch.addmm(a, x.flatten(0, -2), up.T)
-    y = torch.addmm(c, plain.kernels(h).forward(h, None, act), down.T)
+    h = torch.addmm(up_bias, x.flatten(0, -2), up.T)
+    y = torch.addmm(down_bias, dispatch(h).forward(h, None, act), down.T)
     return y.view(*x.shape[:-1], -1), h
 
 
-def shape(x: Tensor, up: Tensor, a: Tensor, down: Tensor, c: Tensor, act: str) -> tuple[Tensor, Tensor]:
+def forward_fake(
+    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, act: str
+) -> tuple[Tensor, Tensor]:
     tokens = x.numel() // x.shape[-1]
     return x.new_empty(*x.shape[:-1], down.shape[0]), x.new_empty(tokens, up.shape[0])
 
@@ -41,17 +45,17 @@ def channel_mlp_backward(
     x: Tensor, h: Tensor, up: Tensor, down: Tensor, act: str, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x2, dy = x.flatten(0, -2), dy.flatten(0, -2)
-    a, dh, da = plain.kernels(h).backward(h, None, dy @ down, act)
-    return (dh @ up).view(x.shape), dh.T @ x2, da.to(x.dtype), dy.T @ a
+    a, dh, dup_bias = dispatch(h).backward(h, None, dy @ down, act)
+    return (dh @ up).view(x.shape), dh.T @ x2, dup_bias.to(x.dtype), dy.T @ a
 
 
-def shapes(
+def backward_fake(
     x: Tensor, h: Tensor, up: Tensor, down: Tensor, act: str, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), up.new_empty(up.shape), up.new_empty(len(up)), down.new_empty(down.shape)
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, up, _, down, _, ctx.act = inputs
     ctx.save_for_backward(x, output[1], up, down)
     ctx.set_materialize_grads(False)
@@ -59,9 +63,9 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -
 
 def backward(ctx: Any, dy: Tensor, dh: None) -> tuple[Tensor | None, ...]:
     x, h, up, down = ctx.saved_tensors
-    dx, dup, da, ddown = gradients(x, h, up, down, ctx.act, dy)
-    return dx, dup, da, ddown, dy.flatten(0, -2).sum(0), None
+    dx, dup, dup_bias, ddown = backward_op(x, h, up, down, ctx.act, dy)
+    return dx, dup, dup_bias, ddown, dy.flatten(0, -2).sum(0), None
 
 
-operator, gradients = define(channel_mlp_forward, shape), define(channel_mlp_backward, shapes)
-differentiate(operator, remember, backward)
+forward_op, backward_op = define_op(channel_mlp_forward, forward_fake), define_op(channel_mlp_backward, backward_fake)
+register_backward(forward_op, setup_context, backward)

@@ -1,1 +1,1 @@
-"""gMLP's channel MLP with its spatial gate for training: one operator that keeps little for its gradient."""
+"""gMLP's channel MLP with its spatial gating unit for training: one op that saves little for its gradient."""

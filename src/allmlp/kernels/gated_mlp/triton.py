@@ -1,9 +1,9 @@
-"""What stands around the products of a gated MLP: one pass over memory for each stage.
+"""The elementwise and normalization stages of the gated MLP, one pass over memory each.
 
 Z = act(H) = [Z1 Z2],   N = mask norm(Z2),   F = W N,   G = Z1 (F + b)
 
 dF = dG Z1,   dH1 = dG (F + b) act'(H1),   db = sum dF
-dZ2 = norm's gradient of mask W^T dF,   dH2 = dZ2 act'(H2)
+dZ2 = gradient of norm at mask W^T dF,   dH2 = dZ2 act'(H2)
 """
 
 from __future__ import annotations
@@ -15,107 +15,109 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allmlp.kernels.activation.triton import TILES, activate, code, slope
-
-STRIPE = 64
-"""Rows that a program of the backward pass goes through: it leaves their sums, which are added up afterwards."""
+from allmlp.kernels.activation.triton import BLOCK_C, CONFIGS, ROWS_PER_PROGRAM, act_code, activate, activate_with_grad
 
 
-def stripes(h: Tensor) -> Tensor:
-    """Room for the sums of every stripe: of dH1, dH2, and of the gradients of norm's weight and bias, n 4 c."""
-    rows = h.shape[0] * h.shape[1]
-    return torch.empty(-(-rows // STRIPE), 4, h.shape[2] // 2, dtype=torch.float32, device=h.device)
+def empty_partial_sums(h: Tensor) -> Tensor:
+    """One row per program of the backward pass: its sums of dH1, dH2, and of the norm's dweight and dbias, n 4 c."""
+    programs = -(-h.shape[0] * h.shape[1] // ROWS_PER_PROGRAM)
+    return torch.empty(programs, 4, h.shape[2] // 2, dtype=torch.float32, device=h.device)
 
 
 @triton.jit
 def gate_kernel(
-    h_ptr, f_ptr, b_ptr, g_ptr, R, C, S, h_r, ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr
+    h_ptr, f_ptr, b_ptr, g_ptr, R, C, S, stride_h,
+    ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    rows, cols = tl.program_id(0) * BR + tl.arange(0, BR), tl.program_id(1) * BC + tl.arange(0, BC)
-    inside, far = (rows < R)[:, None] & (cols < C)[None, :], rows.to(tl.int64)[:, None]
-    z = activate(tl.load(h_ptr + far * h_r + cols[None, :], inside, 0.0).to(tl.float32), ACT)
-    f = tl.load(f_ptr + far * C + cols[None, :], inside, 0.0).to(tl.float32)
+    rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_bounds, rows_64 = (rows < R)[:, None] & (cols < C)[None, :], rows.to(tl.int64)[:, None]
+    z = activate(tl.load(h_ptr + rows_64 * stride_h + cols[None, :], in_bounds, 0.0).to(tl.float32), ACT)
+    f = tl.load(f_ptr + rows_64 * C + cols[None, :], in_bounds, 0.0).to(tl.float32)
     g = z * (f + tl.load(b_ptr + rows % S).to(tl.float32)[:, None])
-    tl.store(g_ptr + far * C + cols[None, :], g.to(g_ptr.dtype.element_ty), inside)
+    tl.store(g_ptr + rows_64 * C + cols[None, :], g.to(g_ptr.dtype.element_ty), in_bounds)
 
 
 def gate(h: Tensor, f: Tensor, b: Tensor, act: str) -> Tensor:
-    """G, b s c: h is b s 2c."""
+    """G (b s c) from h (b s 2c), f (b s c) and the token bias b (s)."""
     g = torch.empty_like(f)
     rows, channels = f.shape[0] * f.shape[1], f.shape[2]
     run: Any = gate_kernel
-    run[(triton.cdiv(rows, 16), triton.cdiv(channels, 256))](
-        h, f, b, g, rows, channels, f.shape[1], h.stride(1), ACT=code(act, h.dtype), BR=16, BC=256, num_warps=8
-    )
+    run[(triton.cdiv(rows, 16), triton.cdiv(channels, BLOCK_C))](
+        h, f, b, g, rows, channels, f.shape[1], h.stride(1),
+        ACT=act_code(act, h.dtype), BLOCK_R=16, BLOCK_C=BLOCK_C, num_warps=8,
+    )  # fmt: skip
     return g
 
 
-# How many rows a program reads at once, and by how many warps: the interpreter has nothing to time.
-ROWS = [
-    triton.Config({"ROWS": rows}, num_warps=warps) for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8))
-]
-ROWS = ROWS[4:5] if triton.knobs.runtime.interpret else ROWS
-
-
-@triton.autotune(TILES, key=["C", "ACT"])
+@triton.autotune(CONFIGS, key=["C", "ACT"])
 @triton.jit
 def gate_backward_kernel(
-    h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, sum_ptr, R, C, S, h_r,
-    ACT: tl.constexpr, STRIPE: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
+    h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, sum_ptr, R, C, S, stride_h,
+    ACT: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    # Summed over rows at the end alone: rows lie in different warps, which would wait for each other.
-    da = tl.zeros((BR, BC), dtype=tl.float32)
-    for start in range(0, STRIPE, BR):
-        rows = tl.program_id(0) * STRIPE + start + tl.arange(0, BR)
-        inside, far = (rows < R)[:, None] & (cols < C)[None, :], rows.to(tl.int64)[:, None]
-        z, rise = slope(tl.load(h_ptr + far * h_r + cols[None, :], inside, 0.0).to(tl.float32), ACT)
-        f = tl.load(f_ptr + far * C + cols[None, :], inside, 0.0).to(tl.float32)
+    cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    # Rows are spread over warps, so reducing over them synchronizes the warps: do it once, after the loop.
+    dh_sum = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+    for start in range(0, ROWS_PER_PROGRAM, BLOCK_R):
+        rows = tl.program_id(0) * ROWS_PER_PROGRAM + start + tl.arange(0, BLOCK_R)
+        in_bounds, rows_64 = (rows < R)[:, None] & (cols < C)[None, :], rows.to(tl.int64)[:, None]
+        h = tl.load(h_ptr + rows_64 * stride_h + cols[None, :], in_bounds, 0.0).to(tl.float32)
+        z, act_grad = activate_with_grad(h, ACT)
+        f = tl.load(f_ptr + rows_64 * C + cols[None, :], in_bounds, 0.0).to(tl.float32)
         f += tl.load(b_ptr + rows % S).to(tl.float32)[:, None]
-        dg = tl.load(dg_ptr + far * C + cols[None, :], inside, 0.0).to(tl.float32)
-        df, dh = dg * z, dg * f * rise
-        tl.store(g_ptr + far * C + cols[None, :], (z * f).to(g_ptr.dtype.element_ty), inside)
-        tl.store(df_ptr + far * C + cols[None, :], df.to(df_ptr.dtype.element_ty), inside)
-        tl.store(dh_ptr + far * h_r + cols[None, :], dh.to(dh_ptr.dtype.element_ty), inside)
+        dg = tl.load(dg_ptr + rows_64 * C + cols[None, :], in_bounds, 0.0).to(tl.float32)
+        df, dh = dg * z, dg * f * act_grad
+        tl.store(g_ptr + rows_64 * C + cols[None, :], (z * f).to(g_ptr.dtype.element_ty), in_bounds)
+        tl.store(df_ptr + rows_64 * C + cols[None, :], df.to(df_ptr.dtype.element_ty), in_bounds)
+        tl.store(dh_ptr + rows_64 * stride_h + cols[None, :], dh.to(dh_ptr.dtype.element_ty), in_bounds)
         tl.store(db_ptr + tl.program_id(1) * R + rows, tl.sum(df, 1), rows < R)
-        da += dh
-    tl.store(sum_ptr + tl.program_id(0) * 4 * C + cols, tl.sum(da, 0), cols < C)
+        dh_sum += dh
+    tl.store(sum_ptr + tl.program_id(0) * 4 * C + cols, tl.sum(dh_sum, 0), cols < C)
 
 
 def gate_backward(
-    h: Tensor, f: Tensor, b: Tensor, dg: Tensor, dh: Tensor, sums: Tensor, act: str
+    h: Tensor, f: Tensor, b: Tensor, dg: Tensor, dh: Tensor, partial_sums: Tensor, act: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """G again, dF and db; dH1 goes into the first half of `dh`, its sums into the first row of every `sums`."""
+    """G (recomputed), dF and db. Writes dH1 to the first half of `dh` and its sums to `partial_sums[:, 0]`."""
     g, df = torch.empty_like(f), torch.empty_like(f)
     rows, channels = f.shape[0] * f.shape[1], f.shape[2]
-    columns = -(-channels // 256)
-    db = torch.empty(columns, rows, dtype=torch.float32, device=h.device)
+    col_blocks = -(-channels // BLOCK_C)
+    db = torch.empty(col_blocks, rows, dtype=torch.float32, device=h.device)
     run: Any = gate_backward_kernel
-    run[(len(sums), columns)](
-        h, f, b, dg, g, df, dh, db, sums, rows, channels, f.shape[1], h.stride(1),
-        ACT=code(act, h.dtype), STRIPE=STRIPE, BC=256,
+    run[(len(partial_sums), col_blocks)](
+        h, f, b, dg, g, df, dh, db, partial_sums, rows, channels, f.shape[1], h.stride(1),
+        ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C,
     )  # fmt: skip
     return g, df, db.view(-1, f.shape[1]).sum(0)
 
 
-@triton.autotune(ROWS, key=["WIDE", "ACT"])
+# Rows and warps of a program that holds whole rows. The interpreter has nothing to time: one configuration is enough.
+ROW_CONFIGS = [
+    triton.Config({"BLOCK_R": rows}, num_warps=warps)
+    for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8))
+]
+ROW_CONFIGS = ROW_CONFIGS[4:5] if triton.knobs.runtime.interpret else ROW_CONFIGS
+
+
+@triton.autotune(ROW_CONFIGS, key=["BLOCK_C", "ACT"])
 @triton.jit
 def norm_kernel(
-    h_ptr, mask_ptr, weight_ptr, bias_ptr, n_ptr, mean_ptr, rstd_ptr, R, C, h_r, eps,
-    ACT: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    h_ptr, mask_ptr, weight_ptr, bias_ptr, n_ptr, mean_ptr, rstd_ptr, R, C, stride_h, eps,
+    ACT: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    rows, cols = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
-    in_cols, far = (cols < C)[None, :], rows.to(tl.int64)[:, None]
-    inside = (rows < R)[:, None] & in_cols
-    z = activate(tl.load(h_ptr + far * h_r + cols[None, :], inside, 0.0).to(tl.float32), ACT)
+    rows, cols = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_C)
+    in_cols, rows_64 = (cols < C)[None, :], rows.to(tl.int64)[:, None]
+    in_bounds = (rows < R)[:, None] & in_cols
+    z = activate(tl.load(h_ptr + rows_64 * stride_h + cols[None, :], in_bounds, 0.0).to(tl.float32), ACT)
     mean = tl.sum(tl.where(in_cols, z, 0.0), 1) / C
-    away = tl.where(in_cols, z - mean[:, None], 0.0)
-    rstd = 1 / tl.sqrt(tl.sum(away * away, 1) / C + eps)
-    n = away * rstd[:, None] * tl.load(weight_ptr + cols, cols < C, 0.0).to(tl.float32)[None, :]
+    centered = tl.where(in_cols, z - mean[:, None], 0.0)
+    rstd = 1 / tl.sqrt(tl.sum(centered * centered, 1) / C + eps)
+    n = centered * rstd[:, None] * tl.load(weight_ptr + cols, cols < C, 0.0).to(tl.float32)[None, :]
     n += tl.load(bias_ptr + cols, cols < C, 0.0).to(tl.float32)[None, :]
-    if MASK:
+    if HAS_MASK:
         n *= tl.load(mask_ptr + rows, rows < R, 0.0).to(tl.float32)[:, None]
-    tl.store(n_ptr + far * C + cols[None, :], n.to(n_ptr.dtype.element_ty), inside)
+    tl.store(n_ptr + rows_64 * C + cols[None, :], n.to(n_ptr.dtype.element_ty), in_bounds)
     tl.store(mean_ptr + rows, mean, rows < R)
     tl.store(rstd_ptr + rows, rstd, rows < R)
 
@@ -123,55 +125,57 @@ def norm_kernel(
 def norm(
     h: Tensor, mask: Tensor | None, weight: Tensor, bias: Tensor, eps: float, act: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """N (b s c) from the second half of h (b s 2c), and the statistics, b s."""
+    """N (b s c) from the second half of h (b s 2c), and the norm's mean and rstd (b s)."""
     batch, tokens, channels = h.shape[0], h.shape[1], h.shape[2] // 2
     n = h.new_empty(batch, tokens, channels)
     mean, rstd = (torch.empty(batch, tokens, dtype=torch.float32, device=h.device) for _ in range(2))
     run: Any = norm_kernel
-    run[lambda sizes: (triton.cdiv(batch * tokens, sizes["ROWS"]),)](
+    run[lambda config: (triton.cdiv(batch * tokens, config["BLOCK_R"]),)](
         h[..., channels:], mask, weight, bias, n, mean, rstd, batch * tokens, channels, h.stride(1), eps,
-        ACT=code(act, h.dtype), MASK=mask is not None, WIDE=triton.next_power_of_2(channels),
+        ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, BLOCK_C=triton.next_power_of_2(channels),
     )  # fmt: skip
     return n, mean, rstd
 
 
-@triton.autotune(ROWS, key=["WIDE", "ACT"])
+@triton.autotune(ROW_CONFIGS, key=["BLOCK_C", "ACT"])
 @triton.jit
 def norm_backward_kernel(
-    h_ptr, mask_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dn_ptr, n_ptr, dh_ptr, sum_ptr, R, C, h_r,
-    ACT: tl.constexpr, MASK: tl.constexpr, STRIPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    h_ptr, mask_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dn_ptr, n_ptr, dh_ptr, sum_ptr, R, C, stride_h,
+    ACT: tl.constexpr, HAS_MASK: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    cols = tl.arange(0, WIDE)
+    cols = tl.arange(0, BLOCK_C)
     in_cols = cols < C
     weight = tl.load(weight_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
     bias = tl.load(bias_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
-    dweight = tl.zeros((WIDE,), dtype=tl.float32)
-    dbias = tl.zeros((WIDE,), dtype=tl.float32)
-    da = tl.zeros((WIDE,), dtype=tl.float32)
-    for start in range(0, STRIPE, ROWS):
-        rows = tl.program_id(0) * STRIPE + start + tl.arange(0, ROWS)
-        in_rows, far = rows < R, rows.to(tl.int64)[:, None]
-        inside = in_rows[:, None] & in_cols[None, :]
-        z, rise = slope(tl.load(h_ptr + far * h_r + cols[None, :], inside, 0.0).to(tl.float32), ACT)
-        dn = tl.load(dn_ptr + far * C + cols[None, :], inside, 0.0).to(tl.float32)
+    dweight = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    dbias = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    dh_sum = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    for start in range(0, ROWS_PER_PROGRAM, BLOCK_R):
+        rows = tl.program_id(0) * ROWS_PER_PROGRAM + start + tl.arange(0, BLOCK_R)
+        in_rows, rows_64 = rows < R, rows.to(tl.int64)[:, None]
+        in_bounds = in_rows[:, None] & in_cols[None, :]
+        h = tl.load(h_ptr + rows_64 * stride_h + cols[None, :], in_bounds, 0.0).to(tl.float32)
+        z, act_grad = activate_with_grad(h, ACT)
+        dn = tl.load(dn_ptr + rows_64 * C + cols[None, :], in_bounds, 0.0).to(tl.float32)
         mean, rstd = tl.load(mean_ptr + rows, in_rows, 0.0)[:, None], tl.load(rstd_ptr + rows, in_rows, 0.0)[:, None]
-        x = tl.where(inside, (z - mean) * rstd, 0.0)
+        x = tl.where(in_bounds, (z - mean) * rstd, 0.0)
         n = x * weight + bias
-        if MASK:
-            real = tl.load(mask_ptr + rows, in_rows, 0.0).to(tl.float32)[:, None]
-            n, dn = n * real, dn * real
-        tl.store(n_ptr + far * C + cols[None, :], n.to(n_ptr.dtype.element_ty), inside)
+        if HAS_MASK:
+            mask = tl.load(mask_ptr + rows, in_rows, 0.0).to(tl.float32)[:, None]
+            n, dn = n * mask, dn * mask
+        tl.store(n_ptr + rows_64 * C + cols[None, :], n.to(n_ptr.dtype.element_ty), in_bounds)
         dweight += tl.sum(dn * x, 0)
         dbias += tl.sum(dn, 0)
         dx = dn * weight
         dz = rstd * (dx - tl.sum(dx, 1)[:, None] / C - x * (tl.sum(dx * x, 1)[:, None] / C))
-        dh = tl.where(inside, dz * rise, 0.0)
-        tl.store(dh_ptr + far * h_r + cols[None, :], dh.to(dh_ptr.dtype.element_ty), inside)
-        da += tl.sum(dh, 0)
-    place = sum_ptr + tl.program_id(0) * 4 * C + cols
-    tl.store(place + C, da, in_cols)
-    tl.store(place + 2 * C, dweight, in_cols)
-    tl.store(place + 3 * C, dbias, in_cols)
+        dh = tl.where(in_bounds, dz * act_grad, 0.0)
+        tl.store(dh_ptr + rows_64 * stride_h + cols[None, :], dh.to(dh_ptr.dtype.element_ty), in_bounds)
+        dh_sum += tl.sum(dh, 0)
+    sums = sum_ptr + tl.program_id(0) * 4 * C + cols
+    tl.store(sums + C, dh_sum, in_cols)
+    tl.store(sums + 2 * C, dweight, in_cols)
+    tl.store(sums + 3 * C, dbias, in_cols)
 
 
 def norm_backward(
@@ -183,15 +187,16 @@ def norm_backward(
     rstd: Tensor,
     dn: Tensor,
     dh: Tensor,
-    sums: Tensor,
+    partial_sums: Tensor,
     act: str,
 ) -> Tensor:
-    """N again; dH2 goes into the second half of `dh`, the sums of dH2, dweight and dbias into the rest of `sums`."""
+    """N (recomputed). Writes dH2 to the second half of `dh`; sums of dH2, dweight, dbias to `partial_sums[:, 1:]`."""
     n, channels = torch.empty_like(dn), dn.shape[2]
     run: Any = norm_backward_kernel
-    run[(len(sums),)](
-        h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], sums,
+    run[(len(partial_sums),)](
+        h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], partial_sums,
         dn.shape[0] * dn.shape[1], channels, h.stride(1),
-        ACT=code(act, h.dtype), MASK=mask is not None, STRIPE=STRIPE, WIDE=triton.next_power_of_2(channels),
+        ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, ROWS_PER_PROGRAM=ROWS_PER_PROGRAM,
+        BLOCK_C=triton.next_power_of_2(channels),
     )  # fmt: skip
     return n

@@ -1,1 +1,1 @@
-"""A linear map over channels with activation, residual or statistics in the same pass, in 16 or 8 bits."""
+"""A linear map over channels fused with activation, residual or LayerNorm statistics, in 16-bit or fp8."""

@@ -1,9 +1,11 @@
-"""A linear map over channels and what stands around it.
+"""A linear map over channels with its fused epilogue: the definition.
 
-    Y = act(scale * (X W^T) + bias) * gain + other            X (m k), W (n k), the others (n), other (m n)
+    Y = act(dequant_scale * (X W^T) + bias) * quant_scale + residual
 
-With 8-bit X and W, `scale` takes the factors out again that W's rows were multiplied with, and `gain` brings Y into
-the range of the next 8-bit product.
+x: m k    weight: n k    dequant_scale, bias, quant_scale: n    residual: m n
+
+For fp8 X and W, `dequant_scale` undoes the scaling of X and of W's rows, and `quant_scale` scales Y to the range of the
+next fp8 product.
 """
 
 from __future__ import annotations
@@ -13,37 +15,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from allmlp.kernels.activation.reference import activate
-from allmlp.kernels.token_mix.reference import Act
+from allmlp.kernels.activation.reference import ActivationName, activate
 
-PART = 128
-"""Channels that share their statistics."""
+EPILOGUE_N = 128
+"""Output channels of an epilogue tile, which leaves one partial mean and sum of squared deviations per row."""
 
 
-class Beside(NamedTuple):
-    """What stands around the product; what is not there does nothing."""
+class LinearEpilogue(NamedTuple):
+    """Operands of the fused epilogue; None leaves one out."""
 
-    scale: Tensor | None = None
+    dequant_scale: Tensor | None = None
     bias: Tensor | None = None
-    gain: Tensor | None = None
-    other: Tensor | None = None
+    quant_scale: Tensor | None = None
+    residual: Tensor | None = None
 
 
-def linear(x: Tensor, weight: Tensor, beside: Beside, act: Act = "none", dtype: torch.dtype | None = None) -> Tensor:
-    """Y in `dtype`, which is `other`'s or x's if not given."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    z = x.to(wide) @ weight.to(wide).T
-    z = z if beside.scale is None else z * beside.scale
-    z = activate(z if beside.bias is None else z + beside.bias, act)
-    z = z if beside.gain is None else z * beside.gain
-    if beside.other is not None:
-        return (z + beside.other).to(dtype or beside.other.dtype)
+def linear(
+    x: Tensor, weight: Tensor, epilogue: LinearEpilogue, act: ActivationName = "none", dtype: torch.dtype | None = None
+) -> Tensor:
+    """Y in `dtype`, by default that of the residual or of x."""
+    compute_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    z = x.to(compute_dtype) @ weight.to(compute_dtype).T
+    z = z if epilogue.dequant_scale is None else z * epilogue.dequant_scale
+    z = activate(z if epilogue.bias is None else z + epilogue.bias, act)
+    z = z if epilogue.quant_scale is None else z * epilogue.quant_scale
+    if epilogue.residual is not None:
+        return (z + epilogue.residual).to(dtype or epilogue.residual.dtype)
     return z.to(dtype or x.dtype)
 
 
-def linear_stats(x: Tensor, weight: Tensor, beside: Beside, act: Act, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Y, and the mean and 1 / standard deviation of the second half of its channels: m."""
-    y = linear(x, weight, beside, act)
+def linear_stats(
+    x: Tensor, weight: Tensor, epilogue: LinearEpilogue, act: ActivationName, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Y, and the mean and reciprocal standard deviation (m) of the second half of its channels."""
+    y = linear(x, weight, epilogue, act)
     half = y[:, y.shape[1] // 2 :].to(torch.promote_types(y.dtype, torch.float32))
     variance, mean = torch.var_mean(half, dim=1, correction=0)
     return y, mean, (variance + eps).rsqrt()

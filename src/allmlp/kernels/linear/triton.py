@@ -1,11 +1,12 @@
-"""One kernel for the product and all that stands around it.
+"""A linear map and its epilogue as one persistent kernel.
 
-Programs stay and make tile after tile, loading the next while they finish the last. In an epilogue the matrix units
-rest: two small programs on a processor do not rest at the same time.
+Programs loop over tiles and load the next one during the epilogue of the last. Tensor cores idle during an epilogue, so
+two small CTAs per SM can overlap.
 
-LayerNorm of the second half of Y needs its mean and spread. Every tile leaves those of its own n channels:
+LayerNorm of the second half of Y needs its statistics. Every epilogue tile writes those of its own n channels, and a
+second kernel merges those of the p tiles:
 
-    mean = mean of means,   n p spread^2 = sum of away + n sum (mean of part - mean)^2
+    mean = mean of means,   n p variance = sum of sum_sq_dev + n sum (tile mean - mean)^2
 """
 
 from __future__ import annotations
@@ -18,32 +19,34 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from allmlp.kernels.activation.triton import SHORT_GELU, activate, code
-from allmlp.kernels.linear.reference import PART, Beside
-from allmlp.kernels.token_mix.reference import Act
+from allmlp.kernels.activation.reference import ActivationName
+from allmlp.kernels.activation.triton import FAST_GELU, act_code, activate
+from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 
-HARDWARE_GELU = 5
-HARDWARE = not triton.knobs.runtime.interpret
-"""Whether there is an instruction for tanh, and loops of any length: the interpreter has neither."""
-DEEP = 128
-"""Bytes of a row of X that are loaded at once."""
+TANH_APPROX_GELU = 5
+COMPILED = not triton.knobs.runtime.interpret
+"""The interpreter has no tanh.approx instruction and no loops of dynamic length."""
+BLOCK_K_BYTES = 128
 
 
-def blocks(arguments: dict[str, Any]) -> None:
-    """The sizes that autotuning tries are those in which the copy engine moves."""
-    depth = DEEP // arguments["x_copy"].base.element_size()
-    arguments["x_copy"].block_shape = [arguments["BM"], depth]
-    arguments["w_copy"].block_shape = [arguments["BN"], depth]
-    for name in ("y_copy", "o_copy"):
+def set_block_shapes(arguments: dict[str, Any]) -> None:
+    """Autotuning's pre-hook: TMA descriptors load and store the tile that is tried."""
+    depth = BLOCK_K_BYTES // arguments["x_desc"].base.element_size()
+    arguments["x_desc"].block_shape = [arguments["BLOCK_M"], depth]
+    arguments["w_desc"].block_shape = [arguments["BLOCK_N"], depth]
+    for name in ("y_desc", "residual_desc"):
         if arguments[name] is not None:
-            arguments[name].block_shape = [arguments["BM"], PART]
+            arguments[name].block_shape = [arguments["BLOCK_M"], EPILOGUE_N]
 
 
 CONFIGS = [
     triton.Config(
-        {"BM": rows, "BN": columns, "TOGETHER": together}, num_warps=warps, num_stages=stages, pre_hook=blocks
+        {"BLOCK_M": rows, "BLOCK_N": cols, "CTAS_PER_SM": ctas},
+        num_warps=warps,
+        num_stages=stages,
+        pre_hook=set_block_shapes,
     )
-    for rows, columns, warps, stages, together in (
+    for rows, cols, warps, stages, ctas in (
         (128, 256, 8, 3, 1),
         (128, 256, 8, 4, 1),
         (256, 128, 8, 3, 1),
@@ -55,51 +58,57 @@ CONFIGS = [
 ]
 
 
-# The interpreter has nothing to time: one of the sizes is enough there.
+# The interpreter has nothing to time: one configuration is enough there.
 @triton.autotune(
-    CONFIGS[:1] if triton.knobs.runtime.interpret else CONFIGS, key=["size", "N", "K", "DEPTH", "ACT", "OTHER", "STATS"]
+    CONFIGS if COMPILED else CONFIGS[:1], key=["wave_bucket", "N", "K", "BLOCK_K", "ACT", "HAS_RESIDUAL", "WRITE_STATS"]
 )
 @triton.jit
 def kernel(
-    x_copy, w_copy, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, M, size,
-    N: tl.constexpr, K: tl.constexpr, DEPTH: tl.constexpr, PROCESSORS: tl.constexpr,
-    SCALE: tl.constexpr, BIAS: tl.constexpr, GAIN: tl.constexpr, OTHER: tl.constexpr, STATS: tl.constexpr,
-    ACT: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TOGETHER: tl.constexpr,
+    x_desc, w_desc, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
+    M, wave_bucket,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, NUM_SMS: tl.constexpr,
+    HAS_DEQUANT_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_QUANT_SCALE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, WRITE_STATS: tl.constexpr, ACT: tl.constexpr, EPILOGUE_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CTAS_PER_SM: tl.constexpr,
 ):  # fmt: skip
-    columns: tl.constexpr = (N + BN - 1) // BN
-    programs: tl.constexpr = PROCESSORS * TOGETHER
-    for turn in tl.range(0, ((M + BM - 1) // BM * columns + programs - 1) // programs, flatten=True):
-        # Tiles of the same rows are neighbours: W is small and stays in the cache. After the last tile all is outside.
-        tile = turn * programs + tl.program_id(0)
-        row, column = tile // columns * BM, tile % columns * BN
-        z = tl.zeros((BM, BN), dtype=tl.float32)
-        for start in range(0, K, DEPTH):
-            x = x_copy.load([row, start])
-            w = w_copy.load([column, start])
+    col_tiles: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    programs: tl.constexpr = NUM_SMS * CTAS_PER_SM
+    for wave in tl.range(0, ((M + BLOCK_M - 1) // BLOCK_M * col_tiles + programs - 1) // programs, flatten=True):
+        # Tiles of the same rows are adjacent: W is small and stays in the L2 cache. Tiles past the last one are out of
+        # bounds and have no effect.
+        tile = wave * programs + tl.program_id(0)
+        row, col = tile // col_tiles * BLOCK_M, tile % col_tiles * BLOCK_N
+        z = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for start in range(0, K, BLOCK_K):
+            x = x_desc.load([row, start])
+            w = w_desc.load([col, start])
             z = tl.dot(x, w.T, z)
-        if BN == 2 * PART:
-            left, right = z.reshape(BM, 2, PART).permute(0, 2, 1).split()
-            finish(
-                left, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, row, column, M, N,
-                SCALE, BIAS, GAIN, OTHER, STATS, ACT, BM, PART,
+        if BLOCK_N == 2 * EPILOGUE_N:
+            left, right = z.reshape(BLOCK_M, 2, EPILOGUE_N).permute(0, 2, 1).split()
+            apply_epilogue(
+                left, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
+                row, col, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_RESIDUAL, WRITE_STATS,
+                ACT, BLOCK_M, EPILOGUE_N,
             )  # fmt: skip
-            finish(
-                right, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, row, column + PART, M, N,
-                SCALE, BIAS, GAIN, OTHER, STATS, ACT, BM, PART,
+            apply_epilogue(
+                right, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
+                row, col + EPILOGUE_N, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_RESIDUAL, WRITE_STATS,
+                ACT, BLOCK_M, EPILOGUE_N,
             )  # fmt: skip
         else:
-            finish(
-                z, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, row, column, M, N,
-                SCALE, BIAS, GAIN, OTHER, STATS, ACT, BM, PART,
+            apply_epilogue(
+                z, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
+                row, col, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_RESIDUAL, WRITE_STATS,
+                ACT, BLOCK_M, EPILOGUE_N,
             )  # fmt: skip
 
 
 @triton.jit
-def hardware_gelu(h):
+def tanh_approx_gelu(h):
     """GELU of z = 2 h as h (1 + tanh(0.80016 z + 0.03470 z^3)): within 3e-4 + 2.5e-4 |z|.
 
-    Every output of a short product needs one; exponential and division would take longer than the product. The two
-    numbers are those with the least error in GELU, 2.7e-4; those of its tanh form leave 4.7e-4.
+    With small K, an exponential and a division per output would take longer than the product. The two coefficients
+    minimize the error of GELU, 2.7e-4; those of the usual tanh form give 4.7e-4.
     """
     u = h * (1.60031416 + 0.27760712 * h * h)
     t = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [u], dtype=tl.float32, is_pure=True, pack=1)
@@ -107,82 +116,100 @@ def hardware_gelu(h):
 
 
 @triton.jit
-def finish(
-    z, y_copy, o_copy, scale_ptr, bias_ptr, gain_ptr, mean_ptr, away_ptr, row, column, M, N,
-    SCALE: tl.constexpr, BIAS: tl.constexpr, GAIN: tl.constexpr, OTHER: tl.constexpr, STATS: tl.constexpr,
-    ACT: tl.constexpr, BM: tl.constexpr, PART: tl.constexpr,
+def apply_epilogue(
+    z, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr, row, col, M, N,
+    HAS_DEQUANT_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_QUANT_SCALE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, WRITE_STATS: tl.constexpr, ACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, EPILOGUE_N: tl.constexpr,
 ):  # fmt: skip
-    cols = column + tl.arange(0, PART)
-    part_of = tl.constexpr(0.5 if ACT == 5 else 1.0)  # halved on the way, by the instruction that adds the bias
-    if SCALE:
-        z *= (part_of * tl.load(scale_ptr + cols, cols < N, 0.0))[None, :]
+    cols = col + tl.arange(0, EPILOGUE_N)
+    # tanh_approx_gelu takes z / 2: halving the scale and the bias instead of z is free.
+    prescale = tl.constexpr(0.5 if ACT == 5 else 1.0)
+    if HAS_DEQUANT_SCALE:
+        z *= (prescale * tl.load(dequant_scale_ptr + cols, cols < N, 0.0))[None, :]
     else:
-        z *= part_of
-    if BIAS:
-        z += (part_of * tl.load(bias_ptr + cols, cols < N, 0.0))[None, :]
-    z = hardware_gelu(z) if ACT == 5 else activate(z, ACT)
-    if GAIN:
-        z *= tl.load(gain_ptr + cols, cols < N, 0.0)[None, :]
-    if OTHER:
-        z += o_copy.load([row, column]).to(tl.float32)
-    if STATS:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
-        if column >= N // 2:
-            rows, part = row + tl.arange(0, BM), (column - N // 2) // PART
-            mean = tl.sum(z, 1) / PART
-            # Both sums at once. What this loses where the spread is far below the mean, 16-bit numbers lose before it.
-            away = tl.maximum(tl.sum(z * z, 1) - PART * mean * mean, 0.0)
+        z *= prescale
+    if HAS_BIAS:
+        z += (prescale * tl.load(bias_ptr + cols, cols < N, 0.0))[None, :]
+    z = tanh_approx_gelu(z) if ACT == 5 else activate(z, ACT)
+    if HAS_QUANT_SCALE:
+        z *= tl.load(quant_scale_ptr + cols, cols < N, 0.0)[None, :]
+    if HAS_RESIDUAL:
+        z += residual_desc.load([row, col]).to(tl.float32)
+    if WRITE_STATS:  # noqa: SIM102 - the outer condition is known at compile time, the inner one at run time
+        if col >= N // 2:
+            rows, part = row + tl.arange(0, BLOCK_M), (col - N // 2) // EPILOGUE_N
+            mean = tl.sum(z, 1) / EPILOGUE_N
+            # One-pass variance: its cancellation error, where the deviation is far below the mean, is below the
+            # rounding error of 16-bit values.
+            sum_sq_dev = tl.maximum(tl.sum(z * z, 1) - EPILOGUE_N * mean * mean, 0.0)
             tl.store(mean_ptr + part * M + rows, mean, rows < M)
-            tl.store(away_ptr + part * M + rows, away, rows < M)
-    y_copy.store([row, column], z.to(y_copy.dtype))
+            tl.store(sum_sq_dev_ptr + part * M + rows, sum_sq_dev, rows < M)
+    y_desc.store([row, col], z.to(y_desc.dtype))
 
 
-def launch(x: Tensor, weight: Tensor, y: Tensor, beside: Beside, act: Act, stats: tuple[Tensor, Tensor] | None) -> None:
-    scale, bias, gain, other = beside
-    copies = [None if one is None else TensorDescriptor.from_tensor(one, [16, 16]) for one in (x, weight, y, other)]
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
-    act_code = code(act, y.dtype)
-    # What is quickest depends on how many times round the processors go, not on each batch size.
-    rows, size = len(x), (len(x) // (128 * processors)).bit_length()
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    epilogue: LinearEpilogue,
+    act: ActivationName,
+    stats: tuple[Tensor, Tensor] | None,
+) -> None:
+    dequant_scale, bias, quant_scale, residual = epilogue
+    descriptors = [None if t is None else TensorDescriptor.from_tensor(t, [16, 16]) for t in (x, weight, y, residual)]
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+    code = act_code(act, y.dtype)
+    # The fastest configuration depends on the number of waves, not on the exact batch size.
+    rows, wave_bucket = len(x), (len(x) // (128 * num_sms)).bit_length()
     run: Any = kernel
-    run[lambda sizes: (processors * sizes["TOGETHER"],)](
-        *copies, scale, bias, gain, *(stats or (None, None)),
-        rows if HARDWARE else tl.constexpr(rows), size,
-        N=len(weight), K=x.shape[1], DEPTH=DEEP // x.element_size(), PROCESSORS=processors,
-        SCALE=scale is not None, BIAS=bias is not None, GAIN=gain is not None, OTHER=other is not None,
-        STATS=stats is not None, ACT=HARDWARE_GELU if act_code == SHORT_GELU and HARDWARE else act_code, PART=PART,
+    run[lambda config: (num_sms * config["CTAS_PER_SM"],)](
+        *descriptors, dequant_scale, bias, quant_scale, *(stats or (None, None)),
+        rows if COMPILED else tl.constexpr(rows), wave_bucket,
+        N=len(weight), K=x.shape[1], BLOCK_K=BLOCK_K_BYTES // x.element_size(), NUM_SMS=num_sms,
+        HAS_DEQUANT_SCALE=dequant_scale is not None, HAS_BIAS=bias is not None,
+        HAS_QUANT_SCALE=quant_scale is not None, HAS_RESIDUAL=residual is not None, WRITE_STATS=stats is not None,
+        ACT=TANH_APPROX_GELU if code == FAST_GELU and COMPILED else code, EPILOGUE_N=EPILOGUE_N,
     )  # fmt: skip
 
 
-def linear(x: Tensor, weight: Tensor, beside: Beside, act: Act = "none", dtype: torch.dtype | None = None) -> Tensor:
-    """As the reference; the vectors beside are float32."""
-    dtype = dtype or (x.dtype if beside.other is None else beside.other.dtype)
+def linear(
+    x: Tensor, weight: Tensor, epilogue: LinearEpilogue, act: ActivationName = "none", dtype: torch.dtype | None = None
+) -> Tensor:
+    """As the reference; the epilogue's vectors are float32."""
+    dtype = dtype or (x.dtype if epilogue.residual is None else epilogue.residual.dtype)
     y = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
-    launch(x, weight, y, beside, act, None)
+    launch(x, weight, y, epilogue, act, None)
     return y
 
 
-def linear_stats(x: Tensor, weight: Tensor, beside: Beside, act: Act, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference: half of the channels must be a multiple of `PART`."""
-    y, parts = x.new_empty(len(x), len(weight)), len(weight) // 2 // PART
-    means, aways = (torch.empty(parts, len(x), dtype=torch.float32, device=x.device) for _ in range(2))
-    launch(x, weight, y, beside, act, (means, aways))
+def linear_stats(
+    x: Tensor, weight: Tensor, epilogue: LinearEpilogue, act: ActivationName, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the reference; half of the channels must be a multiple of `EPILOGUE_N`."""
+    y, parts = x.new_empty(len(x), len(weight)), len(weight) // 2 // EPILOGUE_N
+    means, sums_sq_dev = (torch.empty(parts, len(x), dtype=torch.float32, device=x.device) for _ in range(2))
+    launch(x, weight, y, epilogue, act, (means, sums_sq_dev))
     mean, rstd = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
-    run: Any = join_kernel
-    run[(triton.cdiv(len(x), 256),)](means, aways, mean, rstd, len(x), eps, PARTS=parts, PART=PART, BM=256)
+    run: Any = merge_stats_kernel
+    run[(triton.cdiv(len(x), 256),)](
+        means, sums_sq_dev, mean, rstd, len(x), eps, PARTS=parts, EPILOGUE_N=EPILOGUE_N, BLOCK_M=256
+    )
     return y, mean, rstd
 
 
 @triton.jit
-def join_kernel(
-    means_ptr, aways_ptr, mean_ptr, rstd_ptr, M, eps, PARTS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr
-):
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    mean = tl.zeros((BM,), dtype=tl.float32)
-    away = tl.zeros((BM,), dtype=tl.float32)
+def merge_stats_kernel(
+    means_ptr, sums_sq_dev_ptr, mean_ptr, rstd_ptr, M, eps,
+    PARTS: tl.constexpr, EPILOGUE_N: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mean = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    sum_sq_dev = tl.zeros((BLOCK_M,), dtype=tl.float32)
     for part in range(PARTS):
         mean += tl.load(means_ptr + part * M + rows, rows < M, 0.0) / PARTS
     for part in range(PARTS):
-        step = tl.load(means_ptr + part * M + rows, rows < M, 0.0) - mean
-        away += tl.load(aways_ptr + part * M + rows, rows < M, 0.0) + PART * step * step
+        delta = tl.load(means_ptr + part * M + rows, rows < M, 0.0) - mean
+        sum_sq_dev += tl.load(sums_sq_dev_ptr + part * M + rows, rows < M, 0.0) + EPILOGUE_N * delta * delta
     tl.store(mean_ptr + rows, mean, rows < M)
-    tl.store(rstd_ptr + rows, 1 / tl.sqrt(away / (PARTS * PART) + eps), rows < M)
+    tl.store(rstd_ptr + rows, 1 / tl.sqrt(sum_sq_dev / (PARTS * EPILOGUE_N) + eps), rows < M)

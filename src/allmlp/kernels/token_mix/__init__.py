@@ -1,1 +1,1 @@
-"""A matrix over tokens times the tokens, with norm, bias, activation, gate and residual in the same pass."""
+"""A matrix over tokens times the tokens, fused with norm, bias, activation, gate and residual."""

@@ -1,15 +1,16 @@
-"""The product over tokens on Hopper: one warp moves, eight multiply.
+"""The product over tokens on Hopper: a persistent, warp-specialized kernel with one producer and eight consumer warps.
 
-    H[i, c] = scale[c] (sum_j A'[i, j] X[j, c] - centre[i] + lift[c] mass'[i]) + shift[c] mass[i] + bias[i]
+    H[i, c] = norm_weight[c] (sum_j A'[i, j] X[j, c] - mean_offset[i] + deferred_bias[c] row_sum'[i])
+              + norm_bias[c] row_sum[i] + bias[i]
 
-as in triton.py, whose small kernel puts LayerNorm into A'. Here a program stays and makes tile after tile. Its moving
-warp runs ahead: while the others finish a tile, the next one's A' and X already come in, and the other operand comes
-while they multiply. Result and other operand lie in the same spot, one after the other.
+as in triton.py, whose fold_norm computes A'. Each program loops over tiles. Its producer warp runs ahead: while the
+consumers execute the epilogue of one tile, A' and X of the next are already loading, and `other` loads during the
+product. Output and `other` use the same shared-memory buffer, one after the other.
 
-Written in Gluon, in which a program says which warp does what; the interpreter does not know it.
+Written in Gluon, which exposes warp specialization; Triton's interpreter does not support it.
 """
 
-# Gluon's annotations are those of Python, not of the language it is.
+# Gluon's annotations look like Python types but are not.
 # pyrefly: ignore-errors
 
 from __future__ import annotations
@@ -30,125 +31,141 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.token_mix import triton as portable
-from allmlp.kernels.token_mix.reference import Act, Around, Combine
-from allmlp.kernels.token_mix.triton import Matrix, aligned, finish, parts, weave, with_other
+from allmlp.kernels.token_mix.reference import Combine, TokenMixEpilogue
+from allmlp.kernels.token_mix.triton import (
+    PackedMatrix,
+    apply_epilogue,
+    combine_other,
+    epilogue_flags,
+    fold_norm,
+    is_tma_aligned,
+)
 
-ROWS, CHANNELS, DEPTH, STAGES, WARPS = 256, 128, 32, 6, 8
-"""Of a tile, what is loaded of it at once and how many such loads are under way, and the warps that multiply."""
-LONGEST = 512
-"""Tokens up to which the loop over them is written out."""
+BLOCK_M, BLOCK_C, BLOCK_K, STAGES, NUM_WARPS = 256, 128, 32, 6, 8
+MAX_TOKENS = 512
+"""Tokens up to which the loop over them is unrolled."""
 
 
 @gluon.jit
-def place(item, tiles, strips):
-    """Tile of rows, strip of channels, example: row tiles of the same channels are neighbours."""
-    return item % tiles, item // tiles % strips, item // tiles // strips
+def tile_coords(tile, row_tiles, col_tiles):
+    """Row tile, channel tile and example; row tiles of the same channels are adjacent."""
+    return tile % row_tiles, tile // row_tiles % col_tiles, tile // row_tiles // col_tiles
 
 
 @gluon.jit
-def move(
-    x, a, other, x_slots, a_slots, spot, ready, free, spot_ready, spot_free, items, tiles, strips, own,
-    K: gl.constexpr, BM: gl.constexpr, BC: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, OTHER: gl.constexpr,
+def producer(
+    x_desc, a_desc, other_desc, x_smem, a_smem, out_smem, ready_bars, empty_bars, other_ready_bar, out_empty_bar,
+    num_tiles, row_tiles, col_tiles, a_batched,
+    K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_C: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    HAS_OTHER: gl.constexpr,
 ):  # fmt: skip
     count = 0
-    for turn in range(gl.cdiv(items - gl.program_id(0), gl.num_programs(0))):
-        tile, strip, example = place(turn * gl.num_programs(0) + gl.program_id(0), tiles, strips)
-        for start in gl.static_range(0, K, BK):
-            slot = count % STAGES
-            # Phases are even and odd by turns; the wait for the odd one before the first is over at once.
-            mbarrier.wait(free.index(slot), (count // STAGES & 1) ^ 1)
-            mbarrier.expect(ready.index(slot), x.block_type.nbytes + a.block_type.nbytes)
-            tma.async_copy_global_to_shared(x, [example, start, strip * BC], ready.index(slot), x_slots.index(slot))
+    for i in range(gl.cdiv(num_tiles - gl.program_id(0), gl.num_programs(0))):
+        row_tile, col_tile, batch = tile_coords(i * gl.num_programs(0) + gl.program_id(0), row_tiles, col_tiles)
+        for start in gl.static_range(0, K, BLOCK_K):
+            stage = count % STAGES
+            # Waiting for the odd phase of a fresh barrier returns at once.
+            mbarrier.wait(empty_bars.index(stage), (count // STAGES & 1) ^ 1)
+            ready_bar = ready_bars.index(stage)
+            mbarrier.expect(ready_bar, x_desc.block_type.nbytes + a_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(x_desc, [batch, start, col_tile * BLOCK_C], ready_bar, x_smem.index(stage))
             tma.async_copy_global_to_shared(
-                a, [example * own, tile * BM, start], ready.index(slot), a_slots.index(slot)
+                a_desc, [batch * a_batched, row_tile * BLOCK_M, start], ready_bar, a_smem.index(stage)
             )
             count += 1
-        if OTHER:
-            mbarrier.wait(spot_free, (turn & 1) ^ 1)
-            mbarrier.expect(spot_ready, other.block_type.nbytes)
-            tma.async_copy_global_to_shared(other, [example, tile * BM, strip * BC], spot_ready, spot)
+        if HAS_OTHER:
+            mbarrier.wait(out_empty_bar, (i & 1) ^ 1)
+            mbarrier.expect(other_ready_bar, other_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                other_desc, [batch, row_tile * BLOCK_M, col_tile * BLOCK_C], other_ready_bar, out_smem
+            )
 
 
 @gluon.jit
-def multiply(
-    y, x_slots, a_slots, spot, ready, free, spot_ready, spot_free,
-    bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, gain_ptr,
-    items, tiles, strips, M, C, l_b,
-    K: gl.constexpr, BM: gl.constexpr, BC: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    BIAS: gl.constexpr, SCALE: gl.constexpr, SHIFT: gl.constexpr, CENTRE: gl.constexpr, LIFT: gl.constexpr,
-    GAIN: gl.constexpr, COMBINE: gl.constexpr,
+def consumer(
+    y_desc, x_smem, a_smem, out_smem, ready_bars, empty_bars, other_ready_bar, out_empty_bar,
+    bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr, folded_row_sum_ptr,
+    layer_scale_ptr, num_tiles, row_tiles, col_tiles, M, C, stride_rb,
+    K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_C: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_NORM_WEIGHT: gl.constexpr, HAS_NORM_BIAS: gl.constexpr, HAS_STATS: gl.constexpr,
+    HAS_DEFERRED_BIAS: gl.constexpr, HAS_LAYER_SCALE: gl.constexpr, COMBINE: gl.constexpr,
 ):  # fmt: skip
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BC, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BLOCK_C, 16])
     count = 0
-    for turn in range(gl.cdiv(items - gl.program_id(0), gl.num_programs(0))):
-        tile, strip, example = place(turn * gl.num_programs(0) + gl.program_id(0), tiles, strips)
-        z = gl.zeros((BM, BC), gl.float32, layout)
-        for start in gl.static_range(0, K, BK):
-            slot = count % STAGES
-            mbarrier.wait(ready.index(slot), count // STAGES & 1)
-            a, x = a_slots.index(slot).reshape([BM, BK]), x_slots.index(slot).reshape([BK, BC])
+    for i in range(gl.cdiv(num_tiles - gl.program_id(0), gl.num_programs(0))):
+        row_tile, col_tile, batch = tile_coords(i * gl.num_programs(0) + gl.program_id(0), row_tiles, col_tiles)
+        z = gl.zeros((BLOCK_M, BLOCK_C), gl.float32, layout)
+        for start in gl.static_range(0, K, BLOCK_K):
+            stage = count % STAGES
+            mbarrier.wait(ready_bars.index(stage), count // STAGES & 1)
+            a, x = a_smem.index(stage).reshape([BLOCK_M, BLOCK_K]), x_smem.index(stage).reshape([BLOCK_K, BLOCK_C])
             z = warpgroup_mma(a, x, z, is_async=True)
             if start > 0:
                 z = warpgroup_mma_wait(1, deps=[z])
-                mbarrier.arrive(free.index((count - 1) % STAGES), count=1)
-            elif turn > 0:
-                # The last tile's result has been read from its place, where this one's other operand may come now.
+                mbarrier.arrive(empty_bars.index((count - 1) % STAGES), count=1)
+            elif i > 0:
+                # The previous tile has been stored from the buffer, which is now free for this tile's `other`.
                 tma.store_wait(0)
-                mbarrier.arrive(spot_free, count=1)
+                mbarrier.arrive(out_empty_bar, count=1)
             count += 1
         z = warpgroup_mma_wait(0, deps=[z])
-        mbarrier.arrive(free.index((count - 1) % STAGES), count=1)
-        rows = tile * BM + gl.arange(0, BM, gl.SliceLayout(1, layout))
-        cols = strip * BC + gl.arange(0, BC, gl.SliceLayout(0, layout))
-        z = finish(
-            z, bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, gain_ptr,
-            rows, cols, example.to(gl.int64), M, C, l_b, BIAS, SCALE, SHIFT, CENTRE, LIFT, GAIN, 0,
+        mbarrier.arrive(empty_bars.index((count - 1) % STAGES), count=1)
+        rows = row_tile * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
+        cols = col_tile * BLOCK_C + gl.arange(0, BLOCK_C, gl.SliceLayout(0, layout))
+        z = apply_epilogue(
+            z, bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr,
+            folded_row_sum_ptr, layer_scale_ptr, rows, cols, batch.to(gl.int64), M, C, stride_rb,
+            HAS_BIAS, HAS_NORM_WEIGHT, HAS_NORM_BIAS, HAS_STATS, HAS_DEFERRED_BIAS, HAS_LAYER_SCALE, 0,
         )  # fmt: skip
-        flat = spot.reshape([BM, BC])
+        out = out_smem.reshape([BLOCK_M, BLOCK_C])
         if COMBINE > 0:
-            mbarrier.wait(spot_ready, turn & 1)
-            z = with_other(flat.load(layout), z, COMBINE)
-        flat.store(z.to(y.dtype))
+            mbarrier.wait(other_ready_bar, i & 1)
+            z = combine_other(out.load(layout), z, COMBINE)
+        out.store(z.to(y_desc.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(y, [example, tile * BM, strip * BC], spot)
+        tma.async_copy_shared_to_global(y_desc, [batch, row_tile * BLOCK_M, col_tile * BLOCK_C], out_smem)
     tma.store_wait(0)
 
 
 @gluon.jit
 def kernel(
-    x, a, y, other, bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, gain_ptr,
-    B, M, C, l_b, own,
-    K: gl.constexpr, BM: gl.constexpr, BC: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    BIAS: gl.constexpr, SCALE: gl.constexpr, SHIFT: gl.constexpr, CENTRE: gl.constexpr, LIFT: gl.constexpr,
-    GAIN: gl.constexpr, COMBINE: gl.constexpr,
+    x_desc, a_desc, y_desc, other_desc,
+    bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr, folded_row_sum_ptr,
+    layer_scale_ptr, B, M, C, stride_rb, a_batched,
+    K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_C: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_NORM_WEIGHT: gl.constexpr, HAS_NORM_BIAS: gl.constexpr, HAS_STATS: gl.constexpr,
+    HAS_DEFERRED_BIAS: gl.constexpr, HAS_LAYER_SCALE: gl.constexpr, COMBINE: gl.constexpr,
 ):  # fmt: skip
-    x_slots = gl.allocate_shared_memory(x.dtype, [STAGES, 1, BK, BC], x.layout)
-    a_slots = gl.allocate_shared_memory(a.dtype, [STAGES, 1, BM, BK], a.layout)
-    spot = gl.allocate_shared_memory(y.dtype, [1, BM, BC], y.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    spot_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    spot_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(ready.index(slot), count=1)
-        mbarrier.init(free.index(slot), count=1)
-    mbarrier.init(spot_ready, count=1)
-    mbarrier.init(spot_free, count=1)
+    x_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES, 1, BLOCK_K, BLOCK_C], x_desc.layout)
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, 1, BLOCK_M, BLOCK_K], a_desc.layout)
+    out_smem = gl.allocate_shared_memory(y_desc.dtype, [1, BLOCK_M, BLOCK_C], y_desc.layout)
+    ready_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    other_ready_bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    out_empty_bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready_bars.index(stage), count=1)
+        mbarrier.init(empty_bars.index(stage), count=1)
+    mbarrier.init(other_ready_bar, count=1)
+    mbarrier.init(out_empty_bar, count=1)
     fence_async_shared()
-    tiles, strips = gl.cdiv(M, BM), gl.cdiv(C, BC)
-    items = B * tiles * strips
+    row_tiles, col_tiles = gl.cdiv(M, BLOCK_M), gl.cdiv(C, BLOCK_C)
+    num_tiles = B * row_tiles * col_tiles
     gl.warp_specialize(
         [
-            (multiply, (
-                y, x_slots, a_slots, spot, ready, free, spot_ready, spot_free,
-                bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, gain_ptr,
-                items, tiles, strips, M, C, l_b,
-                K, BM, BC, BK, STAGES, BIAS, SCALE, SHIFT, CENTRE, LIFT, GAIN, COMBINE,
+            (consumer, (
+                y_desc, x_smem, a_smem, out_smem, ready_bars, empty_bars, other_ready_bar, out_empty_bar,
+                bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr,
+                folded_row_sum_ptr, layer_scale_ptr, num_tiles, row_tiles, col_tiles, M, C, stride_rb,
+                K, BLOCK_M, BLOCK_C, BLOCK_K, STAGES,
+                HAS_BIAS, HAS_NORM_WEIGHT, HAS_NORM_BIAS, HAS_STATS, HAS_DEFERRED_BIAS, HAS_LAYER_SCALE, COMBINE,
             )),
-            (move, (
-                x, a, other, x_slots, a_slots, spot, ready, free, spot_ready, spot_free, items, tiles, strips, own,
-                K, BM, BC, BK, STAGES, COMBINE > 0,
+            (producer, (
+                x_desc, a_desc, other_desc, x_smem, a_smem, out_smem, ready_bars, empty_bars, other_ready_bar,
+                out_empty_bar, num_tiles, row_tiles, col_tiles, a_batched,
+                K, BLOCK_M, BLOCK_C, BLOCK_K, STAGES, COMBINE > 0,
             )),
         ],
         [1],
@@ -156,38 +173,43 @@ def kernel(
     )  # fmt: skip
 
 
-def describe(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def descriptor(tensor: Tensor, rows: int, cols: int) -> TensorDescriptor:
     dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
-    block = [1, rows, columns]
+    block = [1, rows, cols]
     return TensorDescriptor.from_tensor(tensor, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
 
 
 def token_mix(
-    x: Tensor, matrix: Matrix | Tensor, around: Around, act: Act = "none", combine: Combine = "none"
+    x: Tensor,
+    matrix: PackedMatrix | Tensor,
+    epilogue: TokenMixEpilogue,
+    act: ActivationName = "none",
+    combine: Combine = "none",
 ) -> Tensor:
-    """As the reference; what this kernel is not made for goes to the portable one."""
-    weight, mass = matrix = matrix if isinstance(matrix, Matrix) else Matrix.of(matrix)
+    """As the reference; falls back to the portable kernel where this one does not apply."""
+    weight, row_sum = matrix = matrix if isinstance(matrix, PackedMatrix) else PackedMatrix.pack(matrix)
     (batch, tokens, channels), rows = x.shape, len(weight)
-    other = around.other if combine != "none" else None
-    items = batch * triton.cdiv(rows, ROWS) * triton.cdiv(channels, CHANNELS)
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    moved = [one for one in (x, weight, other) if one is not None]
-    movable = all(aligned(one) and one.dtype == x.dtype for one in moved) and channels % 8 == 0
-    enough = rows > ROWS // 2 and tokens <= LONGEST and items >= processors
-    if not (movable and enough and act == "none" and x.dtype in (torch.bfloat16, torch.float16)):
-        return portable.token_mix(x, matrix, around, act, combine)
+    other = epilogue.other if combine != "none" else None
+    num_tiles = batch * triton.cdiv(rows, BLOCK_M) * triton.cdiv(channels, BLOCK_C)
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    loaded = [tensor for tensor in (x, weight, other) if tensor is not None]
+    loadable = all(is_tma_aligned(tensor) and tensor.dtype == x.dtype for tensor in loaded) and channels % 8 == 0
+    fits = rows > BLOCK_M // 2 and tokens <= MAX_TOKENS and num_tiles >= num_sms
+    if not (loadable and fits and act == "none" and x.dtype in (torch.bfloat16, torch.float16)):
+        return portable.token_mix(x, matrix, epilogue, act, combine)
     y = x.new_empty(batch, rows, channels)
-    weight, lifted, centre = weight.unsqueeze(0), mass, None
-    if around.mean is not None and around.rstd is not None:
-        weight, centre, lifted = weave(weight[0], around.mean, around.rstd)
+    weight, folded_row_sum, mean_offset = weight.unsqueeze(0), row_sum, None
+    if epilogue.mean is not None and epilogue.rstd is not None:
+        weight, mean_offset, folded_row_sum = fold_norm(weight[0], epilogue.mean, epilogue.rstd)
     run: Any = kernel
-    run[(min(items, processors),)](
-        describe(x, DEPTH, CHANNELS), describe(weight, ROWS, DEPTH), describe(y, ROWS, CHANNELS),
-        describe(y if other is None else other, ROWS, CHANNELS),
-        around.bias, around.scale, around.shift, centre, mass, around.lift, lifted, around.gain,
-        batch, rows, channels, 0 if centre is None else rows, int(centre is not None),
-        K=tokens, BM=ROWS, BC=CHANNELS, BK=DEPTH, STAGES=STAGES,
-        **parts(around, combine),
-        num_warps=WARPS,
+    run[(min(num_tiles, num_sms),)](
+        descriptor(x, BLOCK_K, BLOCK_C), descriptor(weight, BLOCK_M, BLOCK_K), descriptor(y, BLOCK_M, BLOCK_C),
+        descriptor(y if other is None else other, BLOCK_M, BLOCK_C),
+        epilogue.bias, epilogue.norm_weight, epilogue.norm_bias, mean_offset, row_sum, epilogue.deferred_bias,
+        folded_row_sum, epilogue.layer_scale,
+        batch, rows, channels, 0 if mean_offset is None else rows, int(mean_offset is not None),
+        K=tokens, BLOCK_M=BLOCK_M, BLOCK_C=BLOCK_C, BLOCK_K=BLOCK_K, STAGES=STAGES,
+        **epilogue_flags(epilogue, combine),
+        num_warps=NUM_WARPS,
     )  # fmt: skip
     return y

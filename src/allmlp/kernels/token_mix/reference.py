@@ -1,14 +1,15 @@
-"""The product over tokens with everything that stands around it, as it is defined.
+"""The product over tokens with its fused prologue and epilogue: the definition.
 
-    P(X) = scale * (X + lift - mean) * rstd + shift        LayerNorm with its statistics; Affine without them
+    P(X) = norm_weight * (X + deferred_bias - mean) * rstd + norm_bias     LayerNorm; Affine without mean and rstd
     Z    = act(A P(X) + bias 1^T)
-    Y    = Z,   other * Z,   or   other + gain * Z
+    Y    = Z,   other * Z,   or   other + layer_scale * Z
 
-x: b k c    matrix: m k    bias: m    lift, scale, shift, gain: c    mean, rstd: b k    other: b m c
+x: b k c    matrix: m k    bias: m    deferred_bias, norm_weight, norm_bias, layer_scale: c    mean, rstd: b k
+other: b m c
 
-ResMLP's token branch is Affine, product, LayerScale and residual; a spatial gate is LayerNorm, product and gate; a
-token MLP is two of them, the first with an activation and the second with the residual. `lift` is what earlier layers
-have left out of X: biases, which a product that adds into X does not have.
+ResMLP's token branch is Affine, product, LayerScale and residual; a spatial gating unit is LayerNorm, product and gate;
+a token MLP is two products, the first with an activation and the second with the residual. `deferred_bias` is the sum
+of the biases that earlier layers did not add to X.
 """
 
 from __future__ import annotations
@@ -18,43 +19,44 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from allmlp.kernels.activation.reference import activate
+from allmlp.kernels.activation.reference import ActivationName, activate
 
-Act = Literal["none", "gelu", "gelu_tanh", "relu"]
 Combine = Literal["none", "multiply", "add"]
 
 
-class Around(NamedTuple):
-    """What stands around the product; what is None is left out."""
+class TokenMixEpilogue(NamedTuple):
+    """Operands of the fused prologue and epilogue; None leaves one out."""
 
     bias: Tensor | None = None
-    scale: Tensor | None = None
-    shift: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_bias: Tensor | None = None
     mean: Tensor | None = None
     rstd: Tensor | None = None
-    lift: Tensor | None = None
+    deferred_bias: Tensor | None = None
     other: Tensor | None = None
-    gain: Tensor | None = None
+    layer_scale: Tensor | None = None
 
 
-def prepare(x: Tensor, around: Around) -> Tensor:
+def prologue(x: Tensor, epilogue: TokenMixEpilogue) -> Tensor:
     """P(X), b k c."""
-    if around.lift is not None:
-        x = x + around.lift
-    if around.mean is not None and around.rstd is not None:
-        x = (x - around.mean.unsqueeze(2)) * around.rstd.unsqueeze(2)
-    if around.scale is not None:
-        x = x * around.scale
-    return x if around.shift is None else x + around.shift
+    if epilogue.deferred_bias is not None:
+        x = x + epilogue.deferred_bias
+    if epilogue.mean is not None and epilogue.rstd is not None:
+        x = (x - epilogue.mean.unsqueeze(2)) * epilogue.rstd.unsqueeze(2)
+    if epilogue.norm_weight is not None:
+        x = x * epilogue.norm_weight
+    return x if epilogue.norm_bias is None else x + epilogue.norm_bias
 
 
-def token_mix(x: Tensor, matrix: Tensor, around: Around, act: Act = "none", combine: Combine = "none") -> Tensor:
-    z = torch.matmul(matrix, prepare(x, around))
-    if around.bias is not None:
-        z = z + around.bias[:, None]
+def token_mix(
+    x: Tensor, matrix: Tensor, epilogue: TokenMixEpilogue, act: ActivationName = "none", combine: Combine = "none"
+) -> Tensor:
+    z = torch.matmul(matrix, prologue(x, epilogue))
+    if epilogue.bias is not None:
+        z = z + epilogue.bias[:, None]
     z = activate(z, act)
-    if combine == "none" or around.other is None:
+    if combine == "none" or epilogue.other is None:
         return z
     if combine == "multiply":
-        return around.other * z
-    return around.other + (z if around.gain is None else around.gain * z)
+        return epilogue.other * z
+    return epilogue.other + (z if epilogue.layer_scale is None else epilogue.layer_scale * z)

@@ -1,16 +1,18 @@
-"""The product over tokens as one kernel: a program makes some rows and channels of one example.
+"""The product over tokens as one kernel: a program computes one tile of rows and channels of one example.
 
-LayerNorm does not touch the large operand. Its statistics belong to the summed index j, so a small kernel before puts
-them into a matrix for each example:
+LayerNorm is not applied to X, the large operand. Its statistics are indexed by the summed token j, so a small kernel
+folds them into a matrix per example:
 
-    sum_j A[i, j] (X[j, c] - mean[j]) rstd[j]  =  sum_j A'[i, j] X[j, c]  -  centre[i]
-    A' = A * rstd,   centre[i] = sum_j A'[i, j] mean[j],   mass'[i] = sum_j A'[i, j],   mass[i] = sum_j A[i, j]
+    sum_j A[i, j] (X[j, c] - mean[j]) rstd[j]  =  sum_j A'[i, j] X[j, c]  -  mean_offset[i]
+    A' = A * rstd,   mean_offset[i] = sum_j A'[i, j] mean[j]
+    row_sum[i] = sum_j A[i, j],   row_sum'[i] = sum_j A'[i, j]
 
-and what depends on the channel alone, lift, scale and shift, comes after the sum:
+and what depends on the channel alone (deferred_bias, norm_weight, norm_bias) is applied in the epilogue:
 
-    H[i, c] = scale[c] (sum_j A'[i, j] X[j, c] - centre[i] + lift[c] mass'[i]) + shift[c] mass[i] + bias[i]
+    H[i, c] = norm_weight[c] (sum_j A'[i, j] X[j, c] - mean_offset[i] + deferred_bias[c] row_sum'[i])
+              + norm_bias[c] row_sum[i] + bias[i]
 
-So X streams from memory into the matrix units as it is, moved by the copy engine (TMA) where its rows are aligned.
+So X goes from memory to the tensor cores unchanged, loaded by TMA where its rows are aligned.
 """
 
 from __future__ import annotations
@@ -23,76 +25,72 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from allmlp.kernels.activation.triton import activate, code
-from allmlp.kernels.token_mix.reference import Act, Around, Combine
+from allmlp.kernels.activation.reference import ActivationName
+from allmlp.kernels.activation.triton import act_code, activate
+from allmlp.kernels.token_mix.reference import Combine, TokenMixEpilogue
 
-COMBINE = {"none": 0, "multiply": 1, "add": 2}
+COMBINE_CODES = {"none": 0, "multiply": 1, "add": 2}
 
 
-class Matrix(NamedTuple):
-    """A matrix over tokens as the kernel reads it: rows that start at multiples of 16 bytes, and their sums."""
+class PackedMatrix(NamedTuple):
+    """A matrix over tokens as the kernel reads it: rows aligned to 16 bytes, and their sums."""
 
     weight: Tensor
-    mass: Tensor
+    row_sum: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor) -> Matrix:
-        rows, columns = weight.shape
-        storage = weight.new_zeros(rows, -(-columns // 16) * 16)
-        storage[:, :columns] = weight
-        return cls(storage[:, :columns], storage.float().sum(1))
+    def pack(cls, weight: Tensor) -> PackedMatrix:
+        rows, cols = weight.shape
+        storage = weight.new_zeros(rows, -(-cols // 16) * 16)
+        storage[:, :cols] = weight
+        return cls(storage[:, :cols], storage.float().sum(1))
 
 
-# --- LayerNorm goes into the matrix -----------------------------------------------------------------------
+# --- LayerNorm folded into the matrix ---------------------------------------------------------------------
 
 
 @triton.jit
-def weave_kernel(
-    a_ptr, mean_ptr, rstd_ptr, woven_ptr, centre_ptr, mass_ptr, M, a_m, s_b, w_b, w_m,
-    K: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+def fold_norm_kernel(
+    a_ptr, mean_ptr, rstd_ptr, folded_ptr, mean_offset_ptr, row_sum_ptr, M, stride_am, stride_sb, stride_fb, stride_fm,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    example = tl.program_id(1).to(tl.int64)
-    rows, ks = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
-    inside = (rows < M)[:, None] & (ks < K)[None, :]
-    mean = tl.load(mean_ptr + example * s_b + ks, ks < K, 0.0)
-    rstd = tl.load(rstd_ptr + example * s_b + ks, ks < K, 0.0)
-    a = tl.load(a_ptr + rows[:, None] * a_m + ks[None, :], inside, 0.0).to(tl.float32)
-    woven = (a * rstd[None, :]).to(woven_ptr.dtype.element_ty)
-    tl.store(woven_ptr + example * w_b + rows[:, None] * w_m + ks[None, :], woven, inside)
-    # Sums of the rounded numbers: what the product will really have added.
-    woven = woven.to(tl.float32)
-    tl.store(centre_ptr + example * M + rows, tl.sum(woven * mean[None, :], 1), rows < M)
-    tl.store(mass_ptr + example * M + rows, tl.sum(woven, 1), rows < M)
+    batch = tl.program_id(1).to(tl.int64)
+    rows, ks = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    in_bounds = (rows < M)[:, None] & (ks < K)[None, :]
+    mean = tl.load(mean_ptr + batch * stride_sb + ks, ks < K, 0.0)
+    rstd = tl.load(rstd_ptr + batch * stride_sb + ks, ks < K, 0.0)
+    a = tl.load(a_ptr + rows[:, None] * stride_am + ks[None, :], in_bounds, 0.0).to(tl.float32)
+    folded = (a * rstd[None, :]).to(folded_ptr.dtype.element_ty)
+    tl.store(folded_ptr + batch * stride_fb + rows[:, None] * stride_fm + ks[None, :], folded, in_bounds)
+    # Sum the rounded values, since those are what the product accumulates.
+    folded = folded.to(tl.float32)
+    tl.store(mean_offset_ptr + batch * M + rows, tl.sum(folded * mean[None, :], 1), rows < M)
+    tl.store(row_sum_ptr + batch * M + rows, tl.sum(folded, 1), rows < M)
 
 
-def weave(matrix: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A' (b m k), centre (b m) and mass' (b m)."""
+def fold_norm(matrix: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A' (b m k), mean_offset (b m) and row_sum' (b m)."""
     batch, (rows, tokens) = len(mean), matrix.shape
-    woven = matrix.new_empty(batch, rows, -(-tokens // 16) * 16)
-    centre, mass = (torch.empty(batch, rows, dtype=torch.float32, device=matrix.device) for _ in range(2))
-    wide = triton.next_power_of_2(tokens)
-    together = max(1, 4096 // wide)
-    run: Any = weave_kernel
-    run[(triton.cdiv(rows, together), batch)](
-        matrix, mean, rstd, woven, centre, mass, rows, matrix.stride(0), mean.stride(0), *woven.stride()[:2],
-        K=tokens, ROWS=together, WIDE=wide,
+    folded = matrix.new_empty(batch, rows, -(-tokens // 16) * 16)
+    mean_offset, row_sum = (torch.empty(batch, rows, dtype=torch.float32, device=matrix.device) for _ in range(2))
+    block_k = triton.next_power_of_2(tokens)
+    block_m = max(1, 4096 // block_k)
+    run: Any = fold_norm_kernel
+    run[(triton.cdiv(rows, block_m), batch)](
+        matrix, mean, rstd, folded, mean_offset, row_sum, rows, matrix.stride(0), mean.stride(0), *folded.stride()[:2],
+        K=tokens, BLOCK_M=block_m, BLOCK_K=block_k,
     )  # fmt: skip
-    return woven[:, :, :tokens], centre, mass
+    return folded[:, :, :tokens], mean_offset, row_sum
 
 
-# --- the product -----------------------------------------------------------------------------------------------
+# --- the product ------------------------------------------------------------------------------------------
 
 
-def blocks(arguments: dict[str, Any]) -> None:
-    """The sizes that autotuning tries are those in which the copy engine moves."""
-    if arguments["TMA"]:
-        rows, columns, depth = (arguments[name] for name in ("BM", "BC", "BK"))
-        shapes = {
-            "x_copy": (depth, columns),
-            "a_copy": (rows, depth),
-            "y_copy": (rows, columns),
-            "o_copy": (rows, columns),
-        }
+def set_block_shapes(arguments: dict[str, Any]) -> None:
+    """Autotuning's pre-hook: TMA descriptors load and store the tile that is tried."""
+    if arguments["USE_TMA"]:
+        rows, cols, depth = (arguments[name] for name in ("BLOCK_M", "BLOCK_C", "BLOCK_K"))
+        shapes = {"x_desc": (depth, cols), "a_desc": (rows, depth), "y_desc": (rows, cols), "other_desc": (rows, cols)}
         for name, shape in shapes.items():
             if arguments[name] is not None:
                 arguments[name].block_shape = [1, *shape]
@@ -100,12 +98,12 @@ def blocks(arguments: dict[str, Any]) -> None:
 
 CONFIGS = [
     triton.Config(
-        {"BM": rows, "BC": columns, "BK": depth, "THROUGH": through},
+        {"BLOCK_M": rows, "BLOCK_C": cols, "BLOCK_K": depth, "TMA_EPILOGUE": tma_epilogue},
         num_warps=warps,
         num_stages=stages,
-        pre_hook=blocks,
+        pre_hook=set_block_shapes,
     )
-    for rows, columns, depth, warps, stages, through in (
+    for rows, cols, depth, warps, stages, tma_epilogue in (
         (128, 128, 64, 4, 3, False),
         (128, 128, 64, 4, 2, True),
         (256, 128, 64, 8, 3, True),
@@ -114,135 +112,144 @@ CONFIGS = [
 ]
 
 
-# The interpreter has nothing to time: one of the sizes is enough there.
+# The interpreter has nothing to time: one configuration is enough there.
 @triton.autotune(
     CONFIGS[-1:] if triton.knobs.runtime.interpret else CONFIGS,
-    key=["M", "K", "C", "CENTRE", "ACT", "COMBINE", "TMA"],
+    key=["M", "K", "C", "HAS_STATS", "ACT", "COMBINE", "USE_TMA"],
 )
 @triton.jit
 def kernel(
-    x_copy, a_copy, y_copy, o_copy, x_ptr, a_ptr, y_ptr,
-    bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, other_ptr, gain_ptr,
-    M, C, x_b, x_k, a_b, a_m, y_b, y_m, o_b, o_m, l_b,
-    K: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, CENTRE: tl.constexpr,
-    LIFT: tl.constexpr, GAIN: tl.constexpr, ACT: tl.constexpr, COMBINE: tl.constexpr, TMA: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, THROUGH: tl.constexpr,
+    x_desc, a_desc, y_desc, other_desc, x_ptr, a_ptr, y_ptr,
+    bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr, folded_row_sum_ptr,
+    other_ptr, layer_scale_ptr,
+    M, C, stride_xb, stride_xk, stride_ab, stride_am, stride_yb, stride_ym, stride_ob, stride_om, stride_rb,
+    K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr,
+    HAS_STATS: tl.constexpr, HAS_DEFERRED_BIAS: tl.constexpr, HAS_LAYER_SCALE: tl.constexpr,
+    ACT: tl.constexpr, COMBINE: tl.constexpr, USE_TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, TMA_EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    tiles = tl.cdiv(M, BM)
-    # Row tiles of the same channels are neighbours: the second finds the first's X in the cache.
-    tile, columns = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    example = tl.program_id(1)
-    own = (example * (a_b > 0)).to(tl.int32)  # which matrix: each example's, or the one of all
-    far = example.to(tl.int64)
-    rows = tile * BM + tl.arange(0, BM)
-    cols = columns * BC + tl.arange(0, BC)
+    row_tiles = tl.cdiv(M, BLOCK_M)
+    # Row tiles of the same channels are adjacent programs, so that all but the first read X from the L2 cache.
+    row_tile, col_tile = tl.program_id(0) % row_tiles, tl.program_id(0) // row_tiles
+    batch = tl.program_id(1)
+    matrix_idx = (batch * (stride_ab > 0)).to(tl.int32)  # one matrix per example, or one for all
+    batch_64 = batch.to(tl.int64)
+    rows = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = col_tile * BLOCK_C + tl.arange(0, BLOCK_C)
     in_rows, in_cols = rows < M, cols < C
-    z = tl.zeros((BM, BC), dtype=tl.float32)
-    for start in range(0, K, BK):
-        if TMA:
-            a = a_copy.load([own, tile * BM, start]).reshape(BM, BK)
-            x = x_copy.load([example, start, columns * BC]).reshape(BK, BC)
+    z = tl.zeros((BLOCK_M, BLOCK_C), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if USE_TMA:
+            a = a_desc.load([matrix_idx, row_tile * BLOCK_M, start]).reshape(BLOCK_M, BLOCK_K)
+            x = x_desc.load([batch, start, col_tile * BLOCK_C]).reshape(BLOCK_K, BLOCK_C)
         else:
-            ks = start + tl.arange(0, BK)
-            inside = in_rows[:, None] & (ks < K)[None, :]
-            a = tl.load(a_ptr + far * a_b + rows[:, None] * a_m + ks[None, :], inside, 0.0)
-            inside = (ks < K)[:, None] & in_cols[None, :]
-            x = tl.load(x_ptr + far * x_b + ks[:, None] * x_k + cols[None, :], inside, 0.0)
+            ks = start + tl.arange(0, BLOCK_K)
+            in_bounds = in_rows[:, None] & (ks < K)[None, :]
+            a = tl.load(a_ptr + batch_64 * stride_ab + rows[:, None] * stride_am + ks[None, :], in_bounds, 0.0)
+            in_bounds = (ks < K)[:, None] & in_cols[None, :]
+            x = tl.load(x_ptr + batch_64 * stride_xb + ks[:, None] * stride_xk + cols[None, :], in_bounds, 0.0)
         z = tl.dot(a, x, z, input_precision="ieee")
-    z = finish(
-        z, bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, gain_ptr,
-        rows, cols, far, M, C, l_b, BIAS, SCALE, SHIFT, CENTRE, LIFT, GAIN, ACT,
+    z = apply_epilogue(
+        z, bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr,
+        folded_row_sum_ptr, layer_scale_ptr, rows, cols, batch_64, M, C, stride_rb,
+        HAS_BIAS, HAS_NORM_WEIGHT, HAS_NORM_BIAS, HAS_STATS, HAS_DEFERRED_BIAS, HAS_LAYER_SCALE, ACT,
     )  # fmt: skip
-    if TMA and THROUGH:
-        # By the copy engine: no thread holds an address for each of its numbers.
+    if USE_TMA and TMA_EPILOGUE:
+        # TMA needs no per-element addresses, which would take registers.
         if COMBINE > 0:
-            z = with_other(o_copy.load([example, tile * BM, columns * BC]).reshape(BM, BC), z, COMBINE)
-        y_copy.store([example, tile * BM, columns * BC], z.to(y_ptr.dtype.element_ty).reshape(1, BM, BC))
+            other = other_desc.load([batch, row_tile * BLOCK_M, col_tile * BLOCK_C]).reshape(BLOCK_M, BLOCK_C)
+            z = combine_other(other, z, COMBINE)
+        z = z.to(y_ptr.dtype.element_ty).reshape(1, BLOCK_M, BLOCK_C)
+        y_desc.store([batch, row_tile * BLOCK_M, col_tile * BLOCK_C], z)
     else:
-        inside = in_rows[:, None] & in_cols[None, :]
+        in_bounds = in_rows[:, None] & in_cols[None, :]
         if COMBINE > 0:
-            other = tl.load(other_ptr + far * o_b + rows[:, None] * o_m + cols[None, :], inside, 0.0)
-            z = with_other(other, z, COMBINE)
-        tl.store(y_ptr + far * y_b + rows[:, None] * y_m + cols[None, :], z.to(y_ptr.dtype.element_ty), inside)
+            others = other_ptr + batch_64 * stride_ob + rows[:, None] * stride_om + cols[None, :]
+            z = combine_other(tl.load(others, in_bounds, 0.0), z, COMBINE)
+        ys = y_ptr + batch_64 * stride_yb + rows[:, None] * stride_ym + cols[None, :]
+        tl.store(ys, z.to(y_ptr.dtype.element_ty), in_bounds)
 
 
 @triton.jit
-def finish(
-    z, bias_ptr, scale_ptr, shift_ptr, centre_ptr, mass_ptr, lift_ptr, lifted_ptr, gain_ptr, rows, cols, far, M, C, l_b,
-    BIAS: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, CENTRE: tl.constexpr, LIFT: tl.constexpr,
-    GAIN: tl.constexpr, ACT: tl.constexpr,
+def apply_epilogue(
+    z, bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr,
+    folded_row_sum_ptr, layer_scale_ptr, rows, cols, batch_64, M, C, stride_rb,
+    HAS_BIAS: tl.constexpr, HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_STATS: tl.constexpr,
+    HAS_DEFERRED_BIAS: tl.constexpr, HAS_LAYER_SCALE: tl.constexpr, ACT: tl.constexpr,
 ):  # fmt: skip
-    """All that comes after the sum and before the other operand."""
+    """From the accumulator to Z, before `other` is combined with it."""
     in_rows, in_cols = rows < M, cols < C
-    if CENTRE:
-        z -= tl.load(centre_ptr + far * M + rows, in_rows, 0.0)[:, None]
-    if LIFT:
-        lifted = tl.load(lifted_ptr + far * l_b + rows, in_rows, 0.0)
-        z += lifted[:, None] * tl.load(lift_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
-    if SCALE:
-        z *= tl.load(scale_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
-    if SHIFT:
-        mass = tl.load(mass_ptr + rows, in_rows, 0.0)
-        z += mass[:, None] * tl.load(shift_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
-    if BIAS:
+    if HAS_STATS:
+        z -= tl.load(mean_offset_ptr + batch_64 * M + rows, in_rows, 0.0)[:, None]
+    if HAS_DEFERRED_BIAS:
+        row_sum = tl.load(folded_row_sum_ptr + batch_64 * stride_rb + rows, in_rows, 0.0)
+        z += row_sum[:, None] * tl.load(deferred_bias_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
+    if HAS_NORM_WEIGHT:
+        z *= tl.load(norm_weight_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
+    if HAS_NORM_BIAS:
+        row_sum = tl.load(row_sum_ptr + rows, in_rows, 0.0)
+        z += row_sum[:, None] * tl.load(norm_bias_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
+    if HAS_BIAS:
         z += tl.load(bias_ptr + rows, in_rows, 0.0).to(tl.float32)[:, None]
     z = activate(z, ACT)
-    if GAIN:
-        z *= tl.load(gain_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
+    if HAS_LAYER_SCALE:
+        z *= tl.load(layer_scale_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
     return z
 
 
 @triton.jit
-def with_other(other, z, COMBINE: tl.constexpr):
+def combine_other(other, z, COMBINE: tl.constexpr):
     return other.to(tl.float32) * z if COMBINE == 1 else other.to(tl.float32) + z
 
 
-def parts(around: Around, combine: Combine) -> dict[str, Any]:
-    """Which parts are there, as a kernel is compiled for them."""
-    other = around.other is not None and combine != "none"
+def epilogue_flags(epilogue: TokenMixEpilogue, combine: Combine) -> dict[str, Any]:
+    """The constexpr arguments that say which operands are there."""
+    has_other = epilogue.other is not None and combine != "none"
     return {
-        "BIAS": around.bias is not None,
-        "SCALE": around.scale is not None,
-        "SHIFT": around.shift is not None,
-        "CENTRE": around.mean is not None and around.rstd is not None,
-        "LIFT": around.lift is not None,
-        "GAIN": around.gain is not None and other,
-        "COMBINE": COMBINE[combine] if other else 0,
+        "HAS_BIAS": epilogue.bias is not None,
+        "HAS_NORM_WEIGHT": epilogue.norm_weight is not None,
+        "HAS_NORM_BIAS": epilogue.norm_bias is not None,
+        "HAS_STATS": epilogue.mean is not None and epilogue.rstd is not None,
+        "HAS_DEFERRED_BIAS": epilogue.deferred_bias is not None,
+        "HAS_LAYER_SCALE": epilogue.layer_scale is not None and has_other,
+        "COMBINE": COMBINE_CODES[combine] if has_other else 0,
     }
 
 
 def token_mix(
-    x: Tensor, matrix: Matrix | Tensor, around: Around, act: Act = "none", combine: Combine = "none"
+    x: Tensor,
+    matrix: PackedMatrix | Tensor,
+    epilogue: TokenMixEpilogue,
+    act: ActivationName = "none",
+    combine: Combine = "none",
 ) -> Tensor:
     """As the reference, in one kernel, or two with LayerNorm."""
-    weight, mass = matrix if isinstance(matrix, Matrix) else Matrix.of(matrix)
+    weight, row_sum = matrix if isinstance(matrix, PackedMatrix) else PackedMatrix.pack(matrix)
     batch, tokens, channels = x.shape
     rows = len(weight)
     y = x.new_empty(batch, rows, channels)
-    other = around.other if combine != "none" else None
+    other = epilogue.other if combine != "none" else None
     for tensor in (x, other):
-        assert tensor is None or tensor.stride(2) == 1, "channels must lie side by side"
-    weight, lifted, centre = weight.unsqueeze(0), mass, None
-    if around.mean is not None and around.rstd is not None:
-        weight, centre, lifted = weave(weight[0], around.mean, around.rstd)
-    moved = x, weight, y, other
-    tma = all(tensor is None or aligned(tensor) for tensor in moved)
-    copies = [TensorDescriptor.from_tensor(one, [1, 16, 16]) if tma and one is not None else None for one in moved]
+        assert tensor is None or tensor.stride(2) == 1, "channels must be contiguous"
+    weight, folded_row_sum, mean_offset = weight.unsqueeze(0), row_sum, None
+    if epilogue.mean is not None and epilogue.rstd is not None:
+        weight, mean_offset, folded_row_sum = fold_norm(weight[0], epilogue.mean, epilogue.rstd)
+    tensors = x, weight, y, other
+    use_tma = all(tensor is None or is_tma_aligned(tensor) for tensor in tensors)
+    descriptors = [TensorDescriptor.from_tensor(t, [1, 16, 16]) if use_tma and t is not None else None for t in tensors]
     run: Any = kernel
-    run[lambda sizes: (triton.cdiv(rows, sizes["BM"]) * triton.cdiv(channels, sizes["BC"]), batch)](
-        *copies, x, weight, y,
-        around.bias, around.scale, around.shift, centre, mass, around.lift, lifted, other, around.gain,
-        rows, channels, *x.stride()[:2], 0 if centre is None else weight.stride(0), weight.stride(1), *y.stride()[:2],
-        *((0, 0) if other is None else other.stride()[:2]), 0 if centre is None else rows,
-        K=tokens,
-        ACT=code(act, x.dtype),
-        TMA=tma,
-        **parts(around, combine),
+    run[lambda config: (triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(channels, config["BLOCK_C"]), batch)](
+        *descriptors, x, weight, y,
+        epilogue.bias, epilogue.norm_weight, epilogue.norm_bias, mean_offset, row_sum, epilogue.deferred_bias,
+        folded_row_sum, other, epilogue.layer_scale,
+        rows, channels, *x.stride()[:2], 0 if mean_offset is None else weight.stride(0), weight.stride(1),
+        *y.stride()[:2], *((0, 0) if other is None else other.stride()[:2]), 0 if mean_offset is None else rows,
+        K=tokens, ACT=act_code(act, x.dtype), USE_TMA=use_tma, **epilogue_flags(epilogue, combine),
     )  # fmt: skip
     return y
 
 
-def aligned(tensor: Tensor) -> bool:
-    """Whether the copy engine can move it: every row begins at a multiple of 16 bytes."""
+def is_tma_aligned(tensor: Tensor) -> bool:
+    """Whether TMA can load it: every row starts at a multiple of 16 bytes."""
     size = tensor.element_size()
     return tensor.data_ptr() % 16 == 0 and all(step * size % 16 == 0 for step in tensor.stride()[:-1])

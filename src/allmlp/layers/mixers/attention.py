@@ -1,26 +1,27 @@
-"""Attention: what the all-MLP models are measured against, and the tiny one of aMLP."""
+"""Attention: the baseline of the all-MLP models, and the tiny attention of aMLP."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allmlp.errors import UserError
-from allmlp.layers.context import Context, Site
+from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.init import Normal
 from allmlp.layers.linear import Embedding, Linear
 from allmlp.layers.mixers.mixer import TokenMixer
+from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count, Rate, Spec
 
 
-class RelativePositions(Spec):
+class RelativePositionBias(Spec):
     """T5's learned score per head and bucketed distance, one table for all layers of the stack.
 
-        bias[h, i, j] = table[bucket(j - i), h]
+        bias[h, i, j] = w[bucket(j - i), h]
 
     Half of the buckets are exact distances, the rest grow logarithmically up to `distance`.
     Parameters buckets x H.
@@ -31,15 +32,15 @@ class RelativePositions(Spec):
 
     def check(self) -> None:
         if self.buckets % 4 or self.distance <= self.buckets // 2:
-            raise UserError("RelativePositions needs buckets divisible by 4 and distance above buckets / 2")
+            raise UserError("RelativePositionBias needs buckets divisible by 4 and distance above buckets / 2")
 
-    def build(self, heads: int, causal: bool) -> RelativeBias:
-        return RelativeBias(self, heads, causal)
+    def build(self, num_heads: int, causal: bool) -> RelativePositionBiasLayer:
+        return RelativePositionBiasLayer(self, num_heads, causal)
 
 
-class RelativeBias(Embedding):
-    def __init__(self, spec: RelativePositions, heads: int, causal: bool) -> None:
-        super().__init__(spec.buckets, heads, Normal(0.02))
+class RelativePositionBiasLayer(Embedding):
+    def __init__(self, spec: RelativePositionBias, num_heads: int, causal: bool) -> None:
+        super().__init__(spec.buckets, num_heads, Normal(0.02))
         self.spec, self.causal = spec, causal
 
     def forward(self, start: int, stop: int) -> Tensor:  # type: ignore[override]
@@ -64,34 +65,34 @@ class Attention(TokenMixer):
 
         f(X) = [A_1 V_1 ... A_H V_H] O^T,   A_h = softmax(Q_h K_h^T / sqrt(C/H) + bias_h)
 
-    `bias` adds T5's relative positions; scores="bias" leaves only them, A_h = softmax(bias_h), with
-    neither queries nor keys (gMLP's "BERT + rel pos - attn"). Parameters 4C^2 + 4C (scores="bias":
+    `bias` adds T5's relative positions; scores="bias" uses them alone, A_h = softmax(bias_h), without
+    queries and keys (gMLP's "BERT + rel pos - attn"). Parameters 4C^2 + 4C (scores="bias":
     2C^2 + 2C), multiply-adds 4SC^2 + 2S^2 C.
     """
 
-    heads: Count
+    num_heads: Count
     causal: bool = False
-    bias: RelativePositions | None = None
+    bias: RelativePositionBias | None = None
     scores: Literal["content", "bias"] = "content"
     dropout: Rate = 0.0
 
     def check(self) -> None:
         if self.scores == "bias" and self.bias is None:
-            raise UserError("Attention with scores='bias' needs bias=RelativePositions()")
+            raise UserError("Attention with scores='bias' needs bias=RelativePositionBias()")
 
-    def build(self, site: Site) -> nn.Module:
-        divide(site.channels, self.heads)
-        return AttentionLayer(self, site) if self.scores == "content" else BiasAttentionLayer(self, site)
-
-
-def divide(channels: int, heads: int) -> int:
-    if channels % heads:
-        raise UserError(f"{channels} channels cannot be split into {heads} heads")
-    return channels // heads
+    def build(self, ctx: BuildContext) -> nn.Module:
+        divide(ctx.channels, self.num_heads)
+        return AttentionLayer(self, ctx) if self.scores == "content" else BiasAttentionLayer(self, ctx)
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # b h s d
+def divide(channels: int, num_heads: int) -> int:
+    if channels % num_heads:
+        raise UserError(f"{channels} channels cannot be split into {num_heads} heads: num_heads must divide them")
+    return channels // num_heads
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)  # b h s d
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -99,16 +100,16 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def attend(
-    q: Tensor, kv: Tensor, heads: int, mask: Tensor | None, dropout: float = 0.0, causal: bool = False
+    q: Tensor, kv: Tensor, num_heads: int, mask: Tensor | None, dropout: float = 0.0, causal: bool = False
 ) -> Tensor:
     """softmax(Q K^T / sqrt(d)) V with all tensors b s c, keys and values side by side in `kv`."""
     k, v = kv.chunk(2, dim=-1)
-    q, k, v = (split_heads(t, heads) for t in (q, k, v))
+    q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
     return merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal))
 
 
 def allowed(context: Context, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor | None:
-    """Which key each query may read (True), broadcastable to b h s t; None where all may."""
+    """Which keys each query may attend to (True), broadcastable to b h s t; None if all."""
     mask = None if context.mask is None else context.mask[:, None, None, :]
     if causal and queries > 1:
         lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
@@ -125,11 +126,13 @@ def join(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor
 
 
 class AttentionLayer(nn.Module):
-    def __init__(self, spec: Attention, site: Site) -> None:
+    token_roles: ClassVar[dict[str, TokenRole]] = {"qkv.weight": "attention", "out.weight": "attention"}
+
+    def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         super().__init__()
         self.spec = spec
-        self.qkv = Linear(site.channels, 3 * site.channels, site.init, parts=3)
-        self.out = Linear(site.channels, site.channels, site.init)
+        self.qkv = Linear(ctx.channels, 3 * ctx.channels, ctx.init, parts=3)
+        self.out = Linear(ctx.channels, ctx.channels, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, kv = self.qkv(x).tensor_split([x.shape[-1]], dim=-1)
@@ -137,29 +140,31 @@ class AttentionLayer(nn.Module):
             kv = context.cache.extend(self, kv)
         dropout = self.spec.dropout if self.training else 0.0
         if context.mask is None and context.cache is None and context.bias is None:
-            # Without an explicit mask torch can pick its fastest kernel.
-            return self.out(attend(q, kv, self.spec.heads, None, dropout, self.spec.causal))
+            # Without an explicit mask PyTorch can choose its fastest kernel.
+            return self.out(attend(q, kv, self.spec.num_heads, None, dropout, self.spec.causal))
         mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
-        return self.out(attend(q, kv, self.spec.heads, join(context.bias, mask, x.dtype), dropout))
+        return self.out(attend(q, kv, self.spec.num_heads, join(context.bias, mask, x.dtype), dropout))
 
 
 class BiasAttentionLayer(nn.Module):
     """Attention whose scores do not depend on the content."""
 
-    def __init__(self, spec: Attention, site: Site) -> None:
+    token_roles: ClassVar[dict[str, TokenRole]] = {"value.weight": "attention", "out.weight": "attention"}
+
+    def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         super().__init__()
         self.spec = spec
-        self.value = Linear(site.channels, site.channels, site.init)
-        self.out = Linear(site.channels, site.channels, site.init)
+        self.value = Linear(ctx.channels, ctx.channels, ctx.init)
+        self.out = Linear(ctx.channels, ctx.channels, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         v = self.value(x)
         if context.cache is not None:
             v = context.cache.extend(self, v)
         scores = join(context.bias, allowed(context, self.spec.causal, x.shape[1], v.shape[1], x.device), x.dtype)
-        assert scores is not None, "the stack hands the relative bias down"
+        assert scores is not None, "the encoder passes the relative bias"
         weights = F.dropout(scores.softmax(dim=-1), self.spec.dropout, self.training)
-        return self.out(merge_heads(weights @ split_heads(v, self.spec.heads)))
+        return self.out(merge_heads(weights @ split_heads(v, self.spec.num_heads)))
 
 
 class CrossAttention(Spec):
@@ -170,34 +175,40 @@ class CrossAttention(Spec):
     Parameters 4C^2 + 4C. Keys and values are computed once per sequence when decoding step by step.
     """
 
-    heads: Count
+    num_heads: Count
     dropout: Rate = 0.0
 
-    def build(self, site: Site) -> nn.Module:
-        divide(site.channels, self.heads)
-        return CrossAttentionLayer(self, site)
+    def build(self, ctx: BuildContext) -> nn.Module:
+        divide(ctx.channels, self.num_heads)
+        return CrossAttentionLayer(self, ctx)
 
 
 class CrossAttentionLayer(nn.Module):
-    def __init__(self, spec: CrossAttention, site: Site) -> None:
+    token_roles: ClassVar[dict[str, TokenRole]] = {
+        "q.weight": "attention",
+        "kv.weight": "attention",
+        "out.weight": "attention",
+    }
+
+    def __init__(self, spec: CrossAttention, ctx: BuildContext) -> None:
         super().__init__()
         self.spec = spec
-        self.q = Linear(site.channels, site.channels, site.init)
-        self.kv = Linear(site.channels, 2 * site.channels, site.init, parts=2)
-        self.out = Linear(site.channels, site.channels, site.init)
+        self.q = Linear(ctx.channels, ctx.channels, ctx.init)
+        self.kv = Linear(ctx.channels, 2 * ctx.channels, ctx.init, parts=2)
+        self.out = Linear(ctx.channels, ctx.channels, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         memory = context.memory
         if memory is None:
-            raise UserError("a block with cross-attention needs the encoder's output as memory")
+            raise UserError("a block with cross-attention needs `memory`, the encoder's output")
         kv = self.kv(memory) if context.cache is None else context.cache.once(self, lambda: self.kv(memory))
         mask = None if context.memory_mask is None else context.memory_mask[:, None, None, :]
         dropout = self.spec.dropout if self.training else 0.0
-        return self.out(attend(self.q(x), kv, self.spec.heads, mask, dropout))
+        return self.out(attend(self.q(x), kv, self.spec.num_heads, mask, dropout))
 
 
 class TinyAttention(Spec):
-    """aMLP's single small head; it reads the block's normalised input and adds to the gate.
+    """aMLP's single small head; it reads the block's normalized input and is added to the gate.
 
         attention(X) = softmax(Q K^T / sqrt(D)) V O^T + o,   Q, K, V: S x D,   O: F/2 x D
 
@@ -208,20 +219,22 @@ class TinyAttention(Spec):
     channels: Count = 64
     bias: bool = True
 
-    def build(self, site: Site, width: int, causal: bool) -> nn.Module:
-        return TinyAttentionLayer(self, site, width, causal)
+    def build(self, ctx: BuildContext, width: int, causal: bool) -> nn.Module:
+        return TinyAttentionLayer(self, ctx, width, causal)
 
 
 class TinyAttentionLayer(nn.Module):
-    def __init__(self, spec: TinyAttention, site: Site, width: int, causal: bool) -> None:
+    token_roles: ClassVar[dict[str, TokenRole]] = {"qkv.weight": "attention", "out.weight": "attention"}
+
+    def __init__(self, spec: TinyAttention, ctx: BuildContext, width: int, causal: bool) -> None:
         super().__init__()
         self.channels, self.causal = spec.channels, causal
-        self.qkv = Linear(site.channels, 3 * spec.channels, site.init, bias=spec.bias, parts=3)
-        self.out = Linear(spec.channels, width, site.init)
+        self.qkv = Linear(ctx.channels, 3 * spec.channels, ctx.init, bias=spec.bias, parts=3)
+        self.out = Linear(spec.channels, width, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, kv = self.qkv(x).tensor_split([self.channels], dim=-1)
         if context.cache is not None:
             kv = context.cache.extend(self, kv)
         mask = allowed(context, self.causal, q.shape[1], kv.shape[1], x.device)
-        return self.out(attend(q, kv, heads=1, mask=mask))
+        return self.out(attend(q, kv, num_heads=1, mask=mask))

@@ -1,4 +1,4 @@
-"""3x3 convolution over the patch grid: ResMLP's comparison with local mixing."""
+"""Convolution over the grid of patches: ResMLP's ablation with local mixing, ConvMixer's depthwise convolution."""
 
 from __future__ import annotations
 
@@ -7,48 +7,55 @@ from typing import Literal
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
-from allmlp.layers.context import Context, Site
+from allmlp.layers.act import ACTS, Act
+from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.linear import Conv2d
 from allmlp.layers.mixers.mixer import TokenMixer
+from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count
 
 
 class TokenConv(TokenMixer):
-    """Tokens as a picture of C channels, convolved with zero padding.
+    """Tokens as an image of C channels, convolved with zero padding.
 
-        full:       f(X) = conv_kxk(X), all channels to all channels
-        depthwise:  f(X) = conv_kxk(X), each channel alone
-        separable:  f(X) = conv_1x1(depthwise(X))
+        full:       f(X) = act(conv_kxk(X)), all channels to all channels
+        depthwise:  f(X) = act(conv_kxk(X)), each channel alone
+        separable:  f(X) = act(conv_1x1(depthwise(X)))
 
-    Source: ResMLP, patch-communication ablation. Parameters k^2 C^2 + C, k^2 C + C and
-    (k^2 + 1) C + C^2 + C; multiply-adds S times the weights.
+    The activation is optional. Source: ResMLP, patch-communication ablation; ConvMixer has "depthwise" with an
+    activation. Parameters k^2 C^2 + C, k^2 C + C and (k^2 + 1) C + C^2 + C; multiply-adds S times the weights.
     """
 
     variant: Literal["full", "depthwise", "separable"] = "full"
     kernel: Count = 3
+    act: Act | None = None
 
     def check(self) -> None:
         if self.kernel % 2 == 0:
             raise UserError(f"TokenConv.kernel must be odd, not {self.kernel}")
 
-    def build(self, site: Site) -> nn.Module:
-        if site.grid is None or site.grid[0] * site.grid[1] != site.tokens:
+    def build(self, ctx: BuildContext) -> nn.Module:
+        if ctx.grid is None or ctx.grid[0] * ctx.grid[1] != ctx.tokens:
             raise UserError("TokenConv needs a plain grid of patches: an image stem without a class token")
-        return TokenConvLayer(self, site, site.grid)
+        return TokenConvLayer(self, ctx, ctx.grid)
 
 
 class TokenConvLayer(nn.Module):
-    def __init__(self, spec: TokenConv, site: Site, grid: tuple[int, int]) -> None:
+    def __init__(self, spec: TokenConv, ctx: BuildContext, grid: tuple[int, int]) -> None:
         super().__init__()
-        self.grid = grid
-        channels = site.channels
+        self.grid, self.act = grid, spec.act
+        channels = ctx.channels
         groups = 1 if spec.variant == "full" else channels
-        self.space = Conv2d(channels, channels, spec.kernel, site.init, padding=spec.kernel // 2, groups=groups)
-        self.point = Conv2d(channels, channels, 1, site.init) if spec.variant == "separable" else None
+        self.conv = Conv2d(channels, channels, spec.kernel, ctx.init, padding=spec.kernel // 2, groups=groups)
+        self.pointwise = Conv2d(channels, channels, 1, ctx.init) if spec.variant == "separable" else None
+        self.token_roles: dict[str, TokenRole] = {"conv.weight": "kernel"}
+        if self.pointwise is not None:
+            self.token_roles["pointwise.weight"] = "channel"
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        picture = context.hide(x).transpose(1, 2).unflatten(2, self.grid)  # b c h w
-        y = self.space(picture)
-        if self.point is not None:
-            y = self.point(y)
+        image = context.zero_padding(x).transpose(1, 2).unflatten(2, self.grid)  # b c h w
+        y = self.conv(image)
+        if self.pointwise is not None:
+            y = self.pointwise(y)
+        y = ACTS[self.act](y) if self.act else y
         return y.flatten(2).transpose(1, 2)

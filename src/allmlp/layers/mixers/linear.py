@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from allmlp.layers.context import Site
+from allmlp.layers.context import BuildContext
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.mixers.projection import Dense, Projection, TokenProjection
 
 
 class TokenLinear(TokenMixer):
-    """Each channel is mixed over tokens by the same matrix.
+    """The same matrix mixes the tokens of each channel.
 
         f(X) = A X + b 1^T
 
@@ -18,8 +18,8 @@ class TokenLinear(TokenMixer):
     use the leading submatrix. Parameters S^2 + S, multiply-adds S^2 C.
     """
 
-    project: Projection = Dense()
+    projection: Projection = Dense()
     causal: bool = False
 
-    def build(self, site: Site) -> nn.Module:
-        return TokenProjection(self.project, site.tokens, self.causal, site.init)
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return TokenProjection(self.projection, ctx.tokens, self.causal, ctx.init)

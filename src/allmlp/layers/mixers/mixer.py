@@ -1,17 +1,19 @@
-"""What every token mixer is: a spec that builds a module from `b s c` to `b s c`."""
+"""The interface of token mixers: a spec that builds a module from `b s c` to `b s c`."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from allmlp.layers.context import Site
+from allmlp.layers.context import BuildContext
 from allmlp.spec import Spec
 
 
 class TokenMixer(Spec, abstract=True):
-    """Fits the `token` slot of a block. The module's call is `forward(x, context)`."""
+    """Fits the `token` slot of a block. The module's call is `forward(x, context)`; its `token_roles` say what its
+    parameters do (`allmlp.layers.token_roles`).
+    """
 
-    def build(self, site: Site) -> nn.Module:
+    def build(self, ctx: BuildContext) -> nn.Module:
         raise NotImplementedError
 
     @property

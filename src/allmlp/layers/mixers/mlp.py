@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
-from allmlp.kernels import training_type
-from allmlp.kernels.token_product.op import token_product
+from allmlp.kernels import training_dtype
+from allmlp.kernels.token_matmul.op import token_matmul
 from allmlp.layers.act import ACTS, Act
-from allmlp.layers.context import Context, Site
+from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.linear import Linear
 from allmlp.layers.mixers.mixer import TokenMixer
+from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count, NonNegative
 
 
 class TokenMlp(TokenMixer):
-    """Each channel is one input of the same two-layer MLP over tokens.
+    """The same two-layer MLP over tokens is applied to each channel.
 
         f(X) = W2 act(W1 X + b1 1^T) + b2 1^T,   W1: D x S,   W2: S x D
 
@@ -31,28 +34,35 @@ class TokenMlp(TokenMixer):
         if (self.hidden is None) == (self.expansion is None):
             raise UserError("TokenMlp needs either hidden or expansion")
 
-    def build(self, site: Site) -> nn.Module:
-        return TokenMlpLayer(self, site)
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return TokenMlpLayer(self, ctx)
 
     def width(self, tokens: int) -> int:
         return self.hidden or max(round((self.expansion or 0) * tokens), 1)
 
 
 class TokenMlpLayer(nn.Module):
-    def __init__(self, spec: TokenMlp, site: Site) -> None:
+    token_roles: ClassVar[dict[str, TokenRole]] = {
+        "up.weight": "into hidden",
+        "up.bias": "hidden",
+        "down.weight": "out of hidden",
+        "down.bias": "out",
+    }
+
+    def __init__(self, spec: TokenMlp, ctx: BuildContext) -> None:
         super().__init__()
         self.act = spec.act
-        hidden = spec.width(site.tokens)
-        self.up = Linear(site.tokens, hidden, site.init)
-        self.down = Linear(hidden, site.tokens, site.init)
+        hidden = spec.width(ctx.tokens)
+        self.up = Linear(ctx.tokens, hidden, ctx.init)
+        self.down = Linear(hidden, ctx.tokens, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        x, tokens = context.hide(x), x.shape[1]
+        x, tokens = context.zero_padding(x), x.shape[1]
         up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens, None]
-        dtype = training_type(x)
+        dtype = training_dtype(x)
         if dtype is not None:
-            # The sum of residuals stays as narrow as the products: a float32 bias would widen it.
-            return token_product(down, token_product(up, x.to(dtype)), self.up.bias, self.act) + shift.to(dtype)
-        # W X with X as stored (b s c): no transpose is needed on either side.
+            # A float32 bias would promote the residual stream to float32.
+            return token_matmul(down, token_matmul(up, x.to(dtype)), self.up.bias, self.act) + shift.to(dtype)
+        # W X with X as stored (b s c) needs no transpose.
         h = ACTS[self.act](up @ x + self.up.bias[:, None])  # b d c
         return down @ h + shift

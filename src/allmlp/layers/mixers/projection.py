@@ -6,31 +6,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.kernels import training_type
-from allmlp.kernels.token_product.op import token_product
+from allmlp.kernels import training_dtype
+from allmlp.kernels.token_matmul.op import token_matmul
 from allmlp.layers.context import Context
 from allmlp.layers.init import Init
+from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Spec
 
 
 class Projection(Spec, abstract=True):
-    """How the S x S matrix over tokens is parametrised."""
+    """How the S x S matrix over tokens is parametrized."""
 
     def shape(self, tokens: int, causal: bool) -> tuple[int, ...]:
         raise NotImplementedError
 
     def matrix(self, weight: Tensor, start: int, stop: int, causal: bool) -> Tensor:
-        """Rows start..stop-1 and columns 0..stop-1 of the matrix that `weight` stands for."""
+        """Rows start..stop-1 and columns 0..stop-1 of the matrix."""
         raise NotImplementedError
 
     def crop(self, weight: Tensor, tokens: int, causal: bool) -> Tensor:
-        """The weight for another number of tokens: the same matrix where both have it, 0 elsewhere."""
+        """The weight for another number of tokens: the same entries where both matrices have them, 0 elsewhere."""
         raise NotImplementedError
 
 
 class Dense(Projection):
-    """Every entry free: S^2 numbers. A causal one is cut to its lower triangle in the product,
-    so that no optimiser step can refill the upper one.
+    """Every entry is a parameter: S^2 of them. A causal matrix is masked in the forward pass, so that no optimizer step
+    can fill its upper triangle.
 
         W[i, j] = w[i, j]
     """
@@ -48,12 +49,12 @@ class Dense(Projection):
 
 
 class Toeplitz(Projection):
-    """One number per distance: 2S - 1 of them (S if causal). A crop is the Toeplitz matrix of the
-    cropped vector, so any shorter length is natural.
+    """One parameter per distance: 2S - 1 of them (S if causal). The leading submatrix is the Toeplitz matrix of the
+    cropped vector.
 
         W[i, j] = w[j - i + S - 1]
 
-    Source: gMLP, appendix C; the papers' language models have it.
+    Source: gMLP, appendix C; used in its language models.
     """
 
     def shape(self, tokens: int, causal: bool) -> tuple[int, ...]:
@@ -65,11 +66,11 @@ class Toeplitz(Projection):
         tokens = (weight.shape[0] + 1) // 2
         if stop - start == 1:
             return weight[tokens - stop : tokens].unsqueeze(0)
-        # Row i begins at w[S-1-i]: the windows of w read backwards are the rows.
+        # Row i starts at w[S-1-i]: the rows are the windows of w in reverse order.
         return weight[tokens - stop : tokens - 1 - start + stop].unfold(0, stop, 1).flip(0)
 
     def crop(self, weight: Tensor, tokens: int, causal: bool) -> Tensor:
-        # The diagonal stands in the middle, or last where nothing is to its right.
+        # The diagonal is in the middle of the vector, or last if causal.
         more = tokens - (len(weight) if causal else (len(weight) + 1) // 2)
         return F.pad(weight, (more, 0 if causal else more))
 
@@ -88,6 +89,10 @@ class TokenProjection(nn.Module):
         self.init.weight.fill(self.weight, self.tokens)
         self.init.bias.fill(self.bias, self.tokens)
 
+    @property
+    def token_roles(self) -> dict[str, TokenRole]:
+        return {"weight": "square" if isinstance(self.spec, Dense) else "square parameters", "bias": "out"}
+
     def matrix(self, start: int = 0, stop: int | None = None) -> Tensor:
         return self.spec.matrix(self.weight, start, stop or self.tokens, self.causal)
 
@@ -95,9 +100,9 @@ class TokenProjection(nn.Module):
         start = context.start
         if context.cache is not None:
             x = context.cache.extend(self, x)
-        x, stop = context.hide(x), x.shape[1]
-        matrix, dtype = self.matrix(start, stop), training_type(x)
-        y = matrix @ x if dtype is None else token_product(matrix, x.to(dtype))
+        x, stop = context.zero_padding(x), x.shape[1]
+        matrix, dtype = self.matrix(start, stop), training_dtype(x)
+        y = matrix @ x if dtype is None else token_matmul(matrix, x.to(dtype))
         return y + self.bias[start:stop, None]
 
     def extra_repr(self) -> str:

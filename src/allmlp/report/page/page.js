@@ -1,5 +1,5 @@
 "use strict";
-// Sorting, the curves, and which run is looked at. Everything shown as text is set as text.
+// Sorting, the curves, and the choice of a run. Names of runs are only ever set as text, never as HTML.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector, inside = document) => inside.querySelector(selector);
@@ -14,7 +14,7 @@ for (const button of $$("thead button", table)) {
     const heading = button.closest("th");
     const column = [...heading.parentNode.children].indexOf(heading);
     const numbers = button.dataset.sort === "number";
-    // Numbers start with the largest, words with A; what is missing stays below.
+    // Numbers start with the largest, words with A; missing values stay at the bottom.
     const before = heading.getAttribute("aria-sort");
     const up = before === "none" ? !numbers : before === "descending";
     for (const other of heading.parentNode.children) {
@@ -36,9 +36,12 @@ const visible = data.runs.map(() => true);
 const ticks = rows.map((row) => $("input", row));
 const all = $("#all");
 
+const legend = $$("#legend [data-run]");
+
 function tick(row, shown) {
   visible[row.dataset.run] = shown;
   row.classList.toggle("off", !shown);
+  if (legend.length) legend[row.dataset.run].hidden = !shown;
 }
 rows.forEach((row, number) => {
   ticks[number].addEventListener("change", () => {
@@ -47,9 +50,11 @@ rows.forEach((row, number) => {
     all.indeterminate = !all.checked && visible.some(Boolean);
     drawAll();
   });
-  row.addEventListener("pointerenter", () => light(row.dataset.run));
-  row.addEventListener("pointerleave", () => light(null));
 });
+for (const item of [...rows, ...legend]) {
+  item.addEventListener("pointerenter", () => highlight(item.dataset.run));
+  item.addEventListener("pointerleave", () => highlight(null));
+}
 all.addEventListener("change", () => {
   rows.forEach((row, number) => {
     ticks[number].checked = all.checked;
@@ -60,13 +65,14 @@ all.addEventListener("change", () => {
 
 /* --- numbers -------------------------------------------------------------------------------------------- */
 
-const hue = (run) => (265 + 137.508 * run) % 360;
+const color = (run) => `var(--run-${run % data.colors})`;
+const dash = (run) => `dash-${Math.floor(run / data.colors) % 4}`;
 const plain = (value) => {
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
   return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 });
 };
-const told = (value, chart) => (chart.share ? `${(100 * value).toFixed(2)} %` : plain(value));
+const formatted = (value, chart) => (chart.percent ? `${(100 * value).toFixed(2)} %` : plain(value));
 const clock = (seconds) => {
   const whole = Math.max(Math.round(seconds), 0);
   const two = (number) => String(number).padStart(2, "0");
@@ -116,7 +122,7 @@ function make(name, attributes = {}, parent = null, text = "") {
   return made;
 }
 
-/** Where the points of a curve lie on the axis; null where that is not known. */
+/** The x values of a curve; null where they are not known. */
 function xs(curve) {
   if (view.axis === "epochs" && curve.epochs === undefined) {
     const rate = data.runs[curve.run].epochs;
@@ -127,9 +133,9 @@ function xs(curve) {
 
 const shownCurves = (chart) => chart.curves.filter((curve) => visible[curve.run] && view[curve.kind] && xs(curve));
 
-function whole() {
+function fullRange(charts = data.charts) {
   let [low, high] = [Infinity, -Infinity];
-  for (const chart of data.charts) {
+  for (const chart of charts) {
     for (const curve of shownCurves(chart)) {
       const found = xs(curve);
       low = Math.min(low, found[0]);
@@ -174,7 +180,7 @@ class Chart {
     this.listen();
   }
 
-  /** Draw when it can be seen: now, or when it is scrolled to. */
+  /** Draw now if visible, else when scrolled into view. */
   refresh() {
     this.stale = true;
     if (this.seen) this.draw();
@@ -189,10 +195,10 @@ class Chart {
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.curves = shownCurves(chart).map((curve) => ({ curve, x: xs(curve), y: curve.values }));
-    const [x0, x1] = (this.range = view.range ?? whole());
+    const [x0, x1] = (this.range = view.range ?? fullRange([chart]));
     let [y0, y1] = [Infinity, -Infinity];
     for (const one of this.curves) {
-      // One point beyond either edge, so that lines run out of the picture.
+      // One point beyond either edge, so that lines leave the plot area.
       one.from = Math.max(seek(one.x, x0) - 1, 0);
       one.to = Math.min(seek(one.x, x1) + 1, one.x.length);
       for (let i = one.from; i < one.to; i++) {
@@ -200,10 +206,10 @@ class Chart {
       }
     }
     if (!(y0 <= y1)) {
-      make("text", { x: this.width / 2, y: this.height / 2, "text-anchor": "middle" }, svg, "nothing to show here");
+      make("text", { x: this.width / 2, y: this.height / 2, "text-anchor": "middle" }, svg, "no curves selected");
       return;
     }
-    const log = view.log && !chart.share && y0 > 0;
+    const log = view.log && !chart.percent && y0 > 0;
     if (log) {
       const pad = (y1 / y0) ** 0.05 || 1;
       [y0, y1] = [y0 / pad, y1 * pad];
@@ -211,7 +217,7 @@ class Chart {
     } else {
       const pad = (y1 - y0) * 0.06 || Math.abs(y0) * 0.1 || 1;
       [y0, y1] = [y0 >= 0 && y0 - pad < 0 ? 0 : y0 - pad, y1 + pad];
-      if (chart.share && y1 > 1 && y1 - pad <= 1) y1 = 1 + pad / 3;
+      if (chart.percent && y1 > 1 && y1 - pad <= 1) y1 = 1 + pad / 3;
     }
     const scale = (from, to, low, high) => (value) => low + ((value - from) / (to - from)) * (high - low);
     this.x = scale(x0, x1, MARGIN.left, this.width - MARGIN.right);
@@ -237,7 +243,7 @@ class Chart {
     for (const value of heights) {
       const y = this.y(value);
       make("path", { class: "grid", d: `M${MARGIN.left} ${y}H${this.width - MARGIN.right}` }, this.svg);
-      const text = this.chart.share ? `${plain(Number((100 * value).toPrecision(6)))} %` : plain(value);
+      const text = this.chart.percent ? `${plain(Number((100 * value).toPrecision(6)))} %` : plain(value);
       make("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, this.svg, text);
     }
     const count = Math.max(Math.floor(this.width / 90), 2);
@@ -257,8 +263,8 @@ class Chart {
       path += `${path ? "L" : "M"}${this.x(one.x[i]).toFixed(1)} ${this.y(one.y[i]).toFixed(1)}`;
     }
     const { run, kind } = one.curve;
-    const look = { "data-run": run, style: `--hue: ${hue(run)}` };
-    make("path", { ...look, class: `curve ${kind}`, d: path }, group);
+    const look = { "data-run": run, style: `--color: ${color(run)}` };
+    make("path", { ...look, class: `curve ${kind} ${dash(run)}`, d: path }, group);
     if (one.to - one.from > (kind === "eval" ? 40 : 1)) return;
     let dots = "";
     for (let i = one.from; i < one.to; i++) {
@@ -296,7 +302,7 @@ class Chart {
       if (to - from > 5) zoom([this.unx(from), this.unx(to)]);
     });
     svg.addEventListener("pointercancel", () => { start = null; this.leave(); });
-    // A finger that has gone leaves its reading behind.
+    // After a touch the values stay visible.
     svg.addEventListener("pointerleave", (event) => {
       if (start === null && event.pointerType !== "touch") this.leave();
     });
@@ -322,7 +328,7 @@ class Chart {
     event.preventDefault();
   }
 
-  /** The cursor at `x`, and the values of the runs there; of many runs those nearest to the height `y`. */
+  /** Show the cursor at `x` and the values of the runs there; of many runs those nearest to the height `y`. */
   point(x, y = null) {
     this.cursor = x;
     this.over.replaceChildren();
@@ -333,19 +339,19 @@ class Chart {
       const place = found.get(one.curve.run) ?? found.set(one.curve.run, { run: one.curve.run }).get(one.curve.run);
       place[one.curve.kind] = one.y[index];
       const [px, py] = [this.x(one.x[index]), this.y(one.y[index])];
-      place.away = Math.min(place.away ?? Infinity, y === null ? 0 : Math.abs(py - y));
+      place.distance = Math.min(place.distance ?? Infinity, y === null ? 0 : Math.abs(py - y));
       if (px >= MARGIN.left - 1 && px <= this.width - MARGIN.right + 1) {
-        make("circle", { class: "marks", cx: px, cy: py, r: 3.5, style: `--hue: ${hue(one.curve.run)}` }, this.over);
+        make("circle", { class: "marks", cx: px, cy: py, r: 3.5, style: `--color: ${color(one.curve.run)}` }, this.over);
       }
     }
     const at = this.x(x);
     make("path", { class: "cursor", d: `M${at} ${MARGIN.top}V${this.height - MARGIN.bottom}` }, this.over);
-    this.tell(x, at, [...found.values()]);
+    this.tooltip(x, at, [...found.values()]);
   }
 
-  tell(x, at, places) {
+  tooltip(x, at, places) {
     const MOST = 10;
-    const near = places.sort((a, b) => a.away - b.away).slice(0, MOST);
+    const near = places.sort((a, b) => a.distance - b.distance).slice(0, MOST);
     const value = (place) => place.eval ?? place.train;
     near.sort((a, b) => value(b) - value(a));
     const kinds = ["train", "eval"].filter((kind) => near.some((place) => place[kind] !== undefined));
@@ -355,14 +361,14 @@ class Chart {
     });
     const body = document.createElement("table");
     const where = view.axis === "seconds" ? clock(x) : `${view.axis.slice(0, -1)} ${plain(x)}`;
-    cells("th", [where, ...kinds.map((kind) => (kind === "train" ? "training" : "judged"))], body.insertRow());
+    cells("th", [where, ...kinds.map((kind) => (kind === "train" ? "training" : "evaluation"))], body.insertRow());
     for (const place of near) {
       const row = body.insertRow();
-      const texts = kinds.map((kind) => (place[kind] === undefined ? "" : told(place[kind], this.chart)));
+      const texts = kinds.map((kind) => (place[kind] === undefined ? "" : formatted(place[kind], this.chart)));
       cells("td", [data.runs[place.run].name, ...texts], row);
       const dot = document.createElement("span");
-      dot.className = "dot";
-      dot.style.setProperty("--hue", hue(place.run));
+      dot.className = place.run < data.colors ? "dot" : "dot ring";
+      dot.style.setProperty("--color", color(place.run));
       row.cells[0].prepend(dot);
     }
     if (places.length > near.length) cells("td", [`and ${places.length - near.length} more`], body.insertRow());
@@ -385,7 +391,7 @@ const drawn = $$(".chart").map((figure) => new Chart(figure));
 const drawAll = () => drawn.forEach((one) => one.refresh());
 
 function zoom(range) {
-  const [low, high] = whole();
+  const [low, high] = fullRange();
   if (range) {
     range = [Math.max(range[0], low), Math.min(range[1], high)];
     if (range[0] <= low && range[1] >= high) range = null;
@@ -398,15 +404,15 @@ function zoom(range) {
 }
 
 function zoomBy(factor, around = null) {
-  const [low, high] = view.range ?? whole();
-  const centre = around ?? (low + high) / 2;
-  zoom([centre - (centre - low) * factor, centre + (high - centre) * factor]);
+  const [low, high] = view.range ?? fullRange();
+  const center = around ?? (low + high) / 2;
+  zoom([center - (center - low) * factor, center + (high - center) * factor]);
 }
 
-function light(run) {
+function highlight(run) {
   const charts = $("#charts");
   if (!charts) return;
-  charts.classList.toggle("lit", run !== null && visible[run]);
+  charts.classList.toggle("highlighted", run !== null && visible[run]);
   for (const one of $$("[data-run]", charts)) one.classList.toggle("on", one.dataset.run === run);
 }
 
@@ -440,30 +446,30 @@ if (drawn.length) {
   drawn.forEach((one) => [sized, met].forEach((observer) => observer.observe(one.place)));
 }
 
-/* --- one run -------------------------------------------------------------------------------------------- */
+/* --- run details -------------------------------------------------------------------------------------------- */
 
 const articles = $$("#one article");
 const which = $("#which");
 
-function look(number) {
+function select(number) {
   articles.forEach((article, place) => { article.hidden = place !== number; });
   which.value = String(number);
   $("#before").disabled = number === 0;
   $("#next").disabled = number === articles.length - 1;
 }
-function follow() {
+function followHash() {
   const wanted = articles.findIndex((article) => `#${article.id}` === location.hash);
   if (wanted < 0) return false;
-  look(wanted);
+  select(wanted);
   $("#one").scrollIntoView();
   return true;
 }
-which.addEventListener("change", () => look(Number(which.value)));
-$("#before").addEventListener("click", () => look(Number(which.value) - 1));
-$("#next").addEventListener("click", () => look(Number(which.value) + 1));
-addEventListener("hashchange", follow);
+which.addEventListener("change", () => select(Number(which.value)));
+$("#before").addEventListener("click", () => select(Number(which.value) - 1));
+$("#next").addEventListener("click", () => select(Number(which.value) + 1));
+addEventListener("hashchange", followHash);
 for (const link of $$("tbody th a", table)) {
-  link.addEventListener("click", () => { if (link.hash === location.hash) follow(); });
+  link.addEventListener("click", () => { if (link.hash === location.hash) followHash(); });
 }
-look(0);
-follow();
+select(0);
+followHash();

@@ -1,192 +1,196 @@
-// The page of `allmlp serve`: asks the server for its model and shows what that model can do.
+// The page of `allmlp serve`: a form for the endpoint of the served model, and its token-mixing weights.
 
 const $ = (id) => document.getElementById(id);
-const TRIES = 3;
-const SMALL = 64; // pictures of fewer pixels a side are shown pixel by pixel
+const MAX_ATTEMPTS = 3;
+const SMALL = 64; // smaller images are shown without interpolation
+const NO_CONNECTION = "The server does not respond. Is it still running?";
 let model = null;
-let lastAsk = null; // what "Try again" repeats
-let turn = 0; // answers to an older question are thrown away
+let lastRequest = null; // repeated by "Retry"
+let requestId = 0; // responses to older requests are dropped
 
 function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
+  const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key in made) made[key] = value;
-    else made.setAttribute(key, value);
+    if (key in node) node[key] = value;
+    else node.setAttribute(key, value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`;
+const percent = (fraction) => `${(100 * fraction).toFixed(fraction < 0.0995 ? 2 : 1)} %`;
 
-// --- asking -----------------------------------------------------------------------------------------------------------
+// --- requests ---------------------------------------------------------------------------------------------------------
 
-class Problem extends Error {
-  constructor(message, repeatable = true) {
+class RequestError extends Error {
+  constructor(message, retryable = true) {
     super(message);
-    this.repeatable = repeatable; // what is wrong with the question stays wrong
+    this.retryable = retryable; // an invalid request stays invalid
   }
 }
 
-/** A request to the server; a busy one is asked again when it says so. */
-async function ask(path, options = {}, say = () => {}) {
+/** Send a request and return its JSON; retry after Retry-After seconds if the server is busy. */
+async function request(path, options = {}, say = () => {}) {
   for (let attempt = 1; ; attempt++) {
     let response;
     try {
       response = await fetch(path, options);
     } catch {
-      throw new Problem("The server does not answer. Is it still running?");
+      throw new RequestError(NO_CONNECTION);
     }
     if (response.ok) return response.json();
-    const told = await response.json().catch(() => ({}));
+    const error = await response.json().catch(() => ({}));
     const after = Number(response.headers.get("retry-after"));
-    if (response.status !== 503 || attempt === TRIES) {
-      throw new Problem(told.detail || `The server answered ${response.status}.`, response.status >= 500);
+    if (response.status !== 503 || attempt === MAX_ATTEMPTS) {
+      throw new RequestError(error.detail || `The server returned ${response.status}.`, response.status >= 500);
     }
-    say(`The server is busy. Trying again in ${after || 1} s (${attempt} of ${TRIES - 1}) …`);
+    say(`The server is busy. Retrying in ${after || 1} s (${attempt} of ${MAX_ATTEMPTS - 1}) …`);
     await new Promise((done) => setTimeout(done, 1000 * (after || 1)));
   }
 }
 
-/** Ask, and show that it is being asked, how long it took, or what went wrong. */
-async function question(task, show) {
-  const mine = ++turn;
-  lastAsk = () => question(task, show);
-  $("problem").hidden = true;
+/** Send a request and show its progress, then the result with its timing, or the error. */
+async function submit(send, show) {
+  const id = ++requestId;
+  lastRequest = () => submit(send, show);
+  $("error").hidden = true;
   $("status").hidden = false;
-  $("answer").setAttribute("aria-busy", "true");
-  const say = (text) => { if (mine === turn) $("status").textContent = text; };
-  say("Asking …");
-  const began = performance.now();
+  $("output").setAttribute("aria-busy", "true");
+  const say = (text) => { if (id === requestId) $("status").textContent = text; };
+  say("Running …");
+  const start = performance.now();
   try {
-    const answer = await task(say);
-    if (mine !== turn) return;
-    const trip = performance.now() - began;
+    const response = await send(say);
+    if (id !== requestId) return;
+    const total_ms = performance.now() - start;
     $("result").replaceChildren();
-    say(show(answer) || "");
-    showTiming(answer.timing, trip);
-    comeIntoView();
-  } catch (reason) {
-    if (mine !== turn) return;
-    if (!(reason instanceof Problem)) console.error(reason);
-    fail(reason instanceof Problem ? reason.message : "The page could not show the answer.", reason.repeatable);
+    say(show(response) || "");
+    showTiming({ ...response.timing, total_ms });
+    scrollToOutput();
+  } catch (error) {
+    if (id !== requestId) return;
+    if (!(error instanceof RequestError)) console.error(error);
+    showError(error instanceof RequestError ? error.message : "The page could not show the result.", error.retryable);
   } finally {
-    if (mine === turn) $("answer").removeAttribute("aria-busy");
+    if (id === requestId) $("output").removeAttribute("aria-busy");
   }
 }
 
-/** On a phone the answer lies below the question. */
-function comeIntoView() {
-  if (matchMedia("(max-width: 760px)").matches) $("answer").scrollIntoView({ block: "nearest" });
+/** On a phone the result is below the form. */
+function scrollToOutput() {
+  if (matchMedia("(max-width: 760px)").matches) $("output").scrollIntoView({ block: "nearest" });
 }
 
-function fail(message, repeatable = false) {
+function showError(message, retryable = false) {
   $("result").replaceChildren();
   $("timing").hidden = true;
   $("status").textContent = "";
   $("status").hidden = true;
-  $("problem").hidden = false;
-  $("problem").querySelector("p").textContent = message.charAt(0).toUpperCase() + message.slice(1);
-  $("again").hidden = !repeatable;
-  comeIntoView();
+  $("error").hidden = false;
+  $("error").querySelector("p").textContent = message.charAt(0).toUpperCase() + message.slice(1);
+  $("retry").hidden = !retryable;
+  scrollToOutput();
 }
 
-function showTiming(timing, trip) {
-  const texts = { trip: `${trip.toFixed(0)} ms`, batch: timing.batch };
-  for (const part of ["read", "wait", "model"]) texts[part] = `${timing[part].toFixed(timing[part] < 10 ? 1 : 0)} ms`;
-  for (const cell of $("timing").querySelectorAll("dd")) cell.textContent = texts[cell.dataset.time];
+function showTiming(timing) {
+  for (const cell of $("timing").querySelectorAll("dd")) {
+    const value = timing[cell.dataset.time];
+    cell.textContent = cell.dataset.time.endsWith("_ms") ? `${value.toFixed(value < 10 ? 1 : 0)} ms` : value;
+  }
   $("timing").hidden = false;
 }
 
-function bars(answers, choose) {
+/** A bar chart of [label, probability] pairs. */
+function bars(predictions, choose) {
   const list = element("ol", { className: "bars" });
-  for (const { name, probability } of answers) {
+  for (const [label, probability] of predictions) {
     const fill = element("span", { className: "fill" });
     fill.style.width = `${100 * probability}%`;
     const inside = [
-      element("span", { className: "name" }, name),
-      element("span", { className: "share" }, percent(probability)),
+      element("span", { className: "label" }, label),
+      element("span", { className: "probability" }, percent(probability)),
       element("span", { className: "track", ariaHidden: "true" }, fill),
     ];
     const row = choose
-      ? element("button", { type: "button", ariaPressed: "false", onclick: () => choose(name), title: `What does ${name} rest on?` }, ...inside)
+      ? element("button", { type: "button", ariaPressed: "false", onclick: () => choose(label), title: `Show the important patches for ${label}` }, ...inside)
       : element("div", {}, ...inside);
-    row.dataset.name = name;
+    row.dataset.label = label;
     list.append(element("li", {}, row));
   }
   return list;
 }
 
-// --- pictures ---------------------------------------------------------------------------------------------------------
+// --- images -----------------------------------------------------------------------------------------------------------
 
-let picture = null; // the file that is shown
-let importanceOf = null; // the class whose patches are shown
+let image = null; // the selected file
+let importanceLabel = null; // the class whose important patches are shown
 
-function startPictures(samples) {
-  $("picture").hidden = false;
-  const [height, width] = model.size;
+function startImages(samples) {
+  $("image").hidden = false;
+  const [height, width] = model.img_size;
   $("stage").style.aspectRatio = `${width} / ${height}`;
-  for (const { name, url } of samples.pictures) {
-    const button = element("button", { type: "button", ariaPressed: "false", title: name }, element("img", { src: url, alt: `Sample: ${name}`, onload: ({ target }) => target.classList.toggle("pixels", target.naturalWidth < SMALL) }));
+  for (const { label, url } of samples.images) {
+    const button = element("button", { type: "button", ariaPressed: "false", title: label }, element("img", { src: url, alt: `Sample: ${label}`, onload: ({ target }) => target.classList.toggle("pixels", target.naturalWidth < SMALL) }));
     button.onclick = async () => {
-      const data = await fetch(url).then((answer) => answer.blob()).catch(() => null);
-      if (data) take(data, button);
-      else fail("The server does not answer. Is it still running?");
+      const data = await fetch(url).then((response) => response.blob()).catch(() => null);
+      if (data) classifyImage(data, button);
+      else showError(NO_CONNECTION);
     };
     $("samples").append(element("li", {}, button));
   }
-  $("file").onchange = () => { take($("file").files[0]); $("file").value = ""; };
+  $("file").onchange = () => { classifyImage($("file").files[0]); $("file").value = ""; };
   const stage = $("stage");
   stage.ondragover = (event) => { event.preventDefault(); stage.classList.add("over"); };
   stage.ondragleave = () => stage.classList.remove("over");
-  // Dropped beside the stage, a picture must not replace the page.
+  // The browser would navigate to a file dropped elsewhere on the page.
   document.ondragover = (event) => event.preventDefault();
   document.ondrop = (event) => {
     event.preventDefault();
     stage.classList.remove("over");
-    take(event.dataTransfer.files[0]);
+    classifyImage(event.dataTransfer.files[0]);
   };
   document.onpaste = (event) => {
     const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
-    if (file) take(file);
+    if (file) classifyImage(file);
   };
-  $("show-importance").onchange = () => { if (picture) showImportance(importanceOf); };
+  $("show-importance").onchange = () => { if (image) showImportance(importanceLabel); };
 }
 
-async function take(file, sample = null) {
+async function classifyImage(file, sample = null) {
   if (!file) return;
   for (const button of $("samples").querySelectorAll("button")) button.ariaPressed = String(button === sample);
-  picture = null;
+  image = null;
   clearImportance();
   await preview(file);
-  if (file.size > model.body_limit) {
-    turn++;
-    fail(`The file has ${(file.size / 2 ** 20).toFixed(1)} MB; the server takes ${model.body_limit / 2 ** 20} MB at most.`);
+  if (file.size > model.max_body_bytes) {
+    requestId++;
+    showError(`The file has ${(file.size / 2 ** 20).toFixed(1)} MB; the server accepts at most ${model.max_body_bytes / 2 ** 20} MB.`);
     return;
   }
-  picture = file;
-  const send = (say) => ask("predict?top=5", { method: "POST", body: file, headers: { "content-type": "application/octet-stream" } }, say);
-  await question(send, ({ answers }) => {
-    $("result").append(bars(answers, showImportance));
-    showImportance(answers[0].name);
-    $("preview").setAttribute("aria-label", `The picture; the model says ${answers[0].name}`);
-    return `${answers[0].name}, ${percent(answers[0].probability)}`;
+  image = file;
+  const send = (say) => request("predict?top_k=5", { method: "POST", body: file, headers: { "content-type": "application/octet-stream" } }, say);
+  await submit(send, ({ predictions }) => {
+    const [{ label, probability }] = predictions;
+    $("result").append(bars(labels(predictions), showImportance));
+    showImportance(label);
+    $("preview").setAttribute("aria-label", `The image, classified as ${label}`);
+    return `${label}, ${percent(probability)}`;
   });
 }
 
-/** The part of the picture that the model sees: a centred box of its shape. */
+/** Show the part of the image that the model sees: a center crop of its aspect ratio. */
 async function preview(file) {
   const canvas = $("preview");
   const stage = $("stage");
-  canvas.setAttribute("aria-label", "The picture");
+  canvas.setAttribute("aria-label", "The image");
   let bitmap;
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    stage.classList.add("empty"); // no picture, or one that the server can read and the browser cannot show
+    stage.classList.add("empty"); // not an image, or a format that only the server can decode
     return;
   }
-  const [height, width] = model.size;
+  const [height, width] = model.img_size;
   const scale = Math.min(bitmap.width / width, bitmap.height / height) * model.crop;
   const [wide, high] = [width * scale, height * scale];
   const enlarge = Math.min(840 / wide, 840 / high, 1);
@@ -198,134 +202,141 @@ async function preview(file) {
 }
 
 function clearImportance() {
-  importanceOf = null;
+  importanceLabel = null;
   $("overlay").style.opacity = 0;
   $("importance-text").textContent = "";
 }
 
-/** Darken the patches that a class can do without. */
-async function showImportance(name) {
-  importanceOf = name;
-  for (const row of $("result").querySelectorAll("[data-name]")) row.ariaPressed = String(row.dataset.name === name && $("show-importance").checked);
-  if (!name || !$("show-importance").checked) {
+/** Darken the patches that matter little for a class. */
+async function showImportance(label) {
+  importanceLabel = label;
+  for (const row of $("result").querySelectorAll("[data-label]")) row.ariaPressed = String(row.dataset.label === label && $("show-importance").checked);
+  if (!label || !$("show-importance").checked) {
     $("overlay").style.opacity = 0;
     $("importance-text").textContent = "";
     return;
   }
-  const asked = picture;
+  const file = image;
   try {
-    const path = `importance?name=${encodeURIComponent(name)}`;
-    const { rows } = await ask(path, { method: "POST", body: asked, headers: { "content-type": "application/octet-stream" } });
-    if (asked !== picture || name !== importanceOf || !$("show-importance").checked) return;
-    const most = Math.max(...rows.flat());
-    drawImportance(rows, most);
-    $("importance-text").textContent = most > 0 ? `Hiding a bright square costs ${name} most.` : `No square speaks for ${name}.`;
-  } catch (reason) {
-    if (asked === picture) $("importance-text").textContent = reason.message;
+    const path = `importance?label=${encodeURIComponent(label)}`;
+    const { importance } = await request(path, { method: "POST", body: file, headers: { "content-type": "application/octet-stream" } });
+    if (file !== image || label !== importanceLabel || !$("show-importance").checked) return;
+    const largest = Math.max(...importance.flat());
+    drawImportance(importance, largest);
+    $("importance-text").textContent = largest > 0 ? `Bright patches matter most for ${label}.` : `No patch supports ${label}.`;
+  } catch (error) {
+    if (file === image) $("importance-text").textContent = error.message;
   }
 }
 
-function drawImportance(rows, most) {
+function drawImportance(rows, largest) {
   const canvas = $("overlay");
   const context = canvas.getContext("2d");
   [canvas.height, canvas.width] = [rows.length, rows[0].length];
-  const image = context.createImageData(canvas.width, canvas.height);
-  const light = (value) => (most > 0 ? Math.sqrt(Math.max(value / most, 0)) : 0);
-  rows.flat().forEach((value, place) => image.data.set([8, 10, 30, 215 * (1 - light(value))], 4 * place));
-  context.putImageData(image, 0, 0);
+  const pixels = context.createImageData(canvas.width, canvas.height);
+  const brightness = (value) => (largest > 0 ? Math.sqrt(Math.max(value / largest, 0)) : 0);
+  rows.flat().forEach((value, index) => pixels.data.set([8, 10, 30, 215 * (1 - brightness(value))], 4 * index));
+  context.putImageData(pixels, 0, 0);
   canvas.style.opacity = 1;
 }
 
 // --- text -------------------------------------------------------------------------------------------------------------
 
-const WORDS = {
-  fill: { title: "Sentence with [MASK]", button: "Fill in" },
-  classify: { title: "Sentence", context: "Second sentence, if there is one", button: "Classify" },
-  answer: { title: "Question", context: "Text that has the answer", button: "Find the answer" },
-  translate: { title: "Sentence", button: "Translate" },
-  generate: { title: "How the text begins", button: "Write on" },
+// The fields of each endpoint's request, with their labels.
+const FORMS = {
+  fill: { fields: { text: "Text with [MASK]" }, button: "Fill in" },
+  classify: { fields: { text: "Text", text_pair: "Second text (optional)" }, button: "Classify" },
+  answer: { fields: { question: "Question", context: "Context" }, button: "Find the answer" },
+  translate: { fields: { text: "Text" }, button: "Translate" },
+  generate: { fields: { prompt: "Prompt" }, button: "Generate" },
 };
 
-function startText(samples, ability) {
-  const words = WORDS[ability];
+function startText(samples, endpoint) {
+  const { fields, button } = FORMS[endpoint];
+  const [first, second] = Object.keys(fields);
   $("text").hidden = false;
-  $("sentence-label").textContent = words.title;
-  $("ask").textContent = words.button;
-  $("sentence").required = ability !== "generate";
-  if (words.context) {
-    $("context-field").hidden = false;
-    $("context-label").textContent = words.context;
-    $("context").required = ability === "answer";
+  $("first-label").textContent = fields[first];
+  $("submit").textContent = button;
+  $("first").required = endpoint !== "generate";
+  if (second) {
+    $("second-field").hidden = false;
+    $("second-label").textContent = fields[second];
+    $("second").required = endpoint === "answer";
   }
-  $("insert-mask").hidden = ability !== "fill";
+  $("insert-mask").hidden = endpoint !== "fill";
   $("insert-mask").onclick = () => {
-    const field = $("sentence");
+    const field = $("first");
     field.setRangeText("[MASK]", field.selectionStart, field.selectionEnd, "end");
     field.focus();
   };
-  for (const { text, context } of samples.texts) {
-    const button = element("button", { type: "button" }, text);
-    button.onclick = () => {
-      $("sentence").value = text;
-      $("context").value = context || "";
-      askText(ability);
+  for (const sample of samples.texts) {
+    const choice = element("button", { type: "button" }, sample[first]);
+    choice.onclick = () => {
+      $("first").value = sample[first];
+      $("second").value = sample[second] || "";
+      submitText(endpoint);
     };
-    $("sentences").append(element("li", {}, button));
+    $("sample-texts").append(element("li", {}, choice));
   }
-  $("text-form").onsubmit = (event) => { event.preventDefault(); askText(ability); };
-  $("sentence").onkeydown = (event) => {
+  $("text-form").onsubmit = (event) => { event.preventDefault(); submitText(endpoint); };
+  $("first").onkeydown = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("text-form").requestSubmit();
   };
 }
 
-function askText(ability) {
-  const text = $("sentence").value;
-  const context = $("context").value;
-  const body = { text };
-  if (WORDS[ability].context) body.context = context;
-  const send = (say) => ask(ability, { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } }, say);
-  return question(send, (answer) => SHOW[ability](answer, text, context));
+function submitText(endpoint) {
+  const [first, second] = Object.keys(FORMS[endpoint].fields);
+  const body = { [first]: $("first").value };
+  if (second) body[second] = $("second").value;
+  const send = (say) => request(endpoint, { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } }, say);
+  return submit(send, (response) => SHOW[endpoint](response, body));
 }
 
+const labels = (predictions) => predictions.map(({ label, probability }) => [label, probability]);
+
 const SHOW = {
-  fill({ masks }, text) {
+  fill({ predictions }, { text }) {
     const parts = text.split("[MASK]");
     const line = element("p", { className: "filled" }, parts[0]);
-    masks.forEach((answers, place) => line.append(element("mark", {}, answers[0].name), parts[place + 1] ?? ""));
+    predictions.forEach(([{ token }], index) => line.append(element("mark", {}, token), parts[index + 1] ?? ""));
     $("result").append(line);
-    masks.forEach((answers, place) => {
-      if (masks.length > 1) $("result").append(element("h3", {}, `[MASK] number ${place + 1}`));
-      $("result").append(bars(answers));
+    predictions.forEach((tokens, index) => {
+      if (predictions.length > 1) $("result").append(element("h3", {}, `[MASK] ${index + 1}`));
+      $("result").append(bars(tokens.map(({ token, probability }) => [token, probability])));
     });
-    return masks.length > 1 ? `${masks.length} words filled in` : `${masks[0][0].name}, ${percent(masks[0][0].probability)}`;
+    const [[{ token, probability }]] = predictions;
+    return predictions.length > 1 ? `${predictions.length} tokens predicted` : `${token}, ${percent(probability)}`;
   },
-  classify({ answers }) {
-    $("result").append(bars(answers));
-    return `${answers[0].name}, ${percent(answers[0].probability)}`;
+  classify({ predictions }) {
+    $("result").append(bars(labels(predictions)));
+    return `${predictions[0].label}, ${percent(predictions[0].probability)}`;
   },
-  answer({ answers }, text, context) {
-    if (!answers.length) return "No answer was found.";
-    const [{ start, end }] = answers;
-    // The server counts characters, JavaScript counts halves of some of them.
-    const letters = [...context];
-    const cut = (from, to) => letters.slice(from, to).join("");
-    $("result").append(element("p", { className: "filled" }, cut(0, start), element("mark", {}, cut(start, end)), cut(end)), bars(answers));
-    return `${answers[0].name}, ${percent(answers[0].probability)}`;
+  answer({ answers }, { context }) {
+    if (!answers.length) return "No answer found.";
+    const [{ answer, probability, start, end }] = answers;
+    // The server counts code points, JavaScript UTF-16 units.
+    const characters = [...context];
+    const slice = (from, to) => characters.slice(from, to).join("");
+    $("result").append(
+      element("p", { className: "filled" }, slice(0, start), element("mark", {}, slice(start, end)), slice(end)),
+      bars(answers.map((found) => [found.answer, found.probability])),
+    );
+    return `${answer}, ${percent(probability)}`;
   },
   translate({ text }) {
-    $("result").append(element("p", { className: "written" }, text));
-    return "Translated";
+    $("result").append(element("p", { className: "generated" }, text));
+    return "Translation";
   },
   generate({ text }) {
-    $("result").append(element("p", { className: "written" }, text));
-    return "Written";
+    $("result").append(element("p", { className: "generated" }, text));
+    return "Generated text";
   },
 };
 
 // --- token-mixing maps ------------------------------------------------------------------------------------------------
 
 let maps = null;
-let chosen = null; // the first time the one in the middle
+let selected = null; // initially the map in the middle
 
 function startMaps() {
   if (!model.layers.length) return;
@@ -338,7 +349,7 @@ function startMaps() {
     const box = mosaic.getBoundingClientRect();
     const column = Math.min(Math.max(Math.floor((event.clientX - box.left) / box.width * maps.columns), 0), maps.columns - 1);
     const row = Math.min(Math.max(Math.floor((event.clientY - box.top) / box.height * maps.rows), 0), maps.rows - 1);
-    choose(row * maps.columns + column);
+    selectMap(row * maps.columns + column);
   };
   mosaic.onpointermove = point;
   mosaic.onpointerdown = point;
@@ -346,135 +357,133 @@ function startMaps() {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -maps?.columns, ArrowDown: maps?.columns }[event.key];
     if (!maps || !step) return;
     event.preventDefault();
-    choose(chosen + step);
+    selectMap(selected + step);
   };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMaps);
   loadMaps();
 }
 
 async function loadMaps() {
-  const number = Number($("layer").value);
-  const { name } = model.layers[number];
-  $("layer-name").textContent = `${number + 1} of ${model.layers.length}`;
-  $("layer").setAttribute("aria-valuetext", `${number + 1} of ${model.layers.length}: ${name}`);
+  const index = Number($("layer").value);
+  const { name } = model.layers[index];
+  $("layer-name").textContent = `${index + 1} of ${model.layers.length}`;
+  $("layer").setAttribute("aria-valuetext", `${index + 1} of ${model.layers.length}: ${name}`);
   try {
-    const found = await ask(`maps?layer=${encodeURIComponent(name)}`);
-    if (Number($("layer").value) !== number) return;
-    const values = Int8Array.from(atob(found.data), (letter) => letter.charCodeAt(0));
-    // The rows of a matrix over patches lie as the patches do.
+    const found = await request(`maps?layer=${encodeURIComponent(name)}`);
+    if (Number($("layer").value) !== index) return;
+    const values = Int8Array.from(atob(found.data), (character) => character.charCodeAt(0));
+    // The rows of a matrix over patches are arranged like the patches.
     const columns = found.kind === "matrix" && found.count === found.height * found.width ? found.width : Math.ceil(Math.sqrt(found.count));
     maps = { ...found, values, columns, rows: Math.ceil(found.count / columns) };
     const middle = Math.floor(maps.rows / 2) * columns + Math.floor(columns / 2);
-    chosen = Math.min(chosen ?? middle, maps.count - 1);
+    selected = Math.min(selected ?? middle, maps.count - 1);
     drawMaps();
-  } catch (reason) {
+  } catch (error) {
     maps = null;
-    $("mixing-text").textContent = reason.message;
+    $("mixing-text").textContent = error.message;
   }
 }
 
-function choose(place) {
-  if (place < 0 || place >= maps.count || place === chosen) return;
-  chosen = place;
+function selectMap(index) {
+  if (index < 0 || index >= maps.count || index === selected) return;
+  selected = index;
   drawMaps();
 }
 
 const KINDS = {
-  matrix: "Every tile belongs to one patch and shows how much of every other patch it reads in this layer.",
-  units: "Every tile is a hidden unit of the token-mixing MLP and shows which patches it reads; slow patterns come first.",
-  "class row": "How much of every patch the class token reads.",
+  matrix: "Each tile shows the weights of one output patch over all input patches.",
+  units: "Each tile shows the input weights of one hidden unit of the token-mixing MLP, sorted by spatial frequency.",
+  "class row": "The weights of the class token over all patches.",
   kernels: "The kernels of the convolution over patches.",
 };
 
 function drawMaps() {
   if (!maps) return;
-  const { count, height, width, columns, rows, kind, largest } = maps;
+  const { count, height, width, columns, rows, kind, scale } = maps;
   const single = count === 1;
   const text = single && kind === "matrix";
-  $("mixing-text").textContent = text ? "Row by row: how much of every token each token reads in this layer." : KINDS[kind];
+  $("mixing-text").textContent = text ? "Row i holds the weights of output token i over all input tokens." : KINDS[kind];
   document.querySelector(".maps").classList.toggle("single", single);
   const gap = single ? 0 : 1;
   const canvas = $("mosaic");
   canvas.tabIndex = single ? -1 : 0;
   canvas.width = columns * (width + gap) + gap;
   canvas.height = rows * (height + gap) + gap;
-  canvas.setAttribute("aria-label", `Weights of ${maps.layer}: ${count} ${count === 1 ? "map" : "maps, arrow keys choose one"}`);
+  canvas.setAttribute("aria-label", `Weights of ${maps.layer}: ${count} ${count === 1 ? "map" : "maps, select one with the arrow keys"}`);
   const context = canvas.getContext("2d");
-  const colours = palette();
-  const left = (place) => (place % columns) * (width + gap) + gap;
-  const top = (place) => Math.floor(place / columns) * (height + gap) + gap;
+  const colors = palette();
+  const left = (index) => (index % columns) * (width + gap) + gap;
+  const top = (index) => Math.floor(index / columns) * (height + gap) + gap;
   if (!single) {
     context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--accent");
-    context.fillRect(left(chosen) - 1, top(chosen) - 1, width + 2, height + 2);
+    context.fillRect(left(selected) - 1, top(selected) - 1, width + 2, height + 2);
   }
-  for (let place = 0; place < count; place++) context.putImageData(paint(context, place, colours), left(place), top(place));
+  for (let index = 0; index < count; index++) context.putImageData(paint(context, index, colors), left(index), top(index));
   if (single) return;
   const detail = $("detail");
   [detail.width, detail.height] = [width, height];
-  detail.getContext("2d").putImageData(paint(detail.getContext("2d"), chosen, colours), 0, 0);
+  detail.getContext("2d").putImageData(paint(detail.getContext("2d"), selected, colors), 0, 0);
   const patches = kind === "matrix" && count === height * width;
-  const who = patches ? `The patch in row ${Math.floor(chosen / width) + 1}, column ${(chosen % width) + 1}` : `Number ${chosen + 1} of ${count}`;
-  const part = maps.values.subarray(chosen * height * width, (chosen + 1) * height * width);
-  const strongest = part.reduce((best, value, place) => (Math.abs(value) > Math.abs(part[best]) ? place : best), 0);
-  const weight = (part[strongest] * largest / 127).toPrecision(2);
-  $("detail-text").textContent = kind === "kernels" ? `${who}; its largest weight is ${weight}.`
-    : `${who} reads most from row ${Math.floor(strongest / width) + 1}, column ${(strongest % width) + 1} (weight ${weight}).`;
+  const title = patches ? `Output patch (${Math.floor(selected / width) + 1}, ${(selected % width) + 1})` : `Map ${selected + 1} of ${count}`;
+  const part = maps.values.subarray(selected * height * width, (selected + 1) * height * width);
+  const strongest = part.reduce((best, value, index) => (Math.abs(value) > Math.abs(part[best]) ? index : best), 0);
+  const weight = (part[strongest] * scale).toPrecision(2);
+  $("detail-text").textContent = kind === "kernels" ? `${title}: largest weight ${weight}.`
+    : `${title}: largest weight ${weight} at input patch (${Math.floor(strongest / width) + 1}, ${(strongest % width) + 1}).`;
   detail.setAttribute("aria-label", $("detail-text").textContent);
 }
 
-/** The colours of the page, so that maps follow light and dark. */
+/** Colors of the 256 int8 values, from the light or dark theme of the page. */
 function palette() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim().match(/[\da-f]{2}/gi).map((part) => parseInt(part, 16));
   const [zero, plus, minus] = ["--zero", "--plus", "--minus"].map(read);
-  return Array.from({ length: 256 }, (_, place) => {
-    const value = (place < 128 ? place : place - 256) / 127;
-    const share = Math.min(Math.abs(value) ** 0.7, 1); // small weights stay visible
+  return Array.from({ length: 256 }, (_, byte) => {
+    const value = (byte < 128 ? byte : byte - 256) / 127;
+    const strength = Math.min(Math.abs(value) ** 0.7, 1); // small weights stay visible
     const end = value < 0 ? minus : plus;
-    return zero.map((from, channel) => Math.round(from + (end[channel] - from) * share));
+    return zero.map((from, channel) => Math.round(from + (end[channel] - from) * strength));
   });
 }
 
-function paint(context, place, colours) {
+function paint(context, index, colors) {
   const { height, width, values } = maps;
-  const image = context.createImageData(width, height);
-  const start = place * height * width;
-  for (let cell = 0; cell < height * width; cell++) image.data.set([...colours[values[start + cell] & 255], 255], 4 * cell);
-  return image;
+  const pixels = context.createImageData(width, height);
+  const start = index * height * width;
+  for (let cell = 0; cell < height * width; cell++) pixels.data.set([...colors[values[start + cell] & 255], 255], 4 * cell);
+  return pixels;
 }
 
 // --- start ------------------------------------------------------------------------------------------------------------
 
-async function watch() {
+async function checkHealth() {
   const pill = $("health");
-  const told = await fetch("health").then((answer) => answer.json()).catch(() => ({ status: "gone" }));
-  const words = { ok: "ready", draining: "shutting down", gone: "not answering" };
-  const word = words[told.status] || "not answering";
-  if (pill.textContent !== word) pill.textContent = word; // or it would be read aloud every time
-  pill.className = `pill ${told.status === "ok" ? "ok" : "bad"}`;
+  const { status } = await fetch("health").then((response) => response.json()).catch(() => ({}));
+  const text = { ok: "ready", draining: "shutting down" }[status] || "not responding";
+  if (pill.textContent !== text) pill.textContent = text; // screen readers announce every change
+  pill.className = `pill ${status === "ok" ? "ok" : "bad"}`;
 }
 
 async function start() {
-  $("again").onclick = () => lastAsk && lastAsk();
+  $("retry").onclick = () => lastRequest && lastRequest();
   try {
-    model = await ask("model");
-    const samples = await ask("samples");
-    const { ability } = model;
+    model = await request("model");
+    const samples = await request("samples");
     $("title").textContent = model.name;
     document.title = `${model.name} · allmlp`;
-    const facts = [`${(model.parameters / 1e6).toFixed(2)} M parameters`, model.reads.replace("x", "×")];
-    if (model.classes.length) facts.push(`${model.classes.length} classes`);
+    const facts = [`${(model.num_parameters / 1e6).toFixed(2)} M parameters`, model.input_spec.replace("x", "×")];
+    if (model.class_names.length) facts.push(`${model.class_names.length} classes`);
     $("facts").textContent = facts.join(" · ");
     $("version").textContent = `allmlp ${model.version}`;
-    if (ability === "predict") startPictures(samples);
-    else startText(samples, ability);
+    if (model.endpoint === "predict") startImages(samples);
+    else startText(samples, model.endpoint);
     startMaps();
-  } catch (reason) {
+  } catch (error) {
     $("facts").textContent = "";
-    fail(reason.message);
+    showError(error.message);
   }
-  watch();
-  setInterval(watch, 10_000);
+  checkHealth();
+  setInterval(checkHealth, 10_000);
 }
 
 start();

@@ -1,0 +1,3 @@
+from paper_tables.generate import write
+
+write()

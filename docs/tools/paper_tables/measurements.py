@@ -1,0 +1,158 @@
+"""Figures reported in docs/: one per line of `MEASURED` for the papers' tables, and all speeds for `allmlp plan`.
+
+Speeds need no list: every docs/logs/bench*.json, written by `allmlp bench` on a known GPU, is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from allmlp.models.zoo import preset
+from allmlp.plan.hardware import GPUS, Speed
+from allmlp.plan.jobs import job
+from allmlp.plan.time import cost, training_flops
+
+MEASURED = r"""
+mixer_finetuning transformer_images transformer_small_data | gMLP, 7.19 M, 32 px, 6.5 min                | CIFAR-10 | cifar10_gmlp.jsonl   | accuracy %
+mixer_finetuning transformer_images transformer_small_data | ViT, 7.93 M, 32 px, 8.75 min, shared GPU    | CIFAR-10 | cifar10_vit.jsonl    | accuracy %
+mixer_finetuning transformer_images transformer_small_data | ResMLP, 6.39 M, 32 px, 8.75 min, shared GPU | CIFAR-10 | cifar10_resmlp.jsonl | accuracy %
+mixer_finetuning transformer_images transformer_small_data | Mixer, 6.53 M, 32 px, 8.75 min, shared GPU  | CIFAR-10 | cifar10_mixer.jsonl  | accuracy %
+resmlp_ablations | S12                         | CIFAR-10 | cifar10_ablations.jsonl row=linear    | accuracy %
+resmlp_ablations | S12: Aff -> LayerNorm       | CIFAR-10 | cifar10_ablations.jsonl row=layernorm | accuracy %
+resmlp_ablations | S12: average -> Class-MLP   | CIFAR-10 | cifar10_ablations.jsonl row=class     | accuracy %
+resmlp_ablations | S12: linear -> none         | CIFAR-10 | cifar10_ablations.jsonl row=none      | accuracy %
+resmlp_ablations | S12: linear -> MLP          | CIFAR-10 | cifar10_ablations.jsonl row=mlp       | accuracy %
+resmlp_ablations | S12: linear -> conv 3x3     | CIFAR-10 | cifar10_ablations.jsonl row=conv      | accuracy %
+resmlp_ablations | S12: linear -> depth-wise   | CIFAR-10 | cifar10_ablations.jsonl row=depthwise | accuracy %
+resmlp_ablations | S12: linear -> separable    | CIFAR-10 | cifar10_ablations.jsonl row=separable | accuracy %
+resmlp_ablations | S12/8                       | CIFAR-10 | cifar10_ablations.jsonl row=patch2    | accuracy %
+resmlp_ablations | Mixer, 0.85 M: labels alone | CIFAR-10 | cifar10_distill_labels.jsonl          | accuracy %
+resmlp_ablations | Mixer, 0.85 M: distillation | CIFAR-10 | cifar10_distill_hard.jsonl            | accuracy %
+resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | linear | cifar10_probe.jsonl | accuracy %
+resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | k-NN   | results.md          | 20 nearest.*\*\*([\d.]+) %
+gmlp_table3 gmlp_table4 gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens                  | ppl | wiki_gmlp.jsonl                      | perplexity
+gmlp_table3 gmlp_table4 gmlp_table6 | aMLP L11, 44 M, 0.11 G tokens                  | ppl | wiki_amlp.jsonl                      | perplexity
+gmlp_table3 gmlp_table4 gmlp_table6 | BERT L9, 44 M, 0.17 G tokens                   | ppl | wiki_bert.jsonl                      | perplexity
+gmlp_table3                         | aMLP L11, 256 wide, 82 M tokens                | ppl | wiki_table3.jsonl row=amlp           | perplexity
+gmlp_table3                         | BERT L9, 256 wide, 82 M tokens                 | ppl | wiki_table3.jsonl row=bert           | perplexity
+gmlp_table3                         | Additive gMLP L13, 256 wide, 82 M tokens       | ppl | wiki_table3.jsonl row=additive       | perplexity
+gmlp_table3                         | Multiplicative gMLP L13, 256 wide, 82 M tokens | ppl | wiki_table3.jsonl row=multiplicative | perplexity
+gmlp_table3                         | Split gMLP L12, 256 wide, 82 M tokens          | ppl | wiki_table3.jsonl row=split          | perplexity
+gmlp_table3                         | Split gMLP L12, dense matrix, 256 wide         | ppl | wiki_table3.jsonl row=dense          | perplexity
+gmlp_table3                         | Linear gMLP L13, 256 wide, 82 M tokens         | ppl | wiki_table3.jsonl row=linear         | perplexity
+gmlp_table3                         | MLP-Mixer L13, 256 wide, 82 M tokens           | ppl | wiki_table3.jsonl row=mixer          | perplexity
+gmlp_table3                         | BERT L9 + relative positions, 256 wide         | ppl | wiki_table3.jsonl row=relative       | perplexity
+gmlp_table3                         | BERT L11 - attention, 256 wide, 82 M tokens    | ppl | wiki_table3.jsonl row=noattention    | perplexity
+gmlp_table4 gmlp_table6 gmlp_finetuning | gMLP L12, 44 M, 0.23 G tokens      | SST-2 | sst2_gmlp.jsonl   | accuracy %
+gmlp_table4 gmlp_table6                 | aMLP L11, 44 M, 0.11 G tokens      | SST-2 | sst2_amlp.jsonl   | accuracy %
+gmlp_table4 gmlp_table6                 | BERT L9, 44 M, 0.17 G tokens       | SST-2 | sst2_bert.jsonl   | accuracy %
+gmlp_table4 gmlp_finetuning             | MiniLM L6, 23 M, pretrained        | SST-2 | sst2_minilm.jsonl | accuracy %
+gmlp_table4 gmlp_finetuning             | gMLP L18, 384 wide, MiniLM teacher | SST-2 | sst2_taught.jsonl | accuracy %
+gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens | SQuAD 1.1 | results.md | SQuAD 1\.1.*F1 ([\d.]+) %
+gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens | SQuAD 2.0 | results.md | SQuAD 2\.0.*F1 ([\d.]+) %
+resmlp_translation | Transformer, 4 + 4 blocks, 9.47 M | Multi30k De-En | multi30k_transformer.jsonl             | bleu
+resmlp_translation | ResMLP, 4 + 4 blocks, 7.40 M      | Multi30k De-En | multi30k_resmlp.jsonl                  | bleu
+resmlp_translation | Transformer, 4 + 4 blocks, 8.42 M | Multi30k De-En | multi30k_transformer_4096.jsonl        | bleu
+resmlp_translation | Transformer, 4 + 4 blocks, 8.42 M | Multi30k En-De | multi30k_transformer_en_de.jsonl       | bleu
+resmlp_translation | ResMLP, 6 + 6 blocks, 9.01 M      | Multi30k De-En | multi30k_resmlp_4096.jsonl             | bleu
+resmlp_translation | Transformer, 8.42 M, word dropout | Multi30k De-En | multi30k_transformer_words.jsonl       | bleu
+resmlp_translation | ResMLP, 9.01 M, word dropout      | Multi30k De-En | multi30k_resmlp_words.jsonl            | bleu
+resmlp_translation | ResMLP, 6 + 6 blocks, 9.01 M      | Multi30k En-De | multi30k_resmlp_en_de.jsonl            | bleu
+resmlp_translation | Transformer, 8.42 M, word dropout | Multi30k En-De | multi30k_transformer_words_en_de.jsonl | bleu
+resmlp_translation | ResMLP, 9.01 M, word dropout      | Multi30k En-De | multi30k_resmlp_words_en_de.jsonl      | bleu
+gmlp_table5 | gMLP L12, 44.0 M, n = 128 | tokens/s | pretraining_speed.json model=gMLP         | tokens/s
+gmlp_table5 | gMLP L12, 44.0 M, n = 128 | GiB      | pretraining_speed.json model=gMLP         | GiB
+gmlp_table5 | aMLP L11, 43.9 M, n = 128 | tokens/s | pretraining_speed.json model=aMLP         | tokens/s
+gmlp_table5 | aMLP L11, 43.9 M, n = 128 | GiB      | pretraining_speed.json model=aMLP         | GiB
+gmlp_table5 | BERT L9, 44.1 M, n = 128  | tokens/s | pretraining_speed.json model=BERT         | tokens/s
+gmlp_table5 | BERT L9, 44.1 M, n = 128  | GiB      | pretraining_speed.json model=BERT         | GiB
+gmlp_table5 | HF BERT, 44.6 M, n = 128  | tokens/s | pretraining_speed.json model=transformers | tokens/s
+gmlp_table5 | HF BERT, 44.6 M, n = 128  | GiB      | pretraining_speed.json model=transformers | GiB
+"""  # noqa: E501
+"""Tables | row | column | file [key=value] | field of the log, times 100 with a %, or a pattern for results.md."""
+
+RECIPES = ("cifar10_mixer", "cifar10_resmlp", "cifar10_gmlp", "cifar10_vit")
+"""Their speeds are in a table of results.md."""
+PRETRAINED = {"gMLP": "wiki_gmlp", "aMLP": "wiki_amlp", "BERT": "wiki_bert"}
+
+
+class LoggedFigure(NamedTuple):
+    tables: tuple[str, ...]
+    row: str
+    column: str
+    value: float
+    source: str
+    """A file below docs/."""
+
+
+def measurements(docs: Path) -> Iterator[LoggedFigure]:
+    for line in MEASURED.strip().splitlines():
+        tables, row, column, source, field = (part.strip() for part in line.split(" | "))
+        name, _, which = source.partition(" ")
+        if name == "results.md":
+            (text,) = re.findall(field, (docs / name).read_text(encoding="utf8"))
+            value = float(text)
+        else:
+            name = f"logs/{name}"
+            value = last(docs / name, which, field.removesuffix(" %")) * (100 if field.endswith("%") else 1)
+        yield LoggedFigure(tuple(tables.split()), row, column, value, name)
+
+
+def last(file: Path, which: str, field: str) -> float:
+    """The last evaluation in a log; with several seeds, the mean over them."""
+    text = file.read_text(encoding="utf8")
+    if file.suffix == ".json":
+        rows = json.loads(text)["rows"]
+    else:
+        rows = [row for row in map(json.loads, text.splitlines()) if row["kind"] == "eval"]
+    key, _, wanted = which.partition("=")
+    found = {row.get("seed"): row[field] for row in rows if not which or row[key] == wanted}
+    return sum(found.values()) / len(found)
+
+
+def speeds(docs: Path) -> Iterator[Speed]:
+    """Training speeds of the recipes and of pretraining, and everything in the logs of `allmlp bench`."""
+    page = (docs / "results.md").read_text(encoding="utf8")
+    for recipe in RECIPES:
+        (printed,) = re.findall(rf"^\| `{recipe}` \| ([\d,]+) \|", page, re.MULTILINE)
+        made, rate = job(recipe, samples=1, epochs=1, gpus=1), float(printed.replace(",", ""))
+        text = f"{recipe}, {cost(made.model).parameters / 1e6:.1f} M parameters, {printed} images/s"
+        flops, macs = rate * training_flops(made.model), cost(made.model).macs
+        about = recipe, made.family, made.modality, "training", macs, made.batch_size, rate
+        yield Speed(*about, flops, None, "h200", text, "docs/results.md")
+    log = json.loads((docs / "logs" / "pretraining_speed.json").read_text(encoding="utf8"))
+    for row in log["rows"]:
+        if row["model"] in PRETRAINED:
+            recipe = PRETRAINED[row["model"]]
+            made = job(recipe, samples=1, epochs=1, gpus=1, batch_size=log["options"]["batch"])
+            text = f"{recipe}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens/s']:,.0f} tokens/s"
+            flops, memory = row["share of peak"] * row["peak TFLOP/s"] * 1e12, round(row["GiB"] * 2**30)
+            about = recipe, made.family, made.modality, "training", cost(made.model).macs, made.batch_size
+            yield Speed(*about, row["tokens/s"], flops, memory, "h200", text, "docs/logs/pretraining_speed.json")
+    for file in sorted((docs / "logs").glob("bench*.json")):
+        yield from benched(json.loads(file.read_text(encoding="utf8")), f"docs/logs/{file.name}")
+
+
+def benched(log: dict[str, Any], source: str) -> Iterator[Speed]:
+    """The fastest backend of this library, or of the package that has the model, per model, task and batch size."""
+    options, device = log["options"], log["environment"]["device"]
+    gpu = next((name for name, card in GPUS.items() if card.name in device), None)
+    if gpu is None or options["scale"]:
+        return
+    best: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for row in log["rows"]:
+        # Without FP8: the papers' tables compare equal numerics.
+        ours = row["backend"].startswith("ours") and row["backend"] != "ours fp8"
+        if row["rate_per_s"] and (ours or ":" in row["model"]):
+            key = row["model"], row["task"], row["batch"]
+            best[key] = max(best.get(key, row), row, key=lambda one: one["rate_per_s"])
+    size = options["img_size"] or options["seq_len"]
+    for (model, task, batch), row in best.items():
+        modality, name = "image" if row["unit"] == "images" else "text", f"{model}@{size}" if size else model
+        text = f"{name}, {row['backend']}, batch {batch}, {row['rate_per_s']:,.0f} {row['unit']}/s"
+        about = name, preset(model).family, modality, task, row["macs"], batch, row["rate_per_s"], row["flop_per_s"]
+        yield Speed(*about, row["memory_bytes"], gpu, text, source)

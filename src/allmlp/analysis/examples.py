@@ -1,0 +1,101 @@
+"""The sections on example images: which patches a prediction depends on, and nearest neighbors."""
+
+from __future__ import annotations
+
+import torch
+
+from allmlp.analysis import figures
+from allmlp.analysis.neighbors import MIN_COSINE, agreement, features, nearest_neighbors
+from allmlp.analysis.output_folder import OutputFolder, Section
+from allmlp.analysis.saliency import SQUARES, occlusion_squares, patch_grid, saliency
+from allmlp.analysis.target import AnalysisTarget, NamedImages, affordable_images
+from allmlp.errors import UserError
+
+EXAMPLES = 8
+"""The largest number of images that are explained, and of queries."""
+
+
+def first(images: NamedImages, count: int) -> NamedImages:
+    labels = None if images.labels is None else images.labels[:count]
+    return NamedImages(images.names[:count], images.pixels[:count], labels)
+
+
+def saliency_section(
+    target: AnalysisTarget, output: OutputFolder, images: NamedImages | None, available: int
+) -> Section:
+    """Saliency maps of `images`, the first of the `available` ones."""
+    if target.model.spec.input_size is None:
+        return Section("saliency", "the model does not read images")
+    if target.output != "classes":
+        return Section("saliency", f"the model outputs {target.output}, not classes: there is no prediction to explain")
+    if images is None:
+        return Section("saliency", "no images: give image files as arguments")
+    try:
+        squares = affordable_images(target.model, SQUARES, least=16)
+        found = saliency(target.model, target.normalize(images.pixels), squares)
+    except UserError as reason:
+        return Section("saliency", str(reason))
+    rows = []
+    for name, one in zip(images.names, found):
+        for method, values in (("occlusion", one.occlusion), ("gradient", one.gradient), ("class map", one.class_map)):
+            if values is not None:
+                rows += [
+                    (name, target.class_name(one.label), one.probability, method, row, column, float(value))
+                    for row, line in enumerate(values)
+                    for column, value in enumerate(line)
+                ]
+    columns = ("image", "class", "probability", "method", "row", "column", "value")
+    about = "occlusion: log-probability lost, in nats; gradient: logit per standard deviation; class map: logits."
+    output.table("saliency", columns, rows, about)
+    predictions = [f"{target.class_name(one.label)} {one.probability:.0%}" for one in found]
+    titles = [f"{name}\npredicted: {prediction}" for name, prediction in zip(images.names, predictions)]
+    side = int((occlusion_squares(patch_grid(target.model.spec), squares)[0] == 0).sum())
+    output.figure("saliency", figures.saliency_maps(images.pixels, found, titles, side))
+    mapped = found[0].class_map is not None
+    text = f"occlusion, gradient{', class map' if mapped else ''} of {len(found)} images"
+    text += f" (the first of {available})" if available > len(found) else ""
+    return output.section("saliency", text if mapped else f"{text}; class maps need mean pooling and a linear head")
+
+
+def neighbor_section(
+    target: AnalysisTarget, output: OutputFolder, given: NamedImages | None, bank: NamedImages | None, k: int
+) -> Section:
+    """The nearest neighbors of the first given images in the bank, or among each other."""
+    if target.model.spec.input_size is None:
+        return Section("neighbors", "the model does not read images")
+    known = bank or given
+    if known is None or len(known.names) < 2:
+        return Section("neighbors", "give two or more image files, or a run whose dataset is available")
+    queries = first(given or known, EXAMPLES)
+    table = features(target.model, target.normalize(known.pixels))
+    same = given is None or bank is None
+    query_features = table[: len(queries.names)] if same else features(target.model, target.normalize(queries.pixels))
+    own = torch.arange(len(queries.names)) if same else None
+    found = nearest_neighbors(query_features, table, k, own, MIN_COSINE)
+    if not any(found):
+        return Section("neighbors", f"no two of the images have a cosine similarity of {MIN_COSINE} or more")
+
+    def caption(images: NamedImages, index: int) -> str:
+        return images.names[index] + ("" if images.labels is None else f": {target.label_text(images.labels[index])}")
+
+    rows = [
+        (caption(queries, query), rank, caption(known, near.index), near.cosine)
+        for query, row in enumerate(found)
+        for rank, near in enumerate(row, start=1)
+    ]
+    about = f"Cosine similarity of the pooled features; images below {MIN_COSINE} are left out."
+    output.table("neighbors", ("query", "rank", "neighbor", "cosine"), rows, about)
+    drawn = [
+        [(queries.pixels[query], caption(queries, query))]
+        + [(known.pixels[near.index], f"{caption(known, near.index)}\n{near.cosine:.2f}") for near in row]
+        for query, row in enumerate(found)
+    ]
+    text = f"{len(queries.names)} queries in {len(known.names)} images"
+    alone = sum(not row for row in found)
+    if alone:
+        text += f", {alone} without a neighbor"
+    if known.labels is not None and target.has_class_labels(known.labels) and len(known.names) > 2:
+        text += f"; nearest neighbor has the same class for {agreement(table, known.labels):.1%} of the images"
+    note = f"{text}; numbers are cosine similarities of the pooled features, none below {MIN_COSINE} is shown"
+    output.figure("neighbors", figures.neighbor_rows(drawn, note))
+    return output.section("neighbors", text)

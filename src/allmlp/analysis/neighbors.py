@@ -1,0 +1,51 @@
+"""Which images are similar to a model: nearest neighbors in its features."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmlp.models.model import Model
+from allmlp.tasks.probe import normalized_features
+
+MIN_COSINE = 0.5
+"""Images below this cosine similarity are not shown as neighbors. Of 500 CIFAR-100 test images and the bundled CIFAR-10
+model, 9 % of all pairs reach it, and 99.6 % of the images have a neighbor that does.
+"""
+
+
+class Neighbor(NamedTuple):
+    index: int
+    """In the bank."""
+    cosine: float
+    """Between the pooled features of both."""
+
+
+@torch.inference_mode()
+def features(model: Model, images: Tensor, batch_size: int = 50) -> Tensor:
+    """Pooled features of norm 1, n c, for normalized images."""
+    return torch.cat([normalized_features(model, part) for part in images.split(batch_size)])
+
+
+def nearest_neighbors(
+    queries: Tensor, bank: Tensor, k: int = 5, own: Tensor | None = None, min_cosine: float = -1.0
+) -> list[list[Neighbor]]:
+    """At most k neighbors of each query in the bank, nearest first, with a cosine of at least `min_cosine`.
+
+    Features have norm 1. `own` is the index of each query in the bank, which is skipped; -1 if it is not there.
+    """
+    cosine = queries @ bank.T
+    if own is not None:
+        inside = own >= 0
+        cosine[inside.nonzero().flatten(), own[inside]] = -torch.inf
+    near = cosine.topk(min(k, len(bank) - (own is not None)), dim=1)
+    rows = zip(near.indices.tolist(), near.values.tolist())
+    return [[Neighbor(*pair) for pair in zip(*row) if pair[1] >= min_cosine] for row in rows]
+
+
+def agreement(bank: Tensor, labels: Tensor) -> float:
+    """The fraction of the bank whose nearest other image has the same label."""
+    cosine = (bank @ bank.T).fill_diagonal_(-torch.inf)
+    return float((labels[cosine.argmax(1)] == labels).double().mean())

@@ -1,0 +1,131 @@
+"""The model to analyze, and images to show to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmlp.analysis.token_filters import evenly_spaced
+from allmlp.data.dataset import Split
+from allmlp.data.decode import SUFFIXES, Decode, read_images
+from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing, read_preprocessing
+from allmlp.errors import UserError
+from allmlp.models.encoder import Encoder
+from allmlp.models.external import External
+from allmlp.models.model import Model, ModelSpec
+from allmlp.models.zoo import create
+from allmlp.tasks.task import Normalize
+from allmlp.weights import folder
+from allmlp.weights.pretrained import BUNDLED, bundled
+
+MAC_BUDGET = 5e11
+"""Multiply-adds of one section unless more is asked for: half a minute on a CPU core."""
+
+
+class NamedImages(NamedTuple):
+    names: tuple[str, ...]
+    pixels: Tensor
+    """In [0, 1], at the model's input size, b c h w."""
+    labels: Tensor | None = None
+    """int64, b, for classes; floats for regression targets; None if they are not known."""
+
+
+@dataclass(frozen=True)
+class AnalysisTarget:
+    name: str
+    model: Model
+    """In evaluation mode, with frozen weights."""
+    trained: bool
+    preprocessing: ImagePreprocessing | None = None
+    """None for a model that does not read images."""
+
+    @property
+    def output(self) -> Literal["classes", "values", "features"]:
+        """What the head of an image model outputs: class scores, other numbers, or features if there is no head."""
+        spec = self.model.spec
+        if isinstance(spec, Encoder) and spec.head is None:
+            return "features"
+        return self.preprocessing.task if self.preprocessing else "classes"
+
+    def class_name(self, label: int) -> str:
+        names = self.preprocessing.class_names if self.preprocessing else ()
+        return names[label] if label < len(names) else f"class {label}"
+
+    def has_class_labels(self, labels: Tensor) -> bool:
+        is_regression = self.preprocessing is not None and self.preprocessing.task == "values"
+        return not (is_regression or labels.is_floating_point())
+
+    def label_text(self, label: Tensor) -> str:
+        if self.has_class_labels(label):
+            return self.class_name(int(label))
+        return " ".join(f"{value:.3g}" for value in label.flatten().tolist())
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """The model's input for pixels in [0, 1]."""
+        assert self.preprocessing is not None, "only image models are shown images"
+        return Normalize(self.preprocessing.mean, self.preprocessing.std)(pixels)
+
+    def load_images(self, files: Sequence[Path]) -> NamedImages:
+        """Image files, cropped and resized as by `allmlp predict`."""
+        size, preprocessing = self.model.spec.input_size, self.preprocessing
+        if size is None or preprocessing is None:
+            raise UserError(f"{self.name} reads {self.model.spec.input_spec}, not images")
+        return NamedImages(tuple(file.name for file in files), read_images(files, size, preprocessing).float() / 255)
+
+    def sample(self, split: Split, most: int) -> NamedImages:
+        """At most `most` images of a dataset, evenly spaced."""
+        chosen = evenly_spaced(len(split), most)
+        images, labels = split.fetch(torch.tensor(chosen))
+        identity = (0.0,) * images.shape[1], (1.0,) * images.shape[1]
+        pixels = Normalize(*identity, self.model.spec.input_size)(images).clamp(0, 1)
+        return NamedImages(tuple(f"test {index}" for index in chosen), pixels, labels)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[str, list[Path]]:
+    """The arguments of the command as a model and image files; the bundled model if none is named."""
+    names = list(arguments)
+    no_model = not names or Path(names[0]).is_file() or Path(names[0]).suffix.lower() in SUFFIXES
+    model = BUNDLED if no_model else names.pop(0)
+    return model, [Path(name) for name in names]
+
+
+def affordable_images(model: Model, most: int, least: int = 1, passes: int = 1) -> int:
+    """How many images the model reads `passes` times in about MAC_BUDGET multiply-adds, within the two limits."""
+    return max(least, min(most, int(MAC_BUDGET / (passes * max(model.describe().macs, 1)))))
+
+
+def load_target(name: str = BUNDLED) -> AnalysisTarget:
+    """The model in the folder `name`, the bundled CIFAR-10 model, or an untrained model by its name (seed 0)."""
+    path = bundled() if name == BUNDLED else Path(name)
+    if path.is_dir():
+        model = folder.load(path).float()
+        label = "cifar10" if name == BUNDLED else str(path)
+        return AnalysisTarget(label, model.requires_grad_(False), True, load_preprocessing(path, model.spec))
+    if path.exists() or (":" not in name and {"/", "\\"} & set(name)):
+        raise UserError(f"{name} is not a folder; give a model folder or a name from `allmlp list`")
+    model = create(name, seed=0).eval().requires_grad_(False)
+    return AnalysisTarget(name, model, False, default_preprocessing(model.spec))
+
+
+def load_preprocessing(path: Path, spec: ModelSpec) -> ImagePreprocessing | None:
+    found = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else default_preprocessing(spec)
+    return found if isinstance(found, ImagePreprocessing) else None
+
+
+def default_preprocessing(spec: ModelSpec) -> ImagePreprocessing | None:
+    """ImageNet's statistics, for an image model without a preprocessing file."""
+    if isinstance(spec, External):
+        channels = spec.in_chans
+    elif isinstance(spec, Encoder) and spec.input_size is not None:
+        channels = spec.stem.in_chans  # type: ignore[attr-defined]
+    else:
+        return None
+    if channels not in (1, 3):
+        return None
+    decode = Decode(color="rgb" if channels == 3 else "gray")
+    return ImagePreprocessing(*decode.statistics(), crop_pct=decode.crop_pct)

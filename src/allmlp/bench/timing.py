@@ -1,0 +1,158 @@
+"""Interleaved timing: all calls run in every round, so that heat and background load affect all of them alike.
+
+The order is shuffled in every round: in a fixed order a call always follows the same neighbor, and right after a large
+matmul an H200 is 6 % slower.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from allmlp.bench.clock import Call, Clock
+from allmlp.errors import UserError, one_line
+
+T = TypeVar("T")
+ROUNDS, FEWEST = 10, 3
+"""Rounds per call; fewer if a single call takes longer than a round should."""
+WARM_UP = 3
+"""Untimed calls: compilation and CUDA-graph capture."""
+MAX_CALLS = 1000
+"""Calls in one round."""
+LATENCY_FRACTION = 0.2
+"""Fraction of a round's calls that are timed one by one, for latency."""
+
+
+class Quartiles(NamedTuple):
+    """Median and quartiles of several measurements."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def relative_iqr(self) -> float:
+        """Inter-quartile range over the median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+
+class Timing(NamedTuple):
+    """Seconds per call of each round."""
+
+    latencies: tuple[float, ...]
+    """A single call, from launch to result."""
+    calls: tuple[float, ...]
+    """Back-to-back calls, where launches overlap with execution."""
+
+    @property
+    def latency(self) -> Quartiles:
+        return quartiles(self.latencies)
+
+    @property
+    def call(self) -> Quartiles:
+        return quartiles(self.calls)
+
+
+class Failure(NamedTuple):
+    """Why a measurement failed."""
+
+    note: str
+
+
+def time_interleaved(calls: Mapping[str, Call], clock: Clock, seconds: float) -> dict[str, Timing | Failure]:
+    """Time every call for about `seconds` in interleaved rounds. A call that fails is dropped; the others go on."""
+    found: dict[str, Timing | Failure] = {}
+    single: dict[str, float] = {}
+    for name, call in calls.items():
+        taken = try_call(lambda call=call: warm_up(call, clock))
+        if isinstance(taken, Failure):
+            found[name] = taken
+        else:
+            single[name] = taken
+    rounds = max(FEWEST, min(ROUNDS, round(seconds / max(single.values(), default=1.0))))
+    counts = {name: max(1, min(MAX_CALLS, round(seconds / rounds / one))) for name, one in single.items()}
+    latencies: dict[str, list[float]] = {name: [] for name in counts}
+    calls_by_name: dict[str, list[float]] = {name: [] for name in counts}
+    with gc_disabled():
+        for number in range(rounds):
+            for name in shuffled([name for name in counts if name not in found], number):
+                timed = try_call(lambda name=name: one_round(calls[name], clock, counts[name]))
+                if isinstance(timed, Failure):
+                    found[name] = timed
+                else:
+                    latencies[name].append(timed[0])
+                    calls_by_name[name].append(timed[1])
+    for name in counts:
+        if name not in found:
+            found[name] = Timing(tuple(latencies[name]), tuple(calls_by_name[name]))
+    return {name: found[name] for name in calls}
+
+
+def shuffled(names: list[str], seed: int) -> list[str]:
+    return random.Random(seed).sample(names, len(names))
+
+
+def warm_up(call: Call, clock: Clock) -> float:
+    """Warm up, then return the seconds of one call."""
+    clock.time(call, WARM_UP)
+    return max(clock.time(call, 1), 1e-9)
+
+
+def one_round(call: Call, clock: Clock, count: int) -> tuple[float, float]:
+    """Median latency of single calls, then seconds per call of the rest back to back."""
+    singles = max(1, round(LATENCY_FRACTION * count))
+    latencies = statistics.median(clock.time(call, 1) for _ in range(singles))
+    row = count - singles
+    return latencies, clock.time(call, row) / row if row else latencies
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Quartiles(median, low, high)
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """Speedup over the others: the median of per-round ratios, since a round sees one state of the machine."""
+    return statistics.median(other / time for time, other in zip(times, others))
+
+
+def try_call(call: Callable[[], T]) -> T | Failure:
+    """The result, or why it failed: a backend that cannot run costs one row, not the run."""
+    try:
+        return call()
+    except UserError as reason:
+        failure = Failure(one_line(reason))
+    except Exception as reason:
+        failure = Failure("out of memory" if is_out_of_memory(reason) else f"failed: {one_line(reason)}")
+    release()
+    return failure
+
+
+def is_out_of_memory(reason: Exception) -> bool:
+    """Includes the CPU allocator, which raises a plain RuntimeError."""
+    known = isinstance(reason, (torch.OutOfMemoryError, MemoryError))
+    return known or "can't allocate memory" in str(reason) or "CUDA out of memory" in str(reason)
+
+
+def release() -> None:
+    """Collect garbage and empty the CUDA cache."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def gc_disabled() -> Iterator[None]:
+    """Keep garbage collection out of timed regions."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,48 @@
+"""Compilation of a training step: one graph for all blocks of a stack, or the whole step as one graph.
+
+The blocks of a stack run the same code with other weights, so "blocks" compiles one of them and uses it for all: the
+time to the first step hardly depends on depth. What surrounds the stack (augmentation, stem, head, loss) is compiled
+as graphs of its own. "step" compiles everything as one graph, which fuses across blocks and takes longer.
+
+Compiled graphs and kernels are cached on disk by PyTorch, by default in a temporary folder of the user, so that the
+same run compiles faster the next time. Set TORCHINDUCTOR_CACHE_DIR (and TRITON_CACHE_DIR, which is inside it unless
+set) to a folder that persists to keep the cache between containers or machines of one kind;
+TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 turns it off.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from allmlp.layers.block import BlockLayer
+from allmlp.layers.scale import DropPathLayer
+from allmlp.models.encoder import EncoderModel
+from allmlp.tasks.task import TaskModule
+
+Region = Literal["blocks", "step"]
+BACKEND: Any = "inductor"
+
+
+def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool = False) -> None:
+    """Compile the loss of `task`; with `cuda_graphs` PyTorch replays the compiled parts as CUDA graphs.
+
+    Models without a stack of equal blocks, such as those of other packages, are compiled as a whole.
+    """
+    options: dict[str, Any] = {"backend": BACKEND, "dynamic": False}
+    if BACKEND == "inductor" and cuda_graphs:
+        options["mode"] = "reduce-overhead"
+    for layer in task.modules():
+        if isinstance(layer, DropPathLayer):
+            layer.rate_as_tensor(next(task.parameters()).device)
+    # The function of the class and not the methods of the instances, so that all blocks share one cache of graphs.
+    block_forward = torch.compile(BlockLayer.forward, **options)
+    for stack in task.modules():
+        if region == "blocks" and isinstance(stack, EncoderModel) and len(stack.blocks) > 1:
+            # Not traced into the surrounding graph: there, each block would be compiled again.
+            stack.run_blocks = torch.compiler.disable(stack.run_blocks, recursive=False)  # type: ignore[method-assign]
+            for block in stack.blocks:
+                block.forward = partial(block_forward, block)  # type: ignore[arg-type]
+    task.compute_loss = torch.compile(task.compute_loss, **options)  # type: ignore[method-assign]

@@ -1,0 +1,134 @@
+"""Base classes: a spec (`Data`) loads a `Dataset`, whose splits return examples by index.
+
+The indices of each step are computed from the seed and the step (`data.sampler`), so splits have no state and a resumed
+run gets the same examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing
+from allmlp.errors import UserError
+from allmlp.spec import Spec, to_json
+
+Examples = Any
+"""A NamedTuple of tensors with the examples along the first axis: `LabeledImages`, or another one for text."""
+
+
+def map_tensors(examples: Examples, change: Callable[[Tensor], Tensor]) -> Examples:
+    """Apply a function to every tensor of the examples."""
+    return type(examples)(*map(change, examples))
+
+
+class LabeledImages(NamedTuple):
+    images: Tensor
+    """uint8, b c h w."""
+    labels: Tensor
+    """int64, b."""
+
+
+class Split(Protocol):
+    """One part of a dataset."""
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> Examples:
+        """The examples at `indices` (int64, b), on the split's device.
+
+        `uniforms` in [0, 1), b 4, are for splits that take random crops when decoding; without them images are
+        preprocessed as for evaluation.
+        """
+        ...
+
+
+class InMemory:
+    """A split held in memory, on the device of the model: small images, text."""
+
+    def __init__(self, *tensors: Tensor, batch_type: Callable[..., Examples] = LabeledImages) -> None:
+        self.examples = batch_type(*tensors)
+
+    def __len__(self) -> int:
+        return len(self.examples[0])
+
+    def to(self, device: torch.device | str) -> InMemory:
+        return InMemory(*(tensor.to(device) for tensor in self.examples), batch_type=type(self.examples))
+
+    def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> Examples:
+        indices = indices.to(self.examples[0].device)
+        return map_tensors(self.examples, lambda tensor: tensor[indices])
+
+
+class Subset:
+    """Some examples of another split."""
+
+    def __init__(self, split: Split, indices: Tensor) -> None:
+        self.split, self.indices = split, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> LabeledImages:
+        return self.split.fetch(self.indices[indices.to(self.indices.device)], uniforms)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A loaded dataset: its training and test split."""
+
+    train: Split
+    test: Split
+
+    def split_validation(self, examples: int) -> Self:
+        """Replace the test split by `examples` of the training split, to choose hyperparameters."""
+        if not examples:
+            return self
+        if not 0 < examples < len(self.train):
+            raise UserError(f"cannot hold out {examples} of {len(self.train)} training examples: lower val_size")
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
+        train, validation = order[examples:].sort().values, order[:examples].sort().values
+        return replace(self, train=subset(self.train, train), test=subset(self.train, validation))
+
+    def files(self) -> dict[str, str]:
+        """Name -> text of the files that are saved next to a model trained on this dataset."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ImageDataset(Dataset):
+    """Labeled images."""
+
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Of the pixels divided by 255, per channel."""
+    crop_pct: float = 1.0
+    """Center crop for evaluation, as a fraction of the short side."""
+
+    def files(self) -> dict[str, str]:
+        task = "classes" if self.class_names else "values"
+        return {
+            PREPROCESSING_FILE: to_json(ImagePreprocessing(self.mean, self.std, self.class_names, self.crop_pct, task))
+        }
+
+
+def subset(split: Split, indices: Tensor) -> Split:
+    if isinstance(split, InMemory):
+        return InMemory(*split.fetch(indices), batch_type=type(split.examples))
+    return Subset(split, indices)
+
+
+class Data(Spec, abstract=True):
+    """Spec of a dataset."""
+
+    def load(self) -> Dataset:
+        raise NotImplementedError
+
+    def for_model(self, folder: str) -> Self:
+        """This dataset as the model in `folder` expects it, for instance with its tokenizer."""
+        return self

@@ -1,0 +1,90 @@
+"""Splits of encoded images that are decoded in threads when they are fetched."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from allmlp.data.dataset import LabeledImages
+from allmlp.data.decode import CorruptImage, Decode, decode_image
+from allmlp.errors import UserError
+from allmlp.spec import Range
+
+log = logging.getLogger("allmlp.data")
+
+NumWorkers = Annotated[int, Range(0, 1024)]
+"""Threads that read and decode; 0 is one per core."""
+MAX_SKIPS = 100
+"""Consecutive corrupt images before giving up."""
+
+
+class EncodedImages:
+    """A split of encoded images; subclasses implement `read` and `name`."""
+
+    def __init__(self, labels: Tensor, img_size: tuple[int, int], decode: Decode, num_workers: int) -> None:
+        self.labels, self.img_size, self.decode, self.num_workers = labels, img_size, decode, num_workers
+        self.corrupt: dict[int, str] = {}
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def read(self, index: int) -> bytes:
+        """Bytes of an image; raises CorruptImage if only this image cannot be read."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def skipped(self) -> int:
+        """Number of corrupt images skipped so far."""
+        return len(self.corrupt)
+
+    def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> LabeledImages:
+        wanted = indices.tolist()
+        with torch.inference_mode(False):  # inference mode is per thread, and worker threads fill it
+            images = torch.empty(len(wanted), self.decode.channels, *self.img_size, dtype=torch.uint8)
+        rows = uniforms.tolist() if uniforms is not None else [None] * len(wanted)
+
+        def decode(position: int) -> int:
+            index, pixels = self.decode_or_next(wanted[position], rows[position])
+            images[position] = pixels
+            return index
+
+        used = list(self.pool().map(decode, range(len(wanted))))
+        return LabeledImages(images, self.labels[torch.tensor(used, dtype=torch.int64)])
+
+    def decode_or_next(self, index: int, uniforms: list[float] | None) -> tuple[int, Tensor]:
+        """Decode the image at `index`, or the next one that is not corrupt."""
+        for _ in range(min(len(self), MAX_SKIPS)):
+            if index not in self.corrupt:
+                try:
+                    return index, decode_image(self.read(index), self.img_size, self.decode, uniforms)
+                except CorruptImage as reason:
+                    if self.decode.on_corrupt == "error":
+                        raise CorruptImage(
+                            f"{self.name(index)}: {reason}; repair or remove it, or set data.decode.on_corrupt=skip"
+                        ) from reason
+                    self.corrupt[index] = str(reason)
+                    log.warning("skipped %s: %s (%d so far)", self.name(index), reason, self.skipped)
+            index = (index + 1) % len(self)
+        raise UserError(f"{self.name(index)} and the images before it are all corrupt: check data.path")
+
+    def pool(self) -> ThreadPoolExecutor:
+        """The thread pool, created on first use and again after a fork, which does not copy threads."""
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = os.getpid(), ThreadPoolExecutor(self.num_workers or cores(), thread_name_prefix="decode")
+        return self._pool[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,130 @@
+"""Image datasets of the Hugging Face Hub, or local ones in its formats, through the `datasets` package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allmlp.data.dataset import Data, ImageDataset
+from allmlp.data.decode import CorruptImage, Decode
+from allmlp.data.encoded_images import EncodedImages, NumWorkers
+from allmlp.errors import UserError, lookup, one_line, require
+from allmlp.spec import Size
+
+TEST_SPLITS = ("validation", "valid", "val", "test")
+
+
+class HubDataset(Data):
+    """A dataset by its name ("uoft-cs/cifar100") or local folder; needs `pip install datasets`.
+
+    Columns and test split are found by type and name if they are not given.
+    """
+
+    name: str
+    img_size: Size = (224, 224)
+    config: str = ""
+    revision: str = ""
+    train_split: str = "train"
+    test_split: str = ""
+    image_column: str = ""
+    label_column: str = ""
+    decode: Decode = Decode()
+    num_workers: NumWorkers = 0
+
+    def load(self) -> ImageDataset:
+        library = require("datasets", "hub")
+        tables = self.load_splits(library)
+        train = lookup(self.train_split, tables, f"split of {self.name}")
+        chosen = self.test_split or next((name for name in TEST_SPLITS if name in tables), TEST_SPLITS[0])
+        test = lookup(chosen, tables, f"split of {self.name}")
+        features = train.features
+        images = [name for name, feature in features.items() if isinstance(feature, library.Image)]
+        image = self.image_column or next(iter(images), "image")
+        labels = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
+        label = self.label_column or next(iter(labels), "label")
+        for column in (image, label):
+            lookup(column, features, f"column of {self.name}")
+        if image not in images:
+            raise UserError(f"column {image!r} of {self.name} holds no images{listing(images)}")
+        classes = class_names(features[label], train[label])
+        if len(classes) < 2:
+            raise UserError(f"column {label!r} of {self.name} has fewer than two classes")
+        mean, std = self.decode.statistics()
+        splits = []
+        for name, table in ((self.train_split, train), (chosen, test)):
+            numbers = class_indices(table[label], classes, f"split {name!r} of {self.name}")
+            encoded = table.cast_column(image, library.Image(decode=False))
+            source = f"{self.name}, {name}"
+            splits.append(HubImages(encoded, image, numbers, source, self.img_size, self.decode, self.num_workers))
+        return ImageDataset(splits[0], splits[1], classes, mean, std, self.decode.crop_pct)
+
+    def load_splits(self, library: Any) -> Any:
+        """The splits by name, from the Hub, a local dataset or a folder written by `save_to_disk`."""
+        folder = Path(self.name).expanduser()
+        try:
+            if (folder / "dataset_dict.json").is_file():
+                return library.load_from_disk(str(folder))
+            name = str(folder) if folder.is_dir() else self.name
+            return library.load_dataset(name, self.config or None, revision=self.revision or None)
+        except Exception as reason:  # `datasets` raises many types
+            raise UserError(
+                f"cannot load dataset {self.name!r}: {type(reason).__name__}: {one_line(reason)}; "
+                f"if offline, give the path of a local copy"
+            ) from reason
+
+
+class HubImages(EncodedImages):
+    """Images in a column of a table."""
+
+    def __init__(
+        self,
+        table: Any,
+        column: str,
+        labels: list[int],
+        source: str,
+        img_size: tuple[int, int],
+        decode: Decode,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(torch.tensor(labels, dtype=torch.int64), img_size, decode, num_workers)
+        self.table, self.column, self.source = table.select_columns([column]), column, source
+
+    def read(self, index: int) -> bytes:
+        try:
+            cell = self.table[index][self.column]
+            if cell is None:
+                raise CorruptImage("the cell is empty")
+            return cell["bytes"] if cell["bytes"] is not None else Path(os.fspath(cell["path"])).read_bytes()
+        except OSError as reason:
+            raise CorruptImage(f"cannot be read ({one_line(reason)})") from reason
+
+    def name(self, index: int) -> str:
+        return f"{self.source}, row {index}"
+
+
+def listing(names: Iterable[str]) -> str:
+    return f"; {', '.join(names)} does" if names else ""
+
+
+def class_names(feature: Any, values: Iterable[Any]) -> tuple[str, ...]:
+    """Class names from the feature, else from the strings or integers of the column."""
+    if getattr(feature, "names", None):
+        return tuple(feature.names)
+    seen = set(values)
+    if seen and all(isinstance(value, str) for value in seen):
+        return tuple(sorted(seen))
+    if seen and all(isinstance(value, int) and 0 <= value < 1_000_000 for value in seen):
+        return tuple(map(str, range(max(seen) + 1)))
+    raise UserError("labels must be strings or class indices: set label_column to another column")
+
+
+def class_indices(values: Iterable[Any], classes: tuple[str, ...], source: str) -> list[int]:
+    numbers = {name: number for number, name in enumerate(classes)}
+    found = [numbers.get(value, -1) if isinstance(value, str) else value for value in values]
+    if not found or not all(isinstance(value, int) and 0 <= value < len(classes) for value in found):
+        raise UserError(f"{source} is empty or has images without a known label: set test_split to another split")
+    return found

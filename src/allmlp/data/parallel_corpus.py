@@ -1,0 +1,227 @@
+"""Parallel text for translation: TSV files with a header, or pairs of files with aligned lines."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmlp.data.dataset import Dataset, InMemory
+from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.text_files import find_files, open_file
+from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
+from allmlp.errors import UserError, one_line
+from allmlp.spec import Count, NonNegative, to_json
+
+log = logging.getLogger("allmlp.data")
+
+ENCODE_BATCH = 8192
+"""Pairs tokenized at once."""
+
+
+class TranslationBatch(NamedTuple):
+    source: Tensor
+    """int32, b s: x1 ... xn [SEP], padded on the right."""
+    target: Tensor
+    """int32, b t: [CLS] y1 ... yn [SEP], padded on the right."""
+    reference_index: Tensor
+    """int32, b: index of the target in `TranslationDataset.references`."""
+
+
+@dataclass(frozen=True)
+class TranslationDataset(Dataset):
+    """Sentences and their translations."""
+
+    tokenizer: Tokenizer
+    seq_len: int
+    references: tuple[str, ...]
+    """The target texts of both splits."""
+    tokens_per_pair: int
+    """Mean number of tokens of a training pair, both pairs_ids together, without padding."""
+
+    def files(self) -> dict[str, str]:
+        return {
+            TOKENIZER_FILE: self.tokenizer.to_json(),
+            PREPROCESSING_FILE: to_json(TextPreprocessing("translation", self.seq_len)),
+        }
+
+
+class ParallelCorpus(TextData):
+    """Sentence pairs for training (`path`) and testing (`test`), files as in `find_files`.
+
+    `source_lang` and `target_lang` are columns of TSV files with a header (plain, .gz, .xz, .zst). Two files with
+    aligned lines are joined by a plus sign: train.de+train.en. Pairs with an empty side are skipped, and so are
+    training pairs with more than `seq_len` tokens including [CLS] and [SEP], or with one side more than
+    `max_length_ratio` times as long as the other. Long test sources are truncated. Both languages use one tokenizer,
+    which is kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
+    """
+
+    path: str
+    test: str
+    source_lang: str = "de"
+    target_lang: str = "en"
+    tokenizer: TokenizerConfig = TokenizerConfig("bpe", 8192, lowercase=False)
+    seq_len: Count = 64
+    max_length_ratio: NonNegative | None = None
+    cache: str = ""
+
+    def check(self) -> None:
+        if self.seq_len < 3:
+            raise UserError(
+                "a target needs at least three tokens: [CLS], one of the sentence, [SEP]; raise data.seq_len"
+            )
+        if self.source_lang == self.target_lang:
+            raise UserError(f"source_lang and target_lang are the same column, {self.source_lang!r}: name two")
+        if self.max_length_ratio is not None and self.max_length_ratio < 1:
+            raise UserError(
+                f"max_length_ratio={self.max_length_ratio:g} would skip every pair: it must be at least 1, or none"
+            )
+
+    def load(self) -> TranslationDataset:
+        train_pairs, test_pairs = self.read_pairs(self.path), self.read_pairs(self.test)
+        tokenizer = self.tokenizer.build_cached([text for pair in train_pairs for text in pair], self.cache)
+        kept, train = self.filter_pairs(train_pairs, tokenizer)
+        test = torch.cat(
+            [rows(pairs_ids, tokenizer, self.seq_len) for pairs_ids in encode(test_pairs, tokenizer)], dim=1
+        )
+        references = tuple(target for _, target in kept + test_pairs)
+        numbers = torch.arange(len(references), dtype=torch.int32)
+        real = int((train != tokenizer.pad_token_id).sum())
+        return TranslationDataset(
+            InMemory(*train, numbers[: len(kept)], batch_type=TranslationBatch),
+            InMemory(*test, numbers[len(kept) :], batch_type=TranslationBatch),
+            tokenizer,
+            self.seq_len,
+            references,
+            max(round(real / len(kept)), 1),
+        )
+
+    def read_pairs(self, paths: str) -> list[tuple[str, str]]:
+        """Read the pairs without an empty side."""
+        found: list[tuple[str, str]] = []
+        half = 0
+        for source, target in read(paths, self.source_lang, self.target_lang):
+            if source and target:
+                found.append((source, target))
+            half += bool(source) != bool(target)
+        if not found:
+            raise UserError(f"{paths} has no pairs of sentences" if paths else "set data.path and data.test to files")
+        if half:
+            log.warning("%s: skipped %d pairs with an empty side", paths, half)
+        return found
+
+    def filter_pairs(self, pairs: list[tuple[str, str]], tokenizer: Tokenizer) -> tuple[list[tuple[str, str]], Tensor]:
+        """The training pairs that are kept, and their token ids, 2 b s."""
+        skipped: Counter[str] = Counter()
+        kept, pieces = [], []
+        for start, pairs_ids in zip(range(0, len(pairs), ENCODE_BATCH), encode(pairs, tokenizer)):
+            found = [self.skip_reason(*side) for side in pairs_ids]
+            skipped.update(filter(None, found))
+            kept += [pair for pair, reason_text in zip(pairs[start : start + ENCODE_BATCH], found) if not reason_text]
+            pieces.append(
+                rows([side for side, reason_text in zip(pairs_ids, found) if not reason_text], tokenizer, self.seq_len)
+            )
+        reasons = ", ".join(f"{count} {reason_text}" for reason_text, count in skipped.items())
+        if not kept:
+            raise UserError(
+                f"{self.path}: no training pair is left, {reasons}; change data.seq_len or data.max_length_ratio"
+            )
+        if skipped:
+            log.warning("%s: skipped %d of %d pairs, %s", self.path, len(pairs) - len(kept), len(pairs), reasons)
+        return kept, torch.cat(pieces, dim=1)
+
+    def skip_reason(self, source: list[int], target: list[int]) -> str:
+        """Why a training pair is skipped, or an empty string."""
+        shorter, longer = sorted((len(source), len(target)))
+        if not shorter:
+            return "without tokens"
+        if len(source) + 1 > self.seq_len or len(target) + 2 > self.seq_len:
+            return f"longer than {self.seq_len} tokens"
+        if self.max_length_ratio is not None and longer > self.max_length_ratio * shorter:
+            return f"with a length ratio above {self.max_length_ratio:g}"
+        return ""
+
+
+def read(paths: str, source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Yield all pairs in order; a side may be empty."""
+    for path in filter(None, (part.strip() for part in paths.split(","))):
+        if "+" in path and not Path(path).expanduser().exists():
+            yield from read_aligned(*path.split("+", 1))
+        else:
+            for file in find_files(path):
+                yield from read_tsv(file, source, target)
+
+
+def read_tsv(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Two columns of a TSV file; missing cells at the end of a row are empty."""
+    rows = read_lines(file)
+    header = [name.strip() for name in next(rows, "").split("\t")]
+    if not any(header):
+        raise UserError(f"{file} has no pairs of sentences: its first line must name the columns")
+    for name in (source, target):
+        if name not in header:
+            raise UserError(f"{file} has no column {name!r}, only {', '.join(header)}")
+    left, right = header.index(source), header.index(target)
+    for number, row in enumerate(rows, 2):
+        cells = row.split("\t")
+        if len(cells) > len(header):
+            raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(header)}")
+        cells += [""] * (len(header) - len(cells))
+        yield cells[left].strip(), cells[right].strip()
+
+
+def read_aligned(source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Aligned lines of two files, or of equally many files on both pairs_ids."""
+    sources, targets = find_files(source), find_files(target)
+    if len(sources) != len(targets):
+        raise UserError(f"{source} has {len(sources)} files and {target} has {len(targets)}: both need the same number")
+    for left, right in zip(sources, targets):
+        for number, (a, b) in enumerate(zip_longest(read_lines(left), read_lines(right))):
+            if a is None or b is None:
+                ended = left if a is None else right
+                raise UserError(f"{left} and {right} are not aligned: {ended} ends after line {number}")
+            yield a.strip(), b.strip()
+
+
+def read_lines(file: str) -> Iterator[str]:
+    """Lines without line ends; invalid UTF-8 becomes U+FFFD."""
+    try:
+        with open_file(file) as binary:
+            # Other line separators may occur inside a sentence and would misalign the files.
+            text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="\n")
+            for line in text:
+                yield line.rstrip("\r\n")
+    except OSError as reason:
+        raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
+
+
+EncodedPairs = list[tuple[list[int], list[int]]]
+
+
+def encode(pairs: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[EncodedPairs]:
+    """Token ids of both pairs_ids, without [CLS] and [SEP], in batches of pairs."""
+    for start in range(0, len(pairs), ENCODE_BATCH):
+        sources, targets = zip(*pairs[start : start + ENCODE_BATCH])
+        yield list(zip(tokenizer.encode(list(sources)), tokenizer.encode(list(targets))))
+
+
+def rows(pairs_ids: EncodedPairs, tokenizer: Tokenizer, seq_len: int) -> Tensor:
+    """Padded rows of sources and targets, 2 b s."""
+    sources = [source_ids(source, tokenizer, seq_len) for source, _ in pairs_ids]
+    # A truncated target has no [SEP].
+    targets = [[tokenizer.cls_token_id, *target, tokenizer.sep_token_id][:seq_len] for _, target in pairs_ids]
+    padded = [[row + [tokenizer.pad_token_id] * (seq_len - len(row)) for row in side] for side in (sources, targets)]
+    return torch.tensor(padded, dtype=torch.int32).view(2, len(pairs_ids), seq_len)
+
+
+def source_ids(ids: list[int], tokenizer: Tokenizer, seq_len: int) -> list[int]:
+    """Ids of a source as the encoder reads them, truncated if too long."""
+    return [*ids[: seq_len - 1], tokenizer.sep_token_id]

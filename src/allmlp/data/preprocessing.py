@@ -1,0 +1,84 @@
+"""preprocessing.json: how inputs are prepared for a model, and the names of its classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from allmlp.errors import UserError
+from allmlp.files import RUN, write_atomically
+from allmlp.spec import Count, Rate, Spec, from_json, to_json
+
+PREPROCESSING_FILE = "preprocessing.json"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+
+
+class ImagePreprocessing(Spec):
+    """Preprocessing of images."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Of the pixels divided by 255, per channel."""
+    class_names: tuple[str, ...] = ()
+    crop_pct: Rate = 1.0
+    """Center crop, as a fraction of the short side."""
+    task: Literal["classes", "values"] = "classes"
+    """What the head outputs: class scores, or numbers that are not classes (a regression)."""
+
+
+class TextPreprocessing(Spec):
+    """Preprocessing of text, with the tokenizer in the same folder."""
+
+    task: Literal["text", "classes", "span", "translation"]
+    """What the model outputs: tokens, class scores, answer spans or translations."""
+    seq_len: Count
+    class_names: tuple[str, ...] = ()
+
+
+def write_preprocessing(folder: Path, preprocessing: ImagePreprocessing | TextPreprocessing) -> None:
+    write_atomically(
+        folder / PREPROCESSING_FILE, lambda temporary: temporary.write_text(to_json(preprocessing), encoding="utf8")
+    )
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """A run writes model and preprocessing at its end, so a run without them is not finished."""
+    if (folder / RUN).is_file():
+        raise UserError(f"the run in {folder} is not finished: continue it with allmlp train --resume {folder}")
+
+
+def read_preprocessing(folder: Path) -> ImagePreprocessing | TextPreprocessing:
+    file = folder / PREPROCESSING_FILE
+    if not file.is_file():
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder")
+        refuse_unfinished(folder)
+        raise UserError(f"{folder} has no {PREPROCESSING_FILE}, which says how to prepare inputs")
+    try:
+        preprocessing = from_json(file.read_bytes())
+    except UserError as reason:
+        raise UserError(f"{file}: {reason}") from None
+    if not isinstance(preprocessing, (ImagePreprocessing, TextPreprocessing)):
+        raise UserError(f"{file} describes a {type(preprocessing).__name__}, not preprocessing")
+    return preprocessing
+
+
+def copy_preprocessing(source: Path, target: Path, seq_len: int | None = None) -> None:
+    """Copy preprocessing (with another `seq_len` if given) and tokenizer from one model's folder to another's."""
+    if (source / PREPROCESSING_FILE).is_file():
+        preprocessing = read_preprocessing(source)
+        if seq_len is not None and isinstance(preprocessing, TextPreprocessing):
+            preprocessing = preprocessing.replace(seq_len=seq_len)
+        write_preprocessing(target, preprocessing)
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            data = (source / name).read_bytes()
+            write_atomically(target / name, lambda temporary, data=data: temporary.write_bytes(data))
+
+
+def image_preprocessing(folder: Path) -> ImagePreprocessing:
+    """Read the preprocessing of an image model."""
+    preprocessing = read_preprocessing(folder)
+    if not isinstance(preprocessing, ImagePreprocessing):
+        raise UserError(f"the model in {folder} reads text, not images")
+    return preprocessing

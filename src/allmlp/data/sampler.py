@@ -1,0 +1,140 @@
+"""Which examples form the batch of each step, computed from seed and step alone, so that a run can resume anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import IntEnum
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from allmlp.data.dataset import Examples, InMemory, Split, map_tensors
+
+
+class Stream(IntEnum):
+    """The random streams of a run. Each is seeded with `mix_seed(stream, run seed, ...)`, so no two can coincide."""
+
+    EPOCH_ORDER = 1
+    """Permutation of the examples; with the epoch."""
+    DECODING = 2
+    """Uniforms for reading examples (crops while decoding); with the step."""
+    TASK_INIT = 3
+    """Parameters that the task adds to the model."""
+    GLOBAL_RNG = 4
+    """torch's global generator (dropout, stochastic depth); with step and rank."""
+    TASK_STEP = 5
+    """Uniforms for augmentation and masking, drawn for the whole batch by every process; with the step."""
+
+
+def mix_seed(stream: Stream, *numbers: int) -> int:
+    """Hash a stream and numbers such as seed and step into one 63-bit seed."""
+    state = 0x9E3779B97F4A7C15
+    for number in (stream.value, *numbers):
+        state = ((state ^ (number + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) % 2**64
+        state ^= state >> 31
+    return state % 2**63
+
+
+class Batch(NamedTuple):
+    """The examples of one optimizer step on one process."""
+
+    step: int
+    epoch: float
+    indices: Tensor
+    examples: Examples
+
+    def split(self, parts: int) -> list[Self]:
+        """Micro-batches for gradient accumulation."""
+        pieces = zip(self.indices.chunk(parts), *(tensor.chunk(parts) for tensor in self.examples), strict=True)
+        return [self._replace(indices=i, examples=type(self.examples)(*tensors)) for i, *tensors in pieces]
+
+
+class Sampler:
+    """Concatenates one permutation of the examples per epoch and cuts it into batches.
+
+    Every example comes exactly once per epoch, also where the batch size does not divide their number.
+    With `repeats` each example comes several times in its batch, differently augmented.
+    """
+
+    def __init__(self, num_examples: int, batch_size: int, seed: int, repeats: int = 1) -> None:
+        self.num_examples, self.batch_size, self.seed, self.repeats = num_examples, batch_size, seed, repeats
+        self.permutations: dict[int, Tensor] = {}
+
+    def steps(self, epochs: float) -> int:
+        """Number of steps in `epochs` passes over the data."""
+        return max(math.ceil(epochs * self.num_examples / self.distinct), 1)
+
+    @property
+    def distinct(self) -> int:
+        """Number of distinct examples in a batch."""
+        return max(self.batch_size // self.repeats, 1)
+
+    def epoch(self, step: int) -> float:
+        return step * self.distinct / self.num_examples
+
+    def indices(self, step: int) -> Tensor:
+        position, end, pieces = step * self.distinct, (step + 1) * self.distinct, []
+        while position < end:
+            epoch, offset = divmod(position, self.num_examples)
+            take = min(end - position, self.num_examples - offset)
+            pieces.append(self.permutation(epoch)[offset : offset + take])
+            position += take
+        return torch.cat(pieces).repeat_interleave(self.repeats)[: self.batch_size]
+
+    def permutation(self, epoch: int) -> Tensor:
+        if epoch not in self.permutations:
+            generator = torch.Generator().manual_seed(mix_seed(Stream.EPOCH_ORDER, self.seed, epoch))
+            self.permutations = {k: v for k, v in self.permutations.items() if k >= epoch - 1}
+            self.permutations[epoch] = torch.randperm(self.num_examples, generator=generator)
+        return self.permutations[epoch]
+
+
+class Loader:
+    """Batches of one process, from any step on. Examples that are not in memory are prefetched by threads."""
+
+    def __init__(
+        self, split: Split, sampler: Sampler, device: torch.device, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self.split = split.to(device) if isinstance(split, InMemory) else split
+        self.sampler, self.device, self.rank, self.world_size = sampler, device, rank, world_size
+
+    def fetch(self, step: int) -> Batch:
+        # Processes take strided slices of the batch and of its uniforms: together they see what one process would.
+        own = slice(self.rank, None, self.world_size)
+        indices = self.sampler.indices(step)[own]
+        generator = torch.Generator().manual_seed(mix_seed(Stream.DECODING, self.sampler.seed, step))
+        uniforms = torch.rand(self.sampler.batch_size, 4, generator=generator)[own]
+        moved = map_tensors(
+            self.split.fetch(indices, uniforms), lambda tensor: tensor.to(self.device, non_blocking=True)
+        )
+        return Batch(step, self.sampler.epoch(step), indices, moved)
+
+    def steps(self, start: int, stop: int, prefetch: int = 3) -> Iterator[Batch]:
+        if isinstance(self.split, InMemory):
+            yield from map(self.fetch, range(start, stop))
+            return
+        with ThreadPoolExecutor(prefetch) as pool:
+            pending: deque[Future[Batch]] = deque()
+            for step in range(start, stop):
+                while len(pending) < prefetch and step + len(pending) < stop:
+                    pending.append(pool.submit(self.fetch, step + len(pending)))
+                yield pending.popleft().result()
+
+
+def eval_batches(
+    split: Split, batch_size: int, device: torch.device, rank: int = 0, world_size: int = 1
+) -> Iterator[Examples]:
+    """Every example once, in order; each process gets its slice.
+
+    All processes get the same number of batches, the last one possibly empty, because sharded models run collectives.
+    """
+    split = split.to(device) if isinstance(split, InMemory) else split
+    own = torch.arange(rank, len(split), world_size)
+    for start in range(0, math.ceil(len(split) / world_size), batch_size):
+        indices = own[start : start + batch_size]
+        found = split.fetch(indices if len(indices) else torch.tensor([0]))
+        yield map_tensors(found, lambda tensor, count=len(indices): tensor[:count].to(device))

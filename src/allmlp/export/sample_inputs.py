@@ -1,0 +1,115 @@
+"""Inputs on which an exported file is compared with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmlp.data.decode import read_images
+from allmlp.data.docstrings import iter_docstrings
+from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing, read_preprocessing
+from allmlp.data.tokenizer import Tokenizer, load_tokenizer
+from allmlp.errors import MissingExtra, UserError, require
+from allmlp.models.encoder import Encoder
+from allmlp.models.encoder_decoder import EncoderDecoder
+from allmlp.models.model import Model
+from allmlp.tasks.task import Normalize
+
+COUNT = 6
+
+
+class SampleInputs(NamedTuple):
+    tensors: tuple[Tensor, ...]
+    """Images [N, C, H, W]; or token ids and the mask of the real ones [N, S]."""
+    description: str
+
+
+def sample_inputs(model: Model, folder: Path, files: list[Path]) -> SampleInputs:
+    """The images or texts in `files`, preprocessed for the model in `folder`. Without files: crops of scikit-learn's
+    two photographs, or docstrings of the standard library; if these are missing, random inputs.
+    """
+    if model.spec.input_size is not None:
+        found = images(model, folder, files, model.spec.input_size)
+    elif isinstance(model.spec, (Encoder, EncoderDecoder)):
+        found = texts(model, folder, files)
+    else:
+        found = SampleInputs(model.dummy_inputs(COUNT), "random inputs")
+    if len(found.tensors[0]) == 1:
+        # torch.export specializes on a batch size of 1.
+        return found._replace(tensors=tuple(torch.cat([tensor, tensor]) for tensor in found.tensors))
+    return found
+
+
+def images(model: Model, folder: Path, files: list[Path], size: tuple[int, int]) -> SampleInputs:
+    (example,) = model.dummy_inputs(COUNT)
+    found = read_preprocessing(folder) if (folder / PREPROCESSING_FILE).is_file() else None
+    channels = example.shape[1]
+    known = isinstance(found, ImagePreprocessing) and len(found.mean) == channels
+    preprocessing = found if known else ImagePreprocessing((0.5,) * channels, (0.5,) * channels)
+    assert isinstance(preprocessing, ImagePreprocessing)
+    try:
+        if files and channels in (1, 3):
+            pixels, description = read_images(files, size, preprocessing), f"{len(files)} images"
+        else:
+            pixels, description = photo_crops(size, channels), f"{COUNT} crops of photographs"
+    except MissingExtra:
+        if files:
+            raise
+        return SampleInputs((example,), "random inputs (scikit-learn, which has photographs, is not installed)")
+    return SampleInputs((Normalize(preprocessing.mean, preprocessing.std, size)(pixels),), description)
+
+
+def photo_crops(size: tuple[int, int], channels: int) -> Tensor:
+    """Square crops of scikit-learn's photographs at several positions and sizes, in [0, 1], [N, C, H, W]."""
+    require("PIL.Image", "train")
+    photographs = require("sklearn.datasets", "train").load_sample_images().images
+    found = []
+    for number in range(COUNT):
+        photograph = torch.tensor(photographs[number % len(photographs)]).permute(2, 0, 1)
+        side = photograph.shape[1] // (1 + number // 2)
+        left = (photograph.shape[2] - side) * number // COUNT
+        crop = photograph[:, photograph.shape[1] - side :, left : left + side].unsqueeze(0).float().div(255)
+        found.append(torch.nn.functional.interpolate(crop, size, mode="bicubic", antialias=True).clamp(0, 1))
+    pixels = torch.cat(found)
+    return pixels if channels == 3 else pixels.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1)
+
+
+def texts(model: Model, folder: Path, files: list[Path]) -> SampleInputs:
+    ids = model.dummy_inputs(COUNT)[0]
+    count, seq_len = ids.shape
+    mask = torch.arange(seq_len) < torch.linspace(2, seq_len, count).round().view(-1, 1)
+    tokenizer = matching_tokenizer(folder, model)
+    if tokenizer is None:
+        return SampleInputs((ids, mask), "random tokens (the folder has no tokenizer)")
+    try:
+        given = [file.read_text(encoding="utf8") for file in files]
+    except (OSError, UnicodeError) as reason:
+        raise UserError(f"cannot read the text to compare on: {reason}") from None
+    lines = given or list(islice(iter_docstrings(), COUNT))
+    ids = torch.full((len(lines), seq_len), tokenizer.pad_token_id)
+    for row, found in zip(ids, tokenizer.encode(lines)):
+        whole = torch.tensor([tokenizer.cls_token_id, *found, tokenizer.sep_token_id])[:seq_len]
+        row[: len(whole)] = whole
+    return SampleInputs(
+        (ids, ids != tokenizer.pad_token_id), f"{len(lines)} {'texts' if given else 'docstrings of Python'}"
+    )
+
+
+def matching_tokenizer(folder: Path, model: Model) -> Tokenizer | None:
+    """The tokenizer in the folder, if its vocabulary has the model's size."""
+    try:
+        tokenizer = load_tokenizer(folder)
+    except UserError:
+        return None
+    return tokenizer if len(tokenizer) in vocab_sizes(model) else None
+
+
+def vocab_sizes(model: Model) -> Iterator[int]:
+    for part in model.spec.children():
+        if hasattr(part, "vocab_size"):
+            yield part.vocab_size

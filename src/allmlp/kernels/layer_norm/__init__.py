@@ -1,0 +1,1 @@
+"""LayerNorm in one pass, its statistics alone, or its transposed output."""

@@ -1,1 +1,0 @@
-"""LayerNorm in one pass."""

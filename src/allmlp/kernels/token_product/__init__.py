@@ -1,1 +1,0 @@
-"""Products over tokens for training: any number of tokens at full speed."""

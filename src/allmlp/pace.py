@@ -1,0 +1,111 @@
+"""Progress of a run from 0 to 1, on which learning rate and weight decay depend.
+
+The progress of step t of a run of N steps is (t + 1/2) / N, the middle of the step: no step has the learning rate 0 of
+either end of a schedule.
+
+Under `budget.minutes` N is not known in advance. It is estimated from the duration of steps (the first ones of a
+process, which compile, excluded) at growing intervals, at last every twentieth of the remaining steps. Where the
+estimate differs by more than 1 % from the plan, a new plan spreads the remaining progress over the remaining steps.
+Plans, and the step up to which they hold, are written to pace.json before they are used: progress depends on the step
+alone, and a run that was killed repeats the same learning rates when it is resumed. Evaluations and checkpoints during
+the run count as training time, the last ones come on top; the budget is exceeded by about one step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from allmlp.errors import UserError
+from allmlp.files import write_atomically
+from allmlp.parallel import World
+
+FILE = "pace.json"
+WARMUP_STEPS = 5
+"""Steps of a process that are not measured: they compile, record and allocate."""
+FIRST_STEPS = 10_000
+"""The length assumed before anything is measured, so that the first steps belong to the very beginning."""
+CHECKS = 20
+"""An interval between measurements is at most this fraction of the remaining steps."""
+TOLERANCE = 0.01
+
+
+class Plan(NamedTuple):
+    """From `step` on, progress rises from `progress` to 1 at step `steps`."""
+
+    step: int
+    progress: float
+    steps: int
+
+
+class Pace:
+    """The number of steps of a run, and its progress at each of them.
+
+    `limit` is the budget in steps, `seconds` the one in time, of which `spent` have passed before this process began at
+    step `start`.
+    """
+
+    def __init__(self, path: Path, world: World, limit: int | None, seconds: float, start: int, spent: float) -> None:
+        self.file, self.world, self.limit, self.seconds, self.start = path / FILE, world, limit, seconds, start
+        self.plans, self.next_check = [Plan(0, 0.0, limit or FIRST_STEPS)], 1
+        if math.isfinite(seconds) and self.file.exists():
+            self.plans, self.next_check = read(self.file)
+        self.began = time.monotonic() - spent
+        self.measured: tuple[int, float] | None = None
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the run, as planned now."""
+        return self.plans[-1].steps
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def progress(self, step: float) -> float:
+        """Progress after `step` steps."""
+        plan = [plan for plan in self.plans if plan.step <= step][-1]
+        return min(plan.progress + (1 - plan.progress) * (step - plan.step) / max(plan.steps - plan.step, 1), 1.0)
+
+    def seconds_left(self, step: int) -> float:
+        if math.isfinite(self.seconds):
+            return self.seconds - self.elapsed
+        return self.elapsed * (self.steps - step) / step
+
+    def update(self, step: int) -> None:
+        """After `step` steps: measure their duration, and plan anew where the plan does not hold."""
+        if not math.isfinite(self.seconds) or step < self.next_check:
+            return
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()
+        # The mean, so that all processes come to the same plan.
+        elapsed = float(self.world.mean(torch.tensor(self.elapsed, dtype=torch.float64, device=self.world.device)))
+        before, self.measured = self.measured, (step, elapsed)
+        steps, interval = self.steps, 0
+        if elapsed >= self.seconds:
+            steps = step
+        elif before is not None and (step - self.start > WARMUP_STEPS or elapsed > self.seconds / CHECKS):
+            interval = step - before[0]
+            per_step = (elapsed - before[1]) / interval
+            steps = min(step + round((self.seconds - elapsed) / per_step), self.limit or sys.maxsize)
+        if abs(steps - self.steps) > TOLERANCE * (self.steps - step):
+            self.plans.append(Plan(step, self.progress(step), steps))
+        self.next_check = step + max(min(2 * interval, (steps - step) // CHECKS), 1)
+        if self.world.is_main:
+            text = json.dumps({"plans": self.plans, "next_check": self.next_check})
+            write_atomically(self.file, lambda file: file.write_text(text, encoding="utf8"))
+
+
+def read(file: Path) -> tuple[list[Plan], int]:
+    """The plans of a run, and the step up to which they hold."""
+    try:
+        record = json.loads(file.read_text(encoding="utf8"))
+        return [Plan(*plan) for plan in record["plans"]], record["next_check"]
+    except (OSError, ValueError, TypeError, KeyError) as reason:
+        raise UserError(f"cannot read {file}: {reason}; remove it to plan the rest of the run anew") from None

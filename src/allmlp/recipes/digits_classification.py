@@ -1,0 +1,74 @@
+"""scikit-learn's embedded digits: no download, under a minute each on two CPU cores."""
+
+from __future__ import annotations
+
+from allmlp.data.augment import Augment, Translate
+from allmlp.data.digits import Digits
+from allmlp.layers import TinyAttention
+from allmlp.models.gmlp import gmlp
+from allmlp.models.mixer import mixer
+from allmlp.models.model import ModelSpec
+from allmlp.models.resmlp import resmlp
+from allmlp.models.vit import vit
+from allmlp.optim import Muon
+from allmlp.run import Budget, Run
+from allmlp.tasks.classify import Classify
+
+
+def _digits(model: ModelSpec) -> Run:
+    return Run(
+        model=model.configure(in_chans=1),
+        task=Classify(label_smoothing=0.1, augment=Augment((Translate(1),))),
+        data=Digits(),
+        batch_size=100,
+        budget=Budget(epochs=25),
+        optim=Muon(lr=5e-3, weight_decay=0.05),
+        log_every=25,
+        eval_every=75,
+        save_every=375,
+    )
+
+
+def digits_mixer() -> Run:
+    """MLP-Mixer on the embedded digits.
+
+    allmlp train digits_mixer
+    Two CPU cores, under a minute: 98.7 % (one seed).
+    """
+    return _digits(mixer(4, 64, patch_size=2, img_size=8, num_classes=10))
+
+
+def digits_resmlp() -> Run:
+    """ResMLP on the embedded digits.
+
+    allmlp train digits_resmlp
+    Two CPU cores, under a minute: 93.9 % (one seed).
+    """
+    return _digits(resmlp(6, 64, 0.1, patch_size=2, img_size=8, num_classes=10))
+
+
+def digits_gmlp() -> Run:
+    """gMLP on the embedded digits.
+
+    allmlp train digits_gmlp
+    Two CPU cores, under a minute: 98.7 % (one seed).
+    """
+    return _digits(gmlp(6, 48, patch_size=2, img_size=8, num_classes=10))
+
+
+def digits_vit() -> Run:
+    """ViT, the baseline, on the embedded digits.
+
+    allmlp train digits_vit
+    Two CPU cores, under a minute: 94.3 % (one seed).
+    """
+    return _digits(vit(4, 64, 2, patch_size=2, img_size=8, num_classes=10))
+
+
+def digits_amlp() -> Run:
+    """aMLP on the embedded digits.
+
+    allmlp train digits_amlp
+    Two CPU cores, under a minute: 97.0 % (one seed).
+    """
+    return _digits(gmlp(6, 48, patch_size=2, img_size=8, num_classes=10, attention=TinyAttention(16, bias=False)))

@@ -1,0 +1,196 @@
+"""A classifier on its test set: confusion matrix, calibration and mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmlp.analysis.target import affordable_images
+from allmlp.analysis.token_filters import evenly_spaced
+from allmlp.data.dataset import Data, Dataset, ImageDataset, Split, subset
+from allmlp.data.labeled_text import LabeledTextDataset
+from allmlp.data.sampler import eval_batches
+from allmlp.errors import UserError
+from allmlp.models.model import Model
+from allmlp.report.images import EmbeddedImage, thumbnail
+from allmlp.run import Run
+from allmlp.tasks.classify import ClassifyModule
+from allmlp.tasks.classify_text import ClassifyTextModule
+
+BINS = 15
+"""Of confidence, as in Guo et al."""
+MISTAKES = 24
+"""Shown at most, the most confident first."""
+MIN_EXAMPLES = 100
+"""Evaluated however slow the model is."""
+MAX_LETTERS = 400
+NO_CLASSES = "the task {} has no classes"
+
+
+class Predictions(NamedTuple):
+    class_names: tuple[str, ...]
+    probabilities: Tensor
+    """softmax of the logits, n k."""
+    labels: Tensor
+    """int64, n."""
+    indices: list[int]
+    """Of the examples in the split, n."""
+    total: int
+    """Examples in the split."""
+    show: Callable[[int], EmbeddedImage | str]
+    """Index of an example -> its image, or its text."""
+
+    @property
+    def accuracy(self) -> float:
+        return float((self.probabilities.argmax(1) == self.labels).double().mean())
+
+
+def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) -> Predictions:
+    """Evaluate the model on at most `max_examples` of the run's evaluation split, evenly evenly_spaced.
+
+    Large models get fewer examples, about half a minute of a CPU core (`affordable_images`). Nothing is downloaded.
+    """
+    # Checked before the data are loaded, which may take long.
+    if not issubclass(run.task.dataset_type, (ImageDataset, LabeledTextDataset)):
+        raise UserError(NO_CLASSES.format(type(run.task).__name__))
+    data = run.data.for_model(folder)
+    dataset = loaded(data.replace(download=False) if hasattr(data, "download") else data).split_validation(run.val_size)
+    run.task.check_dataset(dataset)
+    module = run.task.build_evaluator(model, dataset).eval()
+    if not isinstance(module, (ClassifyModule, ClassifyTextModule)):
+        raise UserError(NO_CLASSES.format(type(run.task).__name__))
+    class_names: tuple[str, ...] = dataset.class_names  # type: ignore[attr-defined]
+    indices = evenly_spaced(
+        len(dataset.test), affordable_images(model, max_examples, least=min(max_examples, MIN_EXAMPLES))
+    )
+    chosen, logits, labels = subset(dataset.test, torch.tensor(indices)), [], []
+    with torch.inference_mode():
+        for batch in eval_batches(chosen, run.batch_size, model.device):
+            if isinstance(module, ClassifyModule):
+                logits.append(model(module.normalize(batch.images)))
+            else:
+                logits.append(module.logits(model, batch.ids.long(), batch.segments.long()))
+            labels.append(batch.labels)
+    probabilities = torch.cat(logits).double().softmax(1).cpu()
+    if probabilities.shape[1] != len(class_names):
+        raise UserError(f"the model has {probabilities.shape[1]} classes, the dataset has {len(class_names)}")
+    if not probabilities.isfinite().all():
+        raise UserError("the outputs are not finite: the model has diverged")
+    show = image_of(dataset.test) if isinstance(module, ClassifyModule) else text_of(dataset)
+    return Predictions(class_names, probabilities, torch.cat(labels).cpu(), indices, len(dataset.test), show)
+
+
+@lru_cache(maxsize=1)
+def loaded(data: Data) -> Dataset:
+    """Load once: the runs in a report mostly share their data."""
+    return data.load()
+
+
+def image_of(split: Split) -> Callable[[int], EmbeddedImage]:
+    return lambda index: thumbnail(split.fetch(torch.tensor([index])).images[0])
+
+
+def text_of(dataset: Any) -> Callable[[int], str]:
+    def text(index: int) -> str:
+        ids = dataset.test.fetch(torch.tensor([index])).ids[0]
+        words = dataset.tokenizer.decode(ids[ids != dataset.tokenizer.pad_token_id].tolist())
+        return words if len(words) <= MAX_LETTERS else f"{words[:MAX_LETTERS]} ..."
+
+    return text
+
+
+def confusion(predictions: Predictions) -> Tensor:
+    """Number of examples of class i (row) predicted as class j (column), k k."""
+    size = predictions.probabilities.shape[1]
+    pairs = predictions.labels * size + predictions.probabilities.argmax(1)
+    return torch.bincount(pairs, minlength=size * size).view(size, size)
+
+
+class ConfusedPair(NamedTuple):
+    label: int
+    predicted: int
+    count: int
+    total: int
+    """Examples of the true class."""
+
+
+def most_confused(matrix: Tensor, most: int = 10) -> list[ConfusedPair]:
+    """The most frequent pairs of a class and a wrong prediction."""
+    wrong = matrix.clone().fill_diagonal_(0)
+    counts, cells = wrong.flatten().topk(min(most, wrong.numel()))
+    totals, size = matrix.sum(1).tolist(), len(matrix)
+    return [
+        ConfusedPair(cell // size, cell % size, count, totals[cell // size])
+        for count, cell in zip(counts.tolist(), cells.tolist())
+        if count
+    ]
+
+
+class CalibrationBin(NamedTuple):
+    low: float
+    high: float
+    count: int
+    confidence: float
+    """Mean confidence in the bin."""
+    accuracy: float
+
+
+class Calibration(NamedTuple):
+    bins: list[CalibrationBin]
+    """Those that are not empty."""
+    error: float
+    """Expected calibration error."""
+
+
+def calibration(predictions: Predictions, bins: int = BINS) -> Calibration:
+    """Accuracy by confidence, and the expected calibration error.
+
+        ECE = sum over bins b of |b| / n  |accuracy(b) - confidence(b)|
+
+    Bins of equal width over the probability of the predicted class, (low, high]. Source: Guo et al., On Calibration of
+    Modern Neural Networks, 2017.
+    """
+    confidence, predicted = predictions.probabilities.max(1)
+    correct = (predicted == predictions.labels).double()
+    which = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    found, error = [], 0.0
+    for number in which.unique().tolist():
+        inside = which == number
+        one = CalibrationBin(
+            number / bins,
+            (number + 1) / bins,
+            int(inside.sum()),
+            float(confidence[inside].mean()),
+            float(correct[inside].mean()),
+        )
+        found.append(one)
+        error += one.count / len(correct) * abs(one.accuracy - one.confidence)
+    return Calibration(found, error)
+
+
+class Mistake(NamedTuple):
+    index: int
+    label: int
+    predicted: int
+    confidence: float
+    label_probability: float
+    image: EmbeddedImage | None
+    text: str
+    """Where there is no image."""
+
+
+def mistakes(predictions: Predictions, most: int = MISTAKES) -> list[Mistake]:
+    """Wrong predictions, the most confident first."""
+    confidence, predicted = predictions.probabilities.max(1)
+    wrong = (predicted != predictions.labels).nonzero().flatten()
+    found = []
+    for row in wrong[confidence[wrong].argsort(descending=True, stable=True)][:most].tolist():
+        label, shown = int(predictions.labels[row]), predictions.show(predictions.indices[row])
+        image, text = (shown, "") if isinstance(shown, EmbeddedImage) else (None, shown)
+        both = float(confidence[row]), float(predictions.probabilities[row, label])
+        found.append(Mistake(predictions.indices[row], label, int(predicted[row]), *both, image, text))
+    return found

@@ -1,0 +1,119 @@
+"""Causal language modeling, and text generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allmlp.data.corpus import TextDataset, TokenBatch
+from allmlp.data.dataset import Dataset
+from allmlp.data.sampler import Batch
+from allmlp.data.tokenizer import Tokenizer
+from allmlp.errors import UserError
+from allmlp.layers.context import Cache
+from allmlp.layers.head import LMHead
+from allmlp.models.model import Model, ModelSpec
+from allmlp.tasks.masked_lm import configure_text_model, perplexity
+from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+
+
+class CausalLM(Task):
+    """Cross-entropy of every token given those before it.
+
+    L = - mean over i of log softmax(E X[i])_{id[i + 1]}
+    """
+
+    dataset_type: ClassVar[type[Dataset]] = TextDataset
+
+    def configure_model(self, model: ModelSpec, dataset: TextDataset) -> ModelSpec:
+        spec = configure_text_model(model, dataset.tokenizer, dataset.seq_len)
+        if not isinstance(spec.head, LMHead) or not spec.block.causal:
+            raise UserError("causal language modeling needs a causal model with an LMHead")
+        return spec
+
+    def build(self, model: Model, dataset: TextDataset) -> TaskModule:
+        return CausalLMModule(model, dataset)
+
+
+class CausalLMModule(TaskModule):
+    def __init__(self, model: Model, dataset: TextDataset) -> None:
+        super().__init__()
+        self.model, self.seq_len, self.pad_token_id = model, dataset.seq_len, dataset.tokenizer.pad_token_id
+
+    @property
+    def unit(self) -> tuple[str, int]:
+        return "tokens", self.seq_len
+
+    def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
+        (ids,) = batch.examples
+        return (ids.long(),)
+
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        loss, correct, real = self.token_losses(self.model, inputs[0])
+        count = real.sum().clamp(min=1)
+        return Losses(loss.sum() / count, {"accuracy": correct.sum() / count})
+
+    def token_losses(self, model: Model, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cross-entropy, correctness, and whether the next token is real, b s-1 each.
+
+        Padding is on the right, where causal models do not look, so no mask is needed.
+        """
+        logits, labels = model(ids[:, :-1]).float(), ids[:, 1:]
+        real = (labels != self.pad_token_id).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(real)
+        return loss * real, (logits.argmax(2) == labels).float() * real, real
+
+    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+        sums = torch.zeros(3, dtype=torch.float64, device=model.device)
+        for (ids,) in batches:
+            sums += torch.stack([part.sum() for part in self.token_losses(model, ids.long())]).double()
+        loss_sum, correct, count = sums
+        return {"loss": (loss_sum, count), "accuracy": (correct, count)}
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        return {"perplexity": perplexity(means["loss"]), **means}
+
+
+@torch.inference_mode()
+def generate(
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt: str = "",
+    max_new_tokens: int = 50,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int | None = None,
+) -> Iterator[int]:
+    """Yield the tokens that follow the prompt, until [SEP] or the model's sequence length.
+
+    temperature=0 is greedy; `top_k` samples from the k most probable tokens only.
+    """
+    seq_len = model.spec.stem.seq_len
+    ids = [tokenizer.cls_token_id, *(tokenizer.encode([prompt])[0] if prompt else [])]
+    if len(ids) >= seq_len:
+        raise UserError(f"the prompt has {len(ids) - 1} tokens, the model reads {seq_len} in all: shorten it")
+    generator = torch.Generator(model.device)
+    generator.manual_seed(seed) if seed is not None else generator.seed()
+    # [SEP], which ends the text, is the only special token that may be generated.
+    suppressed = [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id, tokenizer.mask_token_id]
+    cache, new_ids = Cache(), torch.tensor([ids], device=model.device)
+    for _ in range(min(max_new_tokens, seq_len - len(ids))):
+        logits = model(new_ids, cache=cache)[0, -1].float()
+        logits[suppressed] = -torch.inf
+        token = sample(logits, temperature, top_k, generator)
+        if token == tokenizer.sep_token_id:
+            return
+        yield token
+        new_ids = torch.tensor([[token]], device=model.device)
+
+
+def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+    if not temperature:
+        return int(logits.argmax())
+    if top_k is not None:
+        logits = torch.where(logits >= logits.topk(min(top_k, len(logits))).values[-1], logits, -torch.inf)
+    return int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))

@@ -1,0 +1,101 @@
+"""Classification of sentences and sentence pairs: SST-2, MNLI, RTE and similar data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allmlp.data.dataset import Dataset
+from allmlp.data.labeled_text import LabeledTextBatch, LabeledTextDataset, join_pair
+from allmlp.data.sampler import Batch
+from allmlp.data.tokenizer import Tokenizer
+from allmlp.errors import UserError
+from allmlp.layers.head import ClassifierHead
+from allmlp.layers.pool import FirstTokenPool, MeanPool, Pool
+from allmlp.models.encoder import Encoder
+from allmlp.models.model import Model, ModelSpec
+from allmlp.spec import Rate
+from allmlp.tasks.masked_lm import configure_text_model
+from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+
+
+class ClassifyText(Task):
+    """Softmax over the classes, from the pooled features: the mean, or the first token as in BERT.
+
+        L = - log softmax(W pool(X) + b)_label
+
+    mask_padding=False lets padding mix with the text, as in the papers.
+    """
+
+    dataset_type: ClassVar[type[Dataset]] = LabeledTextDataset
+    pool: Pool = MeanPool()
+    dropout: Rate = 0.1
+    label_smoothing: Rate = 0.0
+    mask_padding: bool = True
+
+    def configure_model(self, model: ModelSpec, dataset: LabeledTextDataset) -> ModelSpec:
+        spec = configure_text_model(model, dataset.tokenizer, dataset.seq_len)
+        return spec.replace(pool=self.pool, head=ClassifierHead(len(dataset.class_names), dropout=self.dropout))
+
+    def build(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
+        if dataset.unlabeled:
+            raise UserError("unlabeled sentences need a teacher: use task=DistillClassifyText or unset data.unlabeled")
+        return ClassifyTextModule(self, model, dataset)
+
+
+class ClassifyTextModule(TaskModule):
+    def __init__(self, spec: ClassifyText, model: Model, dataset: LabeledTextDataset) -> None:
+        super().__init__()
+        self.spec, self.model, self.parts = spec, model, dataset.test_names
+        self.pad_token_id = dataset.tokenizer.pad_token_id
+
+    @property
+    def unit(self) -> tuple[str, int]:
+        return "texts", 1
+
+    def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
+        ids, segments, labels, _ = batch.examples
+        return ids.long(), segments.long(), labels
+
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        ids, segments, labels = inputs
+        logits = self.logits(self.model, ids, segments)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.spec.label_smoothing)
+        return Losses(loss, {"accuracy": (logits.argmax(1) == labels).float().mean()})
+
+    def logits(self, model: Model, ids: Tensor, segments: Tensor) -> Tensor:
+        return class_logits(model, ids, segments, (ids != self.pad_token_id) if self.spec.mask_padding else None)
+
+    def evaluate(self, model: Model, batches: Iterable[LabeledTextBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+        names = ["accuracy", *(f"{name}_accuracy" for name in self.parts[1:])]
+        correct = torch.zeros(len(names), dtype=torch.float64, device=model.device)
+        count, loss_sum = torch.zeros_like(correct), torch.zeros_like(correct[0])
+        for ids, segments, labels, part in batches:
+            logits = self.logits(model, ids.long(), segments.long())
+            correct.index_add_(0, part, (logits.argmax(1) == labels).double())
+            count.index_add_(0, part, torch.ones_like(part).double())
+            loss_sum += F.cross_entropy(logits, labels, reduction="sum")
+        return {**dict(zip(names, zip(correct, count))), "loss": (loss_sum, count.sum())}
+
+
+def class_logits(model: Model, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits, n k; segments are passed only to models that embed them."""
+    options = {"segments": segments} if model.spec.stem.segments else {}
+    return model(ids, mask, **options).float()
+
+
+def classify_texts(model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]]) -> Tensor:
+    """Class probabilities, n k, of sentence pairs; the second sentence may be empty."""
+    spec = model.spec
+    pooled = isinstance(spec, Encoder) and isinstance(spec.pool, (FirstTokenPool, MeanPool))
+    if not pooled or not isinstance(spec.head, ClassifierHead):
+        raise UserError("the model does not classify text")
+    firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
+    rows = [join_pair(a, b, tokenizer, spec.stem.tokens) for a, b in zip(firsts, seconds)]
+    ids, segments = (torch.tensor([row[side] for row in rows], device=model.device) for side in (0, 1))
+    with torch.inference_mode():
+        return class_logits(model, ids, segments, ids != tokenizer.pad_token_id).softmax(1)

@@ -1,0 +1,109 @@
+"""Knowledge distillation of text classifiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allmlp.data.dataset import Dataset
+from allmlp.data.labeled_text import UNLABELED, LabeledTextDataset
+from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
+from allmlp.errors import UserError
+from allmlp.models.cost import measure
+from allmlp.models.model import Model, ModelSpec
+from allmlp.spec import NonNegative, Rate
+from allmlp.tasks.classify_text import ClassifyText, ClassifyTextModule, class_logits
+from allmlp.tasks.distill import distillation_loss
+from allmlp.tasks.distill_masked_lm import check_tokenizer
+from allmlp.tasks.task import Losses, Task, TaskModule
+from allmlp.weights import folder
+
+
+class DistillClassifyText(Task):
+    """The loss of `classify`, mixed with that of a teacher.
+
+        L = (1 - alpha) L_classify(z, t) + alpha L_teacher(z, y),    z logits of the student, y of the teacher
+        hard:  L_teacher = - log softmax(z)_k,  k = argmax y
+        soft:  L_teacher = T^2 KL(softmax(y / T) || softmax(z / T))
+
+    Sentences without a label (`data.unlabeled`) have the teacher's term only. `teacher` is the folder of a model with
+    the same classes and tokenizer. Source: Tang et al., Distilling Task-Specific Knowledge from BERT into Simple Neural
+    Networks, 2019.
+    """
+
+    dataset_type: ClassVar[type[Dataset]] = LabeledTextDataset
+    teacher: str
+    classify: ClassifyText = ClassifyText()
+    distillation_type: Literal["hard", "soft"] = "soft"
+    alpha: Rate = 0.8
+    temperature: NonNegative = 2.0
+
+    def check(self) -> None:
+        if not self.temperature:
+            raise UserError("DistillClassifyText.temperature must be positive")
+
+    def configure_model(self, model: ModelSpec, dataset: LabeledTextDataset) -> ModelSpec:
+        return self.classify.configure_model(model, dataset)
+
+    def build(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
+        return DistillClassifyTextModule(
+            self, model, dataset, load_text_classifier(self.teacher, dataset, model.device)
+        )
+
+    def build_evaluator(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
+        return self.classify.build_evaluator(model, dataset)
+
+
+def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.device) -> Model:
+    """Load a frozen teacher and check that its classes and tokenizer are those of the data."""
+    path = Path(name).expanduser()
+    preprocessing = read_preprocessing(path)
+    if not isinstance(preprocessing, TextPreprocessing) or preprocessing.task != "classes":
+        raise UserError(f"the teacher {name} is not a text classifier: train one first, for example allmlp train sst2")
+    if preprocessing.class_names != dataset.class_names:
+        raise UserError(
+            f"the teacher {name} has the classes {', '.join(preprocessing.class_names)}, the data have "
+            f"{', '.join(dataset.class_names)}"
+        )
+    check_tokenizer(path, dataset.tokenizer)
+    if preprocessing.seq_len < dataset.seq_len:
+        raise UserError(
+            f"the teacher {name} reads {preprocessing.seq_len} tokens, the rows have {dataset.seq_len}: "
+            f"set data.seq_len={preprocessing.seq_len} or less"
+        )
+    return folder.load(path, device=device).requires_grad_(False)
+
+
+class DistillClassifyTextModule(ClassifyTextModule):
+    def __init__(self, spec: DistillClassifyText, model: Model, dataset: LabeledTextDataset, teacher: Model) -> None:
+        super().__init__(spec.classify, model, dataset)
+        # The tuple keeps the teacher from being registered, so that optimizer and checkpoint do not see it.
+        self.distill, self.teacher = spec, (teacher,)
+
+    @property
+    def flops(self) -> int:
+        return super().flops + 2 * measure(self.teacher[0].spec).macs
+
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        ids, segments, labels = inputs
+        logits = self.logits(self.model, ids, segments)
+        with torch.no_grad():
+            teacher_logits = class_logits(self.teacher[0], ids, segments, ids != self.pad_token_id)
+        labeled = (labels != UNLABELED).sum().clamp(min=1)
+        smoothing = self.spec.label_smoothing
+        loss = torch.lerp(
+            F.cross_entropy(logits, labels, ignore_index=UNLABELED, reduction="sum", label_smoothing=smoothing)
+            / labeled,
+            distillation_loss(logits, teacher_logits, self.distill.distillation_type, self.distill.temperature),
+            self.distill.alpha,
+        )
+        predicted = logits.argmax(1)
+        metrics = {
+            "accuracy": (predicted == labels).sum() / labeled,
+            "agreement": (predicted == teacher_logits.argmax(1)).float().mean(),
+        }
+        return Losses(loss, metrics)

@@ -1,0 +1,127 @@
+"""Masked language modeling with a teacher's features as additional targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allmlp.data.corpus import TextDataset
+from allmlp.data.dataset import Dataset
+from allmlp.data.tokenizer import Tokenizer, load_tokenizer
+from allmlp.errors import UserError
+from allmlp.layers.init import Init
+from allmlp.layers.linear import Linear
+from allmlp.layers.stem import TokenEmbed
+from allmlp.models.cost import measure
+from allmlp.models.encoder import Encoder
+from allmlp.models.model import Model, ModelSpec
+from allmlp.spec import Rate
+from allmlp.tasks.masked_lm import MaskedLM, MaskedLMModule, masked_lm_loss
+from allmlp.tasks.task import Losses, Task, TaskModule
+from allmlp.weights import folder
+from allmlp.weights.huggingface_bert import init_embeddings, load_bert, read_config
+
+
+class DistillMaskedLM(Task):
+    """The loss of `masked_lm`, mixed with the cosine distance from the teacher's features.
+
+        L = (1 - alpha) L_masked_lm + alpha mean over real positions i of (1 - cos(P X[i], T[i]))
+
+    X are the student's features of the masked row, T the frozen teacher's features of the unmasked row. P is a learned
+    projection from the student's width to the teacher's; it is not saved with the model. `teacher` is the folder of a
+    Hugging Face BERT or of one of this library's language models; it may be empty if alpha=0. With `embeddings_from`, a
+    BERT folder, the token embedding starts from that model's. Both must have the data's tokenizer.
+    """
+
+    dataset_type: ClassVar[type[Dataset]] = TextDataset
+    teacher: str
+    masked_lm: MaskedLM = MaskedLM()
+    alpha: Rate = 0.5
+    embeddings_from: str = ""
+
+    def check(self) -> None:
+        if self.alpha and not self.teacher:
+            raise UserError("DistillMaskedLM.teacher is empty: set it to a model folder, or set alpha=0")
+
+    def configure_model(self, model: ModelSpec, dataset: TextDataset) -> ModelSpec:
+        return self.masked_lm.configure_model(model, dataset)
+
+    def build(self, model: Model, dataset: TextDataset) -> TaskModule:
+        if self.embeddings_from:
+            check_tokenizer(Path(self.embeddings_from), dataset.tokenizer)
+            init_embeddings(model, self.embeddings_from)
+        if not self.alpha:
+            return self.masked_lm.build(model, dataset)
+        return DistillMaskedLMModule(self, model, dataset, TextTeacher(self.teacher, dataset, model.device))
+
+    def build_evaluator(self, model: Model, dataset: TextDataset) -> TaskModule:
+        return self.masked_lm.build_evaluator(model, dataset)
+
+
+class TextTeacher:
+    """A frozen text encoder; not a module, so that optimizer and checkpoint do not see it."""
+
+    def __init__(self, name: str, dataset: TextDataset, device: torch.device) -> None:
+        path = Path(name).expanduser()
+        # This library's config.json has a kind, Hugging Face's has not.
+        model = folder.load(path, device=device) if "kind" in read_config(path) else load_bert(path, device)
+        self.model, spec = model.requires_grad_(False), model.spec
+        if not isinstance(spec, Encoder) or not isinstance(spec.stem, TokenEmbed) or spec.pool is not None:
+            raise UserError(f"the teacher {name} is not a language model: it needs features at every token")
+        check_tokenizer(path, dataset.tokenizer)
+        if spec.stem.vocab_size < len(dataset.tokenizer):
+            raise UserError(
+                f"the teacher {name} embeds {spec.stem.vocab_size} tokens, its tokenizer has {len(dataset.tokenizer)}"
+            )
+        if spec.stem.seq_len < dataset.seq_len:
+            raise UserError(
+                f"the teacher {name} reads {spec.stem.seq_len} tokens, the rows have {dataset.seq_len}: "
+                f"set data.seq_len={spec.stem.seq_len} or less"
+            )
+        self.features_spec = spec.replace(head=None).configure(seq_len=dataset.seq_len)
+        """The part that runs here, for its width and cost."""
+
+    @torch.no_grad()
+    def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Features, b s c."""
+        return self.model.forward_features(ids, mask).float()
+
+
+def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Raise unless the tokenizer in a model folder maps the same tokens to the same ids."""
+    other = load_tokenizer(path)
+    tokens, expected = ([side.id_to_token(index) for index in range(len(side))] for side in (other, tokenizer))
+    if tokens != expected:
+        raise UserError(f"{path} has another vocabulary than the data: set data.tokenizer.path={path}")
+
+
+class DistillMaskedLMModule(MaskedLMModule):
+    def __init__(self, spec: DistillMaskedLM, model: Model, dataset: TextDataset, teacher: TextTeacher) -> None:
+        super().__init__(spec.masked_lm, model, dataset)
+        self.distill, self.teacher = spec, teacher
+        self.proj = Linear(model.spec.width, teacher.features_spec.width, Init(), bias=False)
+
+    @property
+    def flops(self) -> int:
+        teacher = measure(self.teacher.features_spec).macs
+        return super().flops + 2 * teacher + 6 * self.seq_len * self.proj.weight.numel()
+
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        ids, uniforms = inputs
+        real = ids != self.pad_token_id
+        batch = self.spec.masking.apply(ids, uniforms, self.vocab)
+        features = self.encode(self.model, batch, ids)
+        mlm_loss, accuracy = masked_lm_loss(self.model, features, batch)
+        distance = cosine_distance(self.proj(features).float(), self.teacher(ids, real), real)
+        metrics = {"accuracy": accuracy, "masked": mlm_loss, "agreement": 1 - distance}
+        return Losses(torch.lerp(mlm_loss, distance, self.distill.alpha), metrics)
+
+
+def cosine_distance(x: Tensor, y: Tensor, real: Tensor) -> Tensor:
+    """1 - cos(x, y), averaged over the real positions; b s c, b s c, b s."""
+    distance = 1 - F.cosine_similarity(x, y, dim=2)  # b s
+    return torch.where(real, distance, 0.0).sum() / real.sum()

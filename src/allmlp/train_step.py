@@ -1,0 +1,111 @@
+"""One training step, as the training loop and the benchmarks run it, and its recording as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map
+
+from allmlp.ema import ModelEma
+from allmlp.parallel import World
+from allmlp.tasks.task import Losses, TaskModule
+
+T = TypeVar("T")
+WARMUP_CALLS = 3
+
+
+@dataclass
+class TrainStep:
+    """Forward, backward, gradient clipping, optimizer step and EMA update on a list of micro-batches.
+
+    step = TrainStep(task, optimizer, world)
+    losses = step([task.prepare_batch(part, context) for part in batch.split(grad_accum_steps)])
+    """
+
+    task: TaskModule
+    optimizer: Optimizer
+    world: World
+    dtype: torch.dtype = torch.float32
+    """What autocast computes matrix products in; weights and gradients stay in their own type."""
+    max_grad_norm: float | None = None
+    ema: ModelEma | None = None
+    skip_nan: bool = False
+    """Leave the weights alone where the loss is not finite."""
+    wrapped: nn.Module | None = None
+    """The task inside DDP."""
+
+    def __call__(self, micro_batches: Sequence[tuple[Tensor, ...]]) -> Losses:
+        losses = self.backward(micro_batches)
+        self.update(losses)
+        return losses
+
+    def backward(self, micro_batches: Sequence[tuple[Tensor, ...]]) -> Losses:
+        """Add up the gradients of the mean loss over the micro-batches."""
+        module = self.wrapped or self.task
+        parts: list[Losses] = []
+        for number, inputs in enumerate(micro_batches, 1):
+            with self.world.sync(module, number == len(micro_batches)), autocast(self.world.device, self.dtype):
+                losses: Losses = module(*inputs)
+            (losses.total / len(micro_batches)).backward()
+            parts.append(losses)
+        # Means are new tensors: a compiled CUDA graph overwrites its outputs at the next step.
+        return tree_map(lambda *values: torch.stack([value.detach() for value in values]).mean(0), *parts)
+
+    def update(self, losses: Losses) -> None:
+        # All processes must skip together: the gradients of one reach all of them.
+        if not (self.skip_nan and self.world.any(not bool(losses.total.isfinite()))):
+            if self.max_grad_norm:
+                nn.utils.clip_grad_norm_(self.task.parameters(), self.max_grad_norm, foreach=True)
+            self.optimizer.step()
+            if self.ema is not None:
+                self.ema.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+class RecordedStep(Generic[T]):
+    """Runs `step` a few times, then records it as a CUDA graph, and from then on replays that with new inputs.
+
+    Small models are bound by kernel launches; a replay launches all kernels at once. `step` must run the same kernels
+    on tensors at the same addresses every time: it reads nothing back, and its inputs keep their shapes. Outputs are
+    copied, since the next replay overwrites them.
+    """
+
+    def __init__(self, step: Callable[..., T]) -> None:
+        self.step, self.calls = step, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: tuple[Any, ...] = ()
+        self.outputs: T
+
+    def __call__(self, *inputs: Any) -> T:
+        self.calls += 1
+        if self.calls <= WARMUP_CALLS:
+            # On a side stream, as recording will be: memory allocated now must not be tied to the main stream.
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                outputs = self.step(*inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            return outputs
+        graph = self.graph or self.record(inputs)
+        for own, new in zip(tree_leaves(self.inputs), tree_leaves(inputs), strict=True):
+            own.copy_(new, non_blocking=True)
+        graph.replay()
+        return tree_map(torch.clone, self.outputs)
+
+    def record(self, inputs: tuple[Any, ...]) -> torch.cuda.CUDAGraph:
+        self.inputs = tree_map(torch.clone, inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        # Data loading threads may keep copying to the device meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.outputs = self.step(*self.inputs)
+        return self.graph

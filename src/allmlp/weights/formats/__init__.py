@@ -1,0 +1,1 @@
+"""Weight formats of other libraries: one module per format, with the functions of `format.Format`."""

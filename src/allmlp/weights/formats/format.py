@@ -1,0 +1,110 @@
+"""What a weight format provides, and what several formats share: key translation and inference of sizes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
+from allmlp.errors import UserError
+from allmlp.layers.head import ClassifierHead
+from allmlp.layers.stem import PatchEmbed
+from allmlp.models.encoder import Encoder
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+
+HALF = (0.5, 0.5, 0.5)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class Format(Protocol):
+    """The interface of a format's module. "Native" is this library's layout, "source" the other one."""
+
+    TITLE: str
+    SIGNATURES: dict[str, dict[str, int]]
+    """Per family, the keys that identify it, with the number of dimensions of their tensors."""
+    OPTIONAL: tuple[str, ...]
+    """Prefixes of source keys that may be dropped."""
+    NOT_INFERRED: dict[str, str]
+    """Per family, the field that neither keys, nor shapes, nor the configuration determine."""
+
+    def preprocessing(
+        self, family: str, spec: Encoder, config: Mapping[str, Any]
+    ) -> ImagePreprocessing | TextPreprocessing | None: ...
+
+    def keys(self, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+        """The source keys that are stacked in the native tensor `name`; KeyError if there are none."""
+        ...
+
+    def to_source(self, family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
+        """A native tensor in the shape that the source uses."""
+        ...
+
+    def from_source(self, family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+        """The inverse of `to_source`."""
+        ...
+
+    def infer_spec(self, family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
+        """The spec for these keys and shapes; `config` is the configuration next to the weights, if there is one."""
+        ...
+
+    def config_files(
+        self, spec: Encoder, preprocessing: ImagePreprocessing | TextPreprocessing | None
+    ) -> dict[str, Any]:
+        """The JSON files to write next to the weights: name -> content."""
+        ...
+
+    def write(self, path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None: ...
+
+
+def no_config_files(spec: Encoder, preprocessing: ImagePreprocessing | TextPreprocessing | None) -> dict[str, Any]:
+    """`Format.config_files` of formats that consist of the weights alone."""
+    return {}
+
+
+def reshape_from_source(family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+    """`Format.from_source` of formats that keep the order of the elements."""
+    return tensor.reshape(shape)
+
+
+def translate_key(name: str, names: Mapping[str, str]) -> str:
+    """A key in a format that keeps `blocks.0.` and the last part (weight, bias, alpha, beta)."""
+    block = re.match(r"blocks\.\d+\.", name)
+    start = block.group() if block else ""
+    inner = name.removeprefix(start)
+    module, _, last = inner.rpartition(".")
+    return start + (names[inner] if inner in names else f"{names[module]}.{last}")
+
+
+def patch_kernel(tensor: Tensor, spec: Encoder) -> Tensor:
+    """The weight of the patch embedding as a convolution kernel, [C, in_chans, height, width]."""
+    assert isinstance(spec.stem, PatchEmbed)
+    return tensor.reshape(-1, spec.stem.in_chans, *spec.stem.patch_size)
+
+
+def count_blocks(shapes: Shapes, pattern: str) -> int:
+    return len({found.group(1) for name in shapes if (found := re.match(pattern, name))})
+
+
+def square_img_size(tokens: int, patch_size: list[int]) -> tuple[int, int]:
+    """The image size for a square grid of `tokens` patches; weights do not tell other aspect ratios apart."""
+    side = math.isqrt(max(tokens, 0))
+    if side**2 != tokens:
+        raise UserError(
+            f"{tokens} tokens are not a square grid of patches, and the file does not state another image size"
+        )
+    return side * patch_size[0], side * patch_size[1]
+
+
+def classifier(spec: Encoder, shape: Shape | None) -> ClassifierHead | None:
+    """The head of `spec` with as many classes as a weight of this shape has rows; None without a weight."""
+    if shape is None:
+        return None
+    assert isinstance(spec.head, ClassifierHead)
+    return spec.head.replace(num_classes=shape[0] if shape else 0)

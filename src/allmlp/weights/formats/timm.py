@@ -1,0 +1,188 @@
+"""timm's format of MLP-Mixer, ResMLP, gMLP and ViT.
+
+timm uses the exact GELU and LayerNorm with eps 1e-6 (1e-5 in gMLP's gate). A Mixer trained with the tanh GELU can be
+written in this format, but its outputs then differ by about 3e-4, as those of timm's own copy of Google's weights do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from allmlp.data.preprocessing import ImagePreprocessing
+from allmlp.errors import UserError
+from allmlp.layers.pool import FirstTokenPool, MeanPool
+from allmlp.layers.scale import LayerScale
+from allmlp.models.encoder import Encoder
+from allmlp.models.gmlp import gmlp
+from allmlp.models.mixer import mixer
+from allmlp.models.resmlp import resmlp
+from allmlp.models.vit import vit
+from allmlp.spec import override_all
+from allmlp.weights.formats.format import (
+    HALF,
+    IMAGENET,
+    Shapes,
+    classifier,
+    count_blocks,
+    no_config_files,
+    patch_kernel,
+    reshape_from_source,
+    square_img_size,
+    translate_key,
+)
+from allmlp.weights.tensors import write_safetensors
+
+TITLE: str = "timm's"
+
+SIGNATURES: dict[str, dict[str, int]] = {
+    "Mixer": {
+        "stem.proj.weight": 4,
+        "blocks.0.mlp_tokens.fc1.weight": 2,
+        "blocks.0.mlp_channels.fc1.weight": 2,
+    },
+    "ResMLP": {
+        "stem.proj.weight": 4,
+        "blocks.0.linear_tokens.weight": 2,
+        "blocks.0.mlp_channels.fc1.weight": 2,
+    },
+    "gMLP": {
+        "stem.proj.weight": 4,
+        "blocks.0.mlp_channels.gate.proj.weight": 2,
+        "blocks.0.mlp_channels.fc1.weight": 2,
+    },
+    "ViT": {
+        "patch_embed.proj.weight": 4,
+        "pos_embed": 3,
+        "blocks.0.attn.qkv.weight": 2,
+        "blocks.0.mlp.fc1.weight": 2,
+    },
+}
+OPTIONAL: tuple[str, ...] = ()
+NOT_INFERRED: dict[str, str] = {}
+
+AROUND = {"stem.proj": "stem.proj", "norm": "norm", "head.proj": "head"}
+CHANNEL = {"channel.mix.up": "mlp_channels.fc1", "channel.mix.down": "mlp_channels.fc2"}
+NORMS = {"token.norm": "norm1", "channel.norm": "norm2"}
+NAMES: dict[str, dict[str, str]] = {
+    "Mixer": AROUND | CHANNEL | NORMS | {"token.mix.up": "mlp_tokens.fc1", "token.mix.down": "mlp_tokens.fc2"},
+    "ResMLP": AROUND
+    | CHANNEL
+    | NORMS
+    | {"token.mix": "linear_tokens", "token.scale.gamma": "ls1", "channel.scale.gamma": "ls2"},
+    "gMLP": AROUND
+    | CHANNEL
+    | {
+        "channel.norm": "norm",
+        "channel.mix.inner.norm": "mlp_channels.gate.norm",
+        "channel.mix.inner.proj": "mlp_channels.gate.proj",
+    },
+    "ViT": AROUND
+    | NORMS
+    | {
+        "stem.proj": "patch_embed.proj",
+        "stem.token": "cls_token",
+        "stem.positions.weight": "pos_embed",
+        "token.mix.qkv": "attn.qkv",
+        "token.mix.out": "attn.proj",
+        "token.scale": "ls1",
+        "channel.mix.up": "mlp.fc1",
+        "channel.mix.down": "mlp.fc2",
+        "channel.scale": "ls2",
+    },
+}
+"""Native module or parameter, relative to its block -> its name in timm."""
+
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+"""Width -> number of heads of the published ViTs (So, H, g, G) whose heads do not have 64 channels."""
+
+LAYERS = ("_layer", "_fn")
+"""Suffixes of the timm arguments that replace a layer."""
+
+CROP = 0.875
+
+
+def preprocessing(family: str, spec: Encoder, config: Mapping[str, Any]) -> ImagePreprocessing:
+    """From the configuration next to the weights; without one, the values that most weights of the family use."""
+    usual = ImagePreprocessing(HALF, HALF, crop_pct=0.9 if family == "ViT" else CROP)
+    if family == "ResMLP":
+        usual = ImagePreprocessing(*IMAGENET, crop_pct=CROP)
+    said = config.get("pretrained_cfg")
+    if not isinstance(said, dict):
+        return usual
+    names = {"mean": "mean", "std": "std", "crop_pct": "crop_pct"}
+    return usual.replace(**{ours: said[theirs] for ours, theirs in names.items() if said.get(theirs) is not None})
+
+
+# --- names and shapes -------------------------------------------------------------------------------------
+
+
+def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+    return (translate_key(name, NAMES[family]),)
+
+
+def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
+    if name == "stem.proj.weight":
+        return patch_kernel(tensor, spec)
+    if name.endswith((".alpha", ".beta")) or name == "stem.token":
+        return tensor.reshape(1, 1, -1)
+    return tensor.unsqueeze(0) if name == "stem.positions.weight" else tensor
+
+
+# --- the spec ----------------------------------------------------------------------------------------------
+
+
+def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
+    said = config.get("model_args")
+    other = [name for name in said if str(name).endswith(LAYERS)] if isinstance(said, dict) else []
+    if other:
+        raise UserError(
+            f"its configuration replaces {', '.join(map(str, other))}, which a file of weights does not show; "
+            "convert timm:NAME instead"
+        )
+    depth = count_blocks(shapes, r"blocks\.(\d+)\.")
+    width, colors, *patch_size = shapes[translate_key("stem.proj.weight", NAMES[family])]
+    hidden = shapes[translate_key("blocks.0.channel.mix.up.weight", NAMES[family])][0]
+    changes: dict[str, object] = {"block.channel.hidden": hidden, "stem.in_chans": colors}
+    class_token = family == "ViT" and "cls_token" in shapes
+    if family == "Mixer":
+        token_hidden, tokens = shapes["blocks.0.mlp_tokens.fc1.weight"]
+        spec = mixer(depth, width, 1, 1, token_hidden=token_hidden)
+        changes |= {"block.token.act": "gelu", "block.channel.act": "gelu"}
+    elif family == "ResMLP":
+        tokens = shapes["blocks.0.linear_tokens.weight"][0]
+        spec = resmlp(depth, width, scale_at(depth), 1, 1)
+    elif family == "gMLP":
+        tokens = shapes["blocks.0.mlp_channels.gate.proj.weight"][0]
+        spec = gmlp(depth, width, 1, 1)
+    else:
+        tokens = shapes["pos_embed"][1] - class_token
+        spec = vit(depth, width, heads(width), 1, 1)
+        changes |= {"stem.class_token": class_token, "pool": FirstTokenPool() if class_token else MeanPool()}
+        changes |= {"block.scale": LayerScale(1e-5)} if "blocks.0.ls1.gamma" in shapes else {}
+    changes |= {"stem.patch_size": tuple(patch_size), "stem.img_size": square_img_size(tokens, patch_size)}
+    changes["head"] = classifier(spec, shapes.get("head.weight"))
+    return override_all(spec, changes)
+
+
+def heads(width: int) -> int:
+    """The number of heads, which shapes do not show; all published ViTs of a width have the same."""
+    if width not in HEADS and width % 64:
+        raise UserError(f"the file does not state how many heads its ViT of width {width} has")
+    return HEADS.get(width, width // 64)
+
+
+def scale_at(depth: int) -> float:
+    """The initial LayerScale, in case a new model is built from the spec."""
+    return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+
+
+config_files = no_config_files
+from_source = reshape_from_source
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
+    write_safetensors(path, tensors)

@@ -1,0 +1,188 @@
+"""The README.md beside a model, which the hub shows as its card: what it is, how it was trained and judged, its use."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from allmlp import __version__
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
+from allmlp.files import RUN
+from allmlp.layers.stem import PatchEmbed
+from allmlp.models.cost import measure
+from allmlp.models.encoder import Encoder
+from allmlp.models.model import ModelSpec
+from allmlp.spec import format_spec
+
+README, METRICS = "README.md", "metrics.jsonl"
+TASKS = {
+    "text": "fill-mask",
+    "classes": "text-classification",
+    "span": "question-answering",
+    "translation": "translation",
+}
+"""What a text model gives -> the hub's name for it."""
+RUN_FIELDS = (
+    "data",
+    "task",
+    "batch_size",
+    "budget",
+    "optim",
+    "schedule",
+    "ema_decay",
+    "seed",
+    "precision",
+    "init_from",
+)
+"""Fields of a run that its card shows."""
+
+
+def card(
+    spec: ModelSpec,
+    title: str,
+    inputs: ImagePreprocessing | TextPreprocessing | None = None,
+    run: Path | None = None,
+    license: str | None = None,
+) -> str:
+    """The card of a model called `title`, with what the run in the folder `run` says about its training."""
+    cost = measure(spec)
+    sections = [
+        front_matter(spec, inputs, license),
+        f"# {title}",
+        f"{sentence_about(spec, inputs)} {cost.parameters / 1e6:,.2f} M parameters, {cost.macs / 1e9:,.3f} G "
+        f"multiply-adds per example. Made with allmlp {__version__}.",
+        "## Sentence",
+        code(format_spec(spec), "python"),
+        "## Use",
+        code(usage(title, spec), "python"),
+        *preparation(inputs),
+        *training(run),
+        "## License",
+        license or "Not stated.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def front_matter(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None, license: str | None) -> str:
+    """What the hub reads."""
+    lines = ["---", "library_name: allmlp", "tags:", "- allmlp", *(f"- {tag}" for tag in tags(spec))]
+    kind = pipeline(spec, inputs)
+    lines += [f"pipeline_tag: {kind}"] if kind else []
+    lines += [f"license: {license.lower()}"] if license else []
+    return "\n".join([*lines, "---"])
+
+
+def tags(spec: ModelSpec) -> list[str]:
+    """The kinds of token mixing in the model."""
+    kinds = {type(part).__name__ for part in spec.children()}
+    names = {"TokenMlp": "mlp-mixer", "TokenLinear": "resmlp", "SpatialGatingUnit": "gmlp", "Attention": "transformer"}
+    return [tag for kind, tag in names.items() if kind in kinds]
+
+
+def pipeline(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None) -> str | None:
+    if isinstance(inputs, TextPreprocessing):
+        causal = isinstance(spec, Encoder) and spec.block.causal
+        return "text-generation" if inputs.task == "text" and causal else TASKS[inputs.task]
+    return "image-classification" if spec.input_size and getattr(spec, "head", True) else None
+
+
+def sentence_about(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None) -> str:
+    input_spec = f"A model that reads {spec.input_spec.replace(' image', ' images')}"
+    if inputs is None or not inputs.class_names:
+        return f"{input_spec}."
+    shown = ", ".join(inputs.class_names[:20]) + (", ..." if len(inputs.class_names) > 20 else "")
+    return f"{input_spec} and names one of {len(inputs.class_names)} classes ({shown})."
+
+
+def usage(title: str, spec: ModelSpec) -> str:
+    lines = ["import allmlp, torch", "", f'model = allmlp.from_pretrained("{title}").float()']
+    if isinstance(spec, Encoder):
+        stem = spec.stem
+        if isinstance(stem, PatchEmbed):
+            shape = (1, stem.in_chans, *stem.img_size)
+            lines.append(f"scores = model(torch.randn({', '.join(map(str, shape))}))")
+        else:
+            lines.append(f"scores = model(torch.randint({stem.vocab_size}, (1, {stem.tokens})))")  # type: ignore[attr-defined]
+    return "\n".join(lines)
+
+
+def preparation(inputs: ImagePreprocessing | TextPreprocessing | None) -> list[str]:
+    if isinstance(inputs, ImagePreprocessing):
+        return [
+            f"Pixels are divided by 255, less the mean {list(inputs.mean)}, over the deviation {list(inputs.std)}; "
+            f"of the short side {inputs.crop_pct:.1%} are kept. `allmlp predict FOLDER picture.jpg` does all of it."
+        ]
+    return ['The tokenizer lies beside the weights: `allmlp predict FOLDER "a text"`.'] if inputs else []
+
+
+def code(text: str, language: str) -> str:
+    return f"```{language}\n{text}\n```"
+
+
+# --- the run -----------------------------------------------------------------------------------------------
+
+
+def training(run: Path | None) -> list[str]:
+    """How the model was trained and what it reached, as far as the folder of its run tells."""
+    if run is None:
+        return []
+    record, results = read_record(run / RUN), last_evaluation(run / METRICS)
+    sections = []
+    if record:
+        rows = [f"| {name} | {shown} |" for name in RUN_FIELDS if (shown := show(record.get("run", {}).get(name)))]
+        rows += [
+            f"| {name} | {record[name]} |" for name in ("allmlp", "torch", "device", "processes") if name in record
+        ]
+        command = record.get("command")
+        text = f"allmlp {shlex.join(map(str, command[1:]))}" if isinstance(command, list) else ""
+        sections += ["## Training", "\n".join(["| | |", "|---|---|", *rows])]
+        sections += [code(without_folders(text), "")] if text else []
+    if results:
+        step = results.pop("step")
+        rows = [f"| {name} | {value:.4g} |" for name, value in results.items()]
+        sections += ["## Results", f"The last evaluation, at step {step}:", "\n".join(["| | |", "|---|---|", *rows])]
+    return sections
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def last_evaluation(file: Path) -> dict[str, Any]:
+    """The numbers of the last evaluation in a run's metrics."""
+    try:
+        lines = file.read_text(encoding="utf8").splitlines()
+    except (OSError, UnicodeError):
+        return {}
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record.get("kind") == "eval":
+            return {name: value for name, value in record.items() if isinstance(value, (int, float)) and name != "time"}
+    return {}
+
+
+def show(value: Any) -> str:
+    """A field of a run in a few words: of a spec its kind and what is set in it."""
+    if not isinstance(value, dict):
+        return "" if value is None else without_folders(str(value))
+    fields = [f"{name} {show(part)}" for name, part in value.items() if name != "kind" and plain(part)]
+    return f"{value.get('kind', '')} ({', '.join(fields)})" if fields else str(value.get("kind", ""))
+
+
+def plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str)) and not isinstance(value, bool) and value != ""
+
+
+def without_folders(text: str) -> str:
+    """Names of files without where they lie on the machine that trained."""
+    return re.sub(r"(?<![\w.:/])~?/(?:[^/\s='\"]+/)+", "", text)

@@ -1,0 +1,116 @@
+"""The timing itself, with a clock whose times are known."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import repeat
+
+import pytest
+import torch
+
+from allmlp.bench.clock import CpuClock
+from allmlp.bench.timing import FEWEST, ROUNDS, WARM_UP, Failure, Timing, quartiles, ratio, time_interleaved
+
+
+class Call:
+    """Takes the seconds it is told, one after the other; what it raises, it raises at that call."""
+
+    def __init__(self, name: str, seconds: Iterator[float], log: list[str], fails_at: int | None = None) -> None:
+        self.name, self.seconds, self.log, self.fails_at, self.calls = name, seconds, log, fails_at, 0
+        self.reason: Exception = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    def __call__(self) -> float:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise self.reason
+        self.log.append(self.name)
+        return next(self.seconds)
+
+
+class FakeClock:
+    def time(self, call: Callable[[], object], times: int) -> float:
+        return sum(float(call()) for _ in range(times))  # type: ignore[arg-type]
+
+
+def turns(log: list[str]) -> list[str]:
+    """Neighbours that are the same, once."""
+    return [name for number, name in enumerate(log) if number == 0 or log[number - 1] != name]
+
+
+def test_sides_take_turns() -> None:
+    log: list[str] = []
+    calls = {name: Call(name, repeat(0.01), log) for name in "abc"}
+    found = time_interleaved(calls, FakeClock(), seconds=1.0)
+    # Warming up goes once through all; then every round does, each in an order of its own.
+    assert turns(log[: 3 * (WARM_UP + 1)]) == list("abc")
+    rounds = log[3 * (WARM_UP + 1) :]
+    orders = ["".join(turns(rounds[30 * number : 30 * (number + 1)])) for number in range(ROUNDS)]
+    assert all(sorted(order) == list("abc") for order in orders) and len(set(orders)) > 3
+    # A second in ten turns of ten calls, besides those that warm up and the one that is timed for the plan.
+    assert [log.count(name) for name in "abc"] == [WARM_UP + 1 + 100] * 3
+    for timing in found.values():
+        assert isinstance(timing, Timing)
+        assert timing.latency == pytest.approx((0.01, 0.01, 0.01)) and timing.call.relative_iqr == pytest.approx(0)
+
+
+def test_medians_and_quartiles() -> None:
+    """A call slower than its turn is timed once a round; nine rounds of 1 .. 9 and a tenth of 100 seconds."""
+    values = [7.0, 1.0, 9.0, 3.0, 100.0, 5.0, 2.0, 8.0, 4.0, 6.0]
+    call = Call("a", iter([0.0] * WARM_UP + [1.0] + values), [])
+    timing = time_interleaved({"a": call}, FakeClock(), seconds=10.0)["a"]
+    assert isinstance(timing, Timing)
+    assert timing.calls == tuple(values) == timing.latencies
+    assert timing.call.median == statistics.median(values) == 5.5
+    assert (timing.call.low, timing.call.high) == (3.25, 7.75)
+    assert timing.call.relative_iqr == pytest.approx(4.5 / 5.5)
+
+
+def test_slow_calls_get_fewer_rounds() -> None:
+    slow = Call("slow", repeat(10.0), [])
+    timing = time_interleaved({"slow": slow}, FakeClock(), seconds=1.0)["slow"]
+    assert isinstance(timing, Timing) and len(timing.calls) == FEWEST
+    assert slow.calls == WARM_UP + 1 + FEWEST
+
+
+def test_the_calls_of_a_row_overlap_and_one_alone_does_not() -> None:
+    class Overlapping:
+        def time(self, call: Callable[[], object], times: int) -> float:
+            return 0.003 + 0.002 * times
+
+    timing = time_interleaved({"a": lambda: None}, Overlapping(), seconds=0.5)["a"]
+    assert isinstance(timing, Timing)
+    assert timing.latency.median == pytest.approx(0.005)
+    assert timing.call.median == pytest.approx(0.002 + 0.003 / 8)  # ten calls a turn, two of them alone
+
+
+@pytest.mark.parametrize("fails_at", [1, WARM_UP + 1, WARM_UP + 20])
+def test_what_runs_out_of_memory_leaves_and_the_others_go_on(fails_at: int) -> None:
+    log: list[str] = []
+    calls = {"a": Call("a", repeat(0.01), log, fails_at), "b": Call("b", repeat(0.01), log)}
+    found = time_interleaved(calls, FakeClock(), seconds=1.0)
+    assert list(found) == ["a", "b"]
+    assert found["a"] == Failure("out of memory")
+    assert isinstance(found["b"], Timing) and len(found["b"].calls) == ROUNDS
+
+
+def test_other_failures_say_what_happened() -> None:
+    call = Call("a", repeat(0.01), [], fails_at=1)
+    call.reason = RuntimeError("no kernel\n  for this shape")
+    assert time_interleaved({"a": call}, FakeClock(), 1.0)["a"] == Failure("failed: no kernel for this shape")
+    call = Call("a", repeat(0.01), [], fails_at=1)
+    call.reason = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+    assert time_interleaved({"a": call}, FakeClock(), 1.0)["a"] == Failure("out of memory")
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    """The machine was three times slower half of the time: each side's own median would say nothing of it."""
+    ours, theirs = [1.0, 3.0, 1.0, 3.0, 3.0], [2.0, 6.0, 2.0, 6.0, 6.0]
+    assert ratio(ours, theirs) == 2.0
+    assert quartiles([1.0, 2.0, 3.0]).median == 2.0
+
+
+def test_a_real_clock_sees_time_pass() -> None:
+    seen = []
+    assert CpuClock().time(lambda: seen.append(1), 5) > 0
+    assert len(seen) == 5

@@ -1,0 +1,153 @@
+"""Labeled texts from TSV files."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import lzma
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from allmlp.data.labeled_text import LabeledText, join_pair, label_order
+from allmlp.data.tokenizer import TokenizerConfig
+from allmlp.errors import UserError
+
+pytest.importorskip("tokenizers")
+SST2 = "sentence\tlabel\nvery good\t1\nvery bad\t0\n\nan emoji 🐑\t1\n"
+MNLI = """index\tsentence1\tsentence2\tgold_label
+0\tit rains\tit is wet\tentailment
+1\tit rains\tit is dry\tcontradiction
+2\ta\tb\t-
+"""
+
+
+def opened(folder: Path, train: str, *tests: str, **changes: Any) -> Any:
+    (folder / "train.tsv").write_text(train)
+    for number, test in enumerate(tests):
+        (folder / f"dev{number}.tsv").write_text(test)
+    names = ",".join(str(folder / f"dev{number}.tsv") for number in range(len(tests)))
+    spec = LabeledText(
+        str(folder / "train.tsv"), names, tokenizer=TokenizerConfig(vocab_size=100), seq_len=12, cache=str(folder)
+    )
+    return spec.replace(**changes).load()
+
+
+def test_one_sentence(tmp_path: Path) -> None:
+    data = opened(tmp_path, SST2, SST2)
+    ids, segments, labels, test_set = data.train.fetch(torch.arange(3))
+    assert data.class_names == ("0", "1") and labels.tolist() == [1, 0, 1] and test_set.tolist() == [0] * 3
+    assert data.tokenizer.decode(ids[0].tolist()) == "very good" and not segments.any()
+    assert ids[0, 0] == data.tokenizer.cls_token_id and (ids[0] == data.tokenizer.sep_token_id).sum() == 1
+
+
+def test_pairs_and_several_test_files(tmp_path: Path) -> None:
+    data = opened(tmp_path, MNLI, MNLI, MNLI)
+    ids, segments, labels, test_set = data.test.fetch(torch.arange(4))
+    assert data.class_names == ("contradiction", "entailment") and labels.tolist() == [1, 0, 1, 0]
+    assert test_set.tolist() == [0, 0, 1, 1] and data.test_names == ("dev0", "dev1")
+    second = ids[0][segments[0].bool()]
+    assert data.tokenizer.decode(second.tolist()) == "it is wet" and second[-1] == data.tokenizer.sep_token_id
+
+
+def test_other_columns_and_packed_files(tmp_path: Path) -> None:
+    text = "review\tstars\nfine\t5\npoor\t1\n"
+    (tmp_path / "t.tsv.xz").write_bytes(lzma.compress(text.encode()))
+    data = opened(tmp_path, text, text, text_column="review", label_column="stars", path=str(tmp_path / "t.tsv.xz"))
+    assert data.class_names == ("1", "5") and len(data.train) == 2
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("way", ["cut off", "another format"])
+def test_packed_files_that_are_damaged(suffix: str, way: str, tmp_path: Path) -> None:
+    if suffix == ".zst":
+        pytest.importorskip("zstandard")
+        if way == "cut off":
+            pytest.skip("zstandard's reader does not tell")
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": bytes}[suffix]
+    file = tmp_path / f"t.tsv{suffix}"
+    file.write_bytes(pack(SST2.encode() * 50)[:-20] if way == "cut off" else SST2.encode())
+    with pytest.raises(UserError, match=f"cannot read {re.escape(str(file))}"):
+        opened(tmp_path, SST2, SST2, path=str(file))
+
+
+def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    data = opened(tmp_path, "\ufeff" + SST2, SST2)
+    assert len(data.train) == 3 and data.class_names == ("0", "1")
+
+
+def test_the_order_of_classes_is_always_the_same() -> None:
+    names = ["nan", "10", "2", "word", "NaN", "-1"]
+    for order in itertools.permutations(names):
+        assert sorted(order, key=label_order) == ["-1", "2", "10", "NaN", "nan", "word"]
+
+
+def test_the_longer_text_is_truncated() -> None:
+    tokenizer = TokenizerConfig(vocab_size=60).build(["a b c d"])
+
+    def sizes(a: int, b: int, length: int) -> tuple[int, int]:
+        ids, segments = join_pair([9] * a, [10] * b, tokenizer, length)
+        assert len(ids) == len(segments) == length
+        return ids.count(9), ids.count(10)
+
+    assert sizes(3, 3, 12) == (3, 3) and sizes(20, 0, 12) == (10, 0)
+    assert sizes(20, 2, 12) == (7, 2) and sizes(2, 20, 12) == (2, 7) and sizes(20, 20, 12) == (5, 4)
+    with pytest.raises(UserError, match="no room for text"):
+        join_pair([9], [], tokenizer, 2)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (SST2, SST2.replace("bad\t0", "bad\tmaybe"), "unknown label 'maybe'"),
+        (SST2.replace("\t0", "\t1"), SST2, "has only one class, '1'"),
+        ("sentence\tlabel\n", SST2, "has no labeled texts"),
+        ("words\tlabel\nx\t1\n", SST2, r"no known column for text_column among words, label"),
+        ("sentence\tlabel\nonly text\n", SST2, r"line 2: 1 columns instead of 2"),
+        ("sentence\tsense\nx\t1\n", SST2, "no known column for label_column"),
+    ],
+)
+def test_errors_name_the_problem(tmp_path: Path, train: str, test: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path, train, test)
+
+
+def test_a_named_column_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no column 'sentnce'; did you mean 'sentence'"):
+        opened(tmp_path, SST2, SST2, text_column="sentnce")
+
+
+def test_the_same_tokenizer_for_every_process(tmp_path: Path) -> None:
+    assert opened(tmp_path, SST2, SST2).tokenizer == opened(tmp_path, SST2, SST2).tokenizer
+    assert len(list((tmp_path / "tokenizers").glob("*.json"))) == 1
+
+
+def test_unlabeled_texts(tmp_path: Path) -> None:
+    file = tmp_path / "more.txt"
+    file.write_text("not bad\n\na story\n")
+    data = opened(tmp_path, SST2, SST2, unlabeled=str(file))
+    ids, segments, labels, _ = data.train.fetch(torch.arange(5))
+    assert len(data.train) == 5 and data.unlabeled == 2 and data.class_names == ("0", "1")
+    assert labels.tolist() == [1, 0, 1, -1, -1] and (data.test.fetch(torch.arange(3)).labels >= 0).all()
+    assert not segments.any() and (ids[3] == data.tokenizer.sep_token_id).sum() == 1
+    file.write_text("it snows\tit is cold\n")
+    data = opened(tmp_path, MNLI, MNLI, unlabeled=str(file))
+    assert data.train.fetch(torch.tensor([2])).segments.any() and data.unlabeled == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SST2, r"more\.txt, line 1: 2 columns instead of 1: unlabeled files have neither a header"),
+        ("\n\n", r"more\.txt has no texts"),
+    ],
+)
+def test_invalid_unlabeled_files(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path, SST2, SST2, unlabeled=str(tmp_path / "more.txt"))
+    with pytest.raises(UserError, match="no text files at"):
+        opened(tmp_path, SST2, SST2, unlabeled=str(tmp_path / "none.txt"))

@@ -1,0 +1,98 @@
+"""Documents from files of all supported formats."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from allmlp.data import text_files
+from allmlp.data.text_files import find_files, read_documents
+from allmlp.errors import UserError
+
+HELLO = "\u05e9\u05dc\u05d5\u05dd 🐑"
+PROSE = f"One sheep.\nTwo sheep.\n\n\n  \nRed fish.\n\n{HELLO}\n"
+PARAGRAPHS = ["One sheep.\nTwo sheep.", "Red fish.", HELLO]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".txt.xz", ""])
+def test_paragraphs_lines_and_whole_files(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"prose{suffix}"
+    packed = {".gz": gzip.compress, ".xz": lzma.compress}.get(file.suffix, bytes)(PROSE.encode())
+    file.write_bytes(packed)
+    assert list(read_documents([str(file)])) == PARAGRAPHS
+    assert list(read_documents([str(file)], "line")) == ["One sheep.", "Two sheep.", "Red fish.", HELLO]
+    assert list(read_documents([str(file)], "document")) == [PROSE.strip()]
+
+
+def test_zstandard(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    (tmp_path / "prose.txt.zst").write_bytes(zstandard.compress(PROSE.encode()))
+    assert list(read_documents([str(tmp_path / "prose.txt.zst")])) == PARAGRAPHS
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    file = tmp_path / "prose.jsonl"
+    file.write_text("\n".join(json.dumps({"text": paragraph, "id": 1}) for paragraph in PARAGRAPHS) + "\n\n")
+    assert list(read_documents([str(file)])) == PARAGRAPHS
+    with pytest.raises(UserError, match=r"line 1: not a JSON object with a 'body'"):
+        list(read_documents([str(file)], text_field="body"))
+    with pytest.raises(UserError, match="'id' is not text"):
+        list(read_documents([str(file)], text_field="id"))
+    file.write_text("{")
+    with pytest.raises(UserError, match="line 1: not a JSON object"):
+        list(read_documents([str(file)]))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = str(tmp_path / "prose.parquet")
+    parquet.write_table(pyarrow.table({"text": [*PARAGRAPHS, None, " "]}), file)
+    assert list(read_documents([file])) == PARAGRAPHS
+    with pytest.raises(UserError, match="no column 'body', only text"):
+        list(read_documents([file], text_field="body"))
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good \xff\xfe bad\n\nnext")
+    assert list(read_documents([str(tmp_path / "a.txt")])) == ["good \ufffd\ufffd bad", "next"]
+    (tmp_path / "b.txt.xz").write_bytes(lzma.compress(b"words " * 1000)[:60])
+    with pytest.raises(UserError, match=r"cannot read .*b\.txt\.xz"):
+        list(read_documents([str(tmp_path / "b.txt.xz")]))
+
+
+def test_lines_without_end_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "MAX_CHARS", 100)
+    file = tmp_path / "long.txt"
+    file.write_text("word " * 100 + "\n\nend\n")
+    found = list(read_documents([str(file)]))
+    assert max(map(len, found)) <= 100 and " ".join(found).split() == ["word"] * 100 + ["end"]
+    assert max(map(len, read_documents([str(file)], "line"))) <= 100
+
+
+def test_finding_files(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "sub/c.txt", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names = ["a.txt", "b.txt", "sub/c.txt"]
+    assert find_files(str(tmp_path)) == [str(tmp_path / name) for name in names]
+    assert find_files(str(tmp_path / "*.txt")) == [str(tmp_path / name) for name in names[:2]]
+    assert find_files(f"{tmp_path / 'b.txt'}, {tmp_path / 'a.txt'}") == [
+        str(tmp_path / "b.txt"),
+        str(tmp_path / "a.txt"),
+    ]
+    with pytest.raises(UserError, match="no text files at"):
+        find_files(str(tmp_path / "nothing.txt"))
+    with pytest.raises(UserError, match=r"no text to read: set data\.path"):
+        find_files(" , ")
+
+
+def test_urls(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    with fsspec.open("memory://texts/a.txt.gz", "wb") as file:
+        file.write(gzip.compress(PROSE.encode()))
+    files = find_files("memory://texts/*.gz")
+    assert list(read_documents(files)) == PARAGRAPHS

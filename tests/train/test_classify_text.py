@@ -1,0 +1,124 @@
+"""Text classification: from scratch, from a pretrained language model, at another sequence length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import allmlp
+from allmlp import training as loop
+from allmlp.cli import main
+from allmlp.data.corpus import Corpus
+from allmlp.data.labeled_text import LabeledText
+from allmlp.data.tokenizer import TokenizerConfig, load_tokenizer
+from allmlp.layers import FirstTokenPool
+from allmlp.models.bert import bert
+from allmlp.models.gmlp import gmlp_text
+from allmlp.optim import AdamW
+from allmlp.run import Budget, Run
+from allmlp.tasks.classify_text import ClassifyText, classify_texts
+from allmlp.tasks.masked_lm import MaskedLM
+
+pytest.importorskip("tokenizers")
+GMLP = gmlp_text(2, 32, 64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reviews labeled by one word, pairs labeled by the second sentence, and plain text with the same words."""
+    folder = tmp_path_factory.mktemp("glue")
+    things = ["film", "book", "play", "song", "cake"]
+    reviews = [f"the {thing} was {word}\t{label}" for thing in things for word, label in (("good", 1), ("awful", 0))]
+    (folder / "reviews.tsv").write_text("sentence\tlabel\n" + "\n".join(reviews))
+    pairs = [f"{a} is here\t{b} is here\t{'sweet' if b == 'cake' else 'dry'}" for a in things for b in things]
+    (folder / "pairs.tsv").write_text("sentence1\tsentence2\tlabel\n" + "\n".join(pairs))
+    text = "\n\n".join(row.split("\t")[0] for row in reviews) + "\n\n" + "\n\n".join(pairs).replace("\t", " ")
+    (folder / "text.txt").write_text(text)
+    return folder
+
+
+def run(folder: Path, file: str, model: Any = GMLP, steps: int = 80, **changes: Any) -> Run:
+    path = str(folder / file)
+    plain = Run(
+        model=model,
+        task=ClassifyText(dropout=0.0),
+        data=LabeledText(path, path, tokenizer=TokenizerConfig(vocab_size=80), seq_len=16, cache=str(folder)),
+        batch_size=10,
+        budget=Budget(steps=steps),
+        optim=AdamW(lr=5e-3),
+        max_grad_norm=1.0,
+        log_every=40,
+        eval_every=steps,
+        save_every=steps,
+    )
+    return plain.replace(**changes)
+
+
+@pytest.mark.parametrize("model", [GMLP, bert(2, 32, 2)], ids=["gmlp", "bert"])
+def test_learns_sentences_and_predicts(
+    model: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert loop.train(run(folder, "reviews.tsv", model), tmp_path, "cpu")["accuracy"] == 1.0
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["predict", str(tmp_path), "the cake was awful", "--json"])
+    ((best, other),) = [found["predictions"] for found in json.loads(capsys.readouterr().out)]
+    assert best["label"] == "0" and best["probability"] + other["probability"] == pytest.approx(1)
+
+
+def test_sentence_pairs_with_segments(folder: Path, tmp_path: Path) -> None:
+    result = loop.train(
+        run(folder, "pairs.tsv", bert(2, 32, 2), 150, task=ClassifyText(pool=FirstTokenPool())), tmp_path, "cpu"
+    )
+    assert result["accuracy"] > 0.9
+    model, tokenizer = allmlp.load(tmp_path), load_tokenizer(tmp_path)
+    probabilities = classify_texts(
+        model, tokenizer, [("film is here", "cake is here"), ("cake is here", "film is here")]
+    )
+    assert probabilities.argmax(1).tolist() == [1, 0]
+
+
+@torch.no_grad()
+def test_loss_matches_its_equation(folder: Path) -> None:
+    plain = run(folder, "pairs.tsv", bert(2, 32, 2))
+    dataset, task = plain.data.load(), ClassifyText(FirstTokenPool(), dropout=0.0, label_smoothing=0.2)
+    model = allmlp.create(task.configure_model(plain.model, dataset), seed=0)
+    ids, segments, labels, _ = dataset.train.fetch(torch.arange(8))
+    found = task.build(model, dataset).compute_loss(ids.long(), segments.long(), labels)
+    terms, correct = [], []
+    for row, segment, label in zip(ids.long(), segments.long(), labels):
+        real = row != dataset.tokenizer.pad_token_id
+        log_p = model(row[real][None], segments=segment[real][None])[0].log_softmax(0)
+        terms.append(-0.8 * log_p[label] - 0.2 * log_p.mean())
+        correct.append(log_p.argmax() == label)
+    torch.testing.assert_close(found.total, torch.stack(terms).mean())
+    torch.testing.assert_close(found.metrics["accuracy"], torch.stack(correct).float().mean())
+
+
+def test_every_test_file_has_its_own_accuracy(folder: Path, tmp_path: Path) -> None:
+    both = f"{folder / 'reviews.tsv'},{tmp_path / 'mismatched.tsv'}"
+    (tmp_path / "mismatched.tsv").write_text("sentence\tlabel\nthe film was good\t0\nthe film was awful\t1\n")
+    plain = run(folder, "reviews.tsv")
+    result = loop.train(plain.replace(data=plain.data.replace(test=both)), tmp_path / "run", "cpu")
+    assert result["accuracy"] == 1.0 and result["mismatched_accuracy"] == 0.0
+
+
+def test_fine_tuning_takes_model_and_tokenizer_from_init_from(folder: Path, tmp_path: Path) -> None:
+    text = str(folder / "text.txt")
+    corpus = Corpus(text, text, TokenizerConfig(vocab_size=90), 24, cache=str(folder))
+    pretraining = run(folder, "", GMLP, 20, task=MaskedLM(), data=corpus)
+    loop.train(pretraining, tmp_path / "mlm", "cpu")
+    tuning = run(folder, "reviews.tsv", None, 1, init_from=str(tmp_path / "mlm"), optim=AdamW(lr=0.0))
+    loop.train(tuning, tmp_path / "tuned", "cpu")
+    before, after = allmlp.load(tmp_path / "mlm"), allmlp.load(tmp_path / "tuned")
+    assert load_tokenizer(tmp_path / "tuned") == load_tokenizer(tmp_path / "mlm") and after.spec.stem.seq_len == 16
+    assert torch.equal(before.stem.embedding.weight, after.stem.embedding.weight)
+    wide, narrow = (model.blocks[1].channel.mix.inner.proj for model in (before, after))
+    assert torch.equal(wide.matrix()[:16, :16], narrow.matrix()) and torch.equal(wide.bias[:16], narrow.bias)
+    assert "accuracy" in loop.evaluate_checkpoint(tmp_path / "tuned", "cpu")
+    with pytest.raises(allmlp.UserError, match="the run has no model"):
+        loop.train(run(folder, "reviews.tsv", None), tmp_path / "none", "cpu")

@@ -1,0 +1,117 @@
+"""Sampling: every example once per epoch, the same from any step on, split among processes; random streams."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allmlp.data.dataset import InMemory, Subset
+from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
+
+CPU = torch.device("cpu")
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_every_example_comes_once_per_epoch(examples: int, batch: int, seed: int) -> None:
+    sampler = Sampler(examples, batch, seed)
+    drawn = torch.cat([sampler.indices(step) for step in range(sampler.steps(3))])[: 3 * examples]
+    for epoch in drawn.split(examples):
+        assert sorted(epoch.tolist()) == list(range(examples))
+
+
+def test_any_step_can_be_computed_at_any_time() -> None:
+    forward = [Sampler(50, 8, 3).indices(step).tolist() for step in range(30)]
+    sampler = Sampler(50, 8, 3)
+    assert [sampler.indices(step).tolist() for step in reversed(range(30))] == forward[::-1]
+    assert Sampler(50, 8, 4).indices(0).tolist() != forward[0]
+
+
+def test_every_epoch_has_another_order() -> None:
+    epochs = [tuple(Sampler(50, 50, 3).indices(step).tolist()) for step in range(10)]
+    assert len(set(epochs)) == 10
+
+
+def test_repeated_augmentation() -> None:
+    sampler = Sampler(30, 12, 0, repeats=3)
+    assert sampler.steps(1) == 8
+    assert [sampler.indices(0).tolist().count(index) for index in sampler.indices(0).unique()] == [3] * 4
+
+
+def in_memory(examples: int = 50) -> InMemory:
+    labels = torch.arange(examples)
+    return InMemory(labels.view(-1, 1, 1, 1).to(torch.uint8).expand(-1, 1, 2, 2).clone(), labels)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_processes_split_one_batch(world: int) -> None:
+    sampler = Sampler(50, 15, 1)
+    whole = Loader(in_memory(), sampler, CPU).fetch(4).examples.labels
+    parts = [Loader(in_memory(), sampler, CPU, rank, world).fetch(4).examples.labels for rank in range(world)]
+    assert sorted(torch.cat(parts).tolist()) == sorted(whole.tolist())
+
+
+class Slow:
+    """A split that is not in memory, and records what it is asked for."""
+
+    def __init__(self) -> None:
+        self.split, self.uniforms = in_memory(), []
+
+    def __len__(self) -> int:
+        return 50
+
+    def fetch(self, indices: torch.Tensor, uniforms: torch.Tensor | None = None):
+        self.uniforms.append((indices.tolist(), None if uniforms is None else uniforms.tolist()))
+        return self.split.fetch(indices)
+
+
+def test_prefetching_keeps_the_order() -> None:
+    sampler = Sampler(50, 8, 2)
+    labels = [batch.examples.labels.tolist() for batch in Loader(Slow(), sampler, CPU).steps(3, 20)]
+    assert labels == [sampler.indices(step).tolist() for step in range(3, 20)]
+
+
+def test_uniforms_belong_to_the_example_not_to_the_process() -> None:
+    sampler = Sampler(50, 12, 2)
+    alone, first, second = Slow(), Slow(), Slow()
+    Loader(alone, sampler, CPU).fetch(1)
+    Loader(first, sampler, CPU, 0, 2).fetch(1)
+    Loader(second, sampler, CPU, 1, 2).fetch(1)
+
+    def pairs(*splits: Slow) -> dict[int, list[float]]:
+        return {i: draw for s in splits for indices, uniforms in s.uniforms for i, draw in zip(indices, uniforms)}
+
+    assert pairs(alone) == pairs(first, second)
+
+
+def test_evaluation_sees_every_example_once() -> None:
+    for world in (1, 3):
+        seen = [batch.labels for rank in range(world) for batch in eval_batches(in_memory(), 7, CPU, rank, world)]
+        assert sorted(torch.cat(seen).tolist()) == list(range(50))
+    subset = Subset(in_memory(), torch.tensor([3, 9, 27]))
+    assert torch.cat([batch.labels for batch in eval_batches(subset, 2, CPU)]).tolist() == [3, 9, 27]
+
+
+def test_micro_batches_are_the_batch_in_parts() -> None:
+    batch = Loader(in_memory(), Sampler(50, 10, 0), CPU).fetch(3)
+    parts = batch.split(3)
+    assert [len(part.indices) for part in parts] == [4, 4, 2]
+    assert torch.cat([part.examples.labels for part in parts]).tolist() == batch.indices.tolist()
+    assert {(part.step, part.epoch) for part in parts} == {(3, batch.epoch)}
+
+
+def test_seeds_differ() -> None:
+    """For different numbers, for the same numbers in different streams, and for another count of numbers."""
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    numbers = [(), (-1,), (2**63,), (1, 2, 0), *((a,) for a in range(10)), *pairs]
+    seeds = [mix_seed(stream, *some) for stream in Stream for some in numbers]
+    assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**63 for seed in seeds)
+    assert mix_seed(Stream.DECODING, 2**64) >= 0
+
+
+def test_the_order_of_an_epoch_repeats_no_other_stream() -> None:
+    orders = {mix_seed(Stream.EPOCH_ORDER, 0, epoch) for epoch in range(1000)}
+    others = set(Stream) - {Stream.EPOCH_ORDER}
+    assert not orders & {mix_seed(stream, 0, *rest) for stream in others for rest in ((), (3,), (3, 0))}
