@@ -28,7 +28,7 @@ FAMILIES = {
 
 def main() -> None:
     screen = Console(width=100)
-    view = Table(title="scikit-learn's digits, 1,500 to learn from, 297 to be judged on", title_justify="left")
+    view = Table(title="scikit-learn's digits: 1,500 for training, 297 for testing", title_justify="left")
     for title in ("recipe", "model"):
         view.add_column(title)
     for title in ("accuracy", "parameters", "MACs", "images/s", "seconds"):
@@ -54,9 +54,7 @@ def main() -> None:
             f"{seconds:.0f}",
         )
     screen.print(view)
-    screen.print(
-        f"Curves: {OUT}/*/curves.png. The whole zoo: allmlp list. One page about a model: allmlp show mixer_b16."
-    )
+    screen.print(f"Curves: {OUT}/*/curves.png. All models: allmlp list. One model in detail: allmlp show mixer_b16.")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
 from allmlp.serve.limits import RequestLimits
 from allmlp.serve.page import page_files, samples
 from allmlp.weights.pretrained import bundled
-from data.sample_images import BROKEN, encode, scene
+from data.sample_images import CORRUPT, encode, scene
 from serve.folders import CLASSES, TASKS, image_folder, text_folder
 
 LIMIT = 100_000
@@ -159,9 +159,9 @@ def test_bundled_model_classifies_its_samples() -> None:
 
 
 @pytest.mark.parametrize("path", ["/predict", "/importance"])
-@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("fault", CORRUPT)
 def test_broken_images(client: TestClient, path: str, fault: str) -> None:
-    response = client.post(path, content=BROKEN[fault])
+    response = client.post(path, content=CORRUPT[fault])
     assert response.status_code == 422 and list(response.json()) == ["detail"], response.text
 
 

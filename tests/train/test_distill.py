@@ -59,6 +59,9 @@ def test_alpha_mixes_both_losses(teacher: str, tmp_path: Path) -> None:
         loop.train(run, tmp_path / str(alpha), "cpu")
         found[alpha] = losses(tmp_path / str(alpha))[1]
     assert found[0.25] == pytest.approx(0.75 * found[0.0] + 0.25 * found[1.0], rel=1e-5)
+    loop.train(small(budget=Budget(steps=1)), tmp_path / "classify", "cpu")
+    assert found[0.0] == pytest.approx(losses(tmp_path / "classify")[1], rel=1e-5)
+    assert found[1.0] != pytest.approx(found[0.0], rel=1e-3)
 
 
 def test_teacher_is_neither_trained_nor_saved(teacher: str) -> None:

@@ -153,7 +153,7 @@ def test_losses_match_their_equations(data: Corpus) -> None:
     rows = [row[row != opened.tokenizer.pad_token_id] for row in ids]
     masked_lm, causal_lm = MaskedLM(Masking(0.3)), CausalLM()
     model = allmlp.create(masked_lm.configure_model(GMLP, opened), seed=0).eval()
-    task, numbers = masked_lm.build(model, opened), uniform(6, masked_lm.masking.numbers(40))
+    task, numbers = masked_lm.build(model, opened), uniform(6, masked_lm.masking.num_uniforms(40))
     found = masked_lm.masking.apply(ids, numbers, MaskingVocab(opened.tokenizer))
     terms = []
     for row, inputs, positions, weights in zip(rows, found.input_ids, found.positions, found.weights):

@@ -117,7 +117,7 @@ class DistillMaskedLMModule(MaskedLMModule):
         features = self.encode(self.model, batch, ids)
         mlm_loss, accuracy = masked_lm_loss(self.model, features, batch)
         distance = cosine_distance(self.proj(features).float(), self.teacher(ids, real), real)
-        metrics = {"accuracy": accuracy, "masked": mlm_loss, "agreement": 1 - distance}
+        metrics = {"accuracy": accuracy, "mlm_loss": mlm_loss, "agreement": 1 - distance}
         return Losses(torch.lerp(mlm_loss, distance, self.distill.alpha), metrics)
 
 

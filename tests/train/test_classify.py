@@ -1,0 +1,62 @@
+"""Image classification: losses against their equations, and evaluation against a plain loop."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+
+import allmlp
+from allmlp.data.sampler import Batch, eval_batches
+from allmlp.models.model import Model
+from allmlp.tasks.classify import Classify
+from allmlp.tasks.task import StepContext
+from train.runs import Blobs, small
+
+
+def model_of(task: Classify) -> Model:
+    """Untrained, in evaluation mode, with logits that differ."""
+    model = allmlp.create(task.configure_model(small().model, Blobs().load()), seed=0).eval()
+    with torch.no_grad():
+        model.get_parameter("head.proj.weight").normal_(generator=torch.Generator().manual_seed(0))
+    return model
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@torch.no_grad()
+def test_loss_matches_its_equation(loss: Literal["softmax", "sigmoid"]) -> None:
+    """With label smoothing 0.2 over four classes: 0.85 for the label and 0.05 for each other class."""
+    task, dataset = Classify(loss, label_smoothing=0.2), Blobs().load()
+    model = model_of(task)
+    batch = dataset.train.fetch(torch.arange(6))
+    module = task.build(model, dataset).eval()
+    context = StepContext(0.0, torch.Generator().manual_seed(0))
+    found = module.compute_loss(*module.prepare_batch(Batch(0, 0.0, torch.arange(6), batch), context))
+    terms, correct = [], []
+    for image, label in zip(*batch):
+        z = model((image[None] / 255 - 0.3) / 0.25)[0]
+        t = torch.full((4,), 0.05).index_fill(0, label, 0.85)
+        softmax, sigmoid = (
+            -(t * z.log_softmax(0)).sum(),
+            -(t * z.sigmoid().log() + (1 - t) * (-z).sigmoid().log()).sum(),
+        )
+        terms.append(softmax if loss == "softmax" else sigmoid)
+        correct.append(z.argmax() == label)
+    torch.testing.assert_close(found.total, torch.stack(terms).mean())
+    torch.testing.assert_close(found.metrics["accuracy"], torch.stack(correct).float().mean())
+
+
+@torch.no_grad()
+def test_evaluation_matches_a_plain_loop_for_every_batch_size() -> None:
+    task, dataset = Classify(label_smoothing=0.2), Blobs().load()
+    model = model_of(task)
+    images, labels = dataset.test.fetch(torch.arange(32))
+    log_p = model((images / 255 - 0.3) / 0.25).log_softmax(1)
+    loss = -sum(float(row[label]) for row, label in zip(log_p, labels.tolist())) / 32
+    accuracy = sum(int(row.argmax()) == label for row, label in zip(log_p, labels.tolist())) / 32
+    for size in (5, 32):
+        batches = eval_batches(dataset.test, size, torch.device("cpu"))
+        sums = task.build_evaluator(model, dataset).eval().evaluate(model, batches)
+        means = {name: float(total / count) for name, (total, count) in sums.items()}
+        assert means == pytest.approx({"loss": loss, "accuracy": accuracy})
