@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from allmlp import __version__, checkpoint, parallel
+from allmlp import checkpoint, parallel
 from allmlp.compilation import compile_task
 from allmlp.data.dataset import Dataset
 from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
@@ -29,6 +28,7 @@ from allmlp.models.zoo import create
 from allmlp.optim import set_lr
 from allmlp.pace import FILE as PACE
 from allmlp.pace import Pace
+from allmlp.provenance import environment
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
@@ -222,15 +222,7 @@ def claim(out: Path, run: Run, world: parallel.World) -> None:
         raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or choose another --out")
     world.barrier()
     if before != run and world.is_main:
-        record = {
-            "run": to_dict(run),
-            "allmlp": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
-            "processes": world.size,
-            "command": sys.argv,
-        }
+        record = {"run": to_dict(run), "processes": world.size, **environment(world.device)}
         try:
             out.mkdir(parents=True, exist_ok=True)
             (out / PACE).unlink(missing_ok=True)

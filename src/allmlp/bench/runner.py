@@ -13,7 +13,7 @@ from allmlp.bench import backends as inference
 from allmlp.bench import training
 from allmlp.bench.backends import Backend, PreparedBackend, default_backends, parse_backend, select_backends
 from allmlp.bench.clock import Clock, clock_of
-from allmlp.bench.machine import Memory, copy_rate, environment, peak_matmul
+from allmlp.bench.machine import Memory, copy_rate, peak_matmul
 from allmlp.bench.parity import SAME_MODEL_ERROR, Parts, allowed, error
 from allmlp.bench.peers import PeerGroup, peer_group
 from allmlp.bench.scaling import ScalingAxis, scaled_models
@@ -24,6 +24,7 @@ from allmlp.models.cost import measure
 from allmlp.models.model import ModelSpec
 from allmlp.models.preset import preset
 from allmlp.models.zoo import configure
+from allmlp.provenance import environment
 
 LogFunction = Callable[..., object]
 """Like print, with `end`."""

@@ -1,0 +1,90 @@
+"""Where a number comes from: command, commit, software versions, device and time, kept beside every measurement."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allmlp import __version__
+
+PACKAGES = ("triton", "timm", "transformers", "onnxruntime", "numpy")
+QUERIES = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
+COMMIT_VARIABLE = "ALLMLP_COMMIT"
+"""Names the commit where the package is not in a git checkout: a container, a copy on another machine."""
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Everything that may affect a measurement. `command` is what was typed, without the path of the program."""
+    found: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": typed_command(),
+        "allmlp": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if device.type == "cuda":
+        found["cuda"] = torch.version.cuda
+        found |= gpu_state(torch.cuda.current_device())
+    return found
+
+
+def typed_command() -> list[str]:
+    """The command line, with a name in place of the program's path."""
+    program = Path(sys.argv[0]).name
+    return ["allmlp" if program in ("allmlp", "__main__.py") else program, *sys.argv[1:]]
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def gpu_state(number: int) -> dict[str, str]:
+    """Driver, clocks, power limit and temperature from nvidia-smi, if available."""
+    if not shutil.which("nvidia-smi"):
+        return {}
+    answer = command_output("nvidia-smi", f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader", f"--id={number}")
+    return dict(zip(QUERIES, (part.strip() for part in answer.split(",")))) if answer else {}
+
+
+def commit() -> str | None:
+    """The checked-out commit, with a + if files differ from it; outside a checkout, what ALLMLP_COMMIT says or None."""
+    here = Path(__file__)
+    git = ("git", "-C", str(here.parent))
+    if not shutil.which("git") or not command_output(*git, "ls-files", here.name):
+        return os.environ.get(COMMIT_VARIABLE)
+    return command_output(*git, "rev-parse", "--short=12", "HEAD") + (
+        "+" if command_output(*git, "status", "--porcelain", "..") else ""
+    )
+
+
+def command_output(*command: str) -> str:
+    """Standard output of a command; empty if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
