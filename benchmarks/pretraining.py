@@ -34,6 +34,7 @@ from allmlp.models.cost import measure
 from allmlp.models.zoo import preset
 from allmlp.optim import Muon
 from allmlp.parallel import World
+from allmlp.provenance import environment
 from allmlp.recipes import runs
 from allmlp.tasks.masked_lm import MaskedLM, Masking
 from allmlp.train_step import RecordedStep, TrainStep
@@ -128,12 +129,12 @@ def worker(number: int, name: str, options: argparse.Namespace, ready: Any, whos
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("high")
     if name in SIZES[options.size]:
-        step, flops, parameters = ours(SIZES[options.size][name], device, options.length)
+        step, flops, parameters = ours(SIZES[options.size][name], device, options.seq_len)
     else:
         step, flops, parameters = transformers(
-            SHAPES[options.size], device, options.length, masked=name.endswith("masked")
+            SHAPES[options.size], device, options.seq_len, masked=name.endswith("masked")
         )
-    ids = torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (options.batch, options.length), device=device)
+    ids = torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (options.batch, options.seq_len), device=device)
     for _ in range(6 if device.type == "cuda" else 1):
         step(ids)
     wait(device)
@@ -155,7 +156,7 @@ def worker(number: int, name: str, options: argparse.Namespace, ready: Any, whos
         {
             "model": name,
             "parameters": parameters,
-            "tokens/s": middle * options.length,
+            "tokens/s": middle * options.seq_len,
             "spread": (max(rates) - min(rates)) / middle,
             "share of peak": middle * flops / peak,
             "peak TFLOP/s": peak / 1e12,
@@ -212,8 +213,9 @@ def main() -> None:
             f"{row['share of peak']:>8.1%} {row['GiB']:>6.1f}"
         )
     if options.json:
+        about = environment(torch.device(options.device))
         with open(options.json, "w", encoding="utf8") as file:
-            json.dump({"torch": torch.__version__, "options": vars(options), "rows": rows}, file, indent=1)
+            json.dump({"environment": about, "options": vars(options), "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ import shutil
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 
+# On a GPU, kernels run in their default configuration: compiling all of them would take most of the time.
+os.environ.setdefault("ALLMLP_AUTOTUNE", "0")
+
 import pytest
 import torch
 
 from allmlp.models.torchvision import define_missing_operators
 
-# The models here are small: more threads only get in each other's way.
+# The models are small: more threads would slow them down.
 torch.set_num_threads(min(torch.get_num_threads(), 4))
 
 # timm and transformers are imported by name in many tests.
@@ -23,12 +26,12 @@ define_missing_operators()
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test draws the same numbers whenever it runs."""
+    """Every test has the same random numbers in every run."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Curves take a second, most of what a small run takes: they are drawn where a test is marked so."""
+    """Drawing curves takes most of the time of a small run: only marked tests do it."""
     if "curves" not in request.keywords:
         monkeypatch.setattr("allmlp.training.draw_curves", lambda out: [])

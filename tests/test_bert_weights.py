@@ -1,4 +1,4 @@
-"""Published BERTs: the same answers as transformers gives, and one clear line for whatever is wrong in a folder."""
+"""Published BERT models: equal outputs to transformers, and one-line errors for invalid folders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = {
 
 
 def publish(folder: Path, kind: str = "BertModel", **options: Any) -> Any:
-    """A model with weights large enough that every one of them matters, saved by transformers itself."""
+    """A model saved by transformers, with weights large enough that each affects the output."""
     model = getattr(transformers, kind)(transformers.BertConfig(**SIZES | options)).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -45,7 +45,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rewrite(folder: Path, change: Any) -> None:
-    """Let `change` see the tensors of a folder by name before they are saved again."""
+    """Apply `change` to the tensors of a folder and save them again."""
     tensors = load_file(folder / "model.safetensors")
     save_file(change(tensors), folder / "model.safetensors", {"format": "pt"})
 
@@ -83,7 +83,7 @@ def test_masked_words(kind: str, tmp_path: Path) -> None:
 
 
 def test_names_of_the_first_published_models(tmp_path: Path) -> None:
-    """gamma and beta, positions counted, a copy of the tied table, half precision, a configuration with less in it."""
+    """gamma and beta, position ids, a copy of the tied embedding, half precision, a shorter configuration."""
     publish(tmp_path, "BertForMaskedLM", type_vocab_size=2)
     now = load_bert(tmp_path).state_dict()
 
@@ -215,7 +215,7 @@ def test_a_table_of_another_width_is_projected(width: int, tmp_path: Path) -> No
 
 
 def test_the_signs_of_components_are_fixed() -> None:
-    """A table and its mirror image have the same components, so the rows are mirrored and nothing else."""
+    """A matrix and its negative have the same components, so only the sign of the rows differs."""
     table = torch.randn(30, 6)
     torch.testing.assert_close(principal(-table, 4), -principal(table, 4))
     variances = principal(table, 6).var(0)

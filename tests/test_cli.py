@@ -51,7 +51,7 @@ def test_catalog_has_the_presets_and_the_costs_of_our_own() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--help"], ["list"], ["list", "--json"], ["list", "recipes"], ["list", "--help"], ["show", "--help"]],
+    [[], ["--help"], ["list"], ["list", "--json"], ["list", "recipes"], ["list", "--help"], ["study", "--list"]],
 )
 def test_quick_commands_do_not_load_torch(arguments: list[str]) -> None:
     code = f"""
@@ -196,7 +196,10 @@ def test_list_of_recipes_is_searched_and_wrapped(capsys: pytest.CaptureFixture[s
         (["show", "mixer_b16", "--num-classes", "-1"], "ClassifierHead.num_classes must be a whole number"),
         (["show", "mixer_b16", "--set", "block.tokn=1"], "unknown Block field 'tokn'; did you mean 'token'?"),
         (["show", "mixer_b16", "--set", "block"], "--set takes FIELD=VALUE"),
-        (["show", "gmlp_l18", "--img-size", "32"], "there is no 'img_size', only vocab_size, seq_len"),
+        (
+            ["show", "gmlp_l18", "--img-size", "32"],
+            "the model has no 'img_size' (input: 128 tokens); it has vocab_size, seq_len",
+        ),
         (["show", "."], "is not a model folder: it has no config.json"),
         (["show"], "Missing argument"),
         (["show", "mixer_b16", "--imge", "3"], "No such option: --imge"),
@@ -224,7 +227,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_complete(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    """Nothing is cut off, at a width of 80 columns."""
+    """No text is truncated at a width of 80 columns."""
     _, out, _ = run(capsys, "--help")
     section = out.partition("Commands:")[2]
     assert re.search(rf"^  {command} ", section, re.MULTILINE) and "..." not in section

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 
 import allmlp
-from allmlp.models.cost import measure
+from allmlp.models import cost
 from allmlp.models.zoo import presets
 from allmlp.show import summarize
+
+measure = cache(cost.measure)
 
 PUBLISHED = {name: preset for name, preset in presets().items() if preset.published is not None}
 
@@ -105,8 +108,9 @@ CONTRADICTIONS = {"gmlp_s16"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_parameters(name: str) -> None:
+def test_published_parameters(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal to every printed digit, with or without the head as the paper counts."""
+    monkeypatch.setattr("allmlp.show.measure", measure)
     preset = PUBLISHED[name]
     assert preset.published is not None
     printed = preset.published.parameters
@@ -136,8 +140,8 @@ def decimals(printed: str) -> int:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_parameters_with_and_without_head(name: str) -> None:
-    cost = measure(presets()[name].spec)
-    assert (cost.parameters, cost.parameters - cost.head_parameters) == EXACT[name]
+    found = measure(presets()[name].spec)
+    assert (found.parameters, found.parameters - found.head_parameters) == EXACT[name]
 
 
 @pytest.mark.parametrize("name", EXACT_WITH_HEAD)
@@ -152,14 +156,14 @@ def test_exact_macs(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE_5)
 def test_flops_of_the_language_models(name: str) -> None:
-    cost = measure(presets()[name].spec)
-    head = next(part.macs for part in cost.parts if part.name == "head")
+    found = measure(presets()[name].spec)
+    head = next(part.macs for part in found.parts if part.name == "head")
     masked = math.ceil(0.15 * 512)
-    assert 2 * (cost.macs - head + head * masked / 512) / 1e9 == pytest.approx(TABLE_5[name], rel=0.006)
+    assert 2 * (found.macs - head + head * masked / 512) / 1e9 == pytest.approx(TABLE_5[name], rel=0.006)
 
 
 def test_captions_that_contradict_their_counts() -> None:
-    """The printed widths do not give the printed counts; the widths used here do, and the note tells."""
+    """The printed widths do not give the printed counts; the widths used here do, and the note says so."""
     wide = {"block.channel.hidden": 3072}
     for name, caption, printed in [("mixer_mlm", 140.4, "112"), ("gmlp_l36_linear", 130.0, "92")]:
         preset = presets()[name]

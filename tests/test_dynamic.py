@@ -22,7 +22,8 @@ FAMILIES = ["mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano", "vit_nano", "
 
 
 def dynamic_model(name: str = "gmlp_nano", **options: object) -> DynamicEncoderModel:
-    model = allmlp.create(name, dynamic=True, seed=0, overrides={"depth": 2}, **options)  # type: ignore[arg-type]
+    small = {"depth": 2, "width": 16} if name == "convmixer_nano" else {"depth": 2}
+    model = allmlp.create(name, dynamic=True, seed=0, overrides=small, **options)  # type: ignore[arg-type]
     randomize(model, spread=0.05)
     assert isinstance(model, DynamicEncoderModel)
     return model

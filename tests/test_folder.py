@@ -1,4 +1,4 @@
-"""A model as a folder: what is saved comes back, what is damaged is refused in one line."""
+"""Model folders: lossless saving and loading, and one-line errors for damaged files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
 
 
 def test_keys_are_public(tmp_path: Path) -> None:
-    """Changing a key breaks every checkpoint: it needs a migration in `weights`."""
+    """Changing a key breaks every saved model."""
     allmlp.save(allmlp.create("resmlp_nano", overrides={"depth": 1}), tmp_path)
     assert sorted(load_file(tmp_path / "model.safetensors")) == [
         "blocks.0.channel.mix.down.bias",
@@ -129,7 +129,7 @@ def test_configuration_and_weights_belong_together(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("[]"), "must be a JSON object"),
         (
             lambda folder: (folder / "config.json").write_text('{"kind": "Affine"}'),
-            "describes Affine, which is not a model",
+            "contains Affine, which is not a model",
         ),
         (shutil.rmtree, "is not a model folder"),
     ],

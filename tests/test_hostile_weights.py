@@ -1,4 +1,4 @@
-"""Files made to harm: refused in one line, without running anything and with little memory, whatever is in them."""
+"""Malicious files are rejected with one line, without running code and with bounded memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(json.dumps(said))
 
 
 def refused_with_little_memory(folder: Path, names: list[str], room: int = 192 * MIB) -> dict[str, str]:
-    """What a process that may take `room` more bytes says to each file."""
+    """The message for each file, from a process that may allocate `room` more bytes."""
     code = CHILD.format(room=room)
     done = subprocess.run(
         [sys.executable, "-c", code, *names], cwd=folder, capture_output=True, text=True, timeout=120, check=False
@@ -92,7 +92,7 @@ def make_archives(folder: Path) -> dict[str, str]:
     entry = content.rindex(b"PK\x01\x02")
     short = struct.pack("<I", len(array_header(f"({256 * MIB // 4},)")) + 256 * MIB)
     place = content.index(short, entry)
-    # The directory says that little follows; the compressed stream is as long as before.
+    # The zip directory declares a small size; the compressed stream is as long as before.
     (folder / "lie.npz").write_bytes(content[:place] + struct.pack("<I", 1000) + content[place + 4 :])
     with zipfile.ZipFile(folder / "bomb.pth", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}.")
@@ -100,11 +100,11 @@ def make_archives(folder: Path) -> dict[str, str]:
     with zipfile.ZipFile(folder / "long.pth", "w") as archive:
         zeros(archive, "archive/data.pkl", b"\x80\x02", 17 * MIB)
     return {
-        "bomb.npz": "claims far more numbers than a file of its size can hold; it is refused",
-        "claim.npz": f"stem/kernel claims the shape [{HUGE}], but has 0 bytes",
+        "bomb.npz": "declares far more data than a file of its size can hold; it was rejected",
+        "claim.npz": f"stem/kernel declares the shape [{HUGE}], but has 0 bytes",
         "lie.npz": "is damaged or not a weights file: Bad CRC-32",
-        "bomb.pth": "is compressed, as torch never writes it; it is refused",
-        "long.pth": "has more than names and shapes beside its numbers; it is refused",
+        "bomb.pth": "is compressed, which torch.save never does; it was rejected",
+        "long.pth": f"has a pickle of {17 * MIB + 2:,} bytes; it was rejected",
     }
 
 
@@ -130,15 +130,15 @@ def make_pickles(folder: Path) -> dict[str, str]:
     torch.save({"x": Call(torch.Tensor, HUGE)}, folder / "tensor.pth")
     (folder / "plain.pth").write_bytes(pickle.dumps({"x": Call(os.mkdir, str(folder / "harm"))}, protocol=4))
     torch.save({"x": Call(os.mkdir, str(folder / "harm"))}, folder / "code.pth")
-    run = "loading it could run code, so it is refused"
+    run = "loading it could run code, so it was rejected"
     return {
-        "view.pth": "its tensors claim more numbers than the file holds",
-        "legacy.pth": f"it claims {HUGE:,} numbers, more than the file holds",
-        "bytes.pth": f"holds more than plain tensors (__builtin__.bytearray); {run}",
-        "bytes_legacy.pth": f"holds more than plain tensors (__builtin__.bytearray); {run}",
+        "view.pth": "its tensors declare more elements than the file holds",
+        "legacy.pth": f"it declares {HUGE:,} elements, more than the file holds",
+        "bytes.pth": f"contains more than plain tensors (__builtin__.bytearray); {run}",
+        "bytes_legacy.pth": f"contains more than plain tensors (__builtin__.bytearray); {run}",
         "tensor.pth": run,
         "plain.pth": run,
-        "code.pth": f"holds more than plain tensors (posix.mkdir); {run}",
+        "code.pth": f"contains more than plain tensors (posix.mkdir); {run}",
     }
 
 
@@ -151,7 +151,7 @@ def make_safetensors(folder: Path) -> dict[str, str]:
     return {
         "claim.safetensors": "is damaged or not a safetensors file",
         "header.safetensors": "is not a weights file",
-        "sparse.safetensors": "it claims 2,147,483,640 bytes of names",
+        "sparse.safetensors": "it declares a header of 2,147,483,640 bytes",
     }
 
 
@@ -189,7 +189,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "name"), [("google", "mixer.npz"), ("timm", "mixer.safetensors")])
 def test_a_large_mixer_needs_less_than_twice_its_size(to: str, name: str, tmp_path: Path) -> None:
-    """Mixer-L/16, 833 MB, there and back: everything that the process ever holds, torch itself too."""
+    """Mixer-L/16, 833 MB, converted and back: the peak memory of the whole process, including torch."""
     with torch.device("meta"):
         model = allmlp.create("mixer_l16")
     model.to_empty(device="cpu")
@@ -229,7 +229,7 @@ GOOD: dict[str, tuple[Any, str]] = {
 
 
 def make(kind: str, folder: Path) -> Path:
-    """A good file or folder of another source; returns where it is."""
+    """A valid file or folder of another library; returns its path."""
     spec, name = GOOD[kind]
     model = spec.build()
     for weight in model.parameters():
@@ -239,7 +239,7 @@ def make(kind: str, folder: Path) -> Path:
 
 
 def tried(source: Path, target: Path) -> bool:
-    """Whether it was converted; if not, it was refused in one line."""
+    """Whether it was converted; otherwise it was rejected with one line."""
     try:
         convert(str(source), str(target))
     except allmlp.UserError as reason:
@@ -252,7 +252,7 @@ def tried(source: Path, target: Path) -> bool:
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_bytes_are_changed(kind: str, tmp_path: Path) -> None:
-    """Some bytes flipped, cut out or doubled, in the weights and in what lies beside them."""
+    """Flip, remove or repeat some bytes of the weights and of the files next to them."""
     source, draw, outcomes = make(kind, tmp_path), random.Random(0), set()
     assert tried(source, tmp_path / "good")
     files = sorted(source.iterdir()) if source.is_dir() else [source]
@@ -280,7 +280,7 @@ JUNK: list[Any] = [None, True, -1, 0, 1e308, 10**400, "", "12x8", [], [[2, 2]], 
 
 @pytest.mark.parametrize("kind", ["vit", "bert"])
 def test_settings_are_changed(kind: str, tmp_path: Path) -> None:
-    """Whatever stands in a configuration: the model, or one line."""
+    """Any content of a configuration gives the model or a one-line error."""
     source = make(kind, tmp_path)
     for file in sorted(source.glob("*.json")):
         good = json.loads(file.read_text())
@@ -294,7 +294,7 @@ def test_settings_are_changed(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_shapes_are_changed(kind: str, tmp_path: Path) -> None:
-    """Each tensor in turn without an axis, empty, of the wrong kind, under another name, or missing."""
+    """Each tensor in turn with a dimension less, empty, of the wrong dtype, renamed, or missing."""
     source = make(kind, tmp_path)
     tensors = read(source / "model.safetensors" if source.is_dir() else source)
     assert tried(source, tmp_path / "good")
@@ -316,7 +316,7 @@ def test_shapes_are_changed(kind: str, tmp_path: Path) -> None:
 
 
 def test_numbers_of_other_kinds(tmp_path: Path) -> None:
-    """Half precision is read; what is not a float, or is one that torch alone knows, is refused."""
+    """Half precision is supported; integers, and floats that only torch has, are rejected."""
     source = make("google", tmp_path)
     arrays = dict(np.load(source))
     for kind in ("float16", "float64", ">f4"):
@@ -324,7 +324,7 @@ def test_numbers_of_other_kinds(tmp_path: Path) -> None:
         assert tried(tmp_path / "kind.npz", tmp_path / "target")
     for kind in ("int8", "int64", "complex64", "bool", "S4", "O", "longdouble"):
         np.savez(tmp_path / "kind.npz", **{name: np.zeros(array.shape, kind) for name, array in arrays.items()})
-        plain = np.dtype(kind) == np.float64  # as a long double is on some machines
+        plain = np.dtype(kind) == np.float64  # the size of a long double on some machines
         assert tried(tmp_path / "kind.npz", tmp_path / "other") == plain
     source = make("timm", tmp_path / "timm")
     state = load_file(source)

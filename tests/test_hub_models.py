@@ -1,4 +1,4 @@
-"""Models in the hub's habits: a folder with a card, a repository made of it, and back, with and without a network."""
+"""The Hugging Face Hub: saving with a model card, uploading and loading, with and without a network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def small_mixer() -> Any:
 
 
 class Hub:
-    """The hub as a folder on this disk, behind the functions of huggingface_hub that are called."""
+    """The Hub as a local folder, behind the functions of huggingface_hub that the library calls."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.online = root, True
@@ -98,7 +98,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def test_the_hub_has_these_functions() -> None:
-    """What stands in for it here takes the arguments that it takes."""
+    """The stand-ins have the arguments of the real functions."""
     api = hub.HfApi
     for function, options in (
         (api.create_repo, {"repo_id": "a/b", "private": True, "exist_ok": True}),
@@ -114,7 +114,7 @@ def test_the_hub_has_these_functions() -> None:
 
 
 def trained(folder: Path, model: Any, inputs: ImagePreprocessing | TextPreprocessing) -> Path:
-    """A run as `allmlp train` leaves it."""
+    """A folder as `allmlp train` writes it."""
     allmlp.save(model, folder)
     write_preprocessing(folder, inputs)
     record = {
@@ -125,9 +125,11 @@ def trained(folder: Path, model: Any, inputs: ImagePreprocessing | TextPreproces
             "batch_size": 64,
             "init_from": None,
         },
-        "allmlp": "0.1.0",
-        "device": "a card",
-        "command": ["/usr/bin/allmlp", "train", "cifar10_mixer", "--set", "data.path=/home/me/data/cifar"],
+        "environment": {
+            "allmlp": "0.1.0",
+            "device": "a card",
+            "command": ["/usr/bin/allmlp", "train", "cifar10_mixer", "--set", "data.path=/home/me/data/cifar"],
+        },
     }
     (folder / "run.json").write_text(json.dumps(record))
     lines = [
@@ -164,11 +166,11 @@ def test_every_kind_of_model_has_a_card(name: str, tmp_path: Path) -> None:
     count = sum(weight.numel() for weight in model.parameters())
     assert text.startswith("---\nlibrary_name: allmlp\n") and f"{count / 1e6:,.2f} M parameters" in text
     assert "## License\n\nNot stated." in text and f"{type(model.spec).__name__}(\n    " in text
-    used = text.partition("## Use\n\n```python\n")[2].partition("\n```")[0]
-    exec(used.replace('"ours"', repr(str(folder))))  # what the card says works
+    used = text.partition("## Usage\n\n```python\n")[2].partition("\n```")[0]
+    exec(used.replace('"ours"', repr(str(folder))))  # the code in the card runs
 
 
-def test_the_card_tells_the_run(tmp_path: Path) -> None:
+def test_card_describes_the_run(tmp_path: Path) -> None:
     run = trained(
         tmp_path / "run", small_mixer(), ImagePreprocessing((0.5,) * 3, (0.25,) * 3, ("cat", "dog", "owl"), 0.9)
     )
@@ -180,7 +182,7 @@ def test_the_card_tells_the_run(tmp_path: Path) -> None:
     assert "pipeline_tag: image-classification" in front and "license: apache-2.0" in front and "- mlp-mixer" in front
     for words in (
         "# me/owls",
-        "reads 8x8 images and names one of 3 classes (cat, dog, owl)",
+        "Input: 8x8 image. 3 classes: cat, dog, owl.",
         'allmlp.from_pretrained("me/owls")',
         "| data | Cifar10 (path cifar, size 32) |",
         "| optim | AdamW (lr 0.002) |",
@@ -188,7 +190,7 @@ def test_the_card_tells_the_run(tmp_path: Path) -> None:
         "allmlp train cifar10_mixer --set data.path=cifar",
         "| accuracy | 0.9123 |",
         "at step 2",
-        "of the short side 90.0% are kept",
+        "a center crop of 90.0% of the short side",
         "Apache-2.0",
     ):
         assert words in rest, words
@@ -205,14 +207,14 @@ def test_the_card_tells_the_run(tmp_path: Path) -> None:
         ("resmlp_seq2seq_6", "translation", "translation"),
     ],
 )
-def test_the_hub_is_told_what_text_models_do(name: str, gives: Any, task: str, tmp_path: Path) -> None:
+def test_pipeline_tags_of_text_models(name: str, gives: Any, task: str, tmp_path: Path) -> None:
     run = trained(tmp_path / "run", tiny_model(name, torch.float32), TextPreprocessing(gives, 12))
     (run / "tokenizer.json").write_text("{}")
     folder = allmlp.load(run).save_pretrained(tmp_path / "ours", run=run)
     assert f"pipeline_tag: {task}" in (folder / "README.md").read_text() and (folder / "tokenizer.json").is_file()
 
 
-def test_a_run_that_tells_nothing(tmp_path: Path) -> None:
+def test_a_run_without_records(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("[1")
     text = (small_mixer().save_pretrained(tmp_path / "ours", run=tmp_path / "run") / "README.md").read_text()
@@ -245,7 +247,7 @@ def test_push_and_pull(world: Hub, tmp_path: Path) -> None:
         again = allmlp.from_pretrained("me/owls", **options)
         assert torch.equal(again(images), model(images))
     assert world.called("model_info")["revision"] == world.called("download")["revision"] == "best"
-    world.online = False  # what was here once is found again
+    world.online = False  # from the cache
     assert torch.equal(allmlp.from_pretrained("me/owls")(images), model(images))
     assert convert("hf:me/owls", str(tmp_path / "copy.npz"), to="google").is_file()
     copy = convert("me/owls", str(tmp_path / "copy"))
@@ -282,7 +284,7 @@ def test_models_of_others_on_the_hub(world: Hub, tmp_path: Path) -> None:
     assert load_file(copy / "model.safetensors").keys() == ours.state_dict().keys()
 
 
-def test_what_the_hub_refuses_is_one_line(world: Hub, tmp_path: Path) -> None:
+def test_hub_errors_are_one_line(world: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "hub" / "me" / "empty"
     folder.mkdir(parents=True)
     with pytest.raises(allmlp.UserError, match=r"has neither model.safetensors nor pytorch_model.bin"):
@@ -298,12 +300,12 @@ def test_what_the_hub_refuses_is_one_line(world: Hub, tmp_path: Path) -> None:
     assert "(no route to the hub)" in str(caught.value) and "pass the path of a local copy" in str(caught.value)
     with pytest.raises(allmlp.UserError, match=r"local_files_only is set"):
         allmlp.from_pretrained("runs/typo", local_files_only=True)
-    with pytest.raises(allmlp.UserError, match=r"cannot push to me/x on the hub: no route to the hub; log in"):
+    with pytest.raises(allmlp.UserError, match=r"cannot push to me/x on the Hub: no route to the hub; log in"):
         small_mixer().push_to_hub("me/x")
 
 
 def test_without_huggingface_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder needs nothing; the hub says in one sentence what it needs."""
+    """A folder needs no package; the Hub names the missing one in one line."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     model = small_mixer()
     assert allmlp.from_pretrained(model.save_pretrained(tmp_path / "ours")).spec == model.spec

@@ -1,4 +1,4 @@
-"""Hugging Face's BERT and ViT: transformers' own answers here, and a folder for transformers back, bit by bit."""
+"""Hugging Face's BERT and ViT: equal outputs, and lossless conversion back to a folder for transformers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ IMAGE = {
     "patch_size": 4,
 }
 BUILT = ("qkv_bias", "tie_word_embeddings")
-"""Settings that change which weights there are."""
+"""Settings that change the set of weights."""
 OPTIONS = [{}, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-2}]
 
 
 def publish(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """A model whose weights all matter, saved by transformers itself."""
+    """A model saved by transformers, whose weights all affect the output."""
     config = (
         transformers.ViTConfig(**IMAGE | options)
         if kind.startswith("ViT")
@@ -63,7 +63,7 @@ def words() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def through(folder: Path, kind: str) -> tuple[Path, dict[str, Tensor], dict[str, Tensor]]:
-    """A folder of theirs as one of ours, the tensors it came from, and those that went back."""
+    """The converted folder, the original tensors, and those converted back."""
     ours = convert(str(folder), str(folder.parent / "ours"))
     back = convert(str(ours), str(folder.parent / "back"), to="hf")
     config = json.loads((back / "config.json").read_text())
@@ -181,7 +181,7 @@ def test_how_pictures_are_prepared_travels_along(tmp_path: Path) -> None:
 
 
 def test_the_names_in_memory_are_known_too(tmp_path: Path) -> None:
-    """transformers 5 calls the weights of a ViT otherwise than its files do."""
+    """transformers 5 uses other names for the weights of a ViT than the published files."""
     for kind in ("ViTModel", "ViTForImageClassification", "BertForMaskedLM"):
         peer = publish(tmp_path / kind, kind)
         expected = convert(str(tmp_path / kind), str(tmp_path / "expected"))
@@ -196,7 +196,7 @@ def test_the_names_in_memory_are_known_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "ViTForImageClassification"])
 def test_a_pickle_or_a_file_alone(kind: str, tmp_path: Path) -> None:
-    """With the folder's settings where it is called as there; without them heads are 64 wide."""
+    """With the folder's configuration if the file has its usual name; without it, heads have 64 channels."""
     publish(tmp_path / "theirs", kind, hidden_size=128, num_attention_heads=4, layer_norm_eps=1e-3)
     expected = convert(str(tmp_path / "theirs"), str(tmp_path / "expected"))
     weights = tmp_path / "theirs" / "model.safetensors"
@@ -271,7 +271,7 @@ def test_what_has_no_place_there(spec: Any, message: str, tmp_path: Path) -> Non
 
 
 def test_our_own_vit_in_transformers(tmp_path: Path) -> None:
-    """Another eps, a wide image: what we train can be used there."""
+    """Models trained here, with another eps and a wide image, load in transformers."""
     model = vit(2, 12, 3, 4, img_size=8, num_classes=3).configure(img_size=(8, 12)).build().eval()
     with torch.no_grad():
         for weight in model.parameters():

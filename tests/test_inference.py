@@ -17,6 +17,7 @@ from allmlp.kernels.linear.reference import LinearEpilogue
 from allmlp.models.model import Model
 from allmlp.models.zoo import preset, presets
 
+CPU = torch.device("cpu")
 MODELS = {
     "mixer": ("mixer_nano", {}),
     "resmlp": ("resmlp_nano", {}),
@@ -30,6 +31,8 @@ MODELS = {
     "scaled mixer": ("mixer_nano", {"block.scale": "LayerScale"}),
     "affine mixer": ("mixer_nano", {"block.norm": "Affine"}),
     "relu": ("mixer_nano", {"block.channel.act": "relu", "block.token.act": "gelu_tanh"}),
+    "affine gate": ("gmlp_nano", {"block.norm": "Affine", "block.channel.inner.norm": "Affine"}),
+    "class-mlp": ("resmlp_nano", {"pool": "ClassMlp"}),
     "text": ("gmlp_mlm_tiny", {}),
     "causal text": ("gmlp_causal_tiny", {}),
 }
@@ -113,11 +116,10 @@ def test_last_token_bias_of_a_mixer_cancels() -> None:
 
 
 def test_tanh_gelu_replaces_gelu_only_in_16_bits() -> None:
-    for dtype, allowed in ((torch.bfloat16, True), (torch.float32, False)):
-        converted = GpuFastEncoder(perturbed("mixer_nano"), dtype)
-        converted.kernels = converted.kernels._replace(on_gpu=True)
-        assert converted.fuses_act("gelu") is allowed
-        assert converted.fuses_act("gelu_tanh") and converted.fuses_act("relu")
+    device = torch.device("cuda")
+    assert gpu.cublas_fuses("gelu", torch.bfloat16, device) and not gpu.cublas_fuses("gelu", torch.float32, device)
+    for act in ("gelu_tanh", "relu"):
+        assert gpu.cublas_fuses(act, torch.float32, device) and not gpu.cublas_fuses(act, torch.float32, CPU)
 
 
 def test_fp8_error() -> None:
@@ -143,7 +145,7 @@ def test_fp8_adds_the_last_bias() -> None:
 def test_fp8_never_overflows(weight_value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the worst case, a token with all its energy in the only channel that the next layer reads."""
     maxima: list[float] = []
-    reference = gpu.select_kernels(torch.device("cpu"))
+    reference = gpu.select_kernels(CPU)
 
     def quantize(y: Tensor) -> Tensor:
         maxima.append(y.abs().max().item())
@@ -164,7 +166,7 @@ def test_fp8_never_overflows(weight_value: float, monkeypatch: pytest.MonkeyPatc
         model.blocks[0].channel.mix.up.bias.zero_()
     z = torch.zeros(1, model.spec.stem.tokens, model.spec.width)
     z[:, :, 0] = 1e3
-    GpuFastEncoder(model, torch.float32, fp8=True).branches[1](z)
+    GpuFastEncoder(model, torch.float32, fp8=True).blocks[0]["channel"](z)
     input_max, hidden_max = maxima
     assert 0.95 * FP8_MAX < input_max <= FP8_MAX
     assert 0.4 * FP8_MAX < hidden_max <= FP8_MAX

@@ -14,7 +14,7 @@ from tiny import tiny_model
     ("images", "message"),
     [
         (torch.rand(1, 3, 8, 8), "built for 6x8 images, got 8x8"),
-        (torch.rand(1, 4, 6, 8), "reads 3-channel images, got 4 channels"),
+        (torch.rand(1, 4, 6, 8), "expected images with 3 channels, got 4"),
         (torch.rand(3, 6, 8), "expected float images of shape"),
         (torch.zeros(1, 3, 6, 8, dtype=torch.uint8), "expected float images"),
     ],

@@ -56,7 +56,7 @@ def test_timm_has_the_same_metadata() -> None:
             config = timm.get_pretrained_cfg(row.hub.removeprefix("timm/"))
             assert config.tag and row.hub == config.hf_hub_id, row.name
             assert tuple(config.mean) == row.normalization.mean and tuple(config.std) == row.normalization.std, row.name
-            assert config.crop_pct == row.normalization.crop
+            assert config.crop_pct == row.normalization.crop_pct
             urls[row.name] = config.url
     for name, row in ROWS.items():
         if row.source == "timm" and row.url:

@@ -144,7 +144,7 @@ def test_what_cannot_be_resized() -> None:
 # --- Mixer's rule ------------------------------------------------------------------------------------------
 
 QUADRANTS = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
-"""The tokens of a 4 x 4 grid that lie in each of its four 2 x 2 parts, row by row."""
+"""The tokens of a 4 x 4 grid in each of its four 2 x 2 parts, row by row."""
 
 
 def test_tiles_are_mixed_alone_by_mixer_s_own_mlp() -> None:
@@ -180,7 +180,7 @@ def test_square_matrices_become_block_diagonal(name: str) -> None:
 
 
 def test_a_picture_of_equal_tiles_is_answered_as_one_tile() -> None:
-    """With the mean of all tokens, and no attention, four copies of a picture are the picture."""
+    """With mean pooling and no attention, an image tiled four times gives the features of the image."""
     for name in ("mixer_nano", "resmlp_nano", "gmlp_nano", "class"):
         model = allmlp.create(spec(name, 16), seed=0).eval()
         randomize(model, spread=0.1)
@@ -309,7 +309,7 @@ def test_distances_never_seen_start_at_zero() -> None:
 
 
 def test_new_tokens_get_the_bias_of_the_last_token() -> None:
-    """Not zero: a gate that was trained around a bias of one would be closed for the new tokens."""
+    """Not zero, which would close a gate trained around a bias of one for the new tokens."""
     bias = torch.tensor([3.0, 1.0, 2.0])
     assert extend_bias(bias, 5).tolist() == [3, 1, 2, 2, 2]
     assert extend_bias(bias, 3).tolist() == [3, 1, 2]

@@ -1,4 +1,4 @@
-"""Imports run one way: a room (folder or file) imports only rooms below it, and files form no import circles."""
+"""Imports run one way: a package or file imports only those listed for it, and there are no import cycles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BELOW = {
     "layers": {"errors", "spec", "kernels"},
     "models": {"errors", "spec", "layers"},
     "weights": {"errors", "files", "spec", "layers", "models", "data"},
-    # tasks: pictures and pooled features are prepared as the probe does, so that neighbours here are neighbours there.
+    # tasks: images are preprocessed and features pooled as by k-NN evaluation, so that neighbors are the same.
     "analysis": {"errors", "files", "spec", "layers", "models", "data", "weights", "tasks"},
     "show": {"errors", "spec", "models"},
     "data": {"errors", "files", "spec"},
@@ -32,7 +32,8 @@ BELOW = {
     "provenance": set(),
     "parallel": {"errors", "layers", "models"},
     "checkpoint": {"ema", "errors", "files", "parallel"},
-    "run": {"spec", "models", "data", "tasks", "optim", "schedule", "parallel"},
+    "run": {"spec", "models", "data", "tasks", "optim", "schedule", "parallel", "whitening"},
+    "whitening": {"errors", "spec", "layers", "models", "data", "tasks"},
     "meter": {"tasks"},
     "compilation": {"layers", "models", "tasks"},
     "train_step": {"ema", "parallel", "tasks"},
@@ -75,9 +76,21 @@ BELOW = {
         "layers",
         "plan",
     },
-    "plan": {"errors", "kernels", "spec", "layers", "models", "optim", "run", "recipes"},
+    "plan": {
+        "errors",
+        "kernels",
+        "spec",
+        "layers",
+        "models",
+        "tasks",
+        "compilation",
+        "optim",
+        "run",
+        "recipes",
+        "train_step",
+    },
     "export": {"errors", "files", "spec", "layers", "models", "weights", "data", "tasks", "prediction"},
-    # analysis: its figures' style. export: a side that runs in ONNX Runtime.
+    # analysis: the style of its figures. export: the ONNX Runtime backend.
     "bench": {
         "errors",
         "files",
@@ -97,9 +110,26 @@ BELOW = {
         "analysis",
         "export",
     },
-    "recipes": {"errors", "spec", "layers", "models", "weights", "data", "tasks", "run", "optim", "schedule"},
+    "declared": set(),
+    "recipes": {
+        "declared",
+        "errors",
+        "spec",
+        "layers",
+        "models",
+        "weights",
+        "data",
+        "tasks",
+        "run",
+        "optim",
+        "schedule",
+    },
+    "studies": {"declared", "recipes", "study"},
+    "study": {"errors", "files", "spec", "run", "recipes", "log", "training", "analysis"},
     "cli": {
         "errors",
+        "studies",
+        "study",
         "analysis",
         "spec",
         "models",

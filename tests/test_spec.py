@@ -337,7 +337,7 @@ def test_any_option_builds_or_is_one_line(name: str, options: dict[str, object])
 def test_unknown_names_and_options() -> None:
     with pytest.raises(allmlp.UserError, match="unknown model 'mixer_b61'; did you mean 'mixer_b16'"):
         allmlp.create("mixer_b61")
-    with pytest.raises(allmlp.UserError, match="the input is 128 tokens: there is no 'img_size', only vocab_size"):
+    with pytest.raises(allmlp.UserError, match=r"has no 'img_size' \(input: 128 tokens\); it has vocab_size"):
         allmlp.create("gmlp_l18", img_size=32)
     with pytest.raises(allmlp.UserError, match="has no 'num_classes'"):
         allmlp.create("resmlp_seq2seq_6", num_classes=3)

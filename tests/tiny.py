@@ -79,9 +79,10 @@ def randomize(model: nn.Module, seed: int = 0, spread: float = 0.3) -> None:
             parameter.add_((spread * noise).to(parameter.dtype))
 
 
-def tiny_model(name: str, dtype: torch.dtype = torch.float64) -> Model:
-    """A tiny model with random weights, in evaluation mode."""
-    model = TINY_SPECS[name].build().to(dtype)
+def tiny_model(name: str, dtype: torch.dtype = torch.float64, shallow: bool = False) -> Model:
+    """A tiny model with random weights, in evaluation mode; with one block instead of two if `shallow`."""
+    spec = TINY_SPECS[name].shallow()[0] if shallow else TINY_SPECS[name]
+    model = spec.build().to(dtype)
     randomize(model)
     return model.eval()
 

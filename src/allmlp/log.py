@@ -12,7 +12,7 @@ from typing import Any, Self
 from allmlp.errors import MissingExtra, require
 
 METRICS = "metrics.jsonl"
-PERCENTAGES = ("accuracy", "agreement", "mfu", "exact_match", "f1")
+PERCENTAGES = ("accuracy", "agreement", "majority", "mfu", "exact_match", "f1")
 """Metrics whose name contains one of these are shown in percent."""
 
 
@@ -42,7 +42,7 @@ class RunLog:
         if self.writer is not None:
             for name, value in values.items():
                 self.writer.add_scalar(f"{kind}/{name}", value, step)
-        text = "  ".join(f"{name} {format_value(name, value)}" for name, value in values.items())
+        text = format_values(values)
         if self.bar is not None:
             self.bar.update(0, completed=step, text=text) if kind == "train" else self.bar.print(f"step {step}  {text}")
         else:
@@ -68,6 +68,10 @@ class RunLog:
             self.file.close()
         if self.writer is not None:
             self.writer.close()
+
+
+def format_values(values: dict[str, float]) -> str:
+    return "  ".join(f"{name} {format_value(name, value)}" for name, value in values.items())
 
 
 def format_value(name: str, value: float) -> str:

@@ -26,6 +26,8 @@ class Optim(Spec, abstract=True):
     lr: NonNegative = 1e-3
     weight_decay: NonNegative = 0.05
     layer_decay: Rate = 1.0
+    vector_lr_scale: NonNegative = 1.0
+    """Factor on the learning rate of one-dimensional parameters: norms, Affine, LayerScale and biases."""
     weight_decay_end: NonNegative | None = None
     """Final weight decay, reached along half a cosine; None keeps it constant."""
 
@@ -120,6 +122,7 @@ def parameter_groups(module: nn.Module, spec: Optim, muon: bool = False) -> list
         if weight.requires_grad:
             decays = weight.dim() >= 2 and id(weight) not in undecayed
             factor = spec.layer_decay ** (depth + 1 - layer_number(name, depth))
+            factor *= spec.vector_lr_scale if weight.dim() < 2 else 1.0
             groups.setdefault((decays, factor, id(weight) in hidden), []).append(weight)
     return [
         {

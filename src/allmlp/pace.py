@@ -9,6 +9,9 @@ estimate differs by more than 1 % from the plan, a new plan spreads the remainin
 Plans, and the step up to which they hold, are written to pace.json before they are used: progress depends on the step
 alone, and a run that was killed repeats the same learning rates when it is resumed. Evaluations and checkpoints during
 the run count as training time, the last ones come on top; the budget is exceeded by about one step.
+
+Compilation does not count: the first steps of a process are counted with the duration of the shortest of them, so that
+a run gets the same training time whether or not its kernels are in a cache.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ class Pace:
         self.plans, self.next_check = [Plan(0, 0.0, limit or FIRST_STEPS)], 1
         if math.isfinite(seconds) and self.file.exists():
             self.plans, self.next_check = read(self.file)
-        self.began = time.monotonic() - spent
+        self.began, self.spent = time.monotonic() - spent, spent
+        self.excluded, self.shortest = 0.0, math.inf
         self.measured: tuple[int, float] | None = None
 
     @property
@@ -66,7 +70,8 @@ class Pace:
 
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self.began
+        """Training time in seconds."""
+        return time.monotonic() - self.began - self.excluded
 
     def progress(self, step: float) -> float:
         """Progress after `step` steps."""
@@ -80,19 +85,26 @@ class Pace:
 
     def update(self, step: int) -> None:
         """After `step` steps: measure their duration, and plan anew where the plan does not hold."""
-        if not math.isfinite(self.seconds) or step < self.next_check:
+        own_steps = step - self.start
+        if not math.isfinite(self.seconds) or (own_steps > WARMUP_STEPS + 1 and step < self.next_check):
             return
         if self.world.device.type == "cuda":
             torch.cuda.synchronize()
         # The mean, so that all processes come to the same plan.
-        elapsed = float(self.world.mean(torch.tensor(self.elapsed, dtype=torch.float64, device=self.world.device)))
-        before, self.measured = self.measured, (step, elapsed)
+        passed = torch.tensor(time.monotonic() - self.began, dtype=torch.float64, device=self.world.device)
+        now, before = float(self.world.mean(passed)), self.measured
+        self.measured = (step, now)
+        if own_steps <= WARMUP_STEPS + 1:
+            self.exclude_compilation(own_steps, now, before)
+        if step < self.next_check:
+            return
+        elapsed = now - self.excluded
         steps, interval = self.steps, 0
         if elapsed >= self.seconds:
             steps = step
-        elif before is not None and (step - self.start > WARMUP_STEPS or elapsed > self.seconds / CHECKS):
+        elif before is not None and (own_steps > WARMUP_STEPS or elapsed > self.seconds / CHECKS):
             interval = step - before[0]
-            per_step = (elapsed - before[1]) / interval
+            per_step = (now - before[1]) / interval
             steps = min(step + round((self.seconds - elapsed) / per_step), self.limit or sys.maxsize)
         if abs(steps - self.steps) > TOLERANCE * (self.steps - step):
             self.plans.append(Plan(step, self.progress(step), steps))
@@ -100,6 +112,13 @@ class Pace:
         if self.world.is_main:
             text = json.dumps({"plans": self.plans, "next_check": self.next_check})
             write_atomically(self.file, lambda file: file.write_text(text, encoding="utf8"))
+
+    def exclude_compilation(self, own_steps: int, now: float, before: tuple[int, float] | None) -> None:
+        """Count the first steps of this process with the duration of the shortest; of one step nothing is known yet."""
+        if before is not None:
+            self.shortest = min(self.shortest, now - before[1])
+        counted = own_steps * self.shortest if before is not None else 0.0
+        self.excluded = max(now - self.spent - counted, 0.0)
 
 
 def read(file: Path) -> tuple[list[Plan], int]:

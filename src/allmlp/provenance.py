@@ -71,11 +71,13 @@ def gpu_state(number: int) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checked-out commit, with a + if files differ from it; outside a checkout, what ALLMLP_COMMIT says or None."""
+    """What ALLMLP_COMMIT says, or the checked-out commit, with a + if files differ from it; None outside a checkout."""
     here = Path(__file__)
     git = ("git", "-C", str(here.parent))
+    if COMMIT_VARIABLE in os.environ:
+        return os.environ[COMMIT_VARIABLE]
     if not shutil.which("git") or not command_output(*git, "ls-files", here.name):
-        return os.environ.get(COMMIT_VARIABLE)
+        return None
     return command_output(*git, "rev-parse", "--short=12", "HEAD") + (
         "+" if command_output(*git, "status", "--porcelain", "..") else ""
     )

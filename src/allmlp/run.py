@@ -11,6 +11,7 @@ from allmlp.parallel import Sharding
 from allmlp.schedule import CosineSchedule, Schedule
 from allmlp.spec import Count, NonNegative, Range, Rate, Spec, discover
 from allmlp.tasks.task import Task
+from allmlp.whitening import Whitening
 
 # Reading a run, or overriding its fields by name, needs every spec it may contain.
 for _room in ("allmlp.models", "allmlp.data", "allmlp.tasks"):
@@ -44,6 +45,8 @@ class Run(Spec):
     """Copies of an example in its batch, each augmented differently (repeated augmentation)."""
     val_size: Annotated[int, Range(0)] = 0
     """Training examples held out for evaluation in place of the test split, to choose hyperparameters with."""
+    train_fraction: Annotated[float, Range(1e-6, 1.0)] = 1.0
+    """Use this fraction of the training examples, of every class alike: to learn what more data would bring."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
     """Compile the training step (see `allmlp.compilation`), and record it as a CUDA graph where possible."""
@@ -57,5 +60,7 @@ class Run(Spec):
     keep_checkpoints: Count = 2
     """Checkpoints kept on disk."""
     seed: int = 0
+    stem_init: Whitening | None = None
+    """Initialization of the patch embedding from training images, in place of the model's own."""
     init_from: str | None = None
     """A model folder or run to start from. Weights are resized to another input size; a head that differs is new."""

@@ -76,9 +76,23 @@ class RecordedStep(Generic[T]):
     """Runs `step` a few times, then records it as a CUDA graph, and from then on replays that with new inputs.
 
     Small models are bound by kernel launches; a replay launches all kernels at once. `step` must run the same kernels
-    on tensors at the same addresses every time: it reads nothing back, and its inputs keep their shapes. Outputs are
-    copied, since the next replay overwrites them.
+    on tensors at the same addresses every time: it reads nothing back. Inputs of other shapes are recorded separately.
+    Outputs are copied, since the next replay overwrites them.
     """
+
+    def __init__(self, step: Callable[..., T]) -> None:
+        self.step = step
+        self.recordings: dict[tuple[torch.Size, ...], Recording[T]] = {}
+
+    def __call__(self, *inputs: Any) -> T:
+        shapes = tuple(tensor.shape for tensor in tree_leaves(inputs))
+        if shapes not in self.recordings:
+            self.recordings[shapes] = Recording(self.step)
+        return self.recordings[shapes](*inputs)
+
+
+class Recording(Generic[T]):
+    """A step with inputs of certain shapes."""
 
     def __init__(self, step: Callable[..., T]) -> None:
         self.step, self.calls = step, 0

@@ -1,4 +1,9 @@
-"""The training loop: one for every task, in one process or under torchrun."""
+"""The training loop: one for every task, in one process or under torchrun.
+
+run.json is the record of a run: `run` (its config), `processes`, `environment` (command, commit, versions, device,
+time), `data` (checksum and number of examples), and, once the run has ended, `result`: the last evaluation by split,
+with what is reached without a model (`Task.floors`), `parameters`, `steps`, `epochs` and `seconds` of training.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +21,12 @@ import torch
 
 from allmlp import checkpoint, parallel
 from allmlp.compilation import compile_task
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
 from allmlp.ema import ModelEma
 from allmlp.errors import UserError
 from allmlp.files import RUN, write_atomically
-from allmlp.log import RunLog, draw_curves
+from allmlp.log import RunLog, draw_curves, format_values
 from allmlp.meter import Meter
 from allmlp.models.model import Model
 from allmlp.models.zoo import create
@@ -37,7 +42,8 @@ from allmlp.weights import folder
 
 
 def train(run: Run, out: str | os.PathLike[str], device: str | None = None) -> dict[str, float]:
-    """Train `run` into the folder `out`, or resume the run that is there. Returns the last evaluation.
+    """Train `run` into the folder `out`, or resume the run that is there. Returns the last evaluation: of the test
+    split, or of the held-out examples if the run has a `val_size`.
 
     run = allmlp.recipes.runs("digits_mixer")["digits_mixer"]
     print(train(run, "runs/digits")["accuracy"])
@@ -51,8 +57,9 @@ def training_loop(run: Run, path: Path, world: parallel.World, stopped: list[int
     # 1. data
     claim(path, run, world)
     data = run.data.for_model(run.init_from) if run.init_from else run.data
-    dataset = data.load().split_validation(run.val_size)
+    dataset = data.load().split_validation(run.val_size).take_fraction(run.train_fraction)
     run.task.check_dataset(dataset)
+    evaluated = dataset.validation or dataset.test
     sampler = Sampler(len(dataset.train), run.batch_size, run.seed, run.aug_repeats)
     loader = Loader(dataset.train, sampler, world.device, world.rank, world.size)
     steps, seconds = limits(run, sampler)
@@ -67,6 +74,8 @@ def training_loop(run: Run, path: Path, world: parallel.World, stopped: list[int
     model = create(run.task.configure_model(spec, dataset), seed=run.seed, device=world.device)
     if run.init_from:
         folder.transfer(model, run.init_from)
+    elif run.stem_init:
+        run.stem_init.initialize(model, dataset, run.seed)
     model.set_grad_checkpointing(run.grad_checkpointing)
     torch.manual_seed(mix_seed(Stream.TASK_INIT, run.seed))
     task = run.task.build(model, dataset).to(world.device).train()
@@ -81,21 +90,24 @@ def training_loop(run: Run, path: Path, world: parallel.World, stopped: list[int
     # 3. optimizer and EMA, restored where an earlier call has left a checkpoint
     optimizer = run.optim.build(task)
     ema = ModelEma(task.model, run.ema_decay)
-    step, spent = 0, 0.0
+    step, seconds_spent = 0, 0.0
     found = checkpoint.resumed(path, world)
     if found is not None:
         checkpoint.load(found[0], task, optimizer, ema)
-        step, spent = found[1]["step"], found[1]["seconds"]
+        step, seconds_spent = found[1]["step"], found[1]["seconds"]
 
     # 4. one optimizer step per iteration
     train_step = TrainStep(task, optimizer, world, dtype, run.max_grad_norm, ema, run.nan == "skip", wrapped)
     call = RecordedStep(train_step) if records else train_step
     meter = Meter(run.batch_size, task, world.device, world.size)
-    pace = Pace(path, world, steps, seconds, step, spent)
-    results: dict[str, float] = {}
+    pace = Pace(path, world, steps, seconds, step, seconds_spent)
+    add_to_record(path, world, lambda: {"data": describe_data(dataset)})
+    floors, results = run.task.floors(dataset, evaluated), dict[str, float]()
     with RunLog(path, step, steps, world.is_main) as log:
         if found is not None:
             log.message(f"resuming from step {step}")
+        elif floors:
+            log.message(f"without a model: {format_values(floors)}")
         window: list[Losses] = []
         for batch in loader.steps(step, steps or sys.maxsize):
             if step >= pace.steps:
@@ -117,9 +129,10 @@ def training_loop(run: Run, path: Path, world: parallel.World, stopped: list[int
                 values |= {"lr": float(optimizer.param_groups[0]["lr"]), "epoch": sampler.epoch(step)}
                 window.clear()
                 log.write("train", step, values, pace.seconds_left(step))
+            seconds_spent = pace.elapsed
             if due(step, run.eval_every, last) and not stop:
                 with ema.swap() as averaged:
-                    results = evaluate(task, averaged, dataset, world, run)
+                    results = evaluate(task, averaged, evaluated, world, run)
                 log.write("eval", step, results)
                 meter.pause()
             if due(step, run.save_every, last or stop):
@@ -130,12 +143,23 @@ def training_loop(run: Run, path: Path, world: parallel.World, stopped: list[int
                 log.message(f"stopped at step {step}; resume with: allmlp train --resume {path}")
                 raise KeyboardInterrupt
 
-    # 5. the model folder, and the curves
-    with ema.swap() as averaged:
-        save_model(path, averaged, dataset, world)
-        if world.is_main:
-            draw_curves(path)
-        return results or evaluate(task, averaged, dataset, world, run)
+        # 5. the model folder, the curves, and the result
+        with ema.swap() as averaged:
+            save_model(path, averaged, dataset, world)
+            results = results or evaluate(task, averaged, evaluated, world, run)
+            results |= floors
+            split = "validation" if run.val_size or dataset.validation else "test"
+            result: dict[str, Any] = {split: results}
+            if dataset.validation:
+                results = evaluate(task, averaged, dataset.test, world, run) | run.task.floors(dataset, dataset.test)
+                log.message(f"test  step {step}  {format_values(results)}")
+                result["test"] = results
+        result["parameters"] = sum(weight.numel() for weight in model.parameters())
+        result |= {"steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
+        add_to_record(path, world, lambda: {"result": result})
+    if world.is_main:
+        draw_curves(path)
+    return results
 
 
 # --- parts of the loop ------------------------------------------------------------------------------------
@@ -195,14 +219,14 @@ def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, 
 
 
 @torch.no_grad()
-def evaluate(task: TaskModule, model: Model, dataset: Dataset, world: parallel.World, run: Run) -> dict[str, float]:
+def evaluate(task: TaskModule, model: Model, split: Split, world: parallel.World, run: Run) -> dict[str, float]:
     task.eval()
     # Evaluation is rare: running it eagerly costs less than compiling the model a second time.
     with autocast(world.device, compute_dtype(run, world.device)), torch.compiler.set_stance("force_eager"):
-        sums = task.evaluate(model, eval_batches(dataset.test, run.batch_size, world.device, world.rank, world.size))
+        sums = task.evaluate(model, eval_batches(split, run.batch_size, world.device, world.rank, world.size))
     task.train()
     totals = {name: world.sum(torch.stack(list(pair)).double()).tolist() for name, pair in sums.items()}
-    return task.summary({name: total / max(count, 1) for name, (total, count) in totals.items()})
+    return task.summary({name: total / count for name, (total, count) in totals.items() if count})
 
 
 def save_model(out: Path, model: Model, dataset: Dataset, world: parallel.World) -> None:
@@ -222,24 +246,50 @@ def claim(out: Path, run: Run, world: parallel.World) -> None:
         raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or choose another --out")
     world.barrier()
     if before != run and world.is_main:
-        record = {"run": to_dict(run), "processes": world.size, **environment(world.device)}
         try:
             out.mkdir(parents=True, exist_ok=True)
             (out / PACE).unlink(missing_ok=True)
-            write_atomically(file, lambda temporary: temporary.write_text(json.dumps(record, indent=1)))
+            write_record(out, {"run": to_dict(run), "processes": world.size, "environment": environment(world.device)})
         except OSError as reason:
             raise UserError(f"cannot write to {out}: {reason}") from reason
     world.barrier()
 
 
-def read_run(out: Path) -> Run:
+def describe_data(dataset: Dataset) -> dict[str, Any]:
+    splits = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    return {"sha256": dataset.checksum()} | {name: len(split) for name, split in splits.items() if split}
+
+
+def add_to_record(out: Path, world: parallel.World, make: Callable[[], dict[str, Any]]) -> None:
+    """Add an entry to run.json. What is there stays: a run that is resumed has begun with the first environment."""
+    if world.is_main:
+        record = read_record(out)
+        write_record(out, make() | record)
+
+
+def write_record(out: Path, record: dict[str, Any]) -> None:
+    order = [name for name in ("run", "processes", "environment", "data", "result") if name in record]
+    text = json.dumps({name: record[name] for name in order}, indent=1)
+    write_atomically(out / RUN, lambda temporary: temporary.write_text(text, encoding="utf8"))
+
+
+def read_record(out: Path) -> dict[str, Any]:
+    """The record of a run, run.json."""
     file = out / RUN
     if not file.is_file():
         raise UserError(f"{out} is not a run: it has no {RUN}")
     try:
         record = json.loads(file.read_text(encoding="utf8"))
-        run = from_dict(record.get("run") if isinstance(record, dict) else None, "run")
     except (OSError, ValueError) as reason:
+        raise UserError(f"{file}: {reason}") from None
+    return record if isinstance(record, dict) else {}
+
+
+def read_run(out: Path) -> Run:
+    file = out / RUN
+    try:
+        run = from_dict(read_record(out).get("run"), "run")
+    except ValueError as reason:
         raise UserError(f"{file}: {reason}") from None
     if not isinstance(run, Run):
         raise UserError(f"{file} does not describe a run")
@@ -253,7 +303,9 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
 
 
 def evaluate_checkpoint(out: Path, device: str | None = None, task: Task | None = None) -> dict[str, float]:
-    """Evaluate the model of a finished run, by its own task or by another one."""
+    """Evaluate the model of a finished run on its test split (on the held-out examples, if it has a `val_size`), by its
+    own task or by another one; with what is reached without a model.
+    """
     run = read_run(out)
     evaluator = task or run.task
     with parallel.join(device) as world:
@@ -261,7 +313,7 @@ def evaluate_checkpoint(out: Path, device: str | None = None, task: Task | None 
         evaluator.check_dataset(dataset)
         model = folder.load(out, device=world.device, dtype=None)
         module = evaluator.build_evaluator(model, dataset).to(world.device)
-        return evaluate(module, model, dataset, world, run)
+        return evaluate(module, model, dataset.test, world, run) | evaluator.floors(dataset, dataset.test)
 
 
 @contextmanager

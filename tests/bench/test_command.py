@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from allmlp.bench.runner import BenchOptions, BenchReport, Measurement
+from allmlp.bench.runner import BenchOptions, BenchReport, Measurement, Ratio
 from allmlp.cli import main
-from allmlp.cli.bench import compared, read_batches
+from allmlp.cli.bench import print_report, read_batches
 from allmlp.errors import UserError
 
 pytest.importorskip("timm")
@@ -29,7 +29,7 @@ def test_inference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capsys, "mixer_nano", "--batch-size", "1,3", "--backends", backends, "--out", str(tmp_path))
     assert code == 0, err
     assert max(map(len, out.splitlines()[:-1])) <= 100 and out.endswith(f"results and figures in {tmp_path}\n")
-    assert "mixer_nano, inference: 0.85 M parameters, 0.057 G multiply-adds" in out and "x eager" in out
+    assert "mixer_nano, inference: 0.85 M parameters, 0.057 G multiply-adds" in out and "x timm" in out
 
     with open(tmp_path / "bench.csv", encoding="utf8", newline="") as file:
         table = list(csv.DictReader(file))
@@ -38,15 +38,42 @@ def test_inference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert {"device", "torch", "timm", "threads", "command", "commit", "date"} <= found["environment"].keys()
     for row, line in zip(found["rows"], table):
         assert row["backend"] == line["backend"] and float(line["rate_per_s"]) == row["rate_per_s"]
-        assert row["rate_per_s"] == pytest.approx(row["batch"] / row["call_s"])
+        times = sorted(row["calls_s"])
+        assert row["rate_low"] <= row["rate_per_s"] <= row["rate_high"]
+        assert row["batch"] / times[-1] <= row["rate_low"] and row["rate_high"] <= row["batch"] / times[0]
+        assert row["latency_ms_low"] <= row["latency_ms"] <= row["latency_ms_high"] and row["device_ms"] is None
         assert row["mfu"] == pytest.approx(row["flop_per_s"] / row["peak_flop_per_s"])
         assert row["flop_per_s"] == pytest.approx(2 * row["macs"] * row["rate_per_s"])
         assert row["error"] <= row["allowed"] == 1e-4 and not row["note"]
         assert len(row["calls_s"]) >= 3
+        over = [one for one in row["ratios"] if one["peer"] == "timm best"]
+        assert [one["backend"] for one in over] == ([] if row["backend"] == "timm eager" else ["timm eager"])
+        for one in over:
+            assert one["low"] <= one["median"] <= one["high"]
+            assert (line["ratio_over"], float(line["ratio"])) == ("timm eager", one["median"])
     for name in ("throughput", "roofline", "batches"):
         assert image.imread(tmp_path / f"{name}.png").std() > 0.05
         assert "mixer_nano" in (tmp_path / f"{name}.svg").read_text(encoding="utf8")
     assert not (tmp_path / "scaling.png").exists()
+
+
+def test_models_are_compared_in_the_same_rounds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    backends = ["--backends", "ours-fast,timm-eager", "--against", "vit_nano", "--batch-size", "2"]
+    code, out, err = run(capsys, "mixer_nano", "vit_nano", *backends, "--out", str(tmp_path))
+    assert code == 0, err
+    rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf8"))["rows"]
+    assert [(row["cell"], row["model"]) for row in rows] == [
+        *[("mixer_nano", "mixer_nano")] * 2,
+        *[("mixer_nano", "vit_nano")] * 2,
+        *[("vit_nano", "vit_nano")] * 2,
+    ]
+    ours, _, vit, timm_vit = rows[:4]
+    peers = {one["peer"]: one for one in ours["ratios"]}
+    assert peers.keys() == {"timm best", "vit_nano ours best", "vit_nano timm best"}
+    for name, other in {"vit_nano ours best": vit, "vit_nano timm best": timm_vit}.items():
+        rounds = sorted(b / a for a, b in zip(ours["calls_s"], other["calls_s"]))
+        assert rounds[0] <= peers[name]["low"] <= peers[name]["median"] <= peers[name]["high"] <= rounds[-1]
+    assert "times as fast as vit_nano ours fast" in out and max(map(len, out.splitlines()[:-1])) <= 100
 
 
 def test_training_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -97,17 +124,28 @@ def test_batches() -> None:
             read_batches(wrong)
 
 
-def test_ratios_are_by_latency_at_batch_1_and_by_rate_above() -> None:
-    plain = Measurement("m", None, "inference", "ours fast", 1, "images")
-    ours = plain._replace(latencies_s=(1.0, 2.0), calls_s=(1.0, 1.0))
-    theirs = plain._replace(backend="timm compiled", latencies_s=(3.0, 6.0), calls_s=(1.5, 1.5))
-    assert compared(ours, [ours, theirs], "timm compiled") == "3.00"
-    many = [row._replace(batch=8) for row in (ours, theirs)]
-    assert compared(many[0], many, "timm compiled") == "1.50"
-    assert compared(plain, [plain, theirs], "timm compiled") == "-"
-    assert compared(ours, [ours, *many], "timm compiled") == "-"
+def test_a_table_of_a_gpu_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the longest names, all columns, and a timm backend marked that others are compared with."""
+    times = {"latency_ms": 1234.5, "device_ms": 1234.5, "rate_per_s": 1e6, "rate_low": 9e5, "rate_high": 1.1e6}
+    rows = []
+    for model, backend in [
+        ("mixer_b16", "ours fast"),
+        ("mixer_b16", "timm channels-last"),
+        ("vit_b16", "timm reduce-overhead"),
+    ]:
+        ratios = [Ratio("timm best", "mixer_b16", "timm channels-last", "rate", 1.5, 1.4, 1.6)]
+        ratios += [Ratio("vit_b16 timm best", "vit_b16", "timm reduce-overhead", "rate", 1.7, 1.6, 1.8)]
+        row = Measurement("mixer_b16", model, None, "inference", backend, 1024, "images", **times, mfu=0.63)
+        row = row._replace(memory_bytes=10 * 2**30, ratios=tuple(ratios) if backend == "ours fast" else ())
+        rows.append(row)
+    print_report(BenchReport(BenchOptions(("mixer_b16",), (1024,), "cuda", "bfloat16"), {}, 4e12, rows, {}))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100
+    first, best, other = (line.split() for line in out.splitlines()[2:5])
+    assert first[-2:] == ["1.50", "(1.40-1.60)"] and best[-1] == "best" and other[-1] == "10.00"
+    assert "ours fast: 1.70 (1.60-1.80) times as fast as vit_b16 timm reduce-overhead" in out
 
 
 def test_a_disagreement_ends_with_1() -> None:
-    rows = [Measurement("m", None, "inference", "ours fast", 1, "images", note="rejected: output error 1.0e+00")]
+    rows = [Measurement("m", "m", None, "inference", "ours fast", 1, "images", note="rejected: output error 1.0e+00")]
     assert BenchReport(BenchOptions(("m",), (1,), "cpu", "float32"), {}, 1.0, rows, {}).rejected == rows

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from allmlp.bench import backends, training
 from allmlp.bench.parity import error
@@ -37,6 +40,32 @@ def test_timm_is_as_timm_builds_it(name: str) -> None:
     assert repr(mine) == repr(theirs)
     shapes = [{key: value.shape for key, value in network.state_dict().items()} for network in (mine, theirs)]
     assert shapes[0] == shapes[1]
+
+
+class Ops(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["mixer_s32", "resmlp_s12", "gmlp_s16"])
+def test_timm_runs_what_it_runs_for_others(name: str) -> None:
+    """Operator by operator: torch.matmul, for one, chooses its way by more than the shapes."""
+    timm = pytest.importorskip("timm")
+    spec = preset(name).spec.replace(depth=1)
+    mine = backends.plain(peer_group(name, spec, CPU, ["timm"]).models["timm"], torch.float32)
+    theirs = timm.create_model(MEMBERS[name]).eval()
+    theirs.blocks = theirs.blocks[:1]
+    seen = []
+    for network in (mine, theirs):
+        with torch.no_grad(), Ops() as ops:  # in inference mode, linear is one operator
+            network(torch.randn(1, 3, 224, 224))
+        seen.append(ops.names)
+    assert seen[0] == seen[1]
 
 
 def bert() -> ModelSpec:

@@ -9,8 +9,9 @@ from itertools import repeat
 import pytest
 import torch
 
-from allmlp.bench.clock import CpuClock
-from allmlp.bench.timing import FEWEST, ROUNDS, WARM_UP, Failure, Timing, quartiles, ratio, time_interleaved
+from allmlp.bench import clock
+from allmlp.bench.clock import LEAD_CALLS, CpuClock, CudaClock
+from allmlp.bench.timing import FEWEST, ROUNDS, WARM_UP, Failure, Timing, quartiles, speedup, time_interleaved
 
 
 class Call:
@@ -29,8 +30,18 @@ class Call:
 
 
 class FakeClock:
-    def time(self, call: Callable[[], object], times: int) -> float:
-        return sum(float(call()) for _ in range(times))  # type: ignore[arg-type]
+    """Calls take what they return; the device takes a tenth of that."""
+
+    min_calls = 1
+
+    def row(self, call: Callable[[], object], count: int) -> float:
+        return sum(self.latency(call) for _ in range(count)) / count
+
+    def latency(self, call: Callable[[], object]) -> float:
+        return float(call())  # type: ignore[arg-type]
+
+    def device_time(self, call: Callable[[], object], latency: float) -> float | None:
+        return latency / 10
 
 
 def turns(log: list[str]) -> list[str]:
@@ -45,13 +56,14 @@ def test_sides_take_turns() -> None:
     # Warming up goes once through all; then every round does, each in an order of its own.
     assert turns(log[: 3 * (WARM_UP + 1)]) == list("abc")
     rounds = log[3 * (WARM_UP + 1) :]
-    orders = ["".join(turns(rounds[30 * number : 30 * (number + 1)])) for number in range(ROUNDS)]
+    # A second in ten rounds: a row of ten calls and a single one each.
+    orders = ["".join(turns(rounds[33 * number : 33 * (number + 1)])) for number in range(ROUNDS)]
     assert all(sorted(order) == list("abc") for order in orders) and len(set(orders)) > 3
-    # A second in ten turns of ten calls, besides those that warm up and the one that is timed for the plan.
-    assert [log.count(name) for name in "abc"] == [WARM_UP + 1 + 100] * 3
+    assert [log.count(name) for name in "abc"] == [WARM_UP + 1 + ROUNDS * 11] * 3
     for timing in found.values():
         assert isinstance(timing, Timing)
         assert timing.latency == pytest.approx((0.01, 0.01, 0.01)) and timing.call.relative_iqr == pytest.approx(0)
+        assert timing.device_time == pytest.approx((0.001, 0.001, 0.001))
 
 
 def test_medians_and_quartiles() -> None:
@@ -60,7 +72,7 @@ def test_medians_and_quartiles() -> None:
     call = Call("a", iter([0.0] * WARM_UP + [1.0] + values), [])
     timing = time_interleaved({"a": call}, FakeClock(), seconds=10.0)["a"]
     assert isinstance(timing, Timing)
-    assert timing.calls == tuple(values) == timing.latencies
+    assert timing.calls == tuple(values) == timing.latencies and timing.device_time is None
     assert timing.call.median == statistics.median(values) == 5.5
     assert (timing.call.low, timing.call.high) == (3.25, 7.75)
     assert timing.call.relative_iqr == pytest.approx(4.5 / 5.5)
@@ -73,15 +85,50 @@ def test_slow_calls_get_fewer_rounds() -> None:
     assert slow.calls == WARM_UP + 1 + FEWEST
 
 
-def test_the_calls_of_a_row_overlap_and_one_alone_does_not() -> None:
-    class Overlapping:
-        def time(self, call: Callable[[], object], times: int) -> float:
-            return 0.003 + 0.002 * times
+def test_a_row_has_enough_calls_however_long_they_take() -> None:
+    """Rows of one or two calls are mostly the launch of the first."""
 
-    timing = time_interleaved({"a": lambda: None}, Overlapping(), seconds=0.5)["a"]
-    assert isinstance(timing, Timing)
-    assert timing.latency.median == pytest.approx(0.005)
-    assert timing.call.median == pytest.approx(0.002 + 0.003 / 8)  # ten calls a turn, two of them alone
+    class Patient(FakeClock):
+        min_calls = 10
+
+    log: list[str] = []
+    time_interleaved({"a": Call("a", repeat(0.3), log)}, Patient(), seconds=0.5)
+    assert len(log) == WARM_UP + 1 + FEWEST * 11
+
+
+class Device:
+    """A GPU of which only the order of what happens is known."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: self)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.log.append("idle"))
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.log.append(f"sleep {cycles / 1e6:g}"))
+
+    def record(self) -> None:
+        self.log.append("event")
+
+    def synchronize(self) -> None:
+        self.log.append("end")
+
+    def elapsed_time(self, end: object) -> float:
+        return 6.0
+
+    def call(self) -> None:
+        self.log.append("call")
+
+
+def test_what_is_timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row behind untimed calls, one call behind an idle device, one behind a device that sleeps at least as long."""
+    device = Device(monkeypatch)
+    assert CudaClock().row(device.call, 3) == pytest.approx(0.002)
+    assert device.log == ["call"] * LEAD_CALLS + ["event"] + ["call"] * 3 + ["event", "end"]
+    device.log.clear()
+    assert CudaClock().latency(device.call) == pytest.approx(0.006)
+    assert device.log == ["idle", "event", "call", "event", "end"]
+    device.log.clear()
+    assert CudaClock().device_time(device.call, 0.004) == pytest.approx(0.006)
+    assert device.log == [f"sleep {0.004 * clock.SLEEP_CYCLES_PER_S / 1e6:g}", "event", "call", "event", "end"]
 
 
 @pytest.mark.parametrize("fails_at", [1, WARM_UP + 1, WARM_UP + 20])
@@ -106,11 +153,11 @@ def test_other_failures_say_what_happened() -> None:
 def test_ratios_are_of_the_same_round() -> None:
     """The machine was three times slower half of the time: each side's own median would say nothing of it."""
     ours, theirs = [1.0, 3.0, 1.0, 3.0, 3.0], [2.0, 6.0, 2.0, 6.0, 6.0]
-    assert ratio(ours, theirs) == 2.0
-    assert quartiles([1.0, 2.0, 3.0]).median == 2.0
+    assert speedup(ours, theirs) == (2.0, 2.0, 2.0)
+    assert speedup([1.0, 1.0, 1.0], [2.0, 3.0, 4.0]) == quartiles([2.0, 3.0, 4.0]) == (3.0, 2.5, 3.5)
 
 
 def test_a_real_clock_sees_time_pass() -> None:
     seen = []
-    assert CpuClock().time(lambda: seen.append(1), 5) > 0
+    assert CpuClock().row(lambda: seen.append(1), 5) > 0
     assert len(seen) == 5

@@ -1,4 +1,4 @@
-"""CIFAR in all its forms: small files in the official layouts, damaged ones, and a pickle that wants to run code."""
+"""CIFAR in its official layouts: small files, damaged ones, and a pickle that would run code."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder, and where it is served."""
+    """A folder, and the URL that serves it."""
     folder = tmp_path / "site"
     folder.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))

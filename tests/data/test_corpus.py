@@ -1,4 +1,4 @@
-"""Running text: tokenised once, cut into rows, the same rows again after anything."""
+"""Text corpora: tokenized once, split into rows, with the same rows after every reload."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_fraction_is_held_out_by_name(tmp_path: Path) -> None:
     train, test = set(files(data.train).files), set(files(data.test).files)
     assert not train & test and len(train | test) == 120 and 15 <= len(test) <= 45
     fill(tmp_path, "a", "b", count=90)
-    assert test <= set(files(read(tmp_path, test_fraction=0.25).test).files)  # nothing changes sides
+    assert test <= set(files(read(tmp_path, test_fraction=0.25).test).files)  # no image is in both splits
     assert len(read(tmp_path, test_fraction=0.0).test) == 1
 
 
@@ -182,7 +182,7 @@ def test_only_corrupt_images(tmp_path: Path) -> None:
 
 
 class Slow(EncodedImages):
-    """The earlier an example, the longer it takes."""
+    """Earlier examples take longer to load."""
 
     def read(self, index: int) -> bytes:
         time.sleep(0.02 * (8 - index))

@@ -53,6 +53,51 @@ def test_pairs_and_several_test_files(tmp_path: Path) -> None:
     assert data.tokenizer.decode(second.tolist()) == "it is wet" and second[-1] == data.tokenizer.sep_token_id
 
 
+def test_validation_file(tmp_path: Path) -> None:
+    (tmp_path / "val.tsv").write_text(SST2.replace("very good", "quite good"))
+    data = opened(tmp_path, SST2, SST2, val=str(tmp_path / "val.tsv"))
+    assert data.tokenizer.decode(data.validation.examples.ids[0].tolist()).endswith("good")
+    assert len(data.validation) == len(data.test) == 3 and data.checksum() != opened(tmp_path, SST2, SST2).checksum()
+    assert data.split_validation(1).validation is None
+    (tmp_path / "val.tsv").write_text("sentence\tlabel\nx\tbest\n")
+    with pytest.raises(UserError, match=r"val\.tsv: unknown label 'best'"):
+        opened(tmp_path, SST2, SST2, val=str(tmp_path / "val.tsv"))
+
+
+def chained(groups: int) -> str:
+    """Pairs (a, b), (b, c): three texts that must stay together, in each group."""
+    names = [f"text{number}" for number in range(groups)]
+    rows = [
+        f"{a}\t{b}\t{number % 2}" for number, n in enumerate(names) for a, b in ((f"{n} a", f"{n} B"), (f"{n} b", n))
+    ]
+    return "sentence1\tsentence2\tlabel\n" + "\n".join(rows)
+
+
+def texts(data: Any, split: Any) -> set[str]:
+    ids, segments, *_ = split.examples
+    parts = [row[segment.bool() == second] for row, segment in zip(ids, segments) for second in (False, True)]
+    return {data.tokenizer.decode(part.tolist()).lower() for part in parts}
+
+
+def test_splits_have_no_text_in_common(tmp_path: Path) -> None:
+    """By a hash without a test file, and where examples are held out; the largest group may be too large for that."""
+    data = opened(tmp_path, chained(60), test_fraction=0.3, test="")
+    assert len(data.train) + len(data.test) == 120 and 20 <= len(data.test) <= 52 and len(data.test) % 2 == 0
+    assert not texts(data, data.train) & texts(data, data.test)
+    assert opened(tmp_path, chained(60), test_fraction=0.3, test="").checksum() == data.checksum()
+    held = data.split_validation(21)
+    assert len(held.test) == 20 and len(held.train) == len(data.train) - 20
+    assert not texts(held, held.train) & texts(held, held.test)
+    with pytest.raises(UserError, match="cannot hold out 1 of"):
+        data.split_validation(1)
+
+
+def test_unlabeled_texts_are_never_held_out(tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("\n".join(f"more {number}" for number in range(50)))
+    held = opened(tmp_path, SST2, SST2, unlabeled=str(tmp_path / "more.txt")).split_validation(2)
+    assert (held.test.examples.labels >= 0).all() and len(held.test) == 2 and len(held.train) == 51
+
+
 def test_other_columns_and_packed_files(tmp_path: Path) -> None:
     text = "review\tstars\nfine\t5\npoor\t1\n"
     (tmp_path / "t.tsv.xz").write_bytes(lzma.compress(text.encode()))

@@ -1,4 +1,4 @@
-"""MNIST's format: headers and sizes must be right."""
+"""MNIST's IDX format: valid files, and errors for wrong headers and sizes."""
 
 from __future__ import annotations
 

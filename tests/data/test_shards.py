@@ -202,7 +202,7 @@ SECOND = WHOLE.index(b"part/0001.webp")
         WHOLE[: SECOND + 100],
         WHOLE[:SECOND] + b"\xff" * 512 + WHOLE[SECOND + 512 :],
     ],
-    ids=["empty", "junk", "cut in a picture", "cut before a header", "cut in a header", "overwritten header"],
+    ids=["empty", "junk", "cut in an image", "cut before a header", "cut in a header", "overwritten header"],
 )
 def test_a_damaged_shard_is_named(content: bytes, tmp_path: Path) -> None:
     folder = write(tmp_path / "data")

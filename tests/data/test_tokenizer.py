@@ -1,4 +1,4 @@
-"""Tokenizers: trained, loaded, refused."""
+"""Tokenizers: training, loading, and errors."""
 
 from __future__ import annotations
 

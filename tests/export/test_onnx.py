@@ -1,4 +1,4 @@
-"""ONNX files agree with the model for any batch size and from an empty past, and need only ONNX Runtime."""
+"""ONNX files agree with the model at any batch size and from an empty past, and need only ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
     return export_once
 
 
+# Together these have the layers of all: token MLPs, spatial gating, attention with segments, convolution and BatchNorm.
+FAST = ("mixer_s32", "gmlp_l18", "bert_base", "convmixer_768_32")
 NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if kind(name) in ("causal", "translation") else name
+    name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
     for name in [*REPRESENTATIVES, "transformer_l6"]  # the last has relative positions
 ]
 
@@ -122,7 +124,7 @@ def test_every_family_agrees(name: str, exported: Callable[[str], Exported]) -> 
 @pytest.mark.parametrize(
     ("name", "file", "graph"),
     [
-        ("mixer_mlm", "m.onnx", "model"),
+        ("gmlp_l18", "m.onnx", "model"),
         pytest.param("gmlp_causal_tiny", "m.step.onnx", "step", marks=pytest.mark.slow),
     ],
 )
@@ -191,14 +193,13 @@ runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
 
 
 def test_int8_is_smaller_and_nearly_the_same(tmp_path: Path) -> None:
-    model = allmlp.create("gmlp_nano", seed=0, overrides={"depth": 2}).eval()
+    model = allmlp.create("gmlp_nano", seed=0, overrides={"depth": 1}).eval()
     with torch.no_grad():
         model.head.proj.weight.normal_()
     allmlp.save(model, tmp_path / "model")
-    (whole,) = export(tmp_path / "model", tmp_path / "m.onnx")
     (small,) = export(tmp_path / "model", tmp_path / "q.onnx", int8=True)
-    assert whole.difference < 1e-4 < small.difference < 0.1
-    assert small.file.stat().st_size < 0.5 * whole.file.stat().st_size
+    assert 1e-4 < small.difference < 0.1
+    assert small.file.stat().st_size < 0.5 * (tmp_path / "model" / "model.safetensors").stat().st_size
     images = torch.randn(8, 3, 32, 32)
     found, expected = ask(session(small.file), images=images)[0], model(images).detach().numpy()
     assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
@@ -206,7 +207,7 @@ def test_int8_is_smaller_and_nearly_the_same(tmp_path: Path) -> None:
     assert "MatMulInteger" in kinds and session(small.file).get_modelmeta().custom_metadata_map["graph"] == "model"
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_file_that_disagrees_is_not_left(int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "model", "resmlp_s12")
     run, calls = files.run_onnx, []

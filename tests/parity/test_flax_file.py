@@ -1,4 +1,4 @@
-"""The Mixer of its paper's listing, run by Flax and saved as .npz: Flax's answers here, and the same file back."""
+"""The Mixer of its paper's listing, run by Flax and saved as .npz: equal outputs, and a lossless round trip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEPTH, PATCH = 2, 4
 
 
 def flat(tree: Any) -> dict[str, np.ndarray]:
-    """A tree by paths, as Google saves it: without the word `params` in front."""
+    """A parameter tree as a flat dictionary, as Google saves it: without the prefix `params`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {"/".join(key.key for key in path[1:]): np.asarray(leaf) for path, leaf in leaves}
 

@@ -19,7 +19,7 @@ g_mlp_pytorch = pytest.importorskip("g_mlp_pytorch")
 mlp_mixer_pytorch = pytest.importorskip("mlp_mixer_pytorch")
 res_mlp_pytorch = pytest.importorskip("res_mlp_pytorch")
 
-# All three packages normalise with torch's default eps.
+# All three packages use torch's default eps in their norms.
 EPS = {"norm": LayerNorm(1e-5), "block.norm": LayerNorm(1e-5)}
 TEXT = EPS | {
     "block.channel.inner.norm": LayerNorm(1e-5),

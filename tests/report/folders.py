@@ -1,4 +1,4 @@
-"""Run folders for reports: trained in a moment, unfinished, and damaged."""
+"""Run folders for reports: trained for a few steps, unfinished, and damaged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def trained(folder: Path, run: Run | None = None) -> Path:
 def written(folder: Path, records: list[dict[str, object]], run: Run | None = None) -> Path:
     """An unfinished run: no model."""
     folder.mkdir(parents=True)
-    record = {"run": to_dict(run or small()), "torch": "2.0", "device": EVIL, "command": ["allmlp", "train", LIVELY]}
+    environment = {"torch": "2.0", "device": EVIL, "command": ["allmlp", "train", LIVELY]}
+    record = {"run": to_dict(run or small()), "environment": environment}
     (folder / "run.json").write_text(json.dumps(record))
     lines = [json.dumps({"kind": "train", "step": 1, "time": 0.0} | one) for one in records]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")

@@ -417,5 +417,5 @@ def test_twenty_runs_open_fast(browser: Any, tmp_path: Path, runs: Path) -> None
         })"""
     )
     context.close()
-    # A tenth of this on an idle desktop; other load must not fail the test.
+    # Ten times what it takes on an idle desktop, so that other load does not fail the test.
     assert loaded < 5000 and answered < 2000

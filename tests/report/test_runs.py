@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allmlp.layers import TokenConv
-from allmlp.models.zoo import preset, presets
+from allmlp.models.zoo import family, kinds, preset, presets
 from allmlp.report.curves import better, charts, metrics, thin
-from allmlp.report.runs import MetricRecord, describe, family, find, kinds, parse, read_logged, settings
+from allmlp.report.runs import MetricRecord, describe, find, parse, read_logged, settings
 from report.folders import curve, trained, written
 from train.runs import language, small
 
@@ -133,7 +133,7 @@ def test_a_new_mixer_is_named_without_an_edit(monkeypatch: pytest.MonkeyPatch) -
     """Here TokenConv is the new one. A model with other parts around a known mixer keeps its family."""
     known = {name: entry for name, entry in presets().items() if TokenConv not in kinds(entry.spec)}
     del known["resmlp_s12_ln"]
-    monkeypatch.setattr("allmlp.report.runs.presets", lambda: known)
+    monkeypatch.setattr("allmlp.models.zoo.presets", lambda: known)
     assert family.__wrapped__(preset("resmlp_s12_conv").spec) == "TokenConv"
     assert family.__wrapped__(preset("resmlp_s12_ln").spec) == "ResMLP"
 

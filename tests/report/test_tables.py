@@ -281,7 +281,7 @@ def test_measurements_are_those_of_the_results_page() -> None:
 def bench_log(device: str = "NVIDIA H200", img_size: int | None = None) -> dict[str, Any]:
     """A bench.json of `allmlp bench`."""
     rows = [
-        Measurement(model, None, task, backend, batch, "images", rate_per_s=rate, flop_per_s=rate and 6e9 * rate)
+        Measurement(model, model, None, task, backend, batch, "images", rate_per_s=rate, flop_per_s=rate and 6e9 * rate)
         for model, task, backend, batch, rate in (
             ("resmlp_s12", "inference", "ours eager", 32, 9_000.0),
             ("resmlp_s12", "inference", "ours fast", 32, 10_000.0),
@@ -289,7 +289,7 @@ def bench_log(device: str = "NVIDIA H200", img_size: int | None = None) -> dict[
             ("resmlp_s12", "inference", "timm compiled", 256, 20_000.0),
             ("resmlp_s12", "inference", "ours onnx", 8, None),
             ("hf:resnet50", "inference", "hf compiled", 32, 8_000.0),
-            ("mixer_b16", "training", "ours graphs", 256, 5_000.0),
+            ("mixer_b16", "training", "ours cuda-graph", 256, 5_000.0),
         )
     ]
     rows = [row._replace(macs=3_000_000_000, memory_bytes=200_000_000) for row in rows]

@@ -427,3 +427,23 @@ def test_regression_model_is_rejected(tmp_path: Path) -> None:
     write_preprocessing(image_folder(tmp_path), ImagePreprocessing((0.4,) * 3, (0.2,) * 3, task="values"))
     with pytest.raises(allmlp.UserError, match="is not a classifier"):
         load_service(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_heads_that_do_not_classify_are_rejected(tmp_path: Path, kind: str) -> None:
+    folder = image_folder(tmp_path) if kind == "image" else text_folder(tmp_path, "classes")
+    allmlp.save(allmlp.load(folder, num_classes=1), folder)
+    with pytest.raises(allmlp.UserError, match="has a single output, so it is not a classifier"):
+        load_service(folder)
+    allmlp.save(allmlp.load(folder, num_classes=4), folder)
+    with pytest.raises(allmlp.UserError, match="has 4 outputs, but 3 class names"):
+        load_service(folder)
+
+
+def test_model_info_names_fields_as_the_preprocessing(client: TestClient, folder: Path) -> None:
+    info = client.get("/model").json()
+    written = json.loads((folder / "preprocessing.json").read_text())
+    assert {name: info[name] for name in ("class_names", "crop_pct")} == {
+        name: written[name] for name in ("class_names", "crop_pct")
+    }
+    assert info["img_size"] == [8, 12] and info["grid_size"] == [2, 3]

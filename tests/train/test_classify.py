@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import allmlp
+from allmlp.data.augment import Augment, HorizontalFlip, Mixup
 from allmlp.data.sampler import Batch, eval_batches
 from allmlp.models.model import Model
-from allmlp.tasks.classify import Classify
+from allmlp.tasks.classify import Classify, ClassifyModule
 from allmlp.tasks.task import StepContext
 from train.runs import Blobs, small
 
@@ -45,6 +46,25 @@ def test_loss_matches_its_equation(loss: Literal["softmax", "sigmoid"]) -> None:
         correct.append(z.argmax() == label)
     torch.testing.assert_close(found.total, torch.stack(terms).mean())
     torch.testing.assert_close(found.metrics["accuracy"], torch.stack(correct).float().mean())
+
+
+def test_mixing_ends_before_the_run_does() -> None:
+    """From `mix_until` on every target is one (smoothed) label; the other augmentations draw what they drew before."""
+    dataset, batch = Blobs().load(), Blobs().load().train.fetch(torch.arange(6))
+    for mix in (Mixup(), Mixup(per_sample=False), Mixup(mixup_alpha=0.0), Mixup(cutmix_alpha=0.0)):
+        task = Classify(augment=Augment((HorizontalFlip(),)), mix=mix, mix_until=0.8)
+        module = task.build(model_of(task), dataset)
+
+        def augment(progress: float, module: ClassifyModule = module) -> tuple[torch.Tensor, torch.Tensor]:
+            context = StepContext(progress, torch.Generator().manual_seed(0))
+            return module.augment(*module.prepare_batch(Batch(0, 0.0, torch.arange(6), batch), context))
+
+        before, after = augment(0.79), augment(0.8)
+        assert (before[1].max(1).values < 1).all()
+        torch.testing.assert_close(after[1], torch.nn.functional.one_hot(batch.labels, 4).float())
+        plain = Classify(augment=task.augment).build(model_of(task), dataset)
+        uniforms = StepContext(0.8, torch.Generator().manual_seed(0)).uniform(6, task.augment.num_uniforms())
+        torch.testing.assert_close(after[0], plain.augment(*batch, uniforms, torch.empty(6, 0))[0])
 
 
 @torch.no_grad()

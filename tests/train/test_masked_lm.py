@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import allmlp
 from allmlp import log
 from allmlp import training as loop
 from allmlp.cli import main
-from allmlp.data.corpus import Corpus
+from allmlp.data.corpus import Corpus, TokenBatch
+from allmlp.data.dataset import InMemory
 from allmlp.data.tokenizer import Tokenizer, TokenizerConfig
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.mixer import mixer_text
@@ -22,7 +24,7 @@ from allmlp.run import Budget, Run
 from allmlp.tasks.causal_lm import CausalLM, generate
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.masked_lm import MaskedLM, Masking, MaskingVocab, fill_mask, fixed_uniforms
-from train.runs import Blobs, small
+from train.runs import Blobs, language, small
 from train.test_train import losses, same_weights, train_interrupted
 
 pytest.importorskip("tokenizers")
@@ -280,3 +282,15 @@ def test_unsuitable_models_and_data_are_refused(data: Corpus, tmp_path: Path) ->
     with pytest.raises(SystemExit) as caught:
         main(["predict", str(tmp_path / "f"), "one [MASK]"])
     assert caught.value.code == 2
+
+
+def test_unigram_perplexity_is_the_floor() -> None:
+    """Ten equally frequent words: perplexity ten, and the entropy of their frequencies where they are not."""
+    dataset = language().data.load()
+    assert MaskedLM().floors(dataset, dataset.test) == {"unigram_perplexity": pytest.approx(10)}
+    ids = dataset.train.examples.ids.clone()
+    ids[:, 1:9] = 5  # eight of ten words are the first
+    skewed = replace(dataset, train=InMemory(ids, batch_type=TokenBatch))
+    counts = ids[:, 1:-1].flatten().bincount(minlength=15)[5:].double() + 1
+    expected = math.exp(-(counts / counts.sum()).log().mean().item())
+    assert MaskedLM().floors(skewed, dataset.test)["unigram_perplexity"] == pytest.approx(expected) and expected > 10

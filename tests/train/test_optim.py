@@ -45,6 +45,17 @@ def test_what_decays() -> None:
         assert any("mix.up.weight" in key for key in decayed)
 
 
+@pytest.mark.parametrize("spec", [AdamW(lr=1.0, vector_lr_scale=4.0), Muon(lr=1.0, vector_lr_scale=4.0)], ids=repr)
+def test_rate_of_one_dimensional_parameters(spec: Optim) -> None:
+    """Affine, LayerScale and biases of ResMLP, and no matrix."""
+    model = allmlp.create("resmlp_nano", overrides={"depth": 1})
+    rates = {id(w): group["peak_lr"] for group in spec.build(model).param_groups for w in group["params"]}
+    assert {name for name, weight in model.named_parameters() if rates[id(weight)] == 4.0} == {
+        name for name, weight in model.named_parameters() if weight.dim() == 1
+    }
+    assert all(rates[id(w)] == 1.0 for w in model.parameters() if w.dim() > 1) and 4.0 in rates.values()
+
+
 def test_layer_decay() -> None:
     model = allmlp.create("mixer_nano", overrides={"depth": 3})
     names = {id(weight): key for key, weight in model.named_parameters()}

@@ -30,6 +30,7 @@ from allmlp.tasks.question_answering import (
     f1,
     normalize_answer,
 )
+from allmlp.tasks.word_overlap import best_answer, best_sentence
 from train.runs import Blobs, small
 
 WORDS = ["who", "marks", "x", "far", "near", "sun", "moon", "tree", "river", "stone", "bird", "fish", "rain", "snow"]
@@ -226,7 +227,7 @@ def test_null_score_diff_threshold(tmp_path: Path) -> None:
 def test_tiny_model_learns_to_find_the_answer(tmp_path: Path) -> None:
     data = toy(tmp_path)
     result = loop.train(run_of(data), tmp_path / "run", "cpu")
-    assert set(result) == {"exact_match", "f1"}
+    assert set(result) == {"exact_match", "f1", "overlap_f1", "overlap_exact_match", "sentence_f1"}
     assert result["exact_match"] > 0.9
     assert loop.evaluate_checkpoint(tmp_path / "run", "cpu") == pytest.approx(result)
     model, tokenizer = allmlp.load(tmp_path / "run"), load_tokenizer(tmp_path / "run")
@@ -247,7 +248,7 @@ def test_tiny_model_learns_to_find_the_answer(tmp_path: Path) -> None:
 def test_tiny_model_learns_that_there_is_no_answer(tmp_path: Path) -> None:
     data = toy(tmp_path, impossible=0.4)
     result = loop.train(run_of(data, val_size=60), tmp_path / "run", "cpu")
-    assert result["best_f1"] > 0.9 and result["no_answer_f1"] > 0.8
+    assert result["best_f1"] > 0.9 and result["no_answer_f1"] > 0.8 and 0.2 < result["empty_f1"] < 0.6
     model, tokenizer = allmlp.load(tmp_path / "run"), load_tokenizer(tmp_path / "run")
     options = {
         "spec": QuestionAnswering(null_score_diff_threshold=result["best_threshold"]),
@@ -258,6 +259,22 @@ def test_tiny_model_learns_that_there_is_no_answer(tmp_path: Path) -> None:
     assert found[0].text == "tree"
     assert sum(one.probability for one in found) == pytest.approx(1)
     assert sorted(found, key=lambda one: -one.probability) == found
+
+
+CONTEXT = "The bridge opened in 1932, after ten years. It was designed by John Bradfield of Sydney. Toll is paid."
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence", "answer"),
+    [
+        ("When was the bridge opened?", "The bridge opened in 1932, after ten years.", "1932"),
+        ("Who designed it?", "It was designed by John Bradfield of Sydney.", "John Bradfield"),
+        ("What is paid?", "Toll is paid.", "Toll"),
+        ("Toll is paid?", "Toll is paid.", "Toll is paid."),
+    ],
+)
+def test_answers_without_a_model(question: str, sentence: str, answer: str) -> None:
+    assert best_sentence(question, CONTEXT) == sentence and best_answer(question, CONTEXT) == answer
 
 
 # --- unusual inputs and errors ----------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ from allmlp.prediction import predict_images
 from allmlp.recipes import recipe, recipes, runs
 from allmlp.run import Budget, Run
 from allmlp.spec import Spec, from_dict, hints, to_dict
+from allmlp.studies import studies
+from allmlp.study.definition import Study
 from allmlp.tasks.dino import Dino
 from allmlp.tasks.distill import Distill
 from allmlp.tasks.distill_classify_text import DistillClassifyText
@@ -125,7 +127,8 @@ def prose(run: Run, files: Path) -> Data:
 
 def sentences(run: Run, files: Path) -> Data:
     file, tokenize = str(files / "labels.tsv"), TokenizerConfig(vocab_size=120)
-    return run.data.replace(path=file, test=file, tokenizer=tokenize, cache=str(files))
+    changes = {"val": file} if run.data.val else {}
+    return run.data.replace(path=file, test=file, tokenizer=tokenize, cache=str(files), **changes)
 
 
 def questions(run: Run, files: Path) -> Data:
@@ -136,6 +139,7 @@ def questions(run: Run, files: Path) -> Data:
 def pairs(run: Run, files: Path) -> Data:
     file, tokenize = str(files / "pairs.tsv"), run.data.tokenizer.replace(vocab_size=300)
     changes = {"source_lang": "de", "target_lang": "en", "seq_len": 24, "cache": str(files)}
+    changes |= {"val": file} if run.data.val else {}
     return run.data.replace(path=file, test=file, tokenizer=tokenize, **changes)
 
 
@@ -184,7 +188,21 @@ def shrink(spec: Any) -> Any:
     return spec.replace(**changes | SMALL_SIZES.get(type(spec), {}))
 
 
-@pytest.mark.parametrize(("name", "run"), RUNS.items(), ids=list(RUNS))
+def study_runs() -> dict[str, Run]:
+    """The runs of studies that differ from each other in more than seed and length, and from all recipes."""
+    found = {}
+    for name, declared in studies().items():
+        study: Study = declared.make()
+        for row in study.rows:
+            for candidate in study.candidates(row):
+                trial = next(study.final_trials(row, candidate))
+                found[f"{name}:{row}:{candidate}"] = trial.run.replace(init_from=None, train_fraction=1.0)
+    kept = {repr((run.model, run.task, run.optim, run.stem_init)): name for name, run in found.items()}
+    known = {repr((run.model, run.task, run.optim, run.stem_init)) for run in RUNS.values()}
+    return {name: found[name] for key, name in kept.items() if key not in known}
+
+
+@pytest.mark.parametrize(("name", "run"), (RUNS | study_runs()).items(), ids=[*RUNS, *study_runs()])
 def test_recipe_trains_one_step(name: str, run: Run, files: Path, tmp_path: Path) -> None:
     """With other data and teachers, and one narrow block; the task decides on the type of data and on the metrics."""
     assert from_dict(to_dict(run)) == run

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,13 +95,23 @@ def test_what_a_run_leaves(whole: Path) -> None:
     assert {"run.json", "metrics.jsonl", "config.json", "model.safetensors", "preprocessing.json"} <= set(
         os.listdir(whole)
     )
-    assert json.loads((whole / "run.json").read_text())["run"] == to_dict(small())
+    record = json.loads((whole / "run.json").read_text())
+    assert list(record) == ["run", "processes", "environment", "data", "result"]
+    assert record["run"] == to_dict(small()) and record["environment"]["torch"] == torch.__version__
     assert list(losses(whole)) == list(range(1, 13))
     evaluations = [record for record in log.read_metrics(whole / log.METRICS) if record["kind"] == "eval"]
     assert [record["step"] for record in evaluations] == [6, 12]
     model = allmlp.load(whole)
     assert model.spec.head.num_classes == 4 and read_preprocessing(whole).class_names == ("a", "b", "c", "d")
-    assert loop.evaluate_checkpoint(whole, "cpu")["accuracy"] == pytest.approx(evaluations[-1]["accuracy"])
+    again = loop.evaluate_checkpoint(whole, "cpu")
+    assert again["accuracy"] == pytest.approx(evaluations[-1]["accuracy"])
+    result, dataset = record["result"], small().data.load()
+    assert result["test"] == pytest.approx(again) and result["steps"] == 12 and result["seconds"] > 0
+    assert result["parameters"] == sum(weight.numel() for weight in model.parameters())
+    assert result["epochs"] == pytest.approx(12 * small().batch_size / len(dataset.train))
+    assert record["data"] == {"sha256": dataset.checksum(), "train": len(dataset.train), "test": len(dataset.test)}
+    (common, _), *_ = Counter(dataset.train.examples.labels.tolist()).most_common()
+    assert result["test"]["majority"] == (dataset.test.examples.labels == common).double().mean().item()
     assert [folder.name for folder in checkpoint.complete(whole)] == ["step-000000008", "step-000000012"]
 
 
@@ -315,12 +326,13 @@ class FakeClock:
     ("duration", "expected"),
     [
         (lambda step: 1.0, 60),
-        (lambda step: 30.0 if step == 1 else 0.5, 61),  # compilation
+        (lambda step: 30.0 if step == 1 else 0.5, 120),  # compilation, which does not count
+        (lambda step: {1: 90.0, 4: 5.0}.get(step, 0.5), 120),  # longer than the budget; a step that is recorded
         (lambda step: 1.0 if step < 30 else 2.0, 45),  # somebody else uses the machine
         (lambda step: 70.0, 1),
         (lambda step: 25.0, 3),
     ],
-    ids=["constant", "compiled", "slower", "one", "few"],
+    ids=["constant", "compiled", "recorded", "slower", "one", "few"],
 )
 def test_a_budget_of_minutes_is_kept(
     duration: Callable[[int], float], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -328,7 +340,8 @@ def test_a_budget_of_minutes_is_kept(
     clock = FakeClock(monkeypatch, duration)
     train(small(budget=Budget(minutes=1), eval_every=1000, save_every=1000), tmp_path, "cpu")
     assert len(losses(tmp_path)) == clock.steps and abs(clock.steps - expected) <= 2
-    assert clock.now <= max(61.0, 60 + duration(clock.steps))
+    compilation = sum(duration(step) - duration(2) for step in (1, 4)) if expected == 120 else 0.0
+    assert clock.now - compilation <= max(61.0, 2 * duration(clock.steps))
     rates = list(learning_rates(tmp_path).values())
     assert rates[-1] < 0.1 * max(rates) or expected < 4, "the schedule has not come to its end"
 

@@ -211,7 +211,7 @@ def test_learns_a_toy_language(trained: tuple[Path, dict[str, float]]) -> None:
     out, results = trained
     assert results["bleu"] > 50 and results["accuracy"] > 0.9, results
     assert results["perplexity"] == pytest.approx(math.exp(results["loss"]))
-    assert set(results) == {"bleu", "chrf", "perplexity", "loss", "accuracy"}
+    assert set(results) == {"bleu", "chrf", "perplexity", "loss", "accuracy", "copy_bleu"}
     assert loop.evaluate_checkpoint(out, "cpu") == pytest.approx(results)
     model, tokenizer = allmlp.load(out).train(), load_tokenizer(out)
     assert translate(model, tokenizer, ["drei eins vier"]) == ["four one three"] and model.training
@@ -273,13 +273,38 @@ def test_only_eval_pairs_are_decoded_during_training(toy: ParallelCorpus) -> Non
     )
     assert {name: some[name] for name in ("bleu", "chrf")} == pytest.approx(TranslationMetrics().compute(found))
     finished = Translation(eval_pairs=7).build_evaluator(task.model, dataset)
-    assert isinstance(finished, TranslationModule) and finished.eval_pairs == len(dataset.test)
+    assert isinstance(finished, TranslationModule) and finished.evaluated.pairs == len(dataset.test)
     held = dataset.split_validation(20)
     again = Translation(eval_pairs=5).build(task.model, held)
     numbers = held.test.fetch(torch.arange(20)).reference_index
-    assert (
-        isinstance(again, TranslationModule) and int((numbers <= again.last_reference).sum()) == again.eval_pairs == 5
-    )
+    assert isinstance(again, TranslationModule)
+    assert int((numbers <= again.evaluated.last).sum()) == again.evaluated.pairs == 5
+
+
+def test_validation_file(toy: ParallelCorpus, tmp_path: Path) -> None:
+    """Evaluated during training, the test file at the end alone; each has its own references and number of pairs."""
+    lines = Path(toy.test).read_text().splitlines()
+    (tmp_path / "val.tsv").write_text("\n".join(lines[:12]) + "\n")
+    data = toy.replace(val=str(tmp_path / "val.tsv"))
+    results = loop.train(run(data, resmlp_seq2seq(1, 32, 4), 20), tmp_path / "run", "cpu")
+    record = loop.read_record(tmp_path / "run")
+    assert record["data"]["validation"] == 11 and record["data"]["test"] == len(lines) - 1
+    assert record["result"]["test"] == pytest.approx(results) == loop.evaluate_checkpoint(tmp_path / "run", "cpu")
+    task, dataset = module(data.replace(test=data.val, val=""), Translation())
+    task.model.load_state_dict(allmlp.load(tmp_path / "run").state_dict())
+    found = record["result"]["validation"]
+    assert found["chrf"] == pytest.approx(evaluated(task, dataset, 5)["chrf"]) and found["chrf"] != results["chrf"]
+
+
+def test_copying_the_source_is_the_floor(toy: ParallelCorpus, tmp_path: Path) -> None:
+    import sacrebleu
+
+    pairs = [("eins zwei zwei drei vier", "eins zwei zwei drei four"), ("sechs", "six")]
+    (tmp_path / "names.tsv").write_text("de\ten\n" + "\n".join(map("\t".join, pairs)))
+    dataset = toy.replace(test=str(tmp_path / "names.tsv"), seq_len=32).load()
+    expected = sacrebleu.corpus_bleu([pair[0] for pair in pairs], [[pair[1] for pair in pairs]], force=True).score
+    assert expected > 50
+    assert Translation().floors(dataset, dataset.test) == {"copy_bleu": pytest.approx(expected)}
 
 
 def test_metrics_match_sacrebleu() -> None:

@@ -1,7 +1,7 @@
-"""The pictures one can try on the page of `allmlp serve`: python docs/tools/images/serve_samples.py.
+"""Draw the sample images of the `allmlp serve` page: python docs/tools/images/serve_samples.py.
 
-One drawing for each class of CIFAR-10, and digits of scikit-learn. tests/serve/test_app.py holds that the model that
-comes along names every drawing.
+One drawing for each class of CIFAR-10, and digits of scikit-learn. tests/serve/test_app.py checks that the bundled
+model classifies every drawing correctly.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from sklearn.datasets import load_digits
 
 FOLDER = Path(__file__).parents[3] / "src" / "allmlp" / "serve" / "page" / "samples"
 SIDE, FINE = 128, 4
-"""Pixels of a picture, and how many times larger it is drawn."""
-Colour = tuple[int, int, int]
+"""Pixels of an image, and the factor by which it is drawn larger."""
+Color = tuple[int, int, int]
 
 
 class Canvas:
-    """A unit square, y downwards, with a vertical run of colours behind everything."""
+    """A unit square, y pointing down, with a vertical color gradient as background."""
 
-    def __init__(self, *background: tuple[float, Colour]) -> None:
+    def __init__(self, *background: tuple[float, Color]) -> None:
         full = SIDE * FINE
         column = Image.new("RGB", (1, full))
         for y in range(full):
             column.putpixel((0, y), between(background, y / full))
         self.image = column.resize((full, full))
 
-    def polygon(self, color: Colour, *points: tuple[float, float]) -> None:
+    def polygon(self, color: Color, *points: tuple[float, float]) -> None:
         ImageDraw.Draw(self.image).polygon([self.at(x, y) for x, y in points], color)
 
-    def ellipse(self, color: Colour, x: float, y: float, rx: float, ry: float, turn: float = 0.0) -> None:
+    def ellipse(self, color: Color, x: float, y: float, rx: float, ry: float, turn: float = 0.0) -> None:
         mask = Image.new("L", self.image.size)
         ImageDraw.Draw(mask).ellipse([self.at(x - rx, y - ry), self.at(x + rx, y + ry)], 255)
         self.image.paste(color, mask=mask.rotate(turn, center=self.at(x, y)))
 
-    def line(self, color: Colour, width: float, *points: tuple[float, float]) -> None:
+    def line(self, color: Color, width: float, *points: tuple[float, float]) -> None:
         full = SIDE * FINE
         ImageDraw.Draw(self.image).line([self.at(x, y) for x, y in points], color, round(width * full), "curve")
 
@@ -47,11 +47,11 @@ class Canvas:
         return self.image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 
 
-def between(stops: tuple[tuple[float, Colour], ...], place: float) -> Colour:
+def between(stops: tuple[tuple[float, Color], ...], place: float) -> Color:
     low = max((stop for stop in stops if stop[0] <= place), key=lambda stop: stop[0], default=stops[0])
     high = min((stop for stop in stops if stop[0] > place), key=lambda stop: stop[0], default=stops[-1])
-    share = (place - low[0]) / (high[0] - low[0]) if high[0] > low[0] else 0.0
-    return tuple(round(a + (b - a) * share) for a, b in zip(low[1], high[1]))  # type: ignore[return-value]
+    fraction = (place - low[0]) / (high[0] - low[0]) if high[0] > low[0] else 0.0
+    return tuple(round(a + (b - a) * fraction) for a, b in zip(low[1], high[1]))  # type: ignore[return-value]
 
 
 def airplane() -> Canvas:

@@ -1,8 +1,13 @@
-"""Backends: a package's model in an execution mode, named "PACKAGE MODE".
+"""Backends: a package's model in an execution mode, named "PACKAGE MODE", such as "timm channels-last".
 
-ours fast      allmlp.fast(model)                          timm graphs    torch.compile(mode="reduce-overhead")
-ours fp8       the same with FP8 channel MLPs              hf compiled    torch.compile
-ours onnx      ONNX Runtime, on a CPU
+eager              the model as it is                         fast    allmlp.fast(model)
+compiled           torch.compile                              fp8     the same with FP8 channel MLPs
+channels-last      the same in torch.channels_last            onnx    ONNX Runtime, on a CPU
+reduce-overhead    torch.compile(mode="reduce-overhead")
+cuda-graph         compiled, then captured as one CUDA graph
+max-autotune       torch.compile(mode="max-autotune")
+
+The last three, too, have other packages' models in channels_last, in which their convolutions are faster.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +28,7 @@ from allmlp.bench.parity import Parts
 from allmlp.bench.peers import PeerGroup
 from allmlp.errors import lookup, require
 from allmlp.models.model import Model
+from allmlp.train_step import RecordedStep
 
 Forward = Callable[..., Tensor]
 PACKAGES = ("ours", "timm", "hf")
@@ -49,8 +56,12 @@ class Backend(NamedTuple):
 
 
 def plain(model: Model, precision: torch.dtype) -> Model:
-    """A copy with weights cast to `precision`."""
-    return copy.deepcopy(model).to(precision).eval().requires_grad_(False)
+    """A copy with weights cast to `precision`.
+
+    Weights keep requires_grad: without it torch.matmul multiplies transposed activations by one copy of the matrix per
+    example (torch.bmm) in place of one product (torch.mm), which costs timm's ResMLP 4 % and its gMLP 10 % on an H200.
+    """
+    return copy.deepcopy(model).to(precision).eval()
 
 
 def fast(model: Model, precision: torch.dtype) -> Forward:
@@ -71,7 +82,9 @@ def onnx(model: Model, precision: torch.dtype) -> Forward:
     from allmlp.export.onnx import write_onnx
     from allmlp.export.sample_inputs import SampleInputs
 
-    (graph, *_) = graphs(plain(model, precision), SampleInputs(random_inputs(model, 2), "random inputs"))
+    (graph, *_) = graphs(
+        plain(model, precision).requires_grad_(False), SampleInputs(random_inputs(model, 2), "random inputs")
+    )
     runtime = require("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
@@ -89,39 +102,52 @@ def onnx(model: Model, precision: torch.dtype) -> Forward:
     return run
 
 
+def compiled(model: Model, precision: torch.dtype, mode: str | None = None) -> Forward:
+    return torch.compile(plain(model, precision), dynamic=False, mode=mode)
+
+
 MODES: dict[str, Callable[[Model, torch.dtype], Forward]] = {
     "eager": plain,
-    "compiled": lambda model, precision: torch.compile(plain(model, precision), dynamic=False),
-    "graphs": lambda model, precision: torch.compile(plain(model, precision), dynamic=False, mode="reduce-overhead"),
+    "compiled": compiled,
+    "channels-last": compiled,
+    "reduce-overhead": partial(compiled, mode="reduce-overhead"),
+    "cuda-graph": lambda model, precision: RecordedStep(compiled(model, precision)),
+    "max-autotune": partial(compiled, mode="max-autotune"),
     "fast": fast,
     "fp8": fp8,
     "onnx": onnx,
 }
 
 
+def memory_format(package: str, mode: str) -> torch.memory_format:
+    """Our models cut patches out of images in either layout, and keep what they are given."""
+    last = package != "ours" and mode in ("channels-last", "reduce-overhead", "cuda-graph", "max-autotune")
+    return torch.channels_last if last else torch.preserve_format
+
+
 def default_backends(
     packages: Iterable[str], device: torch.device, batch: int, train: bool = False, brief: bool = False
 ) -> list[str]:
-    """Eager and compiled for every package; CUDA graphs for timm at batch 1 and for our training.
+    """Eager and compiled for every package, and on a GPU what is faster. Not max-autotune: it compiles for minutes.
 
     With `brief` only the fastest of each package, for sweeps over many sizes.
     """
-    cuda = device.type == "cuda"
-    best = {"ours": "compiled" if train else "fast"}
-    more = {
-        "ours": (["graphs"] if cuda else []) if train else (["fast"] if cuda else ["fast", "onnx"]),
-        "timm": ["graphs"] if cuda and batch == 1 and not train else [],
-    }
-    found = []
-    for package in packages:
-        modes = ["eager", "compiled", *more.get(package, [])]
-        found += [f"{package} {mode}" for mode in ([best.get(package, "compiled")] if brief else modes)]
-    return found
+    if device.type != "cuda":
+        ours, others = ["eager", "compiled", *([] if train else ["fast", "onnx"])], ["eager", "compiled"]
+    elif train:
+        ours, others = ["eager", "compiled", "cuda-graph"], ["eager", "compiled", "cuda-graph"]
+    else:
+        ours, others = ["eager", "compiled", "fast"], ["eager", "compiled", "channels-last", "cuda-graph"]
+        others += ["reduce-overhead"] if batch == 1 else []
+    if brief:
+        ours = ["cuda-graph" if device.type == "cuda" else "compiled"] if train else ["fast"]
+        others = others[2:3] or ["compiled"]
+    return [f"{package} {mode}" for package in packages for mode in (ours if package == "ours" else others)]
 
 
 def parse_backend(name: str) -> tuple[str, str]:
-    """Package and mode of "ours-fast" or "ours fast"."""
-    package, _, mode = name.replace("-", " ").partition(" ")
+    """Package and mode of "timm-channels-last" or "timm channels-last"."""
+    package, _, mode = name.replace(" ", "-").partition("-")
     lookup(package, dict.fromkeys(PACKAGES), "package")
     lookup(mode, MODES, "mode")
     return package, mode
@@ -139,8 +165,10 @@ def inference(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], prec
     package, _, mode = name.partition(" ")
 
     def build() -> PreparedBackend:
-        forward = lookup(mode, MODES, "mode")(peer_group.models[package], precision)
-        given = tuple(tensor.to(precision) if tensor.is_floating_point() else tensor for tensor in inputs)
+        layout = memory_format(package, mode)
+        model = copy.deepcopy(peer_group.models[package]).to(memory_format=layout)  # type: ignore[call-overload]
+        forward = lookup(mode, MODES, "mode")(model, precision)
+        given = tuple(x.to(precision, memory_format=layout) if x.is_floating_point() else x for x in inputs)
 
         def call() -> Tensor:
             with torch.inference_mode():

@@ -9,30 +9,73 @@ from typing import Protocol
 import torch
 
 Call = Callable[[], object]
+LEAD_CALLS = 2
+"""Untimed calls in front of a row on a GPU."""
+SLEEP_CYCLES_PER_S = 2.5e9
+"""More cycles than a GPU has in a second, so that it sleeps for at least the given time."""
 
 
 class Clock(Protocol):
-    def time(self, call: Call, times: int) -> float:
-        """Seconds for `times` back-to-back calls, until the device has finished the last."""
+    min_calls: int
+    """Calls in a row, at least."""
+
+    def row(self, call: Call, count: int) -> float:
+        """Seconds per call of `count` calls back to back."""
+        ...
+
+    def latency(self, call: Call) -> float:
+        """Seconds of one call, from its launch on an idle device to its result."""
+        ...
+
+    def device_time(self, call: Call, latency: float) -> float | None:
+        """Seconds that the device works on one call, if it works on its own."""
         ...
 
 
 class CpuClock:
-    def time(self, call: Call, times: int) -> float:
+    min_calls = 1
+
+    def row(self, call: Call, count: int) -> float:
         start = time.perf_counter()
-        for _ in range(times):
+        for _ in range(count):
             call()
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) / count
+
+    def latency(self, call: Call) -> float:
+        return self.row(call, 1)
+
+    def device_time(self, call: Call, latency: float) -> None:
+        return None
 
 
 class CudaClock:
-    """CUDA events. The GPU is idle at the start, so a single call includes its launch."""
+    """CUDA events.
 
-    def time(self, call: Call, times: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    A row begins while the GPU is busy with untimed calls, so that the launches of timed ones overlap with execution. On
+    an idle GPU the first call of a compiled model waits for its guards, longer the more layers it has.
+    """
+
+    min_calls = 10
+
+    def row(self, call: Call, count: int) -> float:
+        for _ in range(LEAD_CALLS):
+            call()
+        return self.between(call, count) / count
+
+    def latency(self, call: Call) -> float:
         torch.cuda.synchronize()
+        return self.between(call, 1)
+
+    def device_time(self, call: Call, latency: float) -> float:
+        """Behind a GPU that sleeps until the host has launched every kernel of the call."""
+        torch.cuda._sleep(int(latency * SLEEP_CYCLES_PER_S))
+        return self.between(call, 1)
+
+    @staticmethod
+    def between(call: Call, count: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(times):
+        for _ in range(count):
             call()
         end.record()
         end.synchronize()

@@ -1,4 +1,4 @@
-"""Benchmark files: bench.csv with a row per backend, bench.json with the environment, figures."""
+"""Benchmark files: bench.csv with a row per backend, bench.json with the environment and every round, figures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from typing import Any
 
 from allmlp.analysis.figures import save
 from allmlp.bench import plots
-from allmlp.bench.runner import BenchReport, Measurement
+from allmlp.bench.runner import BenchReport, Measurement, Ratio
 from allmlp.bench.scaling import exponent
+from allmlp.bench.timing import quartiles
 from allmlp.errors import MissingExtra, UserError, one_line
 from allmlp.files import write_atomically
 
-PER_ROUND = ("latencies_s", "calls_s")
-"""Columns that the CSV file leaves out."""
+NOT_IN_CSV = ("ratios", "calls_s", "latencies_s", "device_times_s")
+"""Of the ratios, the CSV file has the one by throughput, and at batch 1 by device time, over timm at its best."""
+
+
+RATIO_COLUMNS = ("ratio_over", "ratio_by", "ratio", "ratio_low", "ratio_high")
+
+
+def headline(row: Measurement) -> Ratio | None:
+    """The speedup over timm at its best; on a GPU at batch 1 that of device times, since launches take the rest."""
+    return (row.ratio("timm best", "device") if row.batch == 1 else None) or row.ratio("timm best")
 
 
 def as_dict(report: BenchReport) -> dict[str, Any]:
@@ -27,7 +36,7 @@ def as_dict(report: BenchReport) -> dict[str, Any]:
         "copy_bytes_per_s": report.copy_rate,
         "skipped": report.skipped,
         "scaling": exponents(report),
-        "rows": [row._asdict() for row in report.rows],
+        "rows": [row._asdict() | {"ratios": [ratio._asdict() for ratio in row.ratios]} for row in report.rows],
     }
 
 
@@ -36,12 +45,12 @@ def exponents(report: BenchReport) -> list[dict[str, Any]]:
     found = []
     groups: dict[tuple[str, str, int], list[Measurement]] = {}
     for row in report.rows:
-        if row.size is not None and row.call_s:
+        if row.size is not None and row.calls_s and row.model == row.cell:
             groups.setdefault((row.model, row.backend, row.batch), []).append(row)
     for (model, backend, batch), rows in groups.items():
         if len(rows) > 1:
             sizes = [float(row.size or 0) for row in rows]
-            time = exponent(sizes, [row.call_s or 0.0 for row in rows])
+            time = exponent(sizes, [quartiles(row.calls_s).median for row in rows])
             macs = exponent(sizes, [row.macs for row in rows])
             found.append({"model": model, "backend": backend, "batch": batch, "time": time, "macs": macs})
     return found
@@ -53,10 +62,13 @@ def write_numbers(report: BenchReport, folder: Path) -> None:
     def as_csv(file: Path) -> None:
         with open(file, "w", encoding="utf8", newline="") as target:
             writer = csv.writer(target)
-            columns = [name for name in Measurement._fields if name not in PER_ROUND]
-            writer.writerow(columns)
-            values = [[getattr(row, name) for name in columns] for row in report.rows]
-            writer.writerows([["" if value is None else value for value in row] for row in values])
+            columns = [name for name in Measurement._fields if name not in NOT_IN_CSV]
+            writer.writerow([*columns, *RATIO_COLUMNS])
+            for row in report.rows:
+                ratio = headline(row)
+                over_timm = [ratio.backend, ratio.by, ratio.median, ratio.low, ratio.high] if ratio else []
+                values = [*(getattr(row, name) for name in columns), *over_timm]
+                writer.writerow(["" if value is None else value for value in values])
 
     text = json.dumps(as_dict(report), indent=1, allow_nan=False, default=str) + "\n"
     files = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,7 @@ class PeerGroup:
         return next(iter(self.models.values()))
 
 
-def peer_group(name: str, spec: ModelSpec, device: torch.device) -> PeerGroup:
+def peer_group(name: str, spec: ModelSpec, device: torch.device, packages: Iterable[str] = ("timm", "hf")) -> PeerGroup:
     """`spec` with random weights, and its equivalents in timm and transformers where they exist."""
     spec = comparable_spec(spec)
     model = create(spec, device=device)
@@ -104,9 +104,9 @@ def peer_group(name: str, spec: ModelSpec, device: torch.device) -> PeerGroup:
         return PeerGroup(name, spec, {name.partition(":")[0]: model}, {})
     models: dict[str, Model] = {"ours": model}
     missing = {}
-    for package, build in PACKAGES.items():
+    for package in packages:
         try:
-            models[package] = build(model).to(device)
+            models[package] = PACKAGES[package](model).to(device)
         except UserError as reason:
             missing[package] = str(reason)
     return PeerGroup(name, spec, models, missing)

@@ -21,7 +21,10 @@ PACKAGES = {"ours": COLORS[0], "timm": COLORS[1], "hf": COLORS[2]}
 MODES = {
     "eager": ("o", ":"),
     "compiled": ("s", "--"),
-    "graphs": ("D", "-."),
+    "channels-last": ("D", "--"),
+    "reduce-overhead": ("X", "-."),
+    "cuda-graph": ("p", "-."),
+    "max-autotune": ("*", "-."),
     "fast": ("^", "-"),
     "fp8": ("P", "-"),
     "onnx": ("v", "-."),
@@ -30,7 +33,7 @@ MODES = {
 
 def figures(report: BenchReport) -> Iterator[tuple[str, Figure]]:
     """The figures that the report has data for."""
-    rows = [row for row in report.rows if row.rate_per_s]
+    rows = [row for row in report.rows if row.rate_per_s and row.model == row.cell]
     plain, scaled = [row for row in rows if row.size is None], [row for row in rows if row.size is not None]
     if plain:
         yield "throughput", throughput(report, plain)
@@ -148,7 +151,7 @@ def intensity(row: Measurement) -> float:
 
 def milliseconds(row: Measurement) -> float:
     """Time per example in back-to-back calls."""
-    return 1e3 * (row.call_s or 0.0) / row.batch
+    return 1e3 * quartiles(row.calls_s).median / row.batch
 
 
 def cost(row: Measurement) -> float:

@@ -24,9 +24,9 @@ ROUNDS, FEWEST = 10, 3
 WARM_UP = 3
 """Untimed calls: compilation and CUDA-graph capture."""
 MAX_CALLS = 1000
-"""Calls in one round."""
-LATENCY_FRACTION = 0.2
-"""Fraction of a round's calls that are timed one by one, for latency."""
+"""Calls in one row."""
+MAX_SINGLE = 10
+"""Calls of one round that are timed one by one: a tenth of the row, up to this many."""
 
 
 class Quartiles(NamedTuple):
@@ -49,6 +49,8 @@ class Timing(NamedTuple):
     """A single call, from launch to result."""
     calls: tuple[float, ...]
     """Back-to-back calls, where launches overlap with execution."""
+    device_times: tuple[float, ...] = ()
+    """A single call on the GPU alone, without its launch; empty on a CPU."""
 
     @property
     def latency(self) -> Quartiles:
@@ -57,6 +59,10 @@ class Timing(NamedTuple):
     @property
     def call(self) -> Quartiles:
         return quartiles(self.calls)
+
+    @property
+    def device_time(self) -> Quartiles | None:
+        return quartiles(self.device_times) if self.device_times else None
 
 
 class Failure(NamedTuple):
@@ -76,9 +82,8 @@ def time_interleaved(calls: Mapping[str, Call], clock: Clock, seconds: float) ->
         else:
             single[name] = taken
     rounds = max(FEWEST, min(ROUNDS, round(seconds / max(single.values(), default=1.0))))
-    counts = {name: max(1, min(MAX_CALLS, round(seconds / rounds / one))) for name, one in single.items()}
-    latencies: dict[str, list[float]] = {name: [] for name in counts}
-    calls_by_name: dict[str, list[float]] = {name: [] for name in counts}
+    counts = {name: max(clock.min_calls, min(MAX_CALLS, round(seconds / rounds / one))) for name, one in single.items()}
+    timings = {name: Timing((), ()) for name in counts}
     with gc_disabled():
         for number in range(rounds):
             for name in shuffled([name for name in counts if name not in found], number):
@@ -86,12 +91,8 @@ def time_interleaved(calls: Mapping[str, Call], clock: Clock, seconds: float) ->
                 if isinstance(timed, Failure):
                     found[name] = timed
                 else:
-                    latencies[name].append(timed[0])
-                    calls_by_name[name].append(timed[1])
-    for name in counts:
-        if name not in found:
-            found[name] = Timing(tuple(latencies[name]), tuple(calls_by_name[name]))
-    return {name: found[name] for name in calls}
+                    timings[name] = Timing(*(before + new for before, new in zip(timings[name], timed)))
+    return {name: found.get(name) or timings[name] for name in calls}
 
 
 def shuffled(names: list[str], seed: int) -> list[str]:
@@ -100,16 +101,20 @@ def shuffled(names: list[str], seed: int) -> list[str]:
 
 def warm_up(call: Call, clock: Clock) -> float:
     """Warm up, then return the seconds of one call."""
-    clock.time(call, WARM_UP)
-    return max(clock.time(call, 1), 1e-9)
+    for _ in range(WARM_UP):
+        call()
+    return max(clock.latency(call), 1e-9)
 
 
-def one_round(call: Call, clock: Clock, count: int) -> tuple[float, float]:
-    """Median latency of single calls, then seconds per call of the rest back to back."""
-    singles = max(1, round(LATENCY_FRACTION * count))
-    latencies = statistics.median(clock.time(call, 1) for _ in range(singles))
-    row = count - singles
-    return latencies, clock.time(call, row) / row if row else latencies
+def one_round(call: Call, clock: Clock, count: int) -> Timing:
+    """Seconds per call in a row, then the medians of single calls: latency, and time on the device."""
+    row = clock.row(call, count)
+    if count == 1:
+        return Timing((row,), (row,))
+    singles = range(max(1, min(MAX_SINGLE, count // 10)))
+    latency = statistics.median(clock.latency(call) for _ in singles)
+    device_times = [found for _ in singles if (found := clock.device_time(call, latency)) is not None]
+    return Timing((latency,), (row,), (statistics.median(device_times),) if device_times else ())
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
@@ -117,9 +122,9 @@ def quartiles(values: Sequence[float]) -> Quartiles:
     return Quartiles(median, low, high)
 
 
-def ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """Speedup over the others: the median of per-round ratios, since a round sees one state of the machine."""
-    return statistics.median(other / time for time, other in zip(times, others))
+def speedup(times: Sequence[float], others: Sequence[float]) -> Quartiles:
+    """Speedup over the others: quartiles of per-round ratios, since a round sees one state of the machine."""
+    return quartiles([other / time for time, other in zip(times, others)])
 
 
 def try_call(call: Callable[[], T]) -> T | Failure:

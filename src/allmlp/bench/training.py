@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allmlp.bench.backends import CHUNK, Backend, PreparedBackend
+from allmlp.bench.backends import CHUNK, Backend, PreparedBackend, memory_format
 from allmlp.bench.parity import Parts
 from allmlp.bench.peers import Peer, PeerGroup
 from allmlp.compilation import compile_task
@@ -38,7 +38,8 @@ OPTIMIZER = AdamW(lr=0.0)
 MODES: dict[str, Callable[[TaskModule], object]] = {
     "eager": lambda task: None,
     "compiled": compile_task,
-    "graphs": compile_task,  # and the whole step is recorded, as in `allmlp train`
+    "channels-last": compile_task,
+    "cuda-graph": compile_task,  # and the whole step is recorded, as in `allmlp train`
 }
 
 
@@ -96,18 +97,20 @@ def training(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], preci
     package, _, mode = name.partition(" ")
 
     def build() -> PreparedBackend:
-        model = copy.deepcopy(peer_group.models[package])
+        layout = memory_format(package, mode)
+        model = copy.deepcopy(peer_group.models[package]).to(memory_format=layout)  # type: ignore[call-overload]
+        given = tuple(x.to(memory_format=layout) if x.dim() == 4 else x for x in inputs)
         task = build_task(model, peer_group).train()
         lookup(mode, MODES, "training mode")(task)
         optimizer = OPTIMIZER.build(task)
         device = inputs[0].device
 
         step = TrainStep(task, optimizer, World(0, 1, device), precision)
-        recorded = mode == "graphs" and device.type == "cuda"
-        call = partial(step, [inputs])
+        recorded = mode == "cuda-graph" and device.type == "cuda"
+        call = partial(step, [given])
 
         def output() -> Parts:
-            step.backward([inputs])
+            step.backward([given])
             found = gradients(model)
             optimizer.zero_grad(set_to_none=True)
             return found

@@ -22,6 +22,7 @@ COMMANDS = (
     "list",
     "show",
     "train",
+    "study",
     "predict",
     "analyze",
     "report",

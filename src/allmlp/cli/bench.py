@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 
     from allmlp.bench.runner import BenchReport, Measurement
 
-TIMM = {"eager": "timm eager", "compiled": "timm compiled", "graphs": "timm graphs"}
-"""Column title -> the backend it compares with."""
-
 
 @app.command(
     epilog=examples(
         "allmlp bench mixer_b16 resmlp_s24 gmlp_s16 vit_b16 --batch-size 256",
         "allmlp bench mixer_s16 --batch-size 1,8 --device cpu",
         "allmlp bench mixer_b16 timm:resnet50 --batch-size 1-1024",
+        "allmlp bench mixer_b16 --against vit_b16",
         "allmlp bench mixer_b16 --train",
         "allmlp bench gmlp_s16 --scale tokens",
         "allmlp bench mixer_b16 --backends ours-fast,timm-compiled --seconds 3",
@@ -46,9 +44,19 @@ def bench(
     scale: Annotated[str, typer.Option(help="Scale the models in tokens, width or depth.")] = "",
     img_size: Annotated[int | None, typer.Option(help="Image size [default: the model's own].", min=1)] = None,
     seq_len: Annotated[int | None, typer.Option(help="Sequence length [default: the model's own].", min=1)] = None,
-    seconds: Annotated[float, typer.Option(help="Seconds per measurement.", min=0.01)] = 1.0,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="A model that is timed in the same rounds and compared with each; may be repeated."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds per measurement; on a GPU a measurement has at least 100 calls.", min=0.01)
+    ] = 1.0,
     backends: Annotated[
-        str, typer.Option(help="Comma-separated {ours,timm,hf}-{eager,compiled,graphs,fast,fp8,onnx}.")
+        str,
+        typer.Option(
+            help="Comma-separated {ours,timm,hf}-MODE, with MODE eager, compiled, channels-last, reduce-overhead, "
+            "cuda-graph, max-autotune, fast, fp8 or onnx."
+        ),
     ] = "",
     out: Annotated[Path, typer.Option(help="Folder for bench.csv, bench.json and the figures.")] = Path("runs/bench"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -73,7 +81,19 @@ def bench(
         lookup(scale, FACTORS, "scaling axis")
     batches = read_batches(batch_size or ("256" if place == "cuda" else "1,8"))
     named = tuple(part.strip() for part in backends.split(",") if part.strip())
-    options = BenchOptions(tuple(models), batches, place, kind, train, scale or None, seconds, named, img_size, seq_len)  # type: ignore[arg-type]
+    options = BenchOptions(
+        tuple(models),
+        batches,
+        place,
+        kind,
+        train,
+        scale or None,  # type: ignore[arg-type]
+        seconds,
+        named,
+        tuple(against or ()),
+        img_size,
+        seq_len,
+    )
     report = run(
         options,
         log=partial(print, file=sys.stderr, flush=True),
@@ -111,19 +131,20 @@ def print_report(report: BenchReport) -> None:
     from allmlp.bench.outputs import exponents
 
     screen = console()
-    against = {title: backend for title, backend in TIMM.items() if any(row.backend == backend for row in report.rows)}
-    for model in dict.fromkeys(row.model for row in report.rows):
-        rows = [row for row in report.rows if row.model == model]
+    for cell in dict.fromkeys(row.cell for row in report.rows):
+        rows = [row for row in report.rows if row.cell == cell]
         cost = f": {millions(rows[0].parameters)} parameters, {billions(rows[0].macs)} multiply-adds"
-        screen.print(Text(f"{model}, {rows[0].task}{'' if report.options.scale else cost}", style="bold"))
-        screen.print(table(rows, report.options.scale, against))
+        screen.print(Text(f"{cell}, {rows[0].task}{'' if report.options.scale else cost}", style="bold"))
+        screen.print(table(rows, report.options.scale))
         for row in rows:
-            if row.note:
-                size = "" if row.size is None else f"{row.size} {report.options.scale}, "
-                screen.print(Text(f"{size}batch {row.batch}, {row.backend}: {row.note}"))
+            size = "" if row.size is None else f"{row.size} {report.options.scale}, "
+            for words in ([row.note] if row.note else []) + comparisons(row):
+                screen.print(Text(f"{size}batch {row.batch}, {row.name}: {words}"))
         screen.print()
-    if against:
-        screen.print(Text("x: speedup over timm at the same batch size (latency at batch 1)"))
+    if any(row.ratio("timm best") for row in report.rows):
+        screen.print(
+            Text("x timm: speedup over the best of timm, with quartiles over rounds; at batch 1 by device time")
+        )
     peaks = sorted(row.peak_flop_per_s / 1e9 for row in report.rows if row.peak_flop_per_s)
     if peaks:
         rate = " to ".join(dict.fromkeys(short(value) for value in (peaks[0], peaks[-1])))
@@ -135,45 +156,59 @@ def print_report(report: BenchReport) -> None:
         screen.print(Text(f"skipped {what}: {why}"))
 
 
-def table(rows: list[Measurement], scale: str | None, against: dict[str, str]) -> Table:
+def table(rows: list[Measurement], scale: str | None) -> Table:
     from rich.table import Table
 
-    memory = any(row.memory_bytes is not None for row in rows)
-    view = Table(box=None, pad_edge=False, header_style="dim")
+    timm = any(row.ratio("timm best") for row in rows)
+    view = Table(box=None, pad_edge=False, collapse_padding=True, header_style="dim")
     for name in [*([scale, "MACs"] if scale else []), "batch"]:
         view.add_column(name, justify="right", no_wrap=True)
     view.add_column("backend", no_wrap=True)
-    numbers = ["latency ms", "+-", f"{rows[0].unit}/s", "+-", "MFU", *(["GiB"] if memory else [])]
-    for name in [*numbers, *(f"x {title}" for title in against)]:
+    columns = {
+        "latency ms": lambda row: "-" if row.latency_ms is None else short(row.latency_ms),
+        "device ms": lambda row: "-" if row.device_ms is None else short(row.device_ms),
+        f"{rows[0].unit}/s": lambda row: "-" if row.rate_per_s is None else short(row.rate_per_s),
+        "+-": lambda row: "-" if row.rate_per_s is None else f"{(row.rate_high - row.rate_low) / row.rate_per_s:.0%}",
+        "MFU": lambda row: "-" if row.mfu is None else f"{row.mfu:.0%}",
+        "GiB": lambda row: "-" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.2f}",
+        "x timm": lambda row: over_timm(row, rows),
+    }
+    if not any(row.memory_bytes for row in rows):  # on a CPU
+        del columns["device ms"], columns["GiB"]
+    if not timm:
+        del columns["x timm"]
+    for name in columns:
         view.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        view.add_row(
-            *([str(row.size), billions(row.macs)] if scale else []),
-            str(row.batch),
-            row.backend,
-            "-" if row.latency_s is None else short(1e3 * row.latency_s),
-            percent(row.latency_spread),
-            "-" if row.rate_per_s is None else short(row.rate_per_s),
-            percent(row.rate_spread),
-            percent(row.mfu),
-            *([] if not memory else ["-" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.2f}"]),
-            *(compared(row, rows, backend) for backend in against.values()),
-        )
+        start = [str(row.size), billions(row.macs)] if scale else []
+        view.add_row(*start, str(row.batch), row.name, *(value(row) for value in columns.values()))
     return view
 
 
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+def over_timm(row: Measurement, rows: list[Measurement]) -> str:
+    """The speedup with its quartiles; "best" for the backend of timm that the others are compared with."""
+    from allmlp.bench.outputs import headline
+
+    if row.package == "timm":
+        found = [headline(one) for one in rows if (one.model, one.batch, one.size) == (row.model, row.batch, row.size)]
+        return "best" if any(one and one.backend == row.backend for one in found) else ""
+    ratio = headline(row)
+    return "-" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
-def compared(row: Measurement, rows: list[Measurement], backend: str) -> str:
-    """Speedup over `backend` in the same cell."""
-    from allmlp.bench.timing import ratio
+def comparisons(row: Measurement) -> list[str]:
+    """What the fastest of our backends is compared with besides timm's best: latency, fp8, models of --against."""
+    from allmlp.bench.outputs import headline
 
-    other = next((one for one in rows if (one.backend, one.batch, one.size) == (backend, row.batch, row.size)), None)
-    if other is None or not row.calls_s or not other.calls_s:
-        return "-"
-    return f"{ratio(row.latencies_s, other.latencies_s) if row.batch == 1 else ratio(row.calls_s, other.calls_s):.2f}"
+    if row.model != row.cell or row.backend not in ("ours fast", "ours fp8", "ours cuda-graph"):
+        return []
+    found = []
+    for ratio in row.ratios:
+        if ratio != headline(row):
+            peer = ratio.backend if ratio.model == row.model else f"{ratio.model} {ratio.backend}"
+            by = "" if ratio.by == "rate" else f" by {'latency' if ratio.by == 'latency' else 'device time'}"
+            found.append(f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f}) times as fast as {peer}{by}")
+    return found
 
 
 def short(value: float) -> str:

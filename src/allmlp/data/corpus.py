@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -198,3 +198,8 @@ class TokenRows:
         ids[:, 1:-1] = np.where(inside, self.tokens[places], self.tokenizer.pad_token_id)
         ids[np.arange(len(chosen)), sizes + 1] = self.tokenizer.sep_token_id
         return TokenBatch(torch.from_numpy(ids))
+
+    def content(self) -> Iterator[Any]:
+        """Number and length of the rows, and the tokens of a few."""
+        yield f"{len(self)} {self.seq_len} {len(self.tokens)}".encode()
+        yield from self.fetch(torch.linspace(0, len(self) - 1, 1024).long()).ids.numpy()

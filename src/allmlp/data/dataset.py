@@ -6,8 +6,9 @@ run gets the same examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -46,6 +47,10 @@ class Split(Protocol):
         """
         ...
 
+    def content(self) -> Iterator[Any]:
+        """Buffers of bytes that identify the examples: all of them, or names and samples of large data."""
+        ...
+
 
 class InMemory:
     """A split held in memory, on the device of the model: small images, text."""
@@ -63,6 +68,11 @@ class InMemory:
         indices = indices.to(self.examples[0].device)
         return map_tensors(self.examples, lambda tensor: tensor[indices])
 
+    def content(self) -> Iterator[Any]:
+        for tensor in self.examples:
+            yield f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+            yield tensor.cpu().contiguous().numpy()
+
 
 class Subset:
     """Some examples of another split."""
@@ -76,23 +86,54 @@ class Subset:
     def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> LabeledImages:
         return self.split.fetch(self.indices[indices.to(self.indices.device)], uniforms)
 
+    def content(self) -> Iterator[Any]:
+        yield self.indices.numpy()
+        yield from self.split.content()
+
 
 @dataclass(frozen=True)
 class Dataset:
-    """A loaded dataset: its training and test split."""
+    """A loaded dataset: its training and test split, and a validation split if the data have one."""
 
     train: Split
     test: Split
+    validation: Split | None = field(default=None, kw_only=True)
+    """Evaluated during training, to choose hyperparameters; the test split is then evaluated at the end only."""
 
     def split_validation(self, examples: int) -> Self:
-        """Replace the test split by `examples` of the training split, to choose hyperparameters."""
+        """Hold out `examples` of the training split and evaluate nothing else, to choose hyperparameters."""
         if not examples:
             return self
         if not 0 < examples < len(self.train):
             raise UserError(f"cannot hold out {examples} of {len(self.train)} training examples: lower val_size")
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
         train, validation = order[examples:].sort().values, order[:examples].sort().values
-        return replace(self, train=subset(self.train, train), test=subset(self.train, validation))
+        return replace(self, train=subset(self.train, train), test=subset(self.train, validation), validation=None)
+
+    def take_fraction(self, fraction: float) -> Self:
+        """Keep this fraction of the training split, of every class alike; a smaller one is part of a larger one."""
+        if fraction == 1:
+            return self
+        try:
+            labels = labels_of(self.train)
+        except AttributeError:  # examples without labels, such as text
+            labels = torch.zeros(len(self.train))
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
+        members = [order[labels[order] == label] for label in labels.unique()]
+        kept = torch.cat([some[: max(round(fraction * len(some)), 1)] for some in members])
+        return replace(self, train=subset(self.train, kept.sort().values))
+
+    def checksum(self) -> str:
+        """SHA-256 of what is trained on and evaluated."""
+        digest = hashlib.sha256()
+        for buffer in self.content():
+            digest.update(buffer)
+        return digest.hexdigest()
+
+    def content(self) -> Iterator[Any]:
+        """Buffers of bytes that identify the dataset."""
+        for split in filter(None, (self.train, self.validation, self.test)):
+            yield from split.content()
 
     def files(self) -> dict[str, str]:
         """Name -> text of the files that are saved next to a model trained on this dataset."""
@@ -121,6 +162,13 @@ def subset(split: Split, indices: Tensor) -> Split:
     if isinstance(split, InMemory):
         return InMemory(*split.fetch(indices), batch_type=type(split.examples))
     return Subset(split, indices)
+
+
+def labels_of(split: Split) -> Tensor:
+    """All labels of a split, int64, without decoding images."""
+    if isinstance(split, Subset):
+        return labels_of(split.split)[split.indices]
+    return split.examples.labels if isinstance(split, InMemory) else split.labels  # type: ignore[attr-defined]
 
 
 class Data(Spec, abstract=True):

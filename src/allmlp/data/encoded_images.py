@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ NumWorkers = Annotated[int, Range(0, 1024)]
 """Threads that read and decode; 0 is one per core."""
 MAX_SKIPS = 100
 """Consecutive corrupt images before giving up."""
+CONTENT_SAMPLES = 64
+"""Images whose bytes are part of the checksum of a dataset."""
 
 
 class EncodedImages:
@@ -59,6 +62,15 @@ class EncodedImages:
 
         used = list(self.pool().map(decode, range(len(wanted))))
         return LabeledImages(images, self.labels[torch.tensor(used, dtype=torch.int64)])
+
+    def content(self) -> Iterator[Any]:
+        """The labels, and the bytes of a few images; subclasses add names or sizes."""
+        yield self.labels.numpy()
+        for index in torch.linspace(0, len(self) - 1, min(CONTENT_SAMPLES, len(self))).long().tolist():
+            try:
+                yield self.read(index)
+            except CorruptImage:
+                continue
 
     def decode_or_next(self, index: int, uniforms: list[float] | None) -> tuple[int, Tensor]:
         """Decode the image at `index`, or the next one that is not corrupt."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -91,6 +93,10 @@ class ImageFiles(EncodedImages):
 
     def name(self, index: int) -> str:
         return os.path.join(self.root, self.files[index])
+
+    def content(self) -> Iterator[Any]:
+        yield os.fsencode("\n".join(self.files))
+        yield from super().content()
 
 
 def folders(path: Path) -> list[str]:

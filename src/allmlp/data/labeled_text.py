@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from allmlp.data.dataset import Dataset, InMemory
+from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.data.text_files import find_files, open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean
-from allmlp.spec import Count, to_json
+from allmlp.spec import Count, Rate, to_json
 
 TEXT_COLUMNS = ("sentence1", "sentence", "premise", "question1", "question", "text")
 TEXT_PAIR_COLUMNS = ("sentence2", "hypothesis", "question2", "sentence")
@@ -49,8 +51,34 @@ class LabeledTextDataset(Dataset):
     class_names: tuple[str, ...]
     test_names: tuple[str, ...]
     """Names of the test files."""
+    groups: Tensor
+    """int64: the group of each labeled training example, see `text_groups`."""
     unlabeled: int = 0
     """Number of training texts without a label; they come last."""
+
+    def split_validation(self, examples: int) -> LabeledTextDataset:
+        """Hold out whole groups of the labeled texts, at most `examples` texts, so that no text is in both splits."""
+        if not examples:
+            return self
+        sizes = self.groups.bincount().tolist()
+        held_out, room = torch.zeros(len(sizes), dtype=torch.bool), examples
+        for group in torch.randperm(len(sizes), generator=torch.Generator().manual_seed(0)).tolist():
+            if sizes[group] <= room:
+                held_out[group], room = True, room - sizes[group]
+        chosen = held_out[self.groups]
+        if not chosen.any() or chosen.all():
+            raise UserError(
+                f"cannot hold out {examples} of {len(self.groups)} training examples in {len(sizes)} groups of texts: "
+                "change val_size"
+            )
+        train = torch.cat([~chosen, chosen.new_ones(self.unlabeled)]).nonzero().flatten()
+        return replace(
+            self,
+            train=subset(self.train, train),
+            test=subset(self.train, chosen.nonzero().flatten()),
+            validation=None,
+            groups=self.groups[~chosen],
+        )
 
     def files(self) -> dict[str, str]:
         inputs = TextPreprocessing("classes", self.seq_len, self.class_names)
@@ -58,15 +86,20 @@ class LabeledTextDataset(Dataset):
 
 
 class LabeledText(TextData):
-    """TSV files with a header (plain, .gz, .xz, .zst) for training (`path`) and testing (`test`), separated by commas.
+    """TSV files with a header (plain, .gz, .xz, .zst) for training (`path`), validation (`val`) and testing (`test`),
+    separated by commas.
 
-    Columns that are not given are found by GLUE's names. Rows without a label are skipped. `unlabeled` files have one
-    text per line, or two separated by a tab, for distillation only. The tokenizer is that of `init_from`; without it,
-    one is trained on the texts and kept in `cache`.
+    Without `test`, about `test_fraction` of the training file is for testing, chosen by a hash of the texts; pairs that
+    share a text, directly or through other pairs, are in the same split. Columns that are not given are found by GLUE's
+    names. Rows without a label are skipped. `unlabeled` files have one text per line, or two separated by a tab, for
+    distillation only. The tokenizer is that of `init_from`; without it, one is trained on the texts and kept in
+    `cache`.
     """
 
     path: str
-    test: str
+    test: str = ""
+    val: str = ""
+    test_fraction: Rate = 0.2
     text_column: str = ""
     text_pair_column: str = ""
     label_column: str = ""
@@ -76,8 +109,8 @@ class LabeledText(TextData):
     unlabeled: str = ""
 
     def load(self) -> LabeledTextDataset:
-        files, tests = find_files(self.path), find_files(self.test)
-        train = [row for file in files for row in read_labeled(file, self)]
+        tests, validations = (find_files(paths) if paths else [] for paths in (self.test, self.val))
+        train = [row for file in find_files(self.path) for row in read_labeled(file, self)]
         pairs = any(row.second for row in train)
         extra = [
             row
@@ -86,32 +119,71 @@ class LabeledText(TextData):
         ]
         if self.unlabeled and not extra:
             raise UserError(f"{self.unlabeled} has no texts")
-        test = [list(read_labeled(file, self)) for file in tests]
-        for name, found in ((self.path, train), *zip(tests, test)):
+        if self.test:
+            test = [list(read_labeled(file, self)) for file in tests]
+        else:
+            train, held_out = split_by_text(train, self.test_fraction)
+            tests, test = [self.path], [held_out]
+        validation = [row for file in validations for row in read_labeled(file, self)]
+        evaluated = [*zip(tests, test), *([(self.val, validation)] if self.val else [])]
+        for name, found in ((self.path, train), *evaluated):
             if not found:
                 raise UserError(f"{name} has no labeled texts")
         tokenizer = self.tokenizer.build_cached([text for row in train for text in row[:2] if text], self.cache)
         classes = tuple(sorted({row.label for row in train}, key=label_order))
         if len(classes) == 1:
             raise UserError(f"{self.path} has only one class, {classes[0]!r}: at least two are needed")
-        for file, found in zip(tests, test):
+        for file, found in evaluated:
             for row in found:
                 if row.label not in classes:
                     raise UserError(f"{file}: unknown label {row.label!r}{did_you_mean(row.label, classes)}")
-        parts = torch.tensor([part for part, found in enumerate(test) for _ in found])
-        train_rows, test_rows = [*train, *extra], list(chain(*test))
-        splits = [
-            encode(found, tokenizer, self.seq_len, classes, part)
-            for found, part in ((train_rows, torch.zeros(len(train_rows), dtype=torch.int64)), (test_rows, parts))
-        ]
-        names = tuple(Path(file).name.partition(".")[0] for file in tests)
-        return LabeledTextDataset(splits[0], splits[1], tokenizer, self.seq_len, classes, names, len(extra))
+
+        def split(*parts: list[TextExample]) -> InMemory:
+            return encode(parts, tokenizer, self.seq_len, classes)
+
+        return LabeledTextDataset(
+            split([*train, *extra]),
+            split(*test),
+            tokenizer,
+            self.seq_len,
+            classes,
+            test_names=tuple(Path(file).name.partition(".")[0] for file in tests),
+            groups=torch.tensor(text_groups(train)),
+            unlabeled=len(extra),
+            validation=split(validation) if validation else None,
+        )
 
 
 class TextExample(NamedTuple):
     first: str
     second: str
     label: str
+
+
+def text_groups(examples: list[TextExample]) -> list[int]:
+    """The group of each example. Examples that share a text, directly or through others, are in the same group."""
+    parents: dict[str, str] = {}
+
+    def root(text: str) -> str:
+        while parents.setdefault(text, text) != text:
+            parents[text] = text = parents[parents[text]]
+        return text
+
+    for first, second, _ in examples:
+        if second:
+            parents[root(first.casefold())] = root(second.casefold())
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(root(example.first.casefold()), len(numbers)) for example in examples]
+
+
+def split_by_text(examples: list[TextExample], fraction: float) -> tuple[list[TextExample], list[TextExample]]:
+    """Training and test examples without a common text. The hash of a group's first text decides where it belongs."""
+    groups, names = text_groups(examples), dict[int, str]()
+    for example, group in zip(examples, groups):
+        names[group] = min(names.get(group, example.first), example.first)
+    hashes = {group: hashlib.blake2b(name.encode(), digest_size=8).digest() for group, name in names.items()}
+    is_test = [int.from_bytes(hashes[group], "big") < fraction * 2**64 for group in groups]
+    return list(compress(examples, map(operator.not_, is_test))), list(compress(examples, is_test))
 
 
 def label_order(label: str) -> tuple[bool, float, str]:
@@ -180,13 +252,15 @@ def column(
 
 
 def encode(
-    found: list[TextExample], tokenizer: Tokenizer, seq_len: int, classes: tuple[str, ...], part: Tensor
+    parts: Sequence[list[TextExample]], tokenizer: Tokenizer, seq_len: int, classes: tuple[str, ...]
 ) -> InMemory:
+    found = [example for part in parts for example in part]
     firsts, seconds = (tokenizer.encode([row[side] for row in found]) for side in (0, 1))
     encoded = [join_pair(a, b, tokenizer, seq_len) for a, b in zip(firsts, seconds)]
     ids, segments = (torch.tensor([pair[side] for pair in encoded], dtype=torch.int32) for side in (0, 1))
     numbers = {label: number for number, label in enumerate(classes)} | {"": UNLABELED}
     labels = torch.tensor([numbers[row.label] for row in found])
+    part = torch.tensor([number for number, part in enumerate(parts) for _ in part])
     return InMemory(ids, segments, labels, part, batch_type=LabeledTextBatch)
 
 

@@ -43,7 +43,7 @@ class TranslationDataset(Dataset):
     tokenizer: Tokenizer
     seq_len: int
     references: tuple[str, ...]
-    """The target texts of both splits."""
+    """The target texts of all splits."""
     tokens_per_pair: int
     """Mean number of tokens of a training pair, both pairs_ids together, without padding."""
 
@@ -55,13 +55,13 @@ class TranslationDataset(Dataset):
 
 
 class ParallelCorpus(TextData):
-    """Sentence pairs for training (`path`) and testing (`test`), files as in `find_files`.
+    """Sentence pairs for training (`path`), validation (`val`) and testing (`test`), files as in `find_files`.
 
     `source_lang` and `target_lang` are columns of TSV files with a header (plain, .gz, .xz, .zst). Two files with
     aligned lines are joined by a plus sign: train.de+train.en. Pairs with an empty side are skipped, and so are
     training pairs with more than `seq_len` tokens including [CLS] and [SEP], or with one side more than
-    `max_length_ratio` times as long as the other. Long test sources are truncated. Both languages use one tokenizer,
-    which is kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
+    `max_length_ratio` times as long as the other. Sources for validation and testing are truncated. Both languages use
+    one tokenizer, which is kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
     """
 
     path: str
@@ -71,6 +71,7 @@ class ParallelCorpus(TextData):
     tokenizer: TokenizerConfig = TokenizerConfig("bpe", 8192, lowercase=False)
     seq_len: Count = 64
     max_length_ratio: NonNegative | None = None
+    val: str = ""
     cache: str = ""
 
     def check(self) -> None:
@@ -87,21 +88,24 @@ class ParallelCorpus(TextData):
 
     def load(self) -> TranslationDataset:
         train_pairs, test_pairs = self.read_pairs(self.path), self.read_pairs(self.test)
+        val_pairs = self.read_pairs(self.val) if self.val else []
         tokenizer = self.tokenizer.build_cached([text for pair in train_pairs for text in pair], self.cache)
         kept, train = self.filter_pairs(train_pairs, tokenizer)
-        test = torch.cat(
-            [rows(pairs_ids, tokenizer, self.seq_len) for pairs_ids in encode(test_pairs, tokenizer)], dim=1
-        )
-        references = tuple(target for _, target in kept + test_pairs)
-        numbers = torch.arange(len(references), dtype=torch.int32)
+        references = tuple(target for _, target in kept + val_pairs + test_pairs)
+
+        def split(pairs: list[tuple[str, str]], first: int) -> InMemory:
+            ids = torch.cat([rows(ids, tokenizer, self.seq_len) for ids in encode(pairs, tokenizer)], dim=1)
+            return InMemory(*ids, numbered(first, len(pairs)), batch_type=TranslationBatch)
+
         real = int((train != tokenizer.pad_token_id).sum())
         return TranslationDataset(
-            InMemory(*train, numbers[: len(kept)], batch_type=TranslationBatch),
-            InMemory(*test, numbers[len(kept) :], batch_type=TranslationBatch),
+            InMemory(*train, numbered(0, len(kept)), batch_type=TranslationBatch),
+            split(test_pairs, len(kept) + len(val_pairs)),
             tokenizer,
             self.seq_len,
             references,
             max(round(real / len(kept)), 1),
+            validation=split(val_pairs, len(kept)) if val_pairs else None,
         )
 
     def read_pairs(self, paths: str) -> list[tuple[str, str]]:
@@ -148,6 +152,10 @@ class ParallelCorpus(TextData):
         if self.max_length_ratio is not None and longer > self.max_length_ratio * shorter:
             return f"with a length ratio above {self.max_length_ratio:g}"
         return ""
+
+
+def numbered(first: int, count: int) -> Tensor:
+    return torch.arange(first, first + count, dtype=torch.int32)
 
 
 def read(paths: str, source: str, target: str) -> Iterator[tuple[str, str]]:

@@ -59,7 +59,7 @@ def read_preprocessing(folder: Path) -> ImagePreprocessing | TextPreprocessing:
     except UserError as reason:
         raise UserError(f"{file}: {reason}") from None
     if not isinstance(preprocessing, (ImagePreprocessing, TextPreprocessing)):
-        raise UserError(f"{file} describes a {type(preprocessing).__name__}, not preprocessing")
+        raise UserError(f"{file} contains {type(preprocessing).__name__}, not ImagePreprocessing or TextPreprocessing")
     return preprocessing
 
 

@@ -28,6 +28,8 @@ class Stream(IntEnum):
     """torch's global generator (dropout, stochastic depth); with step and rank."""
     TASK_STEP = 5
     """Uniforms for augmentation and masking, drawn for the whole batch by every process; with the step."""
+    IMAGE_SIZE = 6
+    """The image size of a step, without the run seed: runs that are compared have the same sizes."""
 
 
 def mix_seed(stream: Stream, *numbers: int) -> int:

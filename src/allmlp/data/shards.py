@@ -13,6 +13,7 @@ import json
 import os
 import re
 import tarfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -150,6 +151,11 @@ class ShardImages(EncodedImages):
     def name(self, index: int) -> str:
         shard, start, _ = self.locate(index)
         return f"{shard}, image at byte {start}"
+
+    def content(self) -> Iterator[Any]:
+        yield "\n".join(Path(shard.path).name for shard in self.shards).encode()
+        yield self.sizes
+        yield from super().content()
 
 
 # --- listing --------------------------------------------------------------------------------------------

@@ -71,11 +71,12 @@ class ReferenceAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenizedQuestion:
-    """Token ids of a question, its context and all correct answers (none if it cannot be answered)."""
+    """Token ids of a question, its context and all correct answers (none if it cannot be answered), and its text."""
 
     ids: list[int]
     context: TokenizedContext
     answers: tuple[ReferenceAnswer, ...] = ()
+    text: str = ""
 
     @property
     def offset(self) -> int:
@@ -149,6 +150,10 @@ class SquadDataset(Dataset):
         order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0)).tolist()
         shuffled = [question for number in order for question in groups[number]]
         return build_dataset(shuffled[examples:], shuffled[:examples], self.tokenizer, self.windows)
+
+    def content(self) -> Iterator[Any]:
+        yield from super().content()
+        yield "\n".join(answer.text for question in self.test_questions for answer in question.answers).encode()
 
     def files(self) -> dict[str, str]:
         return {
@@ -266,7 +271,12 @@ def encode(examples: list[SquadExample], tokenizer: Tokenizer, max_query_length:
     }
     tokens = tokenizer.encode([example.question for example in examples])
     return [
-        TokenizedQuestion(replace_pad(ids[:max_query_length], tokenizer), contexts[example.context], example.answers)
+        TokenizedQuestion(
+            replace_pad(ids[:max_query_length], tokenizer),
+            contexts[example.context],
+            example.answers,
+            example.question,
+        )
         for ids, example in zip(tokens, examples)
     ]
 

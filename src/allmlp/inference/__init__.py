@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import nn
 
 from allmlp.errors import UserError, suggest_keywords
 from allmlp.inference.cpu import CpuFastEncoder
-from allmlp.inference.encoder import copy_frozen, is_supported
+from allmlp.inference.encoder import is_supported
 from allmlp.inference.gpu import FP8, GpuFastEncoder
+from allmlp.inference.model import FastModel, UnfusedModel
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 
 
 @suggest_keywords
-def fast(model: Model, dtype: torch.dtype | None = None) -> nn.Module:
+def fast(model: Model, dtype: torch.dtype | None = None) -> FastModel:
     """Return a module for inference with the outputs of `model`, by default in bfloat16 on a GPU, float32 on a CPU.
 
         fast = allmlp.fast(model.eval().cuda())
         logits = fast(images)
 
-    The weights are those of this moment: convert again after changing the model's. The blocks of Mixer, ResMLP and gMLP
-    are fused; other models keep theirs and are compiled on a GPU. With torch.float8_e4m3fn the channel MLPs of a Mixer
-    run in fp8 on a GPU that supports it: faster still, but no longer within twice bfloat16's error.
+    The weights are those of this moment, copied: convert again after changing the model's, or to change device or
+    dtype. The blocks of Mixer, ResMLP and gMLP are fused; other models keep theirs and are compiled on a GPU. With
+    torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it: faster still, but no longer
+    within twice bfloat16's error.
     """
     if not isinstance(model, EncoderModel):
         raise UserError(f"fast() takes an encoder of this library, not a {type(model).__name__}")
@@ -37,7 +36,5 @@ def fast(model: Model, dtype: torch.dtype | None = None) -> nn.Module:
     if dtype is None or fp8:
         dtype = torch.bfloat16 if on_gpu else torch.float32
     if not is_supported(model.spec):
-        copy = copy_frozen(model, dtype)
-        compiled: Any = torch.compile(copy, mode="reduce-overhead")
-        return compiled if on_gpu else copy
+        return UnfusedModel(model, dtype)
     return GpuFastEncoder(model, dtype, fp8) if on_gpu else CpuFastEncoder(model, dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.inference.encoder import FastEncoder, TensorFn
+from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
@@ -33,101 +33,186 @@ def token_baddbmm(matrix: Tensor, x: Tensor, bias: Tensor, out: Tensor | None = 
 
 
 class CpuFastEncoder(FastEncoder):
-    def token_linear(self, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None) -> TensorFn:
-        matrix, bias = self.cast(mix.matrix()), mix.bias.double()[:, None]
-        if not isinstance(norm, AffineLayer):
-            normalize, token_bias = self.norm(norm), self.cast(bias)
-            scale = None if layer_scale is None else self.cast(layer_scale)
-
-            def forward(z: Tensor) -> Tensor:
-                y = token_baddbmm(matrix, normalize(z), token_bias)
-                return z.add_(y) if scale is None else z.addcmul_(y, scale)
-
-            return forward
-        # gamma (A (alpha (z + deferred_bias) + beta) + b) = A (gamma alpha z) + a constant
-        gamma = 1 if layer_scale is None else layer_scale
-        shift = norm.beta.double() + norm.alpha.double() * self.deferred_bias
-        weight = self.cast(gamma * norm.alpha)
-        constant = self.cast(gamma * (matrix.double().sum(1)[:, None] * shift + bias))
-
-        def folded(z: Tensor) -> Tensor:
-            x = z * weight
-            z.add_(constant)
-            return token_baddbmm(matrix, x, z, out=z)
-
-        return folded
-
-    def token_mlp(self, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None) -> TensorFn:
-        up, down = self.cast(mix.up.weight), self.cast(mix.down.weight)
-        up_bias, down_bias = self.cast(mix.up.bias)[:, None], self.cast(mix.down.bias)[:, None]
-        normalize, act, bias_cancels = (
-            self.norm(norm),
-            INPLACE_ACTS[self.act("token")],
-            self.token_bias_cancels(layer_scale),
-        )
-        scale = None if layer_scale is None else self.cast(layer_scale)
-
-        def forward(z: Tensor) -> Tensor:
-            hidden = act(token_baddbmm(up, normalize(z), up_bias))  # b d c
-            if scale is not None:
-                return z.addcmul_(token_baddbmm(down, hidden, down_bias), scale)
-            token_baddbmm(down, hidden, z, out=z)
-            return z if bias_cancels else z.add_(down_bias)
-
-        return forward
-
-    def channel_mlp(self, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None) -> TensorFn:
-        weight, bias, down = mix.up.weight.double(), mix.up.bias.double(), mix.down.weight.double()
-        down_bias = None
+    def token_linear(
+        self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
+    ) -> nn.Module:
         if isinstance(norm, AffineLayer):
-            bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * self.deferred_bias)
+            return CpuAffineTokenLinear(conversion, norm, mix, layer_scale)
+        return CpuTokenLinear(conversion, norm, mix, layer_scale)
+
+    def token_mlp(
+        self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None
+    ) -> nn.Module:
+        return CpuTokenMlp(conversion, norm, mix, layer_scale)
+
+    def channel_mlp(
+        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
+    ) -> nn.Module:
+        return CpuChannelMlp(conversion, norm, mix, layer_scale)
+
+
+class CpuNorm(FusedModule):
+    """LayerNorm, or Affine with the deferred bias folded in."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, conversion: Conversion, norm: nn.Module, deferred_bias: Tensor | None = None) -> None:
+        if isinstance(norm, AffineLayer):
+            bias = norm.beta if deferred_bias is None else norm.beta + norm.alpha * deferred_bias
+            super().__init__(weight=conversion.cast(norm.alpha), bias=conversion.cast(bias))
+        else:
+            assert isinstance(norm, nn.LayerNorm)
+            super().__init__(weight=conversion.cast(norm.weight), bias=conversion.cast(norm.bias))
+        self.eps: float | None = getattr(norm, "eps", None)
+
+    def forward(self, z: Tensor) -> Tensor:
+        if self.eps is None:
+            return torch.addcmul(self.bias, self.weight, z)
+        return F.layer_norm(z, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class CpuTokenLinear(FusedModule):
+    matrix: Tensor
+    bias: Tensor
+    scale: Tensor | None
+
+    def __init__(
+        self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
+    ) -> None:
+        super().__init__(
+            matrix=conversion.cast(mix.matrix()),
+            bias=conversion.cast(mix.bias.double()[:, None]),
+            scale=None if layer_scale is None else conversion.cast(layer_scale),
+        )
+        self.norm = CpuNorm(conversion, norm, conversion.deferred_bias)
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = token_baddbmm(self.matrix, self.norm(z), self.bias)
+        return z.add_(y) if self.scale is None else z.addcmul_(y, self.scale)
+
+
+class CpuAffineTokenLinear(FusedModule):
+    """gamma (A (alpha (z + deferred_bias) + beta) + b) = A (gamma alpha z) + a constant."""
+
+    matrix: Tensor
+    weight: Tensor
+    constant: Tensor
+
+    def __init__(
+        self, conversion: Conversion, norm: AffineLayer, mix: TokenProjection, layer_scale: Tensor | None
+    ) -> None:
+        matrix, bias = conversion.cast(mix.matrix()), mix.bias.double()[:, None]
+        gamma = 1 if layer_scale is None else layer_scale
+        shift = norm.beta.double() + norm.alpha.double() * conversion.deferred_bias
+        super().__init__(
+            matrix=matrix,
+            weight=conversion.cast(gamma * norm.alpha),
+            constant=conversion.cast(gamma * (matrix.double().sum(1)[:, None] * shift + bias)),
+        )
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = z * self.weight
+        z.add_(self.constant)
+        return token_baddbmm(self.matrix, x, z, out=z)
+
+
+class CpuTokenMlp(FusedModule):
+    up: Tensor
+    up_bias: Tensor
+    down: Tensor
+    down_bias: Tensor | None
+    scale: Tensor | None
+
+    def __init__(self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None) -> None:
+        bias_cancels = conversion.token_bias_cancels(layer_scale)
+        super().__init__(
+            up=conversion.cast(mix.up.weight),
+            up_bias=conversion.cast(mix.up.bias)[:, None],
+            down=conversion.cast(mix.down.weight),
+            down_bias=None if bias_cancels else conversion.cast(mix.down.bias)[:, None],
+            scale=None if layer_scale is None else conversion.cast(layer_scale),
+        )
+        self.norm = CpuNorm(conversion, norm, conversion.deferred_bias)
+        self.act = conversion.act("token")
+
+    def forward(self, z: Tensor) -> Tensor:
+        hidden = INPLACE_ACTS[self.act](token_baddbmm(self.up, self.norm(z), self.up_bias))  # b d c
+        if self.scale is not None:
+            assert self.down_bias is not None
+            return z.addcmul_(token_baddbmm(self.down, hidden, self.down_bias), self.scale)
+        token_baddbmm(self.down, hidden, z, out=z)
+        return z if self.down_bias is None else z.add_(self.down_bias)
+
+
+class CpuChannelMlp(FusedModule):
+    down: Tensor
+    down_bias: Tensor | None
+
+    def __init__(
+        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
+    ) -> None:
+        weight, bias, down = mix.up.weight.double(), mix.up.bias.double(), mix.down.weight.double()
+        if isinstance(norm, AffineLayer):
+            bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * conversion.deferred_bias)
             weight = weight * norm.alpha.double()
-            normalize: TensorFn = lambda z: z  # noqa: E731
-            self.defer_bias(mix.down.bias, layer_scale)
+            normalize, down_bias = nn.Identity(), None
+            conversion.defer_bias(mix.down.bias, layer_scale)
         else:
             # LayerNorm would have to add `deferred_bias` to all of z, so nothing is gained by deferring.
-            normalize = self.norm(norm)
-            down_bias = self.cast(mix.down.bias if layer_scale is None else layer_scale * mix.down.bias)
-        down = self.cast((down if layer_scale is None else layer_scale[:, None] * down).T)
-        hidden = self.hidden(weight, bias, mix.inner)
+            normalize = CpuNorm(conversion, norm)
+            down_bias = conversion.cast(mix.down.bias if layer_scale is None else layer_scale * mix.down.bias)
+        down = down if layer_scale is None else layer_scale[:, None] * down
+        super().__init__(down=conversion.cast(down.T), down_bias=down_bias)
+        self.norm = normalize
+        if mix.inner is None:
+            self.hidden: nn.Module = CpuLinearAct(conversion, weight, bias)
+        else:
+            assert isinstance(mix.inner, SpatialGatingUnitLayer)
+            self.hidden = CpuGate(conversion, weight, bias, mix.inner)
 
-        def forward(z: Tensor) -> Tensor:
-            flat = z.view(-1, z.shape[2])
-            torch.addmm(flat, hidden(normalize(z)).flatten(0, 1), down, out=flat)
-            return z if down_bias is None else z.add_(down_bias)
+    def forward(self, z: Tensor) -> Tensor:
+        flat = z.view(-1, z.shape[2])
+        torch.addmm(flat, self.hidden(self.norm(z)).flatten(0, 1), self.down, out=flat)
+        return z if self.down_bias is None else z.add_(self.down_bias)
 
-        return forward
 
-    def hidden(self, weight: Tensor, bias: Tensor, inner: nn.Module | None) -> TensorFn:
-        """inner(act(U x + a)), without inner or with one of its four variants."""
-        act = INPLACE_ACTS[self.act("channel")]
+class CpuLinearAct(FusedModule):
+    """act(U x + a)."""
 
-        def linear_act(rows: slice) -> TensorFn:
-            up, up_bias = self.cast(weight[rows].T), self.cast(bias[rows])
-            return lambda x: act(torch.addmm(up_bias, x.flatten(0, 1), up)).view(*x.shape[:2], len(up_bias))
+    weight: Tensor
+    bias: Tensor
 
-        full = linear_act(slice(None))
-        if inner is None:
-            return full
-        assert isinstance(inner, SpatialGatingUnitLayer)
-        matrix, token_bias = self.cast(inner.proj.matrix()), self.cast(inner.proj.bias)[:, None]
-        normalize = self.norm(inner.norm)
-        if inner.variant == "split":
-            middle = len(weight) // 2
-            left, right = linear_act(slice(middle)), linear_act(slice(middle, None))
-            return lambda x: token_baddbmm(matrix, normalize(right(x)), token_bias).mul_(left(x))
+    def __init__(self, conversion: Conversion, weight: Tensor, bias: Tensor) -> None:
+        super().__init__(weight=conversion.cast(weight.T), bias=conversion.cast(bias))
+        self.act = conversion.act("channel")
 
-        def gated(x: Tensor) -> Tensor:
-            z = full(x)
-            f = token_baddbmm(matrix, normalize(z), token_bias)
-            return f if inner.variant == "linear" else f.add_(z) if inner.variant == "additive" else f.mul_(z)
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = INPLACE_ACTS[self.act](torch.addmm(self.bias, x.flatten(0, 1), self.weight))
+        return hidden.view(*x.shape[:2], len(self.bias))
 
-        return gated
 
-    def norm(self, norm: nn.Module) -> TensorFn:
-        if isinstance(norm, AffineLayer):
-            alpha, beta = self.cast(norm.alpha), self.cast(norm.beta + norm.alpha * self.deferred_bias)
-            return lambda z: torch.addcmul(beta, alpha, z)
-        assert isinstance(norm, nn.LayerNorm)
-        weight, bias, eps = self.cast(norm.weight), self.cast(norm.bias), norm.eps
-        return lambda z: F.layer_norm(z, weight.shape, weight, bias, eps)
+class CpuGate(FusedModule):
+    """The spatial gating unit, in any variant, of act(U x + a)."""
+
+    matrix: Tensor
+    token_bias: Tensor
+
+    def __init__(self, conversion: Conversion, weight: Tensor, bias: Tensor, inner: SpatialGatingUnitLayer) -> None:
+        super().__init__(
+            matrix=conversion.cast(inner.proj.matrix()), token_bias=conversion.cast(inner.proj.bias)[:, None]
+        )
+        self.variant = inner.variant
+        self.norm = CpuNorm(conversion, inner.norm)
+        parts = 2 if inner.variant == "split" else 1
+        self.up = nn.ModuleList(
+            CpuLinearAct(conversion, *part) for part in zip(weight.chunk(parts), bias.chunk(parts), strict=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The product comes first, and the left half of a split gate last: fewer large tensors at a time.
+        right = self.up[-1](x)
+        f = token_baddbmm(self.matrix, self.norm(right), self.token_bias)
+        if self.variant == "split":
+            return f.mul_(self.up[0](x))
+        return f if self.variant == "linear" else f.add_(right) if self.variant == "additive" else f.mul_(right)

@@ -1,4 +1,4 @@
-"""The device-independent part of fast inference: stem, one fused function per residual branch, norm, pool and head.
+"""The device-independent part of fast inference: stem, one fused module per residual branch, norm, pool and head.
 
     z = X - deferred_bias,   deferred_bias (c): biases not yet added
 
@@ -10,14 +10,16 @@ omitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
+from allmlp.inference.model import FastModel, copy_frozen
 from allmlp.kernels.activation.reference import ActivationName
+from allmlp.kernels.launch import naming_errors
 from allmlp.layers.block import BlockLayer, Residual
 from allmlp.layers.channel import ChannelMlp, ChannelMlpLayer
 from allmlp.layers.context import Context
@@ -29,8 +31,6 @@ from allmlp.layers.scale import LayerScaleLayer
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import Encoder, EncoderModel
 
-TensorFn = Callable[[Tensor], Tensor]
-"""A function of z, or of the features in a branch; it may overwrite its input."""
 NORMS = (LayerNorm, Affine)
 
 
@@ -44,63 +44,17 @@ def is_supported(spec: Encoder) -> bool:
     return is_pre_norm and block.cross is None and (channel.inner is None or channel.inner.attention is None)
 
 
-@torch.no_grad()
-def copy_frozen(model: EncoderModel, dtype: torch.dtype) -> EncoderModel:
-    """A copy of the model in `dtype`, in eval mode and without gradients."""
-    with torch.device("meta"):
-        copy = model.spec.build()
-    state = model.state_dict().items()
-    cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state}
-    copy.load_state_dict(cast, assign=True)
-    assert isinstance(copy, EncoderModel)
-    return copy.eval().requires_grad_(False)
+@dataclass
+class Conversion:
+    """A conversion in progress: what a branch is built from besides its own weights."""
 
-
-class FastEncoder(nn.Module):
-    @torch.no_grad()
-    def __init__(self, model: EncoderModel, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.spec, self.dtype = model.spec, dtype
-        self.stem_and_head = copy_frozen(model, dtype)
-        self.stem_and_head.blocks = nn.ModuleList()
-        wide = torch.promote_types(dtype, torch.float32)
-        self.deferred_bias = torch.zeros(model.spec.width, device=model.device, dtype=wide)
-        self.branches: list[TensorFn] = []
-        for block in model.blocks:
-            assert isinstance(block, BlockLayer)
-            for _, residual in block.residuals():
-                self.branches.append(self.branch(residual))
-
-    def branch(self, residual: Residual) -> TensorFn:
-        """The fused function z -> z of a residual branch."""
-        mix, layer_scale = residual.mix, None
-        if isinstance(residual.scale, LayerScaleLayer):
-            if residual.scale.beta is not None:
-                raise UserError("fast() does not support LayerScale with a shift")
-            layer_scale = residual.scale.gamma.double()
-        if isinstance(mix, TokenProjection):
-            return self.token_linear(residual.norm, mix, layer_scale)
-        if isinstance(mix, TokenMlpLayer):
-            return self.token_mlp(residual.norm, mix, layer_scale)
-        assert isinstance(mix, ChannelMlpLayer)
-        return self.channel_mlp(residual.norm, mix, layer_scale)
-
-    def token_linear(self, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None) -> TensorFn:
-        """z + layer_scale * (A norm(z + deferred_bias) + b 1^T)."""
-        raise NotImplementedError
-
-    def token_mlp(self, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None) -> TensorFn:
-        """z + layer_scale * (W2 act(W1 norm(z + deferred_bias) + b1 1^T) + b2 1^T)."""
-        raise NotImplementedError
-
-    def channel_mlp(self, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None) -> TensorFn:
-        """z + layer_scale * V inner(act(U norm(z + deferred_bias) + a)); the last bias is added or deferred."""
-        raise NotImplementedError
-
-    # --- shared by devices ------------------------------------------------------------------------------------
+    spec: Encoder
+    dtype: torch.dtype
+    deferred_bias: Tensor
 
     def cast(self, weight: Tensor) -> Tensor:
-        return weight.to(self.dtype).contiguous()
+        """A copy, so that later changes to the original have no effect."""
+        return weight.to(self.dtype, copy=True).contiguous()
 
     def act(self, slot: str) -> ActivationName:
         mixer: Any = getattr(self.spec.block, slot)
@@ -115,23 +69,90 @@ class FastEncoder(nn.Module):
         bias = bias if layer_scale is None else layer_scale * bias
         self.deferred_bias = self.deferred_bias + bias.to(self.deferred_bias.dtype)
 
-    def forward(self, x: Tensor, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        stem = self.spec.stem
-        if isinstance(stem, TokenEmbed):
-            if args or kwargs or x.shape[1:] != (stem.seq_len,):
-                raise UserError(
-                    f"fast() text models take sequences of {stem.seq_len} tokens without a mask; "
-                    "call the original model for others"
-                )
-        else:
-            x = x.to(self.dtype)
-        with torch.autocast(x.device.type, enabled=False):  # dtypes are fixed at construction
-            return self.compute(x)
 
-    @torch.inference_mode()
+class FusedModule(nn.Module):
+    """A module whose weights are buffers; None leaves one out.
+
+    The `forward` of a residual branch takes z (b s c) and returns the new one; it may overwrite its input.
+    """
+
+    def __init__(self, **weights: Tensor | None) -> None:
+        super().__init__()
+        for name, weight in weights.items():
+            self.register_buffer(name, weight)
+
+
+class FastEncoder(FastModel):
+    @torch.no_grad()
+    def __init__(self, model: EncoderModel, dtype: torch.dtype) -> None:
+        super().__init__(dtype, model.device)
+        self.spec = model.spec
+        self.stem_and_head = copy_frozen(model, dtype)
+        self.stem_and_head.blocks = nn.ModuleList()
+        wide = torch.promote_types(dtype, torch.float32)
+        conversion = Conversion(self.spec, dtype, torch.zeros(self.spec.width, device=model.device, dtype=wide))
+        self.blocks = nn.ModuleList()
+        for block in model.blocks:
+            assert isinstance(block, BlockLayer)
+            self.blocks.append(
+                nn.ModuleDict({slot: self.branch(conversion, residual) for slot, residual in block.residuals()})
+            )
+        self.deferred_bias: Tensor
+        self.register_buffer("deferred_bias", conversion.deferred_bias)
+        self.eval()
+
+    def branch(self, conversion: Conversion, residual: Residual) -> nn.Module:
+        """The fused module z -> z of a residual branch."""
+        mix, layer_scale = residual.mix, None
+        if isinstance(residual.scale, LayerScaleLayer):
+            if residual.scale.beta is not None:
+                raise UserError("fast() does not support LayerScale with a shift")
+            layer_scale = residual.scale.gamma.double()
+        if isinstance(mix, TokenProjection):
+            return self.token_linear(conversion, residual.norm, mix, layer_scale)
+        if isinstance(mix, TokenMlpLayer):
+            return self.token_mlp(conversion, residual.norm, mix, layer_scale)
+        assert isinstance(mix, ChannelMlpLayer)
+        return self.channel_mlp(conversion, residual.norm, mix, layer_scale)
+
+    def token_linear(
+        self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
+    ) -> nn.Module:
+        """z + layer_scale * (A norm(z + deferred_bias) + b 1^T)."""
+        raise NotImplementedError
+
+    def token_mlp(
+        self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None
+    ) -> nn.Module:
+        """z + layer_scale * (W2 act(W1 norm(z + deferred_bias) + b1 1^T) + b2 1^T)."""
+        raise NotImplementedError
+
+    def channel_mlp(
+        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
+    ) -> nn.Module:
+        """z + layer_scale * V inner(act(U norm(z + deferred_bias) + a)); the last bias is added or deferred."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        """As `forward` of the original, for images, or for texts of full length."""
+        stem = self.spec.stem
+        if isinstance(stem, TokenEmbed) and (args or kwargs or x.shape[1:] != (stem.seq_len,)):
+            raise UserError(
+                f"fast() text models take sequences of {stem.seq_len} tokens without a mask; "
+                "call the original model for others"
+            )
+        return self.run(self.compute, (x,))
+
     def compute(self, x: Tensor) -> Tensor:
-        # Branches overwrite z, which must therefore own its memory.
-        z = self.stem_and_head.embed(x, None, Context(), None).contiguous()
-        for branch in self.branches if len(z) else []:
-            z = branch(z)
-        return self.stem_and_head.forward_head(self.stem_and_head.norm((z + self.deferred_bias).to(z.dtype)))
+        model = self.stem_and_head
+        with naming_errors("stem"):
+            # Branches overwrite z, which must therefore own its memory.
+            z = model.embed(x, None, Context(), None).contiguous()
+        for number, block in enumerate(self.blocks if len(z) else ()):
+            assert isinstance(block, nn.ModuleDict)
+            for slot, branch in block.items():
+                with naming_errors(f"blocks.{number}.{slot}"):
+                    z = branch(z)
+        with naming_errors("head"):
+            features = (z + self.deferred_bias).to(z.dtype)
+            return model.forward_head(model.norm(model.pool.prepare(features, Context()) if model.pool else features))

@@ -14,21 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allmlp.errors import UserError
-from allmlp.inference.encoder import FastEncoder, TensorFn
+from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule
 from allmlp.kernels import has_gluon
 from allmlp.kernels.activation.reference import ActivationName, activate
+from allmlp.kernels.launch import num_sms
 from allmlp.kernels.layer_norm import reference as reference_norm
 from allmlp.kernels.linear import reference as reference_linear
 from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 from allmlp.kernels.token_mix import reference as reference_mix
-from allmlp.kernels.token_mix.reference import Combine, TokenMixEpilogue
+from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
@@ -59,166 +60,312 @@ class Kernels(NamedTuple):
     token_mix: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     linear_stats: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    pack: Callable[[Tensor], Any]
-    """Brings a matrix over tokens into the format that `token_mix` reads."""
-    on_gpu: bool
 
 
 def select_kernels(device: torch.device) -> Kernels:
-    on_gpu = device.type == "cuda"
-    if on_gpu:
+    if device.type == "cuda":
         from allmlp.kernels.layer_norm import triton as norm
         from allmlp.kernels.linear import triton as linear
-        from allmlp.kernels.token_mix.triton import PackedMatrix
 
         mix = import_module(f"allmlp.kernels.token_mix.{'hopper' if has_gluon(device) else 'triton'}")
-        pack = PackedMatrix.pack
     else:
-        norm, mix, linear, pack = reference_norm, reference_mix, reference_linear, lambda weight: weight
+        norm, mix, linear = reference_norm, reference_mix, reference_linear
     norms = norm.layer_norm_stats, norm.layer_norm, norm.layer_norm_transposed
-    return Kernels(*norms, mix.token_mix, linear.linear, linear.linear_stats, pack, on_gpu)
+    return Kernels(*norms, mix.token_mix, linear.linear, linear.linear_stats)
+
+
+def cublas_fuses(act: ActivationName, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether cuBLAS applies the activation in its epilogue.
+
+    It has GELU only in the tanh form, which in bfloat16 nearly always rounds to the same value, but not in float32.
+    """
+    return device.type == "cuda" and (act != "gelu" or dtype.itemsize <= 2)
 
 
 class GpuFastEncoder(FastEncoder):
     """With `fp8` the channel MLPs of a Mixer run in fp8 and everything else in `dtype`."""
 
     def __init__(self, model: EncoderModel, dtype: torch.dtype, fp8: bool = False) -> None:
-        self.kernels, self.fp8 = select_kernels(model.device), fp8
-        self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.fp8 = fp8
         super().__init__(model, dtype)
 
-    def token_linear(self, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None) -> TensorFn:
-        epilogue = self.norm_epilogue(norm)._replace(bias=mix.bias.float(), layer_scale=as_float(layer_scale))
-        matrix, stats, token_mix = self.pack(mix.matrix()), self.norm_stats(norm), self.kernels.token_mix
+    def token_linear(
+        self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
+    ) -> nn.Module:
+        return GpuTokenLinear(conversion, norm, mix, layer_scale)
 
-        def forward(z: Tensor) -> Tensor:
-            return token_mix(z, matrix, epilogue._replace(**stats(z), other=z), combine="add")
+    def token_mlp(
+        self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None
+    ) -> nn.Module:
+        fused = cublas_fuses(conversion.act("token"), self.dtype, mix.up.weight.device)
+        if fused and conversion.token_bias_cancels(layer_scale):
+            return GpuTransposedTokenMlp(conversion, norm, mix)
+        return GpuTokenMlp(conversion, norm, mix, layer_scale)
 
-        return forward
-
-    def token_mlp(self, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None) -> TensorFn:
-        act, bias_cancels = self.act("token"), self.token_bias_cancels(layer_scale)
-        if bias_cancels and self.fuses_act(act):
-            return self.transposed_token_mlp(norm, mix, act)
-        up, down = self.pack(mix.up.weight), self.pack(mix.down.weight)
-        up_epilogue = self.norm_epilogue(norm)._replace(bias=mix.up.bias.float())
-        down_bias = None if bias_cancels else mix.down.bias.float()
-        down_epilogue = TokenMixEpilogue(bias=down_bias, layer_scale=as_float(layer_scale))
-        stats, token_mix = self.norm_stats(norm), self.kernels.token_mix
-
-        def forward(z: Tensor) -> Tensor:
-            hidden = token_mix(z, up, up_epilogue._replace(**stats(z)), act=act)  # b d c
-            if bias_cancels:
-                return torch.baddbmm(z, down.expand(len(z), -1, -1), hidden, out=z)
-            return token_mix(hidden, down, down_epilogue._replace(other=z), combine="add")
-
-        return forward
-
-    def transposed_token_mlp(self, norm: nn.Module, mix: TokenMlpLayer, act: ActivationName) -> TensorFn:
-        """The token MLP on transposed activations: both products are cuBLAS GEMMs with fused epilogues."""
-        width = -(-mix.up.in_features // 8) * 8
-        up, bias = self.cast(F.pad(mix.up.weight, (0, width - mix.up.in_features))).T, self.cast(mix.up.bias)
-        down, epilogue, norm_transposed = (
-            self.cast(mix.down.weight),
-            self.norm_epilogue(norm),
-            self.kernels.norm_transposed,
-        )
-        eps = getattr(norm, "eps", 0.0)
-
-        def forward(z: Tensor) -> Tensor:
-            x = norm_transposed(
-                z, epilogue.norm_weight, epilogue.norm_bias, eps, epilogue.deferred_bias, width
-            )  # b c s
-            hidden = torch._addmm_activation(bias, x.flatten(0, 1), up, use_gelu=act != "relu").view(*x.shape[:2], -1)
-            return torch.baddbmm(z, down.expand(len(z), -1, -1), hidden.transpose(1, 2), out=z)
-
-        return forward
-
-    def channel_mlp(self, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None) -> TensorFn:
+    def channel_mlp(
+        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
+    ) -> nn.Module:
         """The branch without its last bias, which is deferred."""
-        if self.fp8:
-            return self.channel_mlp_fp8(norm, mix, layer_scale)
+        kind = GpuFp8ChannelMlp if self.fp8 else GpuChannelMlp
+        branch = kind(conversion, norm, mix, layer_scale)
+        conversion.defer_bias(mix.down.bias, layer_scale)
+        return branch
+
+    def compute(self, x: Tensor) -> Tensor:
+        if x.is_cuda and not self.graphs.groups and not torch.cuda.is_current_stream_capturing():
+            # The first call: compile and tune all kernels, so that later batch sizes need not wait for that.
+            for batch_size in (1, self.large_batch_size()):
+                super().compute(x.new_zeros(batch_size, *x.shape[1:]))
+        return super().compute(x)
+
+    def large_batch_size(self) -> int:
+        """Enough examples for every kernel to run as it does with many."""
+        tokens, sms = self.spec.stem.tokens, num_sms(self.device)
+        tiles = -(-tokens // 256) * -(-self.spec.width // 128)
+        return max(-(-max(LINEAR_MIN_TOKENS, 128 * sms) // tokens), -(-sms // tiles))
+
+
+class GpuModule(FusedModule):
+    """A part of a branch, with the kernels for the device it is on."""
+
+    @property
+    def kernels(self) -> Kernels:
+        return select_kernels(next(self.buffers()).device)
+
+
+class GpuTokenProduct(GpuModule):
+    """act(A norm(x) + b 1^T), combined with `other`."""
+
+    weight: Tensor
+    row_sum: Tensor
+    bias: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    deferred_bias: Tensor | None
+    layer_scale: Tensor | None
+
+    def __init__(
+        self,
+        conversion: Conversion,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: nn.Module | None = None,
+        deferred_bias: Tensor | None = None,
+        layer_scale: Tensor | None = None,
+        act: ActivationName = "none",
+        combine: Combine = "none",
+    ) -> None:
+        matrix = PackedMatrix.pack(conversion.cast(weight))
+        norm_weight, norm_bias = norm_weights(norm)
+        super().__init__(
+            weight=matrix.weight,
+            row_sum=matrix.row_sum,
+            bias=as_float(bias),
+            norm_weight=norm_weight,
+            norm_bias=norm_bias,
+            deferred_bias=deferred_bias,
+            layer_scale=as_float(layer_scale),
+        )
+        self.act, self.combine = act, combine
+        self.eps = norm.eps if isinstance(norm, nn.LayerNorm) else None
+
+    def forward(self, x: Tensor, other: Tensor | None = None, stats: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """`stats` are the mean and rstd of LayerNorm, where they are known."""
+        if stats is None and self.eps is not None:
+            stats = self.kernels.norm_stats(x, self.eps, self.deferred_bias)
+        mean, rstd = stats or (None, None)
+        epilogue = TokenMixEpilogue(
+            self.bias, self.norm_weight, self.norm_bias, mean, rstd, self.deferred_bias, other, self.layer_scale
+        )
+        return self.kernels.token_mix(x, PackedMatrix(self.weight, self.row_sum), epilogue, self.act, self.combine)
+
+
+class GpuTokenLinear(GpuModule):
+    def __init__(
+        self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
+    ) -> None:
+        super().__init__()
+        deferred_bias = conversion.deferred_bias.clone()
+        self.product = GpuTokenProduct(
+            conversion, mix.matrix(), mix.bias, norm, deferred_bias, layer_scale, combine="add"
+        )
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.product(z, other=z)
+
+
+class GpuTokenMlp(GpuModule):
+    down_weight: Tensor | None
+
+    def __init__(self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None) -> None:
+        bias_cancels = conversion.token_bias_cancels(layer_scale)
+        super().__init__(down_weight=conversion.cast(mix.down.weight) if bias_cancels else None)
+        act, deferred_bias = conversion.act("token"), conversion.deferred_bias.clone()
+        self.up = GpuTokenProduct(conversion, mix.up.weight, mix.up.bias, norm, deferred_bias, act=act)
+        self.down = None
+        if not bias_cancels:
+            self.down = GpuTokenProduct(
+                conversion, mix.down.weight, mix.down.bias, layer_scale=layer_scale, combine="add"
+            )
+
+    def forward(self, z: Tensor) -> Tensor:
+        hidden = self.up(z)  # b d c
+        if self.down is not None:
+            return self.down(hidden, other=z)
+        assert self.down_weight is not None
+        return torch.baddbmm(z, self.down_weight.expand(len(z), -1, -1), hidden, out=z)
+
+
+class GpuTransposedTokenMlp(GpuModule):
+    """The token MLP on transposed activations: both products are cuBLAS GEMMs with fused epilogues."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    deferred_bias: Tensor
+    up: Tensor
+    up_bias: Tensor
+    down: Tensor
+
+    def __init__(self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer) -> None:
+        norm_weight, norm_bias = norm_weights(norm)
+        tokens = mix.up.in_features
+        super().__init__(
+            norm_weight=norm_weight,
+            norm_bias=norm_bias,
+            deferred_bias=conversion.deferred_bias.clone(),
+            up=conversion.cast(F.pad(mix.up.weight, (0, -tokens % 8))),
+            up_bias=conversion.cast(mix.up.bias),
+            down=conversion.cast(mix.down.weight),
+        )
+        self.act, self.eps = conversion.act("token"), getattr(norm, "eps", 0.0)
+
+    def forward(self, z: Tensor) -> Tensor:
+        width = self.up.shape[1]
+        x = self.kernels.norm_transposed(
+            z, self.norm_weight, self.norm_bias, self.eps, self.deferred_bias, width
+        )  # b c s
+        hidden = torch._addmm_activation(self.up_bias, x.flatten(0, 1), self.up.T, use_gelu=self.act != "relu")
+        hidden = hidden.view(*x.shape[:2], -1).transpose(1, 2)
+        return torch.baddbmm(z, self.down.expand(len(z), -1, -1), hidden, out=z)
+
+
+class GpuChannelMlp(GpuModule):
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    deferred_bias: Tensor
+    down: Tensor
+
+    def __init__(
+        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
+    ) -> None:
         weight, bias = mix.up.weight.double(), mix.up.bias.double()
-        affine = isinstance(norm, AffineLayer)
+        norm_weight, norm_bias = None, None
         if isinstance(norm, AffineLayer):
-            bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * self.deferred_bias.double())
+            bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * conversion.deferred_bias.double())
             weight = weight * norm.alpha.double()
-        deferred_bias, down = self.deferred_bias.clone(), self.cast(scale_rows(mix.down.weight, layer_scale)).T
-        eps = getattr(norm, "eps", 0.0)
-        scale, shift = (norm.weight.float(), norm.bias.float()) if isinstance(norm, nn.LayerNorm) else (None, None)
-        normalize, hidden = self.kernels.norm, self.hidden(weight, bias, mix.inner)
-        self.defer_bias(mix.down.bias, layer_scale)
-
-        def forward(z: Tensor) -> Tensor:
-            h = hidden(z if affine else normalize(z, scale, shift, eps, deferred_bias)).flatten(0, 1)
-            flat = z.view(-1, z.shape[2])
-            return torch.addmm(flat, h, down, out=flat).view_as(z)
-
-        return forward
-
-    def hidden(self, weight: Tensor, bias: Tensor, inner: nn.Module | None) -> TensorFn:
-        """inner(act(U x + a))."""
-        act = self.act("channel")
-        up, up_bias = self.cast(weight), self.cast(bias)
-        epilogue = LinearEpilogue(bias=bias.to(self.deferred_bias.dtype))
-        # Our linear kernel uses tensor cores, which would round float32 inputs, and TMA, which needs aligned rows.
-        aligned = up.shape[1] % 8 == 0 and len(up) % 8 == 0
-        supported = (self.dtype.itemsize <= 2 and aligned) or not self.kernels.on_gpu
-        if inner is None:
-            linear, small = self.kernels.linear, supported and up.shape[1] <= LINEAR_MAX_CHANNELS
-
-            def ungated(x: Tensor) -> Tensor:
-                if small and x.shape[0] * x.shape[1] >= LINEAR_MIN_TOKENS:
-                    return linear(x.flatten(0, 1), up, epilogue, act).view(*x.shape[:2], len(up))
-                return self.linear_act(x, up.T, up_bias, act)
-
-            return ungated
-        gate = self.gate(inner)
-        assert isinstance(inner, SpatialGatingUnitLayer)
-        split = inner.variant == "split"
-        if not (supported and split and isinstance(inner.norm, nn.LayerNorm) and len(up) % (2 * EPILOGUE_N) == 0):
-            stats = self.norm_stats(inner.norm, deferred=False)
-
-            def gated(x: Tensor) -> Tensor:
-                h = self.linear_act(x, up.T, up_bias, act)
-                return gate(h, **stats(h.chunk(2, dim=2)[1] if split else h))
-
-            return gated
-        linear_stats, eps = self.kernels.linear_stats, inner.norm.eps
-
-        def gated_with_stats(x: Tensor) -> Tensor:
-            h, mean, rstd = linear_stats(x.flatten(0, 1), up, epilogue, act, eps)
-            shape = x.shape[:2]
-            return gate(h.view(*shape, -1), mean=mean.view(shape), rstd=rstd.view(shape))
-
-        return gated_with_stats
-
-    def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor, act: ActivationName) -> Tensor:
-        flat = x.flatten(0, 1)
-        if self.fuses_act(act):
-            hidden = torch._addmm_activation(bias, flat, weight, use_gelu=act != "relu")
         else:
-            hidden = activate(torch.addmm(bias, flat, weight), act)
-        return hidden.view(*x.shape[:2], len(bias))
+            norm_weight, norm_bias = norm_weights(norm)
+        super().__init__(
+            norm_weight=norm_weight,
+            norm_bias=norm_bias,
+            deferred_bias=conversion.deferred_bias.clone(),
+            down=conversion.cast(scale_rows(mix.down.weight, layer_scale)),
+        )
+        self.eps = getattr(norm, "eps", 0.0)
+        up = GpuLinearAct(conversion, weight, bias)
+        if mix.inner is None:
+            self.hidden: nn.Module = up
+        else:
+            assert isinstance(mix.inner, SpatialGatingUnitLayer)
+            self.hidden = GpuGate(conversion, up, mix.inner)
 
-    def gate(self, inner: nn.Module) -> Callable[..., Tensor]:
-        """A spatial gating unit of any variant, as a function of the hidden features and its norm's statistics."""
-        assert isinstance(inner, SpatialGatingUnitLayer)
-        variant, matrix, token_mix = inner.variant, self.pack(inner.proj.matrix()), self.kernels.token_mix
-        epilogue = self.norm_epilogue(inner.norm, deferred=False)._replace(bias=inner.proj.bias.float())
+    def forward(self, z: Tensor) -> Tensor:
+        x = z
+        if self.norm_weight is not None:
+            x = self.kernels.norm(z, self.norm_weight, self.norm_bias, self.eps, self.deferred_bias)
+        flat = z.view(-1, z.shape[2])
+        return torch.addmm(flat, self.hidden(x).flatten(0, 1), self.down.T, out=flat).view_as(z)
 
-        def forward(hidden: Tensor, **stats: Tensor) -> Tensor:
-            u, v = hidden.chunk(2, dim=2) if variant == "split" else (hidden, hidden)
-            return token_mix(v, matrix, epilogue._replace(**stats, other=u), combine=GATE_COMBINE[variant])
 
-        return forward
+class GpuLinearAct(GpuModule):
+    """act(U x + a), by our kernel where there are few channels and many tokens, else by cuBLAS."""
 
-    def channel_mlp_fp8(self, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None) -> TensorFn:
+    weight: Tensor
+    bias: Tensor
+    wide_bias: Tensor
+
+    def __init__(self, conversion: Conversion, weight: Tensor, bias: Tensor) -> None:
+        super().__init__(
+            weight=conversion.cast(weight),
+            bias=conversion.cast(bias),
+            wide_bias=bias.to(conversion.deferred_bias.dtype, copy=True),
+        )
+        self.act = conversion.act("channel")
+        # Our linear kernel uses tensor cores, which would round float32 inputs, and TMA, which needs aligned rows.
+        is_aligned = weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
+        self.has_kernel = (conversion.dtype.itemsize <= 2 and is_aligned) or not weight.is_cuda
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_small = self.has_kernel and self.weight.shape[1] <= LINEAR_MAX_CHANNELS
+        if not (is_small and x.shape[0] * x.shape[1] >= LINEAR_MIN_TOKENS):
+            return self.cublas(x)
+        hidden = self.kernels.linear(x.flatten(0, 1), self.weight, LinearEpilogue(bias=self.wide_bias), self.act)
+        return hidden.view(*x.shape[:2], len(self.weight))
+
+    def cublas(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        if cublas_fuses(self.act, x.dtype, x.device):
+            hidden = torch._addmm_activation(self.bias, flat, self.weight.T, use_gelu=self.act != "relu")
+        else:
+            hidden = activate(torch.addmm(self.bias, flat, self.weight.T), self.act)
+        return hidden.view(*x.shape[:2], len(self.bias))
+
+    def with_stats(self, x: Tensor, eps: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Also the LayerNorm statistics of the second half of the channels."""
+        epilogue, shape = LinearEpilogue(bias=self.wide_bias), x.shape[:2]
+        hidden, mean, rstd = self.kernels.linear_stats(x.flatten(0, 1), self.weight, epilogue, self.act, eps)
+        return hidden.view(*shape, -1), (mean.view(shape), rstd.view(shape))
+
+
+class GpuGate(GpuModule):
+    """The spatial gating unit, in any variant, of act(U x + a)."""
+
+    def __init__(self, conversion: Conversion, up: GpuLinearAct, inner: SpatialGatingUnitLayer) -> None:
+        super().__init__()
+        self.is_split, combine = inner.variant == "split", GATE_COMBINE[inner.variant]
+        self.up = up
+        self.product = GpuTokenProduct(conversion, inner.proj.matrix(), inner.proj.bias, inner.norm, combine=combine)
+        self.fuses_stats = up.has_kernel and self.is_split and len(up.weight) % (2 * EPILOGUE_N) == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fuses_stats and self.product.eps is not None:
+            hidden, stats = self.up.with_stats(x, self.product.eps)
+        else:
+            hidden, stats = self.up.cublas(x), None
+        u, v = hidden.chunk(2, dim=2) if self.is_split else (hidden, hidden)
+        return self.product(v, u, stats)
+
+
+class GpuFp8ChannelMlp(GpuModule):
+    """The fp8 weights are kept as bytes, which can be pickled."""
+
+    norm_weight: Tensor
+    deferred_bias: Tensor
+    up: Tensor
+    up_dequant_scale: Tensor
+    up_bias: Tensor
+    up_quant_scale: Tensor
+    down: Tensor
+    down_dequant_scale: Tensor
+
+    def __init__(
+        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
+    ) -> None:
         if not isinstance(norm, nn.LayerNorm) or mix.inner is not None:
             raise UserError("fp8 is only for channel MLPs after LayerNorm, as in a Mixer: omit dtype to use bfloat16")
         if len(mix.up.weight) % 16 or len(norm.weight) % 16:
             raise UserError(f"fp8 needs widths that are multiples of 16, not {tuple(mix.up.weight.shape)}")
-        channels, wide = len(norm.weight), self.deferred_bias.dtype
+        channels, wide = len(norm.weight), conversion.deferred_bias.dtype
         weight = mix.up.weight.double() * norm.weight.double()
         bias = mix.up.bias.double() + mix.up.weight.double() @ norm.bias.double()
         input_scale = FP8_MAX / channels**0.5
@@ -226,67 +373,41 @@ class GpuFastEncoder(FastEncoder):
         hidden_scale = FP8_MAX / hidden_bound.clamp(min=1e-30)
         up, up_scale = quantize_fp8(weight)
         down, down_scale = quantize_fp8(scale_rows(mix.down.weight, layer_scale) / hidden_scale)
-        up_epilogue = LinearEpilogue((up_scale / input_scale).to(wide), bias.to(wide), hidden_scale.to(wide))
-        down_epilogue = LinearEpilogue(down_scale.to(wide))
-        deferred_bias, norm_weight = self.deferred_bias.clone(), torch.full_like(self.deferred_bias, input_scale)
-        act, eps, normalize, linear = self.act("channel"), norm.eps, self.kernels.norm, self.kernels.linear
-        self.defer_bias(mix.down.bias, layer_scale)
+        super().__init__(
+            norm_weight=torch.full_like(conversion.deferred_bias, input_scale),
+            deferred_bias=conversion.deferred_bias.clone(),
+            up=up.view(torch.uint8),
+            up_dequant_scale=(up_scale / input_scale).to(wide),
+            up_bias=bias.to(wide),
+            up_quant_scale=hidden_scale.to(wide),
+            down=down.view(torch.uint8),
+            down_dequant_scale=down_scale.to(wide),
+        )
+        self.act, self.eps = conversion.act("channel"), norm.eps
 
-        def forward(z: Tensor) -> Tensor:
-            x = normalize(z, norm_weight, None, eps, deferred_bias, FP8).flatten(0, 1)
-            hidden = linear(x, up, up_epilogue, act)
-            return linear(hidden, down, down_epilogue._replace(residual=z.view(-1, channels))).view_as(z)
-
-        return forward
-
-    # --- shared by the branches ------------------------------------------------------------------------------
-
-    def fuses_act(self, act: ActivationName) -> bool:
-        """Whether cuBLAS applies the activation in its epilogue.
-
-        It has GELU only in the tanh form, which in bfloat16 nearly always rounds to the same value, but not in float32.
-        """
-        return self.kernels.on_gpu and (act != "gelu" or self.dtype.itemsize <= 2)
-
-    def pack(self, weight: Tensor) -> Any:
-        return self.kernels.pack(self.cast(weight))
-
-    def norm_epilogue(self, norm: nn.Module, deferred: bool = True) -> TokenMixEpilogue:
-        """The per-channel operands of a norm."""
-        assert isinstance(norm, (AffineLayer, nn.LayerNorm))
-        weight, bias = (norm.alpha, norm.beta) if isinstance(norm, AffineLayer) else (norm.weight, norm.bias)
-        deferred_bias = self.deferred_bias.clone() if deferred else None
-        return TokenMixEpilogue(norm_weight=weight.float(), norm_bias=bias.float(), deferred_bias=deferred_bias)
-
-    def norm_stats(self, norm: nn.Module, deferred: bool = True) -> Callable[[Tensor], dict[str, Tensor]]:
-        """A function that computes the per-token operands of a norm."""
-        if not isinstance(norm, nn.LayerNorm):
-            return lambda z: {}
-        deferred_bias, eps, stats = self.deferred_bias.clone() if deferred else None, norm.eps, self.kernels.norm_stats
-        return lambda z: dict(zip(("mean", "rstd"), stats(z, eps, deferred_bias)))
-
-    def compute(self, x: Tensor) -> Tensor:
-        return self.replay(x) if x.is_cuda and len(x) else super().compute(x)
-
-    def replay(self, x: Tensor) -> Tensor:
-        """Replay the CUDA graph of this input shape; the first call with a shape captures it."""
-        key = tuple(x.shape)
-        if key not in self.graphs:
-            graph_input = x.clone()
-            super().compute(graph_input)  # warm-up: autotunes and compiles kernels
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                graph_output = super().compute(graph_input)
-            self.graphs[key] = graph, graph_input, graph_output
-        graph, graph_input, graph_output = self.graphs[key]
-        graph_input.copy_(x)
-        graph.replay()
-        return graph_output.clone()
+    def forward(self, z: Tensor) -> Tensor:
+        kernels, flat = self.kernels, z.view(-1, z.shape[2])
+        x = kernels.norm(z, self.norm_weight, None, self.eps, self.deferred_bias, FP8).flatten(0, 1)
+        epilogue = LinearEpilogue(self.up_dequant_scale, self.up_bias, self.up_quant_scale)
+        hidden = kernels.linear(x, self.up.view(FP8), epilogue, self.act)
+        epilogue = LinearEpilogue(self.down_dequant_scale, residual=flat)
+        return kernels.linear(hidden, self.down.view(FP8), epilogue).view_as(z)
 
 
-def as_float(layer_scale: Tensor | None) -> Tensor | None:
-    return None if layer_scale is None else layer_scale.float()
+# --- weights of the branches ------------------------------------------------------------------------------------
+
+
+def norm_weights(norm: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias per channel of LayerNorm or Affine."""
+    if norm is None:
+        return None, None
+    assert isinstance(norm, (AffineLayer, nn.LayerNorm))
+    weight, bias = (norm.alpha, norm.beta) if isinstance(norm, AffineLayer) else (norm.weight, norm.bias)
+    return as_float(weight), as_float(bias)
+
+
+def as_float(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.detach().to(torch.float32, copy=True)
 
 
 def scale_rows(weight: Tensor, layer_scale: Tensor | None) -> Tensor:

@@ -65,7 +65,7 @@ class FirstTokenPoolLayer(PoolLayer):
 
 
 class ClassMlp(Pool):
-    """ResMLP's Class-MLP: after the last block a class token reads the patch tokens, which stay as they are.
+    """ResMLP's Class-MLP: after the last block a class token reads the patch tokens, which are not changed.
 
         u = c + scale(a^T norm([c; X]) + b),   c' = u + scale(mlp(norm(u)))       `layers` times
         y = c
@@ -79,10 +79,10 @@ class ClassMlp(Pool):
     layers: Count = 2
 
     def build(self, ctx: BuildContext, block: Block) -> PoolLayer:
-        return ClassMlpPool(self, ctx, block)
+        return ClassMlpLayer(self, ctx, block)
 
 
-class ClassMlpPool(PoolLayer):
+class ClassMlpLayer(PoolLayer):
     def __init__(self, spec: ClassMlp, ctx: BuildContext, block: Block) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.empty(ctx.channels))

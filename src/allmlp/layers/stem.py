@@ -83,7 +83,7 @@ class PatchEmbed(Stem):
 
         X[i] = norm(act(W patch_i + b))         act and norm optional (ConvMixer)
 
-    Patches run row by row; a patch is flattened as (color, height, width).
+    Patches are ordered row by row; a patch is flattened as (color, height, width).
     Parameters 3P^2 C + C for P x P patches of RGB, and the norm's.
     """
 
@@ -118,8 +118,8 @@ class PatchEmbed(Stem):
         return PatchEmbedLayer(self, ctx)
 
 
-def fit(seq_len: int, patch_size: int) -> int:
-    return max(round(seq_len / patch_size), 1) * patch_size
+def fit(size: int, patch_size: int) -> int:
+    return max(round(size / patch_size), 1) * patch_size
 
 
 class PatchEmbedLayer(nn.Module):
@@ -138,14 +138,16 @@ class PatchEmbedLayer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         self.validate(images)
-        (gh, gw), (ph, pw) = self.spec.grid, self.spec.patch_size
-        x = images.unflatten(3, (gw, pw)).unflatten(2, (gh, ph))  # b c gh ph gw pw
-        x = x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # b s (c ph pw)
-        x = self.proj(x)
+        x = self.proj(self.split_patches(images))
         x = self.norm(ACTS[self.spec.act](x) if self.spec.act else x)
         if self.token is not None:
             x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], dim=1)
         return x if self.positions is None else self.positions(x, 0)
+
+    def split_patches(self, images: Tensor) -> Tensor:
+        (gh, gw), (ph, pw) = self.spec.grid, self.spec.patch_size
+        x = images.unflatten(3, (gw, pw)).unflatten(2, (gh, ph))  # b c gh ph gw pw
+        return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # b s (c ph pw)
 
     def validate(self, images: Tensor) -> None:
         height, width = self.spec.img_size
@@ -155,7 +157,7 @@ class PatchEmbedLayer(nn.Module):
                 f"got {str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
             )
         if images.shape[1] != self.spec.in_chans:
-            raise UserError(f"the model reads {self.spec.in_chans}-channel images, got {images.shape[1]} channels")
+            raise UserError(f"expected images with {self.spec.in_chans} channels, got {images.shape[1]}")
         if tuple(images.shape[2:]) != self.spec.img_size:
             size = f"{images.shape[2]}x{images.shape[3]}"
             raise UserError(

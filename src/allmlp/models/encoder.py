@@ -73,7 +73,7 @@ class Encoder(ModelSpec):
         )
         for name in options:
             if name not in fields:
-                raise UserError(f"the input is {self.input_spec}: there is no {name!r}, only {', '.join(fields)}")
+                raise UserError(f"the model has no {name!r} (input: {self.input_spec}); it has {', '.join(fields)}")
         return self.replace(stem=self.stem.replace(**options), **changes)
 
     def shallow(self) -> tuple[Encoder, dict[str, int]]:

@@ -50,7 +50,7 @@ class EncoderDecoder(ModelSpec):
     def configure(self, **options: Any) -> Self:
         for name in options:
             if name not in ("vocab_size", "seq_len", "drop_path"):
-                raise UserError(f"a sequence-to-sequence model has no {name!r}, only vocab_size, seq_len, drop_path")
+                raise UserError(f"the model has no {name!r} (input: {self.input_spec}); it has vocab_size, seq_len, drop_path")
         return self.replace(encoder=self.encoder.configure(**options), decoder=self.decoder.configure(**options))
 
     def shallow(self) -> tuple[EncoderDecoder, dict[str, int]]:

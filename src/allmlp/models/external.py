@@ -44,7 +44,7 @@ class PretrainedExternal(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Of pixels scaled to [0, 1]."""
-    crop: float = 1.0
+    crop_pct: float = 1.0
     """Fraction of the short side that is kept."""
 
 

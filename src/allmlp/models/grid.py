@@ -28,7 +28,7 @@ MAX_CACHED_SIZES = 8
 
 def patch_grid(spec: ModelSpec) -> tuple[int, int]:
     if not isinstance(spec, Encoder) or not isinstance(spec.stem, PatchEmbed):
-        raise UserError(f"the input is {spec.input_spec}: only this library's image models can be resized")
+        raise UserError(f"only this library's image models can be resized (input: {spec.input_spec})")
     return spec.stem.grid
 
 
@@ -68,7 +68,9 @@ class GridResize:
             self.roles = resizable_roles(new.build())
             check_roles(old.shallow()[0].build(), with_img_size(old, new.input_size, rule).shallow()[0].build())
         self.cells = before[0] * before[1]
-        self.up, self.down = (part.to(device, torch.float32) for part in resize_matrices(rule, before, after))
+        self.up, self.down = (
+            part.to(device, torch.get_default_dtype()) for part in resize_matrices(rule, before, after)
+        )
 
     def __call__(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -134,7 +136,7 @@ class ForwardAtSize:
         self.resize = GridResize(model.spec, spec, model.device, rule)
         with torch.device("meta"):
             self.network = spec.build().train(model.training)
-        self.model = model
+        self.model, self.device = model, model.device
 
     def __call__(self, images: Tensor) -> Tensor:
         return functional_call(self.network, self.resize(tensors(self.model)), (images,))

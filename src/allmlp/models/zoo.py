@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
 
 from allmlp.errors import suggest_keywords
+from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models import timm
 from allmlp.models.catalog import CatalogEntry, matching
 from allmlp.models.cost import measure
+from allmlp.models.external import External
 from allmlp.models.grid import make_dynamic
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import preset, presets
 from allmlp.spec import override_all
 
-__all__ = ["build_catalog", "configure", "create", "list_models", "preset", "presets"]
+__all__ = ["build_catalog", "configure", "create", "family", "list_models", "preset", "presets"]
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -102,6 +105,22 @@ def create(
         built = spec.build()
     built = make_dynamic(built) if dynamic else built
     return built if dtype is None else built.to(dtype)
+
+
+@cache
+def family(spec: ModelSpec) -> str:
+    """The family of the preset with the most similar parts; a token mixer that no preset has goes by its own name."""
+    if isinstance(spec, External):
+        own = (entry.family for entry in presets().values() if getattr(entry.spec, "name", None) == spec.name)
+        return next(own, type(spec).__name__)
+    parts, known = kinds(spec), [(entry.family, kinds(entry.spec)) for entry in presets().values()]
+    new = parts - frozenset().union(*(found for _, found in known))
+    mixers = [kind.__name__ for kind in new if issubclass(kind, TokenMixer)]
+    return min(mixers) if mixers else max(known, key=lambda one: len(parts & one[1]) / len(parts | one[1]))[0]
+
+
+def kinds(spec: ModelSpec) -> frozenset[type]:
+    return frozenset(map(type, spec.children()))
 
 
 def build_catalog() -> list[CatalogEntry]:

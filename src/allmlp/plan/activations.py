@@ -5,6 +5,7 @@ how the step runs:
 
     eager       the tensors that autograd saves, each storage counted once
     compiled    the tensors that the min-cut partitioner of torch.compile passes from the forward to the backward graph
+                of the whole step, or of every block and of the rest
 
 All blocks of a stack are equal: a second block adds what every further one adds. Saved bytes are linear in the batch
 size; what does not grow with it are copies of weights (made by autocast, or matrices expanded from fewer weights).
@@ -13,8 +14,8 @@ size; what does not grow with it are copies of weights (made by autocast, or mat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, partial
 from operator import sub
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
@@ -26,13 +27,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from allmlp import kernels
+from allmlp.compilation import Region
 from allmlp.errors import UserError
 from allmlp.layers import LMHead
 from allmlp.models.encoder import Encoder, EncoderModel
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import override
+from allmlp.tasks.task import Losses, TaskModule
 
 FLOAT32 = 4
 """Bytes."""
@@ -57,7 +61,8 @@ class Execution(NamedTuple):
     device: Literal["cuda", "cpu"] = "cuda"
     bfloat16: bool = True
     """Autocast to bfloat16."""
-    compiled: bool = False
+    compiled: Region | None = None
+    """What is compiled as one graph; None is eager mode."""
     fused_kernels: bool = True
     """On a GPU: train with the fused ops of `allmlp.kernels`."""
 
@@ -134,13 +139,15 @@ def trace(spec: ModelSpec, execution: Execution) -> Trace:
         weights = dict(step.named_parameters()) | dict(step.named_buffers())
         state = {name: fake(weight) for name, weight in weights.items()}
         batch = [fake(each) for each in inputs]
-        large, *_ = saved_by_autograd(step, state, [fake(each) for each in twice], execution, blocks)
-        small, marks, block_inputs = saved_by_autograd(step, state, batch, execution, blocks)
+        large, _ = saved_by_autograd(step, state, [fake(each) for each in twice], execution, blocks)
+        small, calls = saved_by_autograd(step, state, batch, execution, blocks)
         saved, constant = sum(large) - sum(small), 2 * sum(small) - sum(large)
         if execution.compiled:
-            saved, constant = saved_by_compiler(step, state, batch, execution)
+            graphs = calls if execution.compiled == "blocks" else []
+            saved, constant = saved_by_compiler(step, state, batch, execution, graphs)
     logits = FLOAT32 * step.logits(*inputs).numel()
-    stem, body = (marks[0], marks[-1]) if marks else (0, len(small))
+    stem, body = (calls[0].saved_before, calls[-1].saved_after) if calls else (0, len(small))
+    block_inputs = sum(call.inputs[0].nbytes for call in calls)
     return Trace(saved, constant, sum(small[:stem]), max(small[:body]), block_inputs, logits)
 
 
@@ -148,16 +155,17 @@ def fake(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", requires_grad=tensor.requires_grad)
 
 
-class TrainingLoss(nn.Module):
+class TrainingLoss(TaskModule):
     """The cross-entropy of a model's outputs, computed as in training; every target is class 0."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def compute_loss(self, *inputs: Tensor) -> Losses:
         logits = self.logits(*inputs).float().flatten(0, -2)
-        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+        targets = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+        return Losses(F.cross_entropy(logits, targets), {})
 
     def logits(self, *inputs: Tensor) -> Tensor:
         """The head of a masked language model runs for the masked tokens only."""
@@ -178,34 +186,71 @@ def head_tokens(spec: Encoder) -> int:
     return max(round(MASKED * spec.stem.tokens), 1) if masked else spec.stem.tokens
 
 
+class BlockCall(NamedTuple):
+    """A call of a block in the forward pass."""
+
+    block: nn.Module
+    inputs: tuple[Any, ...]
+    output: Tensor
+    saved_before: int
+    """How many tensors autograd had saved when the block was called."""
+    saved_after: int
+
+
 def saved_by_autograd(
     step: nn.Module, state: dict[str, Tensor], inputs: list[Tensor], execution: Execution, blocks: list[nn.Module]
-) -> tuple[list[int], list[int], int]:
-    """Bytes of each saved tensor, how many there were at the borders of the blocks, and bytes of the blocks' inputs."""
+) -> tuple[list[int], list[BlockCall]]:
+    """Bytes of each saved tensor, and the calls of the blocks."""
     weights, saved = {storage(weight) for weight in state.values()}, {}
-    marks: list[int] = []
-    block_inputs: list[int] = []
+    before: list[int] = []
+    calls: list[BlockCall] = []
 
     def pack(tensor: Tensor) -> Tensor:
         if storage(tensor) not in weights:
             saved[storage(tensor)] = tensor
         return tensor
 
-    def enter(block: nn.Module, args: tuple[Any, ...]) -> None:
-        marks.append(len(saved))
-        block_inputs.append(args[0].nbytes)
+    def leave(block: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        calls.append(BlockCall(block, args, output, before[-1], len(saved)))
 
-    hooks = [block.register_forward_pre_hook(enter) for block in blocks]
-    hooks += [block.register_forward_hook(lambda *_: marks.append(len(saved))) for block in blocks]
+    hooks = [block.register_forward_pre_hook(lambda *_: before.append(len(saved))) for block in blocks]
+    hooks += [block.register_forward_hook(leave) for block in blocks]
     with saved_tensors_hooks(pack, lambda tensor: tensor), simulate(execution):
         functional_call(step, state, tuple(inputs))
     for hook in hooks:
         hook.remove()
-    return [tensor.untyped_storage().nbytes() for tensor in saved.values()], marks, sum(block_inputs)
+    return [tensor.untyped_storage().nbytes() for tensor in saved.values()], calls
 
 
 def saved_by_compiler(
-    step: nn.Module, state: dict[str, Tensor], inputs: list[Tensor], execution: Execution
+    step: nn.Module, state: dict[str, Tensor], inputs: list[Tensor], execution: Execution, calls: list[BlockCall]
+) -> tuple[int, int]:
+    """Bytes that depend on the batch, and bytes that depend on weights only; each of `calls` is a graph of its own."""
+    paths = {module: path for path, module in step.named_modules()}
+    graphs: list[tuple[nn.Module, dict[str, Tensor], tuple[Any, ...]]] = []
+    for call in calls:
+        start = f"{paths[call.block]}."
+        own = {name.removeprefix(start): weight for name, weight in state.items() if name.startswith(start)}
+        graphs.append((call.block, own, tree_map_only(Tensor, as_input, call.inputs)))
+    with ExitStack() as stack:
+        for call in calls:
+            skip = partial(convert, dtype=call.output.dtype)
+            stack.enter_context(patch.object(call.block, "forward", skip))
+        rest = saved_by_graph(step, state, tuple(inputs), execution)
+    found = [rest, *(saved_by_graph(*graph, execution) for graph in graphs)]
+    return sum(batch for batch, _ in found), sum(constant for _, constant in found)
+
+
+def as_input(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def convert(x: Tensor, *_: Any, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype)
+
+
+def saved_by_graph(
+    module: nn.Module, state: dict[str, Tensor], inputs: tuple[Any, ...], execution: Execution
 ) -> tuple[int, int]:
     """Bytes that depend on the batch, and bytes that depend on weights only."""
     # Slow to import, and needed for compiled runs only.
@@ -236,12 +281,12 @@ def saved_by_compiler(
                 kind[storage(tensor)] = tensor.untyped_storage().nbytes()
         return forward, backward
 
-    def loss(weights: list[Tensor], *inputs: Tensor) -> Tensor:
+    def run(weights: list[Tensor], *inputs: Any) -> Any:
         with simulate(execution):
-            return functional_call(step, dict(zip(state, weights, strict=True)), inputs)
+            return functional_call(module, dict(zip(state, weights, strict=True)), inputs)
 
     keep: Callable[..., Any] = lambda graph, _: graph  # noqa: E731
-    aot_function(loss, keep, partition_fn=partition, decompositions=select_decomp_table())([*state.values()], *inputs)
+    aot_function(run, keep, partition_fn=partition, decompositions=select_decomp_table())([*state.values()], *inputs)
     return sum(activations.values()), sum(copies.values())
 
 

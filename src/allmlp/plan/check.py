@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from allmlp.compilation import compile_task
 from allmlp.kernels import HAS_TRITON
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import create
@@ -22,8 +23,7 @@ from allmlp.optim import Optim
 from allmlp.plan.activations import Execution, TrainingLoss
 from allmlp.plan.memory import memory
 from allmlp.plan.time import training_flops
-
-WARM_UP = 2
+from allmlp.train_step import WARMUP_CALLS, RecordedStep
 
 
 class Comparison(NamedTuple):
@@ -58,17 +58,22 @@ class RealStep:
         self.inputs = self.model.dummy_inputs(batch_size)
         self.loss_function = TrainingLoss(self.model)
         if compiled:
-            self.loss_function.compile()
+            compile_task(self.loss_function)
+        recorded = compiled and device.type == "cuda" and optim.capturable and not grad_checkpointing
+        self.fast_run: Callable[[], object] = RecordedStep(self.run) if recorded else self.run
+        """As `allmlp train` runs it: replayed as a CUDA graph, if all its kernels can be recorded."""
 
     def loss(self) -> Tensor:
         """As `allmlp train` computes it: bfloat16 on a GPU, float32 on a CPU."""
         with torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext():
-            return self.loss_function(*self.inputs)
+            return self.loss_function(*self.inputs).total
 
-    def run(self) -> None:
-        self.loss().backward()
+    def run(self) -> Tensor:
+        loss = self.loss()
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
 
     def saved_bytes(self) -> int:
         """Bytes that autograd saves for the backward pass, without parameters and buffers."""
@@ -137,8 +142,8 @@ def fastest(steps: Iterable[RealStep], rounds: int) -> list[float]:
     """Seconds of each one's fastest run, in interleaved rounds, so that other load affects all alike."""
     steps = list(steps)
     for step in steps:
-        for _ in range(WARM_UP):
-            step.run()
+        for _ in range(WARMUP_CALLS + 1):
+            step.fast_run()
     times = [[timed(step) for step in steps] for _ in range(rounds)]
     return [min(column) for column in zip(*times, strict=True)]
 
@@ -146,7 +151,7 @@ def fastest(steps: Iterable[RealStep], rounds: int) -> list[float]:
 def timed(step: RealStep) -> float:
     synchronize(step.device)
     start = time.perf_counter()
-    step.run()
+    step.fast_run()
     synchronize(step.device)
     return time.perf_counter() - start
 
@@ -172,10 +177,11 @@ def check(
     The time is predicted from `flops` per second, or from the speed that the model `calibrate` reaches here.
     """
     cuda = device.type == "cuda"
-    execution = Execution("cuda" if cuda else "cpu", bfloat16=cuda, compiled=compiled, fused_kernels=HAS_TRITON)
+    region = "blocks" if compiled else None
+    execution = Execution("cuda" if cuda else "cpu", bfloat16=cuda, compiled=region, fused_kernels=HAS_TRITON)
     plan = memory(spec, batch_size, optim, grad_checkpointing=grad_checkpointing, execution=execution)
     step = RealStep(spec, batch_size, optim, device, grad_checkpointing, compiled)
-    for _ in range(WARM_UP):
+    for _ in range(WARMUP_CALLS):
         step.run()
     step.loss().backward()
     rows = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, NamedTuple
 
+from allmlp.compilation import Region
 from allmlp.errors import UserError
 from allmlp.layers import TokenEmbed
 from allmlp.models.encoder import Encoder
@@ -104,9 +105,12 @@ class Job(Spec):
         card = GPUS[self.gpu]
         return card if self.precision == "bfloat16" else card._replace(peak=card.peak / 2)
 
-    @property
-    def execution(self) -> Execution:
-        return Execution("cuda", self.precision == "bfloat16", self.compiled)
+    def execution(self, sharding: Sharding, grad_checkpointing: bool) -> Execution:
+        """As `allmlp train` runs it: the whole step is compiled where PyTorch replays it as a CUDA graph."""
+        plain = self.grad_accum_steps == 1 and not grad_checkpointing and self.optim.weight_decay_end is None
+        blocks = plain and self.optim.capturable if self.gpus == 1 else sharding == "fsdp"
+        region: Region = "blocks" if blocks else "step"
+        return Execution("cuda", self.precision == "bfloat16", region if self.compiled else None)
 
 
 class Strategy(NamedTuple):
@@ -264,7 +268,7 @@ def strategy(job: Job, mfu: float, sharding: Sharding, grad_checkpointing: bool)
         grad_checkpointing,
         job.ema,
         job.grad_accum_steps,
-        job.execution,
+        job.execution(sharding, grad_checkpointing),
     )
     step = step_time(
         job.model, job.batch_size, job.gpus, job.card, mfu, sharding, grad_checkpointing, job.network_bandwidth

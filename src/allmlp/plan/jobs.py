@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allmlp.errors import UserError, did_you_mean, lookup
-from allmlp.layers import Attention, SpatialGatingUnit, TinyAttention, TokenLinear, TokenMlp
-from allmlp.models.model import ModelSpec
-from allmlp.models.zoo import list_models, preset, presets
+from allmlp.models.zoo import family, list_models, preset, presets
 from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd
 from allmlp.plan.forecast import Job, modality
 from allmlp.recipes import recipes, runs
@@ -17,7 +15,6 @@ from allmlp.run import Run
 OPTIMIZERS: dict[str, type[Optim]] = {"adamw": AdamW, "sgd": Sgd, "adagrad": Adagrad, "lamb": Lamb, "muon": Muon}
 BATCH_SIZES = {"image": 4096, "text": 2048}
 """The papers': MLP-Mixer and gMLP on ImageNet, gMLP's masked language models."""
-FAMILIES = {TinyAttention: "aMLP", SpatialGatingUnit: "gMLP", TokenLinear: "ResMLP", TokenMlp: "Mixer"}
 
 
 def job(name: str, samples: float | None = None, epochs: float | None = None, **options: Any) -> Job:
@@ -60,14 +57,3 @@ def from_run(name: str, run: Run, samples: float | None, epochs: float | None, g
         "compiled": run.compile,
     }
     return Job(name, model, family(model), float(samples), float(epochs), batch_size=batch_size, **(own | given))
-
-
-def family(model: ModelSpec) -> str:
-    """The family of a model by its token mixer."""
-    specs = list(model.children())
-    for mixer, name in FAMILIES.items():
-        if any(isinstance(spec, mixer) for spec in specs):
-            return name
-    if any(isinstance(spec, Attention) for spec in specs):
-        return "ViT" if modality(model) == "image" else "BERT"
-    return type(model).__name__

@@ -6,42 +6,23 @@ hardware, the time, the measured result and a published one.
 
 from __future__ import annotations
 
-import ast
-import importlib
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from allmlp.declared import Declared, find_declared
 from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
     from allmlp.run import Run
 
 
-class Recipe(NamedTuple):
-    name: str
-    module: str
-    text: str
-    """The docstring."""
-
-    def make(self) -> Run | dict[str, Run]:
-        """Build the run, or a table of runs by name."""
-        return getattr(importlib.import_module(f"{__name__}.{self.module}"), self.name)()
-
-
 @cache
-def recipes() -> dict[str, Recipe]:
+def recipes() -> dict[str, Declared]:
     """All recipes, parsed from the source files, so that listing them does not import torch."""
-    found = {}
-    for file in sorted(Path(__file__).parent.glob("[!_]*.py")):
-        for node in ast.parse(file.read_text(encoding="utf8")).body:
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not node.args.args:
-                text = ast.get_docstring(node) or ""
-                found[node.name] = Recipe(node.name, file.stem, text)
-    return found
+    return find_declared(__name__, __file__)
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: str) -> Declared:
     return lookup(name, recipes(), "recipe")
 
 

@@ -19,9 +19,8 @@ def cifar10_ablations() -> dict[str, Run]:
     allmlp train cifar10_ablations/conv --set seed=1
 
     Twelve epochs each, with shifts and flips only; 12 blocks, width 192 and 8 x 8 patches of 4 pixels instead of the
-    paper's width 384 and 14 x 14 patches of 16. One H200, half a minute each; two seeds, mean (published on ImageNet):
-    linear 80.3 (76.6), layernorm 84.7 (77.7), class 79.9 (77.5), none 69.4 (56.5), mlp 81.6 (77.3), conv 84.4 (77.3),
-    depthwise 79.7 (76.3), separable 78.1 (77.0), half the patch size 80.0 (79.1), twice the patch size 74.0 %.
+    paper's width 384 and 14 x 14 patches of 16. Half a minute each on one H200. Results beside the published ones:
+    docs/results.md.
     """
     variants = {
         "linear": _variant(),

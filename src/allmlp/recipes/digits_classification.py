@@ -33,7 +33,7 @@ def digits_mixer() -> Run:
     """MLP-Mixer on the embedded digits.
 
     allmlp train digits_mixer
-    Two CPU cores, under a minute: 98.7 % (one seed).
+    Under a minute on two CPU cores.
     """
     return _digits(mixer(4, 64, patch_size=2, img_size=8, num_classes=10))
 
@@ -42,7 +42,7 @@ def digits_resmlp() -> Run:
     """ResMLP on the embedded digits.
 
     allmlp train digits_resmlp
-    Two CPU cores, under a minute: 93.9 % (one seed).
+    Under a minute on two CPU cores.
     """
     return _digits(resmlp(6, 64, 0.1, patch_size=2, img_size=8, num_classes=10))
 
@@ -51,7 +51,7 @@ def digits_gmlp() -> Run:
     """gMLP on the embedded digits.
 
     allmlp train digits_gmlp
-    Two CPU cores, under a minute: 98.7 % (one seed).
+    Under a minute on two CPU cores.
     """
     return _digits(gmlp(6, 48, patch_size=2, img_size=8, num_classes=10))
 
@@ -60,7 +60,7 @@ def digits_vit() -> Run:
     """ViT, the baseline, on the embedded digits.
 
     allmlp train digits_vit
-    Two CPU cores, under a minute: 94.3 % (one seed).
+    Under a minute on two CPU cores.
     """
     return _digits(vit(4, 64, 2, patch_size=2, img_size=8, num_classes=10))
 
@@ -69,6 +69,6 @@ def digits_amlp() -> Run:
     """aMLP on the embedded digits.
 
     allmlp train digits_amlp
-    Two CPU cores, under a minute: 97.0 % (one seed).
+    Under a minute on two CPU cores.
     """
     return _digits(gmlp(6, 48, patch_size=2, img_size=8, num_classes=10, attention=TinyAttention(16, bias=False)))

@@ -40,7 +40,6 @@ def imagenette_mixer() -> Run:
     """MLP-Mixer on Imagenette from scratch at 128 pixels.
 
     allmlp train imagenette_mixer --set data.path=imagenette2-160
-    Not yet run.
     """
     return _imagenette(mixer(8, 256, PATCH, img_size=SIZE, num_classes=10))
 
@@ -49,7 +48,6 @@ def imagenette_resmlp() -> Run:
     """ResMLP on Imagenette from scratch at 128 pixels.
 
     allmlp train imagenette_resmlp --set data.path=imagenette2-160
-    Not yet run.
     """
     return _imagenette(resmlp(12, 256, 0.1, PATCH, img_size=SIZE, num_classes=10))
 
@@ -58,7 +56,6 @@ def imagenette_gmlp() -> Run:
     """gMLP on Imagenette from scratch at 128 pixels.
 
     allmlp train imagenette_gmlp --set data.path=imagenette2-160
-    Not yet run.
     """
     return _imagenette(gmlp(12, 192, PATCH, img_size=SIZE, num_classes=10))
 
@@ -67,7 +64,6 @@ def imagenette_amlp() -> Run:
     """aMLP on Imagenette from scratch at 128 pixels.
 
     allmlp train imagenette_amlp --set data.path=imagenette2-160
-    Not yet run.
     """
     return _imagenette(gmlp(12, 192, PATCH, img_size=SIZE, num_classes=10, attention=TinyAttention(64, bias=False)))
 
@@ -76,6 +72,5 @@ def imagenette_vit() -> Run:
     """ViT, the baseline, on Imagenette from scratch at 128 pixels.
 
     allmlp train imagenette_vit --set data.path=imagenette2-160
-    Not yet run.
     """
     return _imagenette(vit(10, 256, 4, PATCH, img_size=SIZE, num_classes=10))

@@ -123,7 +123,6 @@ def wiki_gmlp() -> Run:
     """gMLP of 12 blocks (44 M) for twenty minutes on English text.
 
     allmlp train wiki_gmlp --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
-    One H200, four minutes (--set budget.steps=7000): perplexity 14.9, then 87.3 % on SST-2 (one seed).
     """
     return _wiki(gmlp_text(12, 512, 3072))
 
@@ -132,7 +131,6 @@ def wiki_amlp() -> Run:
     """aMLP of 11 blocks for twenty minutes on English text.
 
     allmlp train wiki_amlp --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
-    Two minutes of one H200, 3,350 steps: perplexity 16.8, then 85.0 % on SST-2 (one seed).
     """
     return _wiki(gmlp_text(11, 512, 3072, attention=TinyAttention(64)))
 
@@ -141,7 +139,6 @@ def wiki_bert() -> Run:
     """BERT of the same size, the baseline, for twenty minutes on English text.
 
     allmlp train wiki_bert --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
-    Two minutes of one H200, 5,150 steps: perplexity 15.3, then 87.0 % on SST-2 (one seed).
     """
     return _wiki(_pre_norm(bert(9, 512, 8)))
 
@@ -151,9 +148,6 @@ def wiki_gmlp_distilled() -> dict[str, Run]:
 
     allmlp train wiki_gmlp_distilled/both --set data.path='text/train-*.txt.xz' --set data.test=text/valid.txt.xz
     `minilm` is the folder of a Hugging Face BERT (task.teacher, task.embeddings_from, data.tokenizer.path).
-    `both`, 7,000 steps on one H200 shared with other runs, five minutes: held-out perplexity 13.8 at 15 % masking (one
-    seed), and 89.7 % on SST-2 by sst2_distilled after it, 91.1 % with unlabeled sentences. Published for a gMLP with
-    BERT's help: 88.6 % (80.4 % without).
     """
     plain = _wiki(gmlp_text(18, 384, 2304))
     plain = plain.replace(data=override(plain.data, "tokenizer.path", "minilm"))
@@ -172,9 +166,7 @@ def wiki_table3() -> dict[str, Run]:
     allmlp train wiki_table3 --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     allmlp train wiki_table3/split --set seed=1
 
-    With aMLP and a dense split gate in addition. Held-out perplexity after 2,500 steps, one or two seeds: aMLP
-    25.5, relative 26.1, split 31.5 31.5, BERT 31.6 31.6, additive 31.7 31.7, multiplicative 32.8 34.2, linear 34.1,
-    split and dense 34.4 34.1, no attention 35.0, Mixer 39.5. Published order: see mlm_table3.
+    With aMLP and a dense split gate in addition. Published: see mlm_table3.
     """
     relative = Attention(4, bias=RelativePositionBias())
     models: dict[str, Encoder] = {

@@ -12,8 +12,7 @@ def cifar10_resized() -> dict[str, Run]:
 
     allmlp train cifar10_resized/48
     allmlp resize weights/cifar10 runs/cifar10_64_tile --img-size 64 --rule tile && allmlp train cifar10_resized/64_tile
-    One H200, a minute each: 24 px 92.2, 40 px 94.9, 48 px 95.1, 64 px 94.7, and with the rule `tile` 90.6 % (one seed).
-    Without fine-tuning, the first 2,000 test images: 86.1, 92.1, 90.8, 81.2 and 56.1 % (at 32 px 95.8 %).
+    A minute each on one H200. Results, with and without fine-tuning: docs/results.md.
     """
     spec = preset("gmlp_micro").spec.configure(drop_path=0.1, num_classes=10)
     start = cifar10_gmlp()

@@ -36,7 +36,7 @@ def stdlib_gmlp() -> Run:
     """gMLP, masked language model on the docstrings of Python's standard library.
 
     allmlp train stdlib_gmlp
-    Two CPU cores, four minutes: perplexity 83.5 on held-out docstrings (one seed).
+    Four minutes on two CPU cores.
     """
     return _docstrings(gmlp_text(4, 96, 384, seq_len=64))
 
@@ -45,7 +45,7 @@ def stdlib_amlp() -> Run:
     """aMLP, masked language model on the docstrings of Python's standard library.
 
     allmlp train stdlib_amlp
-    One CPU core, six minutes: perplexity 82.8 on held-out docstrings (one seed).
+    Six minutes on one CPU core.
     """
     return _docstrings(gmlp_text(4, 96, 384, seq_len=64, attention=TinyAttention(32)))
 
@@ -54,7 +54,7 @@ def stdlib_mixer() -> Run:
     """MLP-Mixer, masked language model on the docstrings of Python's standard library.
 
     allmlp train stdlib_mixer
-    One CPU core, five minutes: perplexity 175 on held-out docstrings (one seed).
+    Five minutes on one CPU core.
     """
     return _docstrings(mixer_text(4, 96, 48, 288))
 
@@ -63,7 +63,7 @@ def stdlib_bert() -> Run:
     """BERT, the baseline, on the docstrings of Python's standard library.
 
     allmlp train stdlib_bert
-    One CPU core, five minutes: perplexity 245 on held-out docstrings (one seed); it starts slowly.
+    Five minutes on one CPU core.
     """
     return _docstrings(bert(3, 96, 2, seq_len=64))
 
@@ -73,6 +73,6 @@ def stdlib_causal() -> Run:
 
     allmlp train stdlib_causal
     allmlp generate runs/stdlib_causal --prompt "Return the"
-    One CPU core, eight minutes: perplexity 80.4 on held-out docstrings (one seed).
+    Eight minutes on one CPU core.
     """
     return _docstrings(gmlp_text(4, 96, 384, seq_len=64, causal=True), CausalLM())

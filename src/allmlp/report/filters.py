@@ -15,7 +15,7 @@ from allmlp.models.model import Model
 from allmlp.report.images import EmbeddedImage, weights_image
 
 LAYERS, TILES, OFFSETS = 12, 36, 32
-"""At most so many layers, evenly evenly_spaced; tiles per layer; offsets to either side for filters over text."""
+"""At most so many layers, evenly spaced; tiles per layer; offsets to either side for filters over text."""
 
 
 class FilterPanel(NamedTuple):
@@ -48,7 +48,7 @@ def filters(model: Model) -> Filters:
             return Filters([], "the model has no fixed weights over tokens")
         chosen = [found[number] for number in evenly_spaced(len(found), LAYERS)]
         panels = [panel(one) for one in chosen]
-    about = "All layers" if len(chosen) == len(found) else f"{len(chosen)} of {len(found)} layers, evenly evenly_spaced"
+    about = "All layers" if len(chosen) == len(found) else f"{len(chosen)} of {len(found)} layers, evenly spaced"
     if all(one.grid or one.kind == "kernels" for one in chosen):
         kinds = [CAPTIONS[kind] for kind in CAPTIONS if any(one.kind == kind for one in chosen)]
         return Filters(panels, f"{about}; {'; '.join(kinds)}; each tile is scaled by its largest weight.")

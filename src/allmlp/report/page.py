@@ -276,7 +276,9 @@ def cut(text: str) -> str:
 
 def recipe(logged: LoggedRun) -> dict[str, Any]:
     """The configuration of a run, its environment, and the command that started it."""
-    command = logged.config.get("command")
+    known = logged.config.get("environment")
+    known = (known if isinstance(known, dict) else {}) | {"processes": logged.config.get("processes", 1)}
+    command = known.get("command")
     if isinstance(command, list):
         command = " ".join(["allmlp", *(shlex.quote(str(word)) for word in command[1:])])
     text = json.dumps(logged.config.get("run"), indent=1, ensure_ascii=False)
@@ -284,6 +286,6 @@ def recipe(logged: LoggedRun) -> dict[str, Any]:
         text = f"{text[:LETTERS_OF_RECIPE]} ..."
     return {
         "command": command if isinstance(command, str) else "",
-        "environment": [(name, str(logged.config[name])) for name in ENVIRONMENT if name in logged.config],
+        "environment": [(name, str(known[name])) for name in ENVIRONMENT if name in known],
         "text": text if logged.config else "",
     }

@@ -50,7 +50,7 @@ class Predictions(NamedTuple):
 
 
 def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) -> Predictions:
-    """Evaluate the model on at most `max_examples` of the run's evaluation split, evenly evenly_spaced.
+    """Evaluate the model on at most `max_examples` of the run's evaluation split, evenly spaced.
 
     Large models get fewer examples, about half a minute of a CPU core (`affordable_images`). Nothing is downloaded.
     """

@@ -13,13 +13,12 @@ from typing import Any, Literal, NamedTuple
 from allmlp.checkpoint import complete
 from allmlp.errors import UserError, one_line
 from allmlp.files import RUN
-from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.log import METRICS
 from allmlp.models.cost import Cost, measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.external import External
 from allmlp.models.model import ModelSpec
-from allmlp.models.zoo import presets
+from allmlp.models.zoo import family
 from allmlp.run import Run
 from allmlp.training import read_run
 from allmlp.weights.folder import CONFIG, WEIGHTS, read_spec
@@ -217,19 +216,6 @@ def describe(spec: ModelSpec | None) -> str:
     if isinstance(spec, External):
         return spec.name
     return f"{family(spec)} {spec.depth} x {spec.width}" if isinstance(spec, Encoder) else family(spec)
-
-
-@cache
-def family(spec: ModelSpec) -> str:
-    """That of the preset with the most similar parts; a token mixer that no preset has goes by its own name."""
-    parts, known = kinds(spec), [(entry.family, kinds(entry.spec)) for entry in presets().values()]
-    new = parts - frozenset().union(*(found for _, found in known))
-    mixers = [kind.__name__ for kind in new if issubclass(kind, TokenMixer)]
-    return min(mixers) if mixers else max(known, key=lambda one: len(parts & one[1]) / len(parts | one[1]))[0]
-
-
-def kinds(spec: ModelSpec) -> frozenset[type]:
-    return frozenset(map(type, spec.children()))
 
 
 def settings(config: dict[str, Any]) -> dict[str, str]:

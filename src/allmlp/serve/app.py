@@ -110,7 +110,7 @@ def model_info(service: Service, name: str, limits: RequestLimits) -> ModelInfo:
         input_spec=service.model.spec.input_spec,
         num_parameters=sum(parameter.numel() for parameter in service.model.parameters()),
         img_size=images.img_size if images else None,
-        crop=images.preprocessing.crop_pct if images else 1.0,
+        crop_pct=images.preprocessing.crop_pct if images else 1.0,
         grid_size=images.grid_size if images else None,
         class_names=list(service.class_names),
         layers=layers(service.model),

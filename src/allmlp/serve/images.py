@@ -16,6 +16,7 @@ from allmlp.analysis.saliency import occlusion, patch_grid
 from allmlp.data.decode import Decode, decode_image
 from allmlp.data.preprocessing import image_preprocessing
 from allmlp.errors import UserError, lookup
+from allmlp.prediction import check_classes
 from allmlp.serve.batching import Batcher
 from allmlp.serve.schema import (
     ClassificationResponse,
@@ -73,15 +74,16 @@ class ImageService:
         self.preprocessing = image_preprocessing(folder)
         img_size = self.model.spec.input_size
         if img_size is None:
-            raise UserError(f"the model reads {self.model.spec.input_spec}, not images")
+            raise UserError(f"the model in {folder} is not an image model (input: {self.model.spec.input_spec})")
         self.img_size = img_size
         color = "rgb" if len(self.preprocessing.mean) == 3 else "gray"
         self.decoding = Decode(crop_pct=self.preprocessing.crop_pct, color=color, max_pixels=MAX_PIXELS)
         self.normalize = Normalize(self.preprocessing.mean, self.preprocessing.std)
-        outputs = self.warm_up()[0]
-        if outputs.dim() != 1 or self.preprocessing.task != "classes":
+        if self.preprocessing.task != "classes":
             raise UserError(f"the model in {folder} is not a classifier; only image classifiers can be served")
-        self.class_names = self.preprocessing.class_names or tuple(map(str, range(len(outputs))))
+        outputs = torch.stack(self.warm_up())
+        check_classes(folder, outputs, self.preprocessing.class_names)
+        self.class_names = self.preprocessing.class_names or tuple(map(str, range(outputs.shape[1])))
         self.grid_size = patch_grid(self.model.spec)
 
     def warm_up(self) -> list[Tensor]:

@@ -147,8 +147,8 @@ class ModelInfo(ResponseModel):
     num_parameters: int
     img_size: tuple[int, int] | None
     """Height and width of the model's input images."""
-    crop: float
-    """Size of the center crop, as a fraction of the image."""
+    crop_pct: float
+    """Size of the center crop, as a fraction of the short side."""
     grid_size: tuple[int, int] | None
     """Rows and columns of patches."""
     class_names: list[str]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from allmlp.data.tokenizer import MASK_TOKEN
 from allmlp.errors import UserError
-from allmlp.prediction import open_text
+from allmlp.prediction import check_classes, open_text
 from allmlp.serve.batching import Batcher
 from allmlp.serve.schema import (
     AnswerPrediction,
@@ -61,6 +61,8 @@ class TextService:
         task = self.preprocessing.task
         causal = task == "text" and self.model.spec.block.causal
         self.endpoint: Endpoint = "generate" if causal else ENDPOINTS[task]
+        if self.endpoint == "classify":
+            check_classes(folder, torch.stack(self.classify([("a", "")])), self.class_names)
 
     def warm_up(self) -> object:
         """Run the model on a short input."""

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.corpus import TextDataset, TokenBatch
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.errors import UserError
 from allmlp.layers.context import Cache
 from allmlp.layers.head import LMHead
 from allmlp.models.model import Model, ModelSpec
-from allmlp.tasks.masked_lm import configure_text_model, perplexity
+from allmlp.tasks.masked_lm import configure_text_model, perplexity, unigram_perplexity
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 
 
@@ -37,6 +37,9 @@ class CausalLM(Task):
 
     def build(self, model: Model, dataset: TextDataset) -> TaskModule:
         return CausalLMModule(model, dataset)
+
+    def floors(self, dataset: TextDataset, split: Split) -> dict[str, float]:
+        return {"unigram_perplexity": unigram_perplexity(dataset, split)}
 
 
 class CausalLMModule(TaskModule):

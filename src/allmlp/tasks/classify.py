@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.augment import Augment, Mixup, one_hot
-from allmlp.data.dataset import ImageDataset, LabeledImages
+from allmlp.data.dataset import ImageDataset, LabeledImages, Split, labels_of
 from allmlp.data.sampler import Batch
+from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
 from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule
@@ -28,12 +29,17 @@ class Classify(Task):
     label_smoothing: Rate = 0.0
     augment: Augment = Augment()
     mix: Mixup | None = None
+    mix_until: Rate = 1.0
+    """The fraction of the run after which images are no longer mixed."""
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         return model.configure(num_classes=len(dataset.class_names))
 
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return ClassifyModule(self, model, dataset)
+
+    def floors(self, dataset: ImageDataset, split: Split) -> dict[str, float]:
+        return {"majority": majority_accuracy(labels_of(dataset.train), labels_of(split))}
 
 
 class ClassifyModule(TaskModule):
@@ -46,6 +52,9 @@ class ClassifyModule(TaskModule):
         images, labels = batch.examples
         uniforms = context.uniform(len(images), self.spec.augment.num_uniforms())
         mix_uniforms = context.uniform(len(images), self.spec.mix.num_uniforms() if self.spec.mix else 0)
+        if context.progress >= self.spec.mix_until:
+            # A value instead of another branch, so that a recorded step serves both; the first uniform decides.
+            mix_uniforms[:, :1] = 1.0
         return images, labels, uniforms, mix_uniforms
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
@@ -71,8 +80,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss: str) -> Tensor:
     return F.cross_entropy(logits, targets)
 
 
+def majority_accuracy(train: Tensor, evaluated: Tensor) -> float:
+    """Accuracy of always predicting the most frequent training label; labels below zero are none."""
+    return (evaluated == train[train >= 0].bincount().argmax()).double().mean().item()
+
+
 def evaluate_classifier(
-    model: Model, normalize: Normalize, batches: Iterable[LabeledImages]
+    model: Model | ForwardAtSize, normalize: Normalize, batches: Iterable[LabeledImages]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Accuracy and loss of a classifier, as sums and counts."""
     correct, loss_sum, count = torch.zeros(3, dtype=torch.float64, device=model.device)

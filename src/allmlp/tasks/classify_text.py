@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Dataset, InMemory, labels_of
 from allmlp.data.labeled_text import LabeledTextBatch, LabeledTextDataset, join_pair
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
@@ -19,6 +19,7 @@ from allmlp.layers.pool import FirstTokenPool, MeanPool, Pool
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
+from allmlp.tasks.classify import majority_accuracy
 from allmlp.tasks.masked_lm import configure_text_model
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 
@@ -45,6 +46,11 @@ class ClassifyText(Task):
         if dataset.unlabeled:
             raise UserError("unlabeled sentences need a teacher: use task=DistillClassifyText or unset data.unlabeled")
         return ClassifyTextModule(self, model, dataset)
+
+    def floors(self, dataset: LabeledTextDataset, split: InMemory) -> dict[str, float]:
+        train, (_, _, labels, part) = labels_of(dataset.train), split.examples
+        names = ["majority", *(f"{name}_majority" for name in dataset.test_names[1:])]
+        return {names[k]: majority_accuracy(train, labels[part == k]) for k in part.unique().tolist()}
 
 
 class ClassifyTextModule(TaskModule):

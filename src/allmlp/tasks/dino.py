@@ -15,6 +15,7 @@ from allmlp.data.augment import MultiCrop
 from allmlp.data.dataset import ImageDataset, LabeledImages
 from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
+from allmlp.layers.init import truncated_normal
 from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.grid import ForwardAtSize
@@ -163,7 +164,7 @@ class ProjectionHead(nn.Module):
         )
         self.last_layer = nn.Parameter(torch.empty(spec.out_dim, spec.bottleneck_dim))
         for name, weight in self.named_parameters():
-            nn.init.zeros_(weight) if name.endswith("bias") else nn.init.trunc_normal_(weight, std=0.02)
+            nn.init.zeros_(weight) if name.endswith("bias") else truncated_normal(weight, std=0.02, limit=2.0)
 
     def forward(self, x: Tensor, train_last_layer: Tensor | None = None) -> Tensor:
         """`train_last_layer` is 1, or 0 while the last layer is frozen."""

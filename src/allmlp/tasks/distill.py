@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.dataset import ImageDataset
+from allmlp.data.dataset import ImageDataset, Split
 from allmlp.errors import UserError
 from allmlp.models.cost import measure
 from allmlp.models.model import Model, ModelSpec
@@ -47,6 +47,9 @@ class Distill(Task):
 
     def build_evaluator(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return self.classify.build_evaluator(model, dataset)
+
+    def floors(self, dataset: ImageDataset, split: Split) -> dict[str, float]:
+        return self.classify.floors(dataset, split)
 
 
 class Teacher:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.labeled_text import UNLABELED, LabeledTextDataset
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
 from allmlp.errors import UserError
@@ -56,6 +56,9 @@ class DistillClassifyText(Task):
 
     def build_evaluator(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
         return self.classify.build_evaluator(model, dataset)
+
+    def floors(self, dataset: LabeledTextDataset, split: InMemory) -> dict[str, float]:
+        return self.classify.floors(dataset, split)
 
 
 def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.device) -> Model:

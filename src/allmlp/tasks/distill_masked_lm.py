@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.corpus import TextDataset
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Dataset, Split
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.layers.init import Init
@@ -60,6 +60,9 @@ class DistillMaskedLM(Task):
 
     def build_evaluator(self, model: Model, dataset: TextDataset) -> TaskModule:
         return self.masked_lm.build_evaluator(model, dataset)
+
+    def floors(self, dataset: TextDataset, split: Split) -> dict[str, float]:
+        return self.masked_lm.floors(dataset, split)
 
 
 class TextTeacher:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.corpus import TextDataset, TokenBatch
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.errors import UserError
@@ -22,6 +22,8 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate, Spec
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+
+UNIGRAM_ROWS = 100_000
 
 
 class MaskedBatch(NamedTuple):
@@ -146,6 +148,9 @@ class MaskedLM(Task):
     def build(self, model: Model, dataset: TextDataset) -> TaskModule:
         return MaskedLMModule(self, model, dataset)
 
+    def floors(self, dataset: TextDataset, split: Split) -> dict[str, float]:
+        return {"unigram_perplexity": unigram_perplexity(dataset, split)}
+
 
 def configure_text_model(model: ModelSpec, tokenizer: Tokenizer, seq_len: int) -> Encoder:
     """Set the vocabulary size and sequence length of a text encoder."""
@@ -218,6 +223,22 @@ def masked_lm_loss(model: Model, features: Tensor, batch: MaskedBatch) -> tuple[
 
 def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
+
+
+def unigram_perplexity(dataset: TextDataset, split: Split) -> float:
+    """Perplexity of predicting every token by its frequency in the training rows, special tokens aside.
+
+    p(k) = (count(k) + 1) / sum over j of (count(j) + 1),   counted on at most `UNIGRAM_ROWS` rows, evenly spaced
+    """
+    words = ~dataset.tokenizer.special_tokens_mask
+    train, evaluated = (
+        rows.fetch(torch.linspace(0, len(rows) - 1, min(len(rows), UNIGRAM_ROWS)).long()).ids.cpu().flatten()
+        for rows in (dataset.train, split)
+    )
+    counts = train.bincount(minlength=len(words))[words].double() + 1
+    log_p = torch.zeros(len(words), dtype=torch.float64)
+    log_p[words] = (counts / counts.sum()).log()
+    return perplexity(-log_p[evaluated.long()][words[evaluated.long()]].mean().item())
 
 
 def fill_mask(model: Model, tokenizer: Tokenizer, text: str, top_k: int = 5) -> list[list[tuple[str, float]]]:

@@ -34,6 +34,9 @@ class KnnEval(Task):
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return KnnEvalModule(self, model, dataset)
 
+    def floors(self, dataset: ImageDataset, split: Split) -> dict[str, float]:
+        return Classify().floors(dataset, split)
+
 
 class KnnEvalModule(TaskModule):
     def __init__(self, spec: KnnEval, model: Model, dataset: ImageDataset) -> None:

@@ -7,6 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count
 from allmlp.tasks.masked_lm import configure_text_model
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.word_overlap import best_answer, best_sentence
 
 THRESHOLDS = tuple(number / 2 for number in range(-20, 21))
 """Values of `null_score_diff_threshold` that `best_f1` is searched over."""
@@ -64,6 +66,19 @@ class QuestionAnswering(Task):
 
     def build(self, model: Model, dataset: SquadDataset) -> TaskModule:
         return QuestionAnsweringModule(self, model, dataset)
+
+    def floors(self, dataset: SquadDataset, split: object) -> dict[str, float]:
+        """The scores of the answers and of the whole sentences of `allmlp.tasks.word_overlap`; of empty answers, if
+        some questions have none.
+        """
+        scores = []
+        for question in dataset.test_questions:
+            answers, context = [gold.text for gold in question.answers], question.context.text
+            answer, sentence = best_answer(question.text, context), best_sentence(question.text, context)
+            scores.append((f1(answer, answers), exact_match(answer, answers), f1(sentence, answers), f1("", answers)))
+        overlap, exact, sentence, empty = map(fmean, zip(*scores))
+        found = {"overlap_f1": overlap, "overlap_exact_match": exact, "sentence_f1": sentence}
+        return found | ({"empty_f1": empty} if empty else {})
 
 
 class QuestionAnsweringModule(TaskModule):

@@ -58,6 +58,10 @@ class Task(Spec, abstract=True):
         """The module that evaluates a finished model, without what only training needs."""
         return self.build(model, dataset)
 
+    def floors(self, dataset: Any, split: Any) -> dict[str, float]:
+        """What is reached on `split` without a model, for example by always predicting the most frequent class."""
+        return {}
+
 
 class TaskModule(nn.Module):
     """Computes the loss of a batch; DDP and FSDP wrap it as a whole."""
@@ -75,6 +79,11 @@ class TaskModule(nn.Module):
     def compute_loss(self, *inputs: Tensor) -> Losses:
         """A pure function of tensors, so that it can be compiled and recorded."""
         raise NotImplementedError
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """Networks on the meta device that run with the weights of `model`: the same model at other image sizes."""
+        return []
 
     @property
     def flops(self) -> int:

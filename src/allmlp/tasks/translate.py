@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Dataset, InMemory, Split
 from allmlp.data.parallel_corpus import TranslationBatch, TranslationDataset, source_ids
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
@@ -56,6 +56,14 @@ class Translation(Task):
     def build_evaluator(self, model: Model, dataset: TranslationDataset) -> TaskModule:
         return self.replace(eval_pairs=None).build(model, dataset)
 
+    def floors(self, dataset: TranslationDataset, split: InMemory) -> dict[str, float]:
+        """BLEU of the source sentences as they are: names and numbers are the same in both languages."""
+        source, _, reference = split.examples
+        copies = [dataset.tokenizer.decode(row) for row in source.tolist()]
+        metrics = TranslationMetrics()
+        sums = metrics.statistics(copies, [dataset.references[number] for number in reference.tolist()])
+        return {"copy_bleu": metrics.compute(sums)["bleu"]}
+
 
 class TranslationModule(TaskModule):
     def __init__(self, spec: Translation, model: Model, dataset: TranslationDataset) -> None:
@@ -68,9 +76,10 @@ class TranslationModule(TaskModule):
             raise UserError(
                 f"the rows have {dataset.seq_len} tokens, the model reads {max_tokens}: set data.seq_len={max_tokens}"
             )
-        self.eval_pairs = min(spec.eval_pairs or len(dataset.test), len(dataset.test))
-        self.last_reference = int(dataset.test.fetch(torch.tensor([self.eval_pairs - 1])).reference_index)
-        """`reference_index` of the last test pair to decode."""
+        splits = [split for split in (dataset.validation, dataset.test) if split is not None]
+        self.eval_splits = [EvalSplit.of(split, spec.eval_pairs) for split in splits]
+        self.evaluated = self.eval_splits[-1]
+        """The split that was evaluated last."""
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -117,9 +126,11 @@ class TranslationModule(TaskModule):
         sums = torch.zeros(3, dtype=torch.float64, device=model.device)
         statistics = torch.zeros(len(TranslationMetrics.names) + 1, dtype=torch.float64)
         for source, target, reference in batches:
+            if len(reference):
+                self.evaluated = [split for split in self.eval_splits if split.first <= int(reference[0])][-1]
             losses = self.token_losses(model, source.long(), target.long(), target.long())
             sums += torch.stack([part.sum() for part in losses]).double()
-            decoded = reference <= self.last_reference
+            decoded = reference <= self.evaluated.last
             statistics += self.statistics(model, source[decoded].long(), reference[decoded].tolist())
         loss_sum, correct, count = sums
         *totals, pairs = statistics.to(model.device)
@@ -133,9 +144,22 @@ class TranslationModule(TaskModule):
         return torch.tensor([*sums, len(texts)], dtype=torch.float64)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
-        sums = [round(means[name] * self.eval_pairs) for name in TranslationMetrics.names]
+        sums = [round(means[name] * self.evaluated.pairs) for name in TranslationMetrics.names]
         others = {name: mean for name, mean in means.items() if name not in TranslationMetrics.names}
         return {**self.metrics.compute(sums), "perplexity": perplexity(means["loss"]), **others}
+
+
+class EvalSplit(NamedTuple):
+    """The first `pairs` of a split, which are decoded, and the `reference_index` of the first and the last of them."""
+
+    pairs: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, split: Split, limit: int | None) -> EvalSplit:
+        pairs = min(limit or len(split), len(split))
+        return cls(pairs, *split.fetch(torch.tensor([0, pairs - 1])).reference_index.tolist())
 
 
 class TranslationMetrics:

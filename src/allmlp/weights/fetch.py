@@ -45,7 +45,7 @@ def locate(name: str, notify: Callable[[str], object] = lambda text: None, **opt
     preprocessing = None
     if row is not None:
         stats = row.normalization
-        preprocessing = ImagePreprocessing(stats.mean, stats.std, crop_pct=stats.crop)
+        preprocessing = ImagePreprocessing(stats.mean, stats.std, crop_pct=stats.crop_pct)
     if path.exists():
         return LocatedModel(path, preprocessing if path.is_file() else None)
     if row is not None and name == row.name:

@@ -178,7 +178,7 @@ def read_spec(folder: Path) -> ModelSpec:
     except (OSError, UnicodeError, OverflowError) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
     if not isinstance(spec, ModelSpec):
-        raise UserError(f"{file} describes {type(spec).__name__}, which is not a model")
+        raise UserError(f"{file} contains {type(spec).__name__}, which is not a model")
     return spec
 
 

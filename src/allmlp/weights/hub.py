@@ -1,4 +1,4 @@
-"""Models in the habits of the Hugging Face hub: a folder with a card, and a repository made of it."""
+"""The Hugging Face Hub: save a model with a model card, and upload it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allmlp.weights.folder import CONFIG, WEIGHTS, save
 from allmlp.weights.model_card import README, card
 
 FILES = (README, CONFIG, WEIGHTS, PREPROCESSING_FILE, *TOKENIZER_FILES)
-"""What belongs to a model; a run's checkpoints and logs stay where they are."""
+"""The files of a model that are uploaded; checkpoints and logs of a run are not."""
 
 
 def save_pretrained(
@@ -78,11 +78,11 @@ def upload(
     repo_id: str,
     token: str | bool | None = None,
     private: bool | None = None,
-    commit_message: str = "A model of allmlp",
+    commit_message: str = "Upload model with allmlp",
     branch: str | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Make the repository where there is none, and put the files of a model in it in one commit."""
+    """Create the repository if it does not exist, and upload the files of a model in one commit."""
     api = require("huggingface_hub", "hub").HfApi(token=token)
     try:
         repository = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
@@ -96,8 +96,8 @@ def upload(
             revision=branch,
             create_pr=create_pr,
         )
-    except Exception as reason:  # it reports missing rights, names and networks in a dozen types
+    except Exception as reason:  # the library raises many types for missing names, networks and permissions
         raise UserError(
-            f"cannot push to {repo_id} on the hub: {one_line(reason)}; log in with `hf auth login`, or give token="
+            f"cannot push to {repo_id} on the Hub: {one_line(reason)}; log in with `hf auth login`, or pass token="
         ) from None
     return str(done)

@@ -1,4 +1,4 @@
-"""The README.md beside a model, which the hub shows as its card: what it is, how it was trained and judged, its use."""
+"""The model card: a README.md that describes a model, its usage, training and results, as the Hub shows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS = {
     "span": "question-answering",
     "translation": "translation",
 }
-"""What a text model gives -> the hub's name for it."""
+"""The task of a text model -> the Hub's name for it."""
 RUN_FIELDS = (
     "data",
     "task",
@@ -37,7 +37,7 @@ RUN_FIELDS = (
     "precision",
     "init_from",
 )
-"""Fields of a run that its card shows."""
+"""Fields of a run that the card shows."""
 
 
 def card(
@@ -47,18 +47,18 @@ def card(
     run: Path | None = None,
     license: str | None = None,
 ) -> str:
-    """The card of a model called `title`, with what the run in the folder `run` says about its training."""
+    """The card of a model called `title`, with training and results from the run in the folder `run`."""
     cost = measure(spec)
     sections = [
         front_matter(spec, inputs, license),
         f"# {title}",
-        f"{sentence_about(spec, inputs)} {cost.parameters / 1e6:,.2f} M parameters, {cost.macs / 1e9:,.3f} G "
-        f"multiply-adds per example. Made with allmlp {__version__}.",
-        "## Sentence",
+        f"{summary(spec, inputs)} {cost.parameters / 1e6:,.2f} M parameters, {cost.macs / 1e9:,.3f} G "
+        f"multiply-adds per example. Saved by allmlp {__version__}.",
+        "## Architecture",
         code(format_spec(spec), "python"),
-        "## Use",
+        "## Usage",
         code(usage(title, spec), "python"),
-        *preparation(inputs),
+        *preprocessing(inputs),
         *training(run),
         "## License",
         license or "Not stated.",
@@ -67,7 +67,7 @@ def card(
 
 
 def front_matter(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None, license: str | None) -> str:
-    """What the hub reads."""
+    """The metadata that the Hub reads."""
     lines = ["---", "library_name: allmlp", "tags:", "- allmlp", *(f"- {tag}" for tag in tags(spec))]
     kind = pipeline(spec, inputs)
     lines += [f"pipeline_tag: {kind}"] if kind else []
@@ -76,7 +76,7 @@ def front_matter(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing
 
 
 def tags(spec: ModelSpec) -> list[str]:
-    """The kinds of token mixing in the model."""
+    """The model's kinds of token mixing."""
     kinds = {type(part).__name__ for part in spec.children()}
     names = {"TokenMlp": "mlp-mixer", "TokenLinear": "resmlp", "SpatialGatingUnit": "gmlp", "Attention": "transformer"}
     return [tag for kind, tag in names.items() if kind in kinds]
@@ -89,12 +89,12 @@ def pipeline(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | N
     return "image-classification" if spec.input_size and getattr(spec, "head", True) else None
 
 
-def sentence_about(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None) -> str:
-    input_spec = f"A model that reads {spec.input_spec.replace(' image', ' images')}"
+def summary(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None) -> str:
+    text = f"Input: {spec.input_spec}."
     if inputs is None or not inputs.class_names:
-        return f"{input_spec}."
+        return text
     shown = ", ".join(inputs.class_names[:20]) + (", ..." if len(inputs.class_names) > 20 else "")
-    return f"{input_spec} and names one of {len(inputs.class_names)} classes ({shown})."
+    return f"{text} {len(inputs.class_names)} classes: {shown}."
 
 
 def usage(title: str, spec: ModelSpec) -> str:
@@ -103,19 +103,19 @@ def usage(title: str, spec: ModelSpec) -> str:
         stem = spec.stem
         if isinstance(stem, PatchEmbed):
             shape = (1, stem.in_chans, *stem.img_size)
-            lines.append(f"scores = model(torch.randn({', '.join(map(str, shape))}))")
+            lines.append(f"logits = model(torch.randn({', '.join(map(str, shape))}))")
         else:
-            lines.append(f"scores = model(torch.randint({stem.vocab_size}, (1, {stem.tokens})))")  # type: ignore[attr-defined]
+            lines.append(f"logits = model(torch.randint({stem.vocab_size}, (1, {stem.tokens})))")  # type: ignore[attr-defined]
     return "\n".join(lines)
 
 
-def preparation(inputs: ImagePreprocessing | TextPreprocessing | None) -> list[str]:
+def preprocessing(inputs: ImagePreprocessing | TextPreprocessing | None) -> list[str]:
     if isinstance(inputs, ImagePreprocessing):
         return [
-            f"Pixels are divided by 255, less the mean {list(inputs.mean)}, over the deviation {list(inputs.std)}; "
-            f"of the short side {inputs.crop_pct:.1%} are kept. `allmlp predict FOLDER picture.jpg` does all of it."
+            f"Preprocessing: a center crop of {inputs.crop_pct:.1%} of the short side, pixels divided by 255, mean "
+            f"{list(inputs.mean)}, standard deviation {list(inputs.std)}, as in `allmlp predict FOLDER image.jpg`."
         ]
-    return ['The tokenizer lies beside the weights: `allmlp predict FOLDER "a text"`.'] if inputs else []
+    return ['Preprocessing: the tokenizer in this folder, as in `allmlp predict FOLDER "a text"`.'] if inputs else []
 
 
 def code(text: str, language: str) -> str:
@@ -126,17 +126,16 @@ def code(text: str, language: str) -> str:
 
 
 def training(run: Path | None) -> list[str]:
-    """How the model was trained and what it reached, as far as the folder of its run tells."""
+    """How the model was trained and its results, as recorded in the folder of the run."""
     if run is None:
         return []
     record, results = read_record(run / RUN), last_evaluation(run / METRICS)
     sections = []
     if record:
         rows = [f"| {name} | {shown} |" for name in RUN_FIELDS if (shown := show(record.get("run", {}).get(name)))]
-        rows += [
-            f"| {name} | {record[name]} |" for name in ("allmlp", "torch", "device", "processes") if name in record
-        ]
-        command = record.get("command")
+        about = {**record.get("environment", {}), "processes": record.get("processes", 1)}
+        rows += [f"| {name} | {about[name]} |" for name in ("allmlp", "torch", "device", "processes") if name in about]
+        command = about.get("command")
         text = f"allmlp {shlex.join(map(str, command[1:]))}" if isinstance(command, list) else ""
         sections += ["## Training", "\n".join(["| | |", "|---|---|", *rows])]
         sections += [code(without_folders(text), "")] if text else []
@@ -156,7 +155,7 @@ def read_record(file: Path) -> dict[str, Any]:
 
 
 def last_evaluation(file: Path) -> dict[str, Any]:
-    """The numbers of the last evaluation in a run's metrics."""
+    """The metrics of a run's last evaluation."""
     try:
         lines = file.read_text(encoding="utf8").splitlines()
     except (OSError, UnicodeError):
@@ -172,7 +171,7 @@ def last_evaluation(file: Path) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-    """A field of a run in a few words: of a spec its kind and what is set in it."""
+    """A field of a run as text; of a spec its kind and its plain fields."""
     if not isinstance(value, dict):
         return "" if value is None else without_folders(str(value))
     fields = [f"{name} {show(part)}" for name, part in value.items() if name != "kind" and plain(part)]
@@ -184,5 +183,5 @@ def plain(value: Any) -> bool:
 
 
 def without_folders(text: str) -> str:
-    """Names of files without where they lie on the machine that trained."""
+    """Remove the folders of absolute paths, which only exist on the machine that trained the model."""
     return re.sub(r"(?<![\w.:/])~?/(?:[^/\s='\"]+/)+", "", text)

@@ -73,7 +73,7 @@ def pretrained(
         raise UserError(f"only models of this library can be resized; first run allmlp convert {name} FOLDER")
     trained = spec.pretrained()
     return Pretrained(
-        trained.model.to(device).eval(), ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop)
+        trained.model.to(device).eval(), ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop_pct)
     )
 
 

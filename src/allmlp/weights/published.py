@@ -19,13 +19,13 @@ class NormalizationStats(NamedTuple):
     name: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    crop: float = 0.875
+    crop_pct: float = 0.875
 
 
 HALF = NormalizationStats("-1 to 1", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 PLAIN = NormalizationStats("0 to 1", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 IMAGENET = NormalizationStats("ImageNet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-WIDE = IMAGENET._replace(crop=0.9)
+WIDE = IMAGENET._replace(crop_pct=0.9)
 """With the crop of FAIR's README."""
 
 

@@ -1,7 +1,7 @@
-"""Files of tensors: .npz, .safetensors, and .pth, .pt or .bin, in and out.
+"""Read and write tensor files: .npz, .safetensors, and .pth, .pt or .bin.
 
-A file from elsewhere is read without running what is in it, and never takes much more memory than it has bytes: what it
-claims is compared with its size first. Plain files are mapped, so that a tensor is read when it is used.
+Untrusted files are safe to read: no code in them is executed, and the sizes they declare are compared with the size of
+the file before memory is allocated. Uncompressed files are memory-mapped, so that a tensor is read when it is used.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from torch import Tensor
 from allmlp.errors import UserError, one_line
 from allmlp.files import write_atomically
 
-FILES = ".npz, .safetensors and .pth, .pt or .bin can be read"
-ROOM, RATIO = 2**24, 4
-"""What grows when it is unpacked may have 16 MiB and four times its own size: trained weights hardly compress."""
-PIECE = 2**20
-NAMES, HEADER = 2**24, 10**8
-"""Bytes of a pickle without the numbers in it, and of a safetensors header: this is the format's own bound."""
+SUPPORTED = "supported are .npz, .safetensors, .pth, .pt and .bin"
+SLACK_BYTES, MAX_EXPANSION = 2**24, 4
+"""Unpacked data may have 16 MiB plus four times its compressed size: trained weights hardly compress."""
+CHUNK = 2**20
+MAX_PICKLE_BYTES, MAX_HEADER_BYTES = 2**24, 10**8
+"""Of a pickle without its tensor data, and of a safetensors header, for which this is the format's own limit."""
 PLAIN = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)|torch \w+Storage|torch (Size|device)"
     r"|torch (bfloat|float|int|uint|bool)\d*"
 )
-"""What the pickle of a state dict is made of."""
+"""The globals in the pickle of a state dict."""
 WRAPPERS = ("model", "state_dict")
-"""Where a training checkpoint keeps the weights."""
+"""Keys of the weights in a training checkpoint."""
 
 
 def read(file: Path) -> dict[str, Tensor]:
-    """The tensors of a weights file, whose kind its first bytes tell."""
+    """The tensors of a weights file; its type is detected from the first bytes."""
     if not file.is_file():
-        raise UserError(f"{file} is not there; name a weights file or a model folder")
+        raise UserError(f"{file} does not exist; name a weights file or a model folder")
     try:
         with file.open("rb") as stream:
             start = stream.read(9)
-        # A safetensors file begins with the length of its header, whose bytes may look like anything.
+        # A safetensors file begins with the length of its header, which may look like the magic bytes of another type.
         header = int.from_bytes(start[:8], "little")
         if start.endswith(b"{") and header < file.stat().st_size:
-            if header > HEADER:
-                raise UserError(f"{file} is no safetensors file: it claims {header:,} bytes of names")
+            if header > MAX_HEADER_BYTES:
+                raise UserError(f"{file} is not a valid safetensors file: it declares a header of {header:,} bytes")
             return read_safetensors(file)
         if start.startswith(b"PK"):
             with zipfile.ZipFile(file) as archive:
@@ -61,11 +61,11 @@ def read(file: Path) -> dict[str, Tensor]:
         if start.startswith(b"\x80"):
             return read_pickle(file)
     except UserError as reason:
-        # A name in a damaged file may hold anything, a line break too.
+        # Names in a damaged file may contain any character, including line breaks.
         raise UserError("".join(letter if letter.isprintable() else "?" for letter in str(reason))) from None
-    except Exception as reason:  # what the readers raise for damaged bytes is of a dozen kinds
+    except Exception as reason:  # the readers raise many types for damaged files
         raise UserError(f"{file} is damaged or not a weights file: {one_line(reason)}") from None
-    raise UserError(f"{file} is not a weights file; {FILES}")
+    raise UserError(f"{file} is not a weights file; {SUPPORTED}")
 
 
 # --- safetensors -------------------------------------------------------------------------------------------
@@ -88,48 +88,48 @@ def write_safetensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_npz(file: Path) -> dict[str, Tensor]:
-    """The arrays of an .npz file. Each header is checked before its numbers are read."""
+    """The arrays of an .npz file. The header of each is checked before its data are read."""
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
-            raise UserError(f"{file} is compressed as numpy never does it; save it again with numpy.savez")
-        if sum(member.file_size for member in members) > ROOM + RATIO * file.stat().st_size:
-            raise UserError(f"{file} claims far more numbers than a file of its size can hold; it is refused")
+            raise UserError(f"{file} has a compression that numpy does not use; save it again with numpy.savez")
+        if sum(member.file_size for member in members) > SLACK_BYTES + MAX_EXPANSION * file.stat().st_size:
+            raise UserError(f"{file} declares far more data than a file of its size can hold; it was rejected")
         arrays: dict[str, Tensor] = {}
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in arrays:
-                raise UserError(f"{file} has {name} twice")
+                raise UserError(f"{file} contains {name} twice")
             with archive.open(member) as stream:
                 arrays[name] = torch.from_numpy(read_array(f"{file}: {name}", stream, member.file_size))
     return arrays
 
 
 def read_array(where: str, stream: IO[bytes], size: int) -> np.ndarray:
-    """One array of plain floats that is exactly `size` bytes with its header."""
+    """One floating-point array that has exactly `size` bytes with its header."""
     if np.lib.format.read_magic(stream) != (1, 0):
-        raise UserError(f"{where} is not a plain array")
-    shape, columns_first, dtype = np.lib.format.read_array_header_1_0(stream)
+        raise UserError(f"{where} is not an array in version 1.0 of the .npy format")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
     if dtype.kind != "f" or dtype.itemsize > 8:
-        raise UserError(f"{where} holds {dtype} numbers, not weights; float16, float32 and float64 can be read")
+        raise UserError(f"{where} has dtype {dtype}; only float16, float32 and float64 are supported")
     length = math.prod(shape) * dtype.itemsize
     if length != size - stream.tell():
-        raise UserError(f"{where} claims the shape {list(shape)}, but has {size - stream.tell()} bytes")
-    numbers = np.empty(length, np.uint8)
-    for start in range(0, length, PIECE):
-        piece = stream.read(min(PIECE, length - start))
-        if len(piece) != min(PIECE, length - start):
-            raise UserError(f"{where} is cut short")
-        numbers[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
-    # The checksum is compared where a stream ends.
+        raise UserError(f"{where} declares the shape {list(shape)}, but has {size - stream.tell()} bytes")
+    data = np.empty(length, np.uint8)
+    for start in range(0, length, CHUNK):
+        chunk = stream.read(min(CHUNK, length - start))
+        if len(chunk) != min(CHUNK, length - start):
+            raise UserError(f"{where} is truncated")
+        data[start : start + len(chunk)] = np.frombuffer(chunk, np.uint8)
+    # zipfile verifies the checksum at the end of the stream.
     if stream.read(1):
-        raise UserError(f"{where} is longer than it says")
-    array = numbers.view(dtype).reshape(shape, order="F" if columns_first else "C")
+        raise UserError(f"{where} is longer than it declares")
+    array = data.view(dtype).reshape(shape, order="F" if fortran_order else "C")
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def write_npz(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """As numpy.savez, one array after the other. bfloat16, which numpy does not know, is written as float32."""
+    """Like numpy.savez, one array at a time. bfloat16, which numpy lacks, is written as float32."""
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w") as archive:
@@ -145,67 +145,67 @@ def write_npz(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .pth, .pt or .bin file, which may lie under `model` or `state_dict`.
+    """The tensors of a .pth, .pt or .bin file, possibly under the key `model` or `state_dict`.
 
-    A pickle can run code when it is read. Only torch's own reader for plain tensors sees one here, and only a file in
-    which nothing but plain tensors is named.
+    Unpickling can run code. The pickle is scanned first, and rejected if it refers to anything but plain tensors; then
+    it is loaded by torch with weights_only=True.
     """
     zipped = zipfile.is_zipfile(file)
     if zipped:
         check_archive(file)
     else:
         with file.open("rb") as stream:
-            for _ in range(4):  # a magic number, the version, the kind of machine, the state dict
+            for _ in range(4):  # magic number, protocol version, system info, state dict
                 check_pickle(file, stream)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch warns of, it also refuses
-            # A file of before torch 1.6 is not a zip archive and cannot be mapped into memory.
+            warnings.simplefilter("ignore")  # torch also rejects what it warns about
+            # Files from before torch 1.6 are not zip archives and cannot be memory-mapped.
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError:
         raise UserError(
-            f"{file} is damaged or holds more than weights; loading it could run code, so it is refused"
+            f"{file} is damaged or contains more than weights; loading it could run code, so it was rejected"
         ) from None
     tensors = unwrap(content)
     if not isinstance(tensors, dict) or not tensors:
-        raise UserError(f"{file} holds no state dict: save model.state_dict()")
+        raise UserError(f"{file} contains no state dict: save model.state_dict()")
     return check_tensors(file, tensors)
 
 
 def check_archive(file: Path) -> None:
-    """torch stores its records as they are: a compressed one could grow without bound. Every checksum must fit."""
+    """Reject compressed records, which torch never writes and which could expand without bound; verify checksums."""
     with zipfile.ZipFile(file) as archive:
         records = archive.infolist()
         if any(record.compress_type != zipfile.ZIP_STORED for record in records):
-            raise UserError(f"{file} is compressed, as torch never writes it; it is refused")
+            raise UserError(f"{file} is compressed, which torch.save never does; it was rejected")
         damaged = archive.testzip()
         if damaged is not None:
-            raise UserError(f"{file} is damaged: the checksum of {damaged} does not fit")
+            raise UserError(f"{file} is damaged: the checksum of {damaged} does not match")
         for record in records:
             if record.filename.endswith(".pkl"):
-                if record.file_size > NAMES:
-                    raise UserError(f"{file} has more than names and shapes beside its numbers; it is refused")
+                if record.file_size > MAX_PICKLE_BYTES:
+                    raise UserError(f"{file} has a pickle of {record.file_size:,} bytes; it was rejected")
                 check_pickle(file, io.BytesIO(archive.read(record)))
 
 
 def check_pickle(file: Path, stream: IO[bytes]) -> None:
-    """Walk through one pickle without obeying it: whom it would call, and how many numbers it claims."""
-    size, start, claimed = file.stat().st_size, stream.tell(), 0
-    for code, argument, place in pickletools.genops(stream):
+    """Scan one pickle without executing it: which globals it refers to, and how many elements it declares."""
+    size, start, declared = file.stat().st_size, stream.tell(), 0
+    for code, argument, position in pickletools.genops(stream):
         if code.name == "GLOBAL" and not PLAIN.fullmatch(str(argument)):
             raise more_than_weights(file, str(argument).replace(" ", "."))
         if code.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
             raise more_than_weights(file, argument or "a call")
-        # What stands between a mark and its use is ("storage", its type, its name, "cpu", how many numbers).
-        claimed = 0 if code.name == "MARK" else max(claimed, argument if isinstance(argument, int) else 0)
-        if code.name == "BINPERSID" and claimed > size:
-            raise UserError(f"{file} is damaged: it claims {claimed:,} numbers, more than the file holds")
-        if place is not None and place - start > NAMES:
-            raise UserError(f"{file} has more than names and shapes before its numbers; it is refused")
+        # Between MARK and BINPERSID: ("storage", type, name, "cpu", number of elements).
+        declared = 0 if code.name == "MARK" else max(declared, argument if isinstance(argument, int) else 0)
+        if code.name == "BINPERSID" and declared > size:
+            raise UserError(f"{file} is damaged: it declares {declared:,} elements, more than the file holds")
+        if position is not None and position - start > MAX_PICKLE_BYTES:
+            raise UserError(f"{file} has a pickle of more than {MAX_PICKLE_BYTES:,} bytes; it was rejected")
 
 
 def more_than_weights(file: Path, what: object) -> UserError:
-    return UserError(f"{file} holds more than plain tensors ({what}); loading it could run code, so it is refused")
+    return UserError(f"{file} contains more than plain tensors ({what}); loading it could run code, so it was rejected")
 
 
 def unwrap(content: Any) -> Any:
@@ -216,18 +216,18 @@ def unwrap(content: Any) -> Any:
 
 
 def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
-    """Plain tensors by name, and no more numbers than the file has room for: a view can repeat one for ever."""
+    """Check that all values are plain tensors, no larger together than the file: an expanded view can have any size."""
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise UserError(f"{file}: {name!r} is not a tensor; save model.state_dict()")
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
             raise UserError(f"{file}: {name} is not a plain tensor")
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > file.stat().st_size:
-        raise UserError(f"{file} is damaged: its tensors claim more numbers than the file holds")
+        raise UserError(f"{file} is damaged: its tensors declare more elements than the file holds")
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        # Two names may stand for one tensor; each gets its own.
+        # Tied tensors are separated.
         pointer = tensor.untyped_storage().data_ptr()
         found[name] = tensor.detach().clone() if pointer in seen else tensor.detach()
         seen.add(pointer)
@@ -235,13 +235,13 @@ def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
 
 
 def write_pickle(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A part of a larger tensor is copied, for torch would write the whole."""
+    """Views of larger tensors are copied: torch would write the whole storage."""
     state = {
-        name: tensor.clone(memory_format=torch.contiguous_format) if is_part(tensor) else tensor.contiguous()
+        name: tensor.clone(memory_format=torch.contiguous_format) if is_view(tensor) else tensor.contiguous()
         for name, tensor in tensors.items()
     }
     write_atomically(file, lambda temporary: torch.save(state, temporary))
 
 
-def is_part(tensor: Tensor) -> bool:
+def is_view(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()

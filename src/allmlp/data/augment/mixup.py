@@ -12,12 +12,10 @@ from allmlp.errors import UserError
 from allmlp.spec import NonNegative, Rate, Spec
 
 
-def one_hot(
-    labels: Tensor, num_classes: int, label_smoothing: float = 0.0, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def one_hot(labels: Tensor, num_classes: int, label_smoothing: float = 0.0) -> Tensor:
     """Labels (int64, b) as target probabilities (b k), `label_smoothing` of the mass spread over all classes."""
     hot = labels[:, None] == torch.arange(num_classes, device=labels.device)
-    return hot.to(dtype) * (1 - label_smoothing) + label_smoothing / num_classes
+    return hot * (1 - label_smoothing) + label_smoothing / num_classes
 
 
 class Mixup(Spec):

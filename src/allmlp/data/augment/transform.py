@@ -58,9 +58,9 @@ class Augment(Transform):
         return images
 
 
-def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def to_float(images: Tensor) -> Tensor:
     """Convert uint8 images to floats in [0, 1]; floats are returned unchanged."""
-    return images if images.is_floating_point() else images.to(dtype) / 255
+    return images if images.is_floating_point() else images / 255
 
 
 def draw_uniforms(images: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from allmlp.kernels.launch import autotune, launching
+
 ACT_CODES = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 FAST_GELU = 4
 BLOCK_C = 256
@@ -87,7 +89,7 @@ def activate_with_grad(z, ACT: tl.constexpr):
     return z, z * 0 + 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def forward_kernel(
     x_ptr, bias_ptr, y_ptr, R, C, D,
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -102,15 +104,14 @@ def forward_kernel(
     tl.store(y_ptr + offsets, activate(x, ACT).to(y_ptr.dtype.element_ty), in_bounds)
 
 
-# Tile rows and warps. The interpreter has nothing to time, so one configuration is enough there.
+# Tile rows and warps.
 CONFIGS = [
     triton.Config({"BLOCK_R": rows}, num_warps=warps) for rows, warps in ((16, 8), (8, 8), (4, 8), (4, 4), (2, 4))
 ]
-CONFIGS = CONFIGS[:1] if triton.knobs.runtime.interpret else CONFIGS
 
 
-@triton.autotune(CONFIGS, key=["C", "HAS_BIAS", "ACT"])
-@triton.jit
+@autotune(CONFIGS, default=0, key=["C", "HAS_BIAS", "ACT"])
+@triton.jit(do_not_specialize=["R"])
 def backward_kernel(
     x_ptr, bias_ptr, dy_ptr, y_ptr, dx_ptr, sum_ptr, R, C, D,
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
@@ -144,10 +145,11 @@ def forward(x: Tensor, bias: Tensor | None, act: str) -> Tensor:
     channels, y = x.shape[-1], torch.empty_like(x)
     rows = x.numel() // channels
     run: Any = forward_kernel
-    run[(triton.cdiv(rows, 16), triton.cdiv(channels, BLOCK_C))](
-        x, bias, y, rows, channels, x.shape[-2],
-        HAS_BIAS=bias is not None, ACT=act_code(act, x.dtype), BLOCK_R=16, BLOCK_C=BLOCK_C, num_warps=8,
-    )  # fmt: skip
+    with launching("activation", x):
+        run[(triton.cdiv(rows, 16), triton.cdiv(channels, BLOCK_C))](
+            x, bias, y, rows, channels, x.shape[-2],
+            HAS_BIAS=bias is not None, ACT=act_code(act, x.dtype), BLOCK_R=16, BLOCK_C=BLOCK_C, num_warps=8,
+        )  # fmt: skip
     return y
 
 
@@ -160,8 +162,9 @@ def backward(x: Tensor, bias: Tensor | None, dy: Tensor, act: str) -> tuple[Tens
     grid = -(-rows // ROWS_PER_PROGRAM), -(-channels // BLOCK_C)
     partial_sums = x.new_empty((grid[1], rows) if bias is not None else (grid[0], channels), dtype=torch.float32)
     run: Any = backward_kernel
-    run[grid](
-        x, bias, dy, y, dx, partial_sums, rows, channels, width,
-        HAS_BIAS=bias is not None, ACT=act_code(act, x.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C,
-    )  # fmt: skip
+    with launching("activation_backward", x):
+        run[grid](
+            x, bias, dy, y, dx, partial_sums, rows, channels, width,
+            HAS_BIAS=bias is not None, ACT=act_code(act, x.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C,
+        )  # fmt: skip
     return y, dx, partial_sums.view(-1, width).sum(0) if bias is not None else partial_sums.sum(0)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from allmlp.kernels.activation.triton import BLOCK_C, CONFIGS, ROWS_PER_PROGRAM, act_code, activate, activate_with_grad
+from allmlp.kernels.launch import autotune, launching
 
 
 def empty_partial_sums(h: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def empty_partial_sums(h: Tensor) -> Tensor:
     return torch.empty(programs, 4, h.shape[2] // 2, dtype=torch.float32, device=h.device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def gate_kernel(
     h_ptr, f_ptr, b_ptr, g_ptr, R, C, S, stride_h,
     ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -43,15 +44,16 @@ def gate(h: Tensor, f: Tensor, b: Tensor, act: str) -> Tensor:
     g = torch.empty_like(f)
     rows, channels = f.shape[0] * f.shape[1], f.shape[2]
     run: Any = gate_kernel
-    run[(triton.cdiv(rows, 16), triton.cdiv(channels, BLOCK_C))](
-        h, f, b, g, rows, channels, f.shape[1], h.stride(1),
-        ACT=act_code(act, h.dtype), BLOCK_R=16, BLOCK_C=BLOCK_C, num_warps=8,
-    )  # fmt: skip
+    with launching("gate", h):
+        run[(triton.cdiv(rows, 16), triton.cdiv(channels, BLOCK_C))](
+            h, f, b, g, rows, channels, f.shape[1], h.stride(1),
+            ACT=act_code(act, h.dtype), BLOCK_R=16, BLOCK_C=BLOCK_C, num_warps=8,
+        )  # fmt: skip
     return g
 
 
-@triton.autotune(CONFIGS, key=["C", "ACT"])
-@triton.jit
+@autotune(CONFIGS, default=0, key=["C", "ACT"])
+@triton.jit(do_not_specialize=["R"])
 def gate_backward_kernel(
     h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, sum_ptr, R, C, S, stride_h,
     ACT: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
@@ -85,23 +87,23 @@ def gate_backward(
     col_blocks = -(-channels // BLOCK_C)
     db = torch.empty(col_blocks, rows, dtype=torch.float32, device=h.device)
     run: Any = gate_backward_kernel
-    run[(len(partial_sums), col_blocks)](
-        h, f, b, dg, g, df, dh, db, partial_sums, rows, channels, f.shape[1], h.stride(1),
-        ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C,
-    )  # fmt: skip
+    with launching("gate_backward", h):
+        run[(len(partial_sums), col_blocks)](
+            h, f, b, dg, g, df, dh, db, partial_sums, rows, channels, f.shape[1], h.stride(1),
+            ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C,
+        )  # fmt: skip
     return g, df, db.view(-1, f.shape[1]).sum(0)
 
 
-# Rows and warps of a program that holds whole rows. The interpreter has nothing to time: one configuration is enough.
+# Rows and warps of a program that holds whole rows.
 ROW_CONFIGS = [
     triton.Config({"BLOCK_R": rows}, num_warps=warps)
     for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8))
 ]
-ROW_CONFIGS = ROW_CONFIGS[4:5] if triton.knobs.runtime.interpret else ROW_CONFIGS
 
 
-@triton.autotune(ROW_CONFIGS, key=["BLOCK_C", "ACT"])
-@triton.jit
+@autotune(ROW_CONFIGS, default=4, key=["BLOCK_C", "ACT"])
+@triton.jit(do_not_specialize=["R"])
 def norm_kernel(
     h_ptr, mask_ptr, weight_ptr, bias_ptr, n_ptr, mean_ptr, rstd_ptr, R, C, stride_h, eps,
     ACT: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
@@ -130,15 +132,16 @@ def norm(
     n = h.new_empty(batch, tokens, channels)
     mean, rstd = (torch.empty(batch, tokens, dtype=torch.float32, device=h.device) for _ in range(2))
     run: Any = norm_kernel
-    run[lambda config: (triton.cdiv(batch * tokens, config["BLOCK_R"]),)](
-        h[..., channels:], mask, weight, bias, n, mean, rstd, batch * tokens, channels, h.stride(1), eps,
-        ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, BLOCK_C=triton.next_power_of_2(channels),
-    )  # fmt: skip
+    with launching("gated_mlp_norm", h):
+        run[lambda config: (triton.cdiv(batch * tokens, config["BLOCK_R"]),)](
+            h[..., channels:], mask, weight, bias, n, mean, rstd, batch * tokens, channels, h.stride(1), eps,
+            ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, BLOCK_C=triton.next_power_of_2(channels),
+        )  # fmt: skip
     return n, mean, rstd
 
 
-@triton.autotune(ROW_CONFIGS, key=["BLOCK_C", "ACT"])
-@triton.jit
+@autotune(ROW_CONFIGS, default=4, key=["BLOCK_C", "ACT"])
+@triton.jit(do_not_specialize=["R"])
 def norm_backward_kernel(
     h_ptr, mask_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dn_ptr, n_ptr, dh_ptr, sum_ptr, R, C, stride_h,
     ACT: tl.constexpr, HAS_MASK: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
@@ -193,10 +196,11 @@ def norm_backward(
     """N (recomputed). Writes dH2 to the second half of `dh`; sums of dH2, dweight, dbias to `partial_sums[:, 1:]`."""
     n, channels = torch.empty_like(dn), dn.shape[2]
     run: Any = norm_backward_kernel
-    run[(len(partial_sums),)](
-        h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], partial_sums,
-        dn.shape[0] * dn.shape[1], channels, h.stride(1),
-        ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, ROWS_PER_PROGRAM=ROWS_PER_PROGRAM,
-        BLOCK_C=triton.next_power_of_2(channels),
-    )  # fmt: skip
+    with launching("gated_mlp_norm_backward", h):
+        run[(len(partial_sums),)](
+            h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], partial_sums,
+            dn.shape[0] * dn.shape[1], channels, h.stride(1),
+            ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, ROWS_PER_PROGRAM=ROWS_PER_PROGRAM,
+            BLOCK_C=triton.next_power_of_2(channels),
+        )  # fmt: skip
     return n

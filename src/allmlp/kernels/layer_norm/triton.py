@@ -14,16 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows and warps of a program. The interpreter has nothing to time: one configuration is enough there.
+from allmlp.kernels.launch import autotune, launching
+
+# Rows and warps of a program.
 ROW_CONFIGS = [
     triton.Config({"BLOCK_R": rows}, num_warps=warps) for rows, warps in ((1, 1), (1, 4), (2, 4), (4, 4), (4, 8))
 ]
 
 
-@triton.autotune(
-    ROW_CONFIGS[2:3] if triton.knobs.runtime.interpret else ROW_CONFIGS, key=["BLOCK_C", "WRITE_NORM", "WRITE_STATS"]
-)
-@triton.jit
+@autotune(ROW_CONFIGS, default=2, key=["BLOCK_C", "WRITE_NORM", "WRITE_STATS"])
+@triton.jit(do_not_specialize=["R"])
 def kernel(
     x_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, deferred_bias_ptr, R, C, stride_x, stride_y, eps,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DEFERRED_BIAS: tl.constexpr,
@@ -64,12 +64,13 @@ def launch(
     rows = x.numel() // channels
     assert x.is_contiguous() or x.dim() == 2 or x.stride(0) == x.shape[1] * x.stride(1), "rows must be evenly spaced"
     run: Any = kernel
-    run[lambda config: (triton.cdiv(rows, config["BLOCK_R"]),)](
-        x, y, *(stats or (None, None)), weight, bias, deferred_bias, rows, channels,
-        x.stride(-2), 0 if y is None else y.stride(-2), eps,
-        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_DEFERRED_BIAS=deferred_bias is not None,
-        WRITE_NORM=y is not None, WRITE_STATS=stats is not None, BLOCK_C=triton.next_power_of_2(channels),
-    )  # fmt: skip
+    with launching("layer_norm", x):
+        run[lambda config: (triton.cdiv(rows, config["BLOCK_R"]),)](
+            x, y, *(stats or (None, None)), weight, bias, deferred_bias, rows, channels,
+            x.stride(-2), 0 if y is None else y.stride(-2), eps,
+            HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_DEFERRED_BIAS=deferred_bias is not None,
+            WRITE_NORM=y is not None, WRITE_STATS=stats is not None, BLOCK_C=triton.next_power_of_2(channels),
+        )  # fmt: skip
 
 
 def layer_norm_stats(x: Tensor, eps: float, deferred_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -99,7 +100,7 @@ TRANSPOSED_CONFIGS = [
 ]
 
 
-@triton.autotune(TRANSPOSED_CONFIGS[:1] if triton.knobs.runtime.interpret else TRANSPOSED_CONFIGS, key=["C", "WIDTH"])
+@autotune(TRANSPOSED_CONFIGS, default=0, key=["C", "WIDTH"])
 @triton.jit
 def transposed_kernel(
     x_ptr, y_ptr, weight_ptr, bias_ptr, deferred_bias_ptr, S, WIDTH, stride_xb, stride_xs, stride_yb, stride_yc, eps,
@@ -150,8 +151,9 @@ def layer_norm_transposed(
     assert x.stride(2) == 1, "channels must be contiguous"
     y = x.new_empty(batch, channels, width)
     run: Any = transposed_kernel
-    run[lambda config: (triton.cdiv(width, config["BLOCK_S"]), batch)](
-        x, y, weight, bias, deferred_bias, tokens, width, *x.stride()[:2], *y.stride()[:2], eps, C=channels,
-        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_DEFERRED_BIAS=deferred_bias is not None,
-    )  # fmt: skip
+    with launching("layer_norm_transposed", x):
+        run[lambda config: (triton.cdiv(width, config["BLOCK_S"]), batch)](
+            x, y, weight, bias, deferred_bias, tokens, width, *x.stride()[:2], *y.stride()[:2], eps, C=channels,
+            HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_DEFERRED_BIAS=deferred_bias is not None,
+        )  # fmt: skip
     return y

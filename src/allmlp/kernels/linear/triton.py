@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.activation.triton import FAST_GELU, act_code, activate
+from allmlp.kernels.launch import autotune, launching, num_sms
 from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 
 TANH_APPROX_GELU = 5
@@ -58,14 +59,11 @@ CONFIGS = [
 ]
 
 
-# The interpreter has nothing to time: one configuration is enough there.
-@triton.autotune(
-    CONFIGS if COMPILED else CONFIGS[:1], key=["wave_bucket", "N", "K", "BLOCK_K", "ACT", "HAS_RESIDUAL", "WRITE_STATS"]
-)
-@triton.jit
+@autotune(CONFIGS, default=1, key=["is_large", "N", "K", "BLOCK_K", "ACT", "HAS_RESIDUAL", "WRITE_STATS"])
+@triton.jit(do_not_specialize=["M", "is_large"])
 def kernel(
     x_desc, w_desc, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
-    M, wave_bucket,
+    M, is_large,
     N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, NUM_SMS: tl.constexpr,
     HAS_DEQUANT_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_QUANT_SCALE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, WRITE_STATS: tl.constexpr, ACT: tl.constexpr, EPILOGUE_N: tl.constexpr,
@@ -158,19 +156,17 @@ def launch(
 ) -> None:
     dequant_scale, bias, quant_scale, residual = epilogue
     descriptors = [None if t is None else TensorDescriptor.from_tensor(t, [16, 16]) for t in (x, weight, y, residual)]
-    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
-    code = act_code(act, y.dtype)
-    # The fastest configuration depends on the number of waves, not on the exact batch size.
-    rows, wave_bucket = len(x), (len(x) // (128 * num_sms)).bit_length()
+    rows, sms, code = len(x), num_sms(x.device), act_code(act, y.dtype)
     run: Any = kernel
-    run[lambda config: (num_sms * config["CTAS_PER_SM"],)](
-        *descriptors, dequant_scale, bias, quant_scale, *(stats or (None, None)),
-        rows if COMPILED else tl.constexpr(rows), wave_bucket,
-        N=len(weight), K=x.shape[1], BLOCK_K=BLOCK_K_BYTES // x.element_size(), NUM_SMS=num_sms,
-        HAS_DEQUANT_SCALE=dequant_scale is not None, HAS_BIAS=bias is not None,
-        HAS_QUANT_SCALE=quant_scale is not None, HAS_RESIDUAL=residual is not None, WRITE_STATS=stats is not None,
-        ACT=TANH_APPROX_GELU if code == FAST_GELU and COMPILED else code, EPILOGUE_N=EPILOGUE_N,
-    )  # fmt: skip
+    with launching("linear", x):
+        run[lambda config: (sms * config["CTAS_PER_SM"],)](
+            *descriptors, dequant_scale, bias, quant_scale, *(stats or (None, None)),
+            rows if COMPILED else tl.constexpr(rows), int(rows >= 128 * sms),
+            N=len(weight), K=x.shape[1], BLOCK_K=BLOCK_K_BYTES // x.element_size(), NUM_SMS=sms,
+            HAS_DEQUANT_SCALE=dequant_scale is not None, HAS_BIAS=bias is not None,
+            HAS_QUANT_SCALE=quant_scale is not None, HAS_RESIDUAL=residual is not None, WRITE_STATS=stats is not None,
+            ACT=TANH_APPROX_GELU if code == FAST_GELU and COMPILED else code, EPILOGUE_N=EPILOGUE_N,
+        )  # fmt: skip
 
 
 def linear(
@@ -192,13 +188,14 @@ def linear_stats(
     launch(x, weight, y, epilogue, act, (means, sums_sq_dev))
     mean, rstd = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
     run: Any = merge_stats_kernel
-    run[(triton.cdiv(len(x), 256),)](
-        means, sums_sq_dev, mean, rstd, len(x), eps, PARTS=parts, EPILOGUE_N=EPILOGUE_N, BLOCK_M=256
-    )
+    with launching("merge_stats", x):
+        run[(triton.cdiv(len(x), 256),)](
+            means, sums_sq_dev, mean, rstd, len(x), eps, PARTS=parts, EPILOGUE_N=EPILOGUE_N, BLOCK_M=256
+        )
     return y, mean, rstd
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def merge_stats_kernel(
     means_ptr, sums_sq_dev_ptr, mean_ptr, rstd_ptr, M, eps,
     PARTS: tl.constexpr, EPILOGUE_N: tl.constexpr, BLOCK_M: tl.constexpr,

@@ -32,10 +32,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from allmlp.kernels.activation.reference import ActivationName
+from allmlp.kernels.launch import launching, num_sms
 from allmlp.kernels.token_mix import triton as portable
-from allmlp.kernels.token_mix.reference import Combine, TokenMixEpilogue
+from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
 from allmlp.kernels.token_mix.triton import (
-    PackedMatrix,
     apply_epilogue,
     combine_other,
     epilogue_flags,
@@ -129,7 +129,7 @@ def consumer(
     tma.store_wait(0)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["B"])
 def kernel(
     x_desc, a_desc, y_desc, other_desc,
     bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr, folded_row_sum_ptr,
@@ -191,10 +191,10 @@ def token_mix(
     (batch, tokens, channels), rows = x.shape, len(weight)
     other = epilogue.other if combine != "none" else None
     num_tiles = batch * triton.cdiv(rows, BLOCK_M) * triton.cdiv(channels, BLOCK_C)
-    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    sms = num_sms(x.device)
     loaded = [tensor for tensor in (x, weight, other) if tensor is not None]
     loadable = all(is_tma_aligned(tensor) and tensor.dtype == x.dtype for tensor in loaded) and channels % 8 == 0
-    fits = rows > BLOCK_M // 2 and tokens <= MAX_TOKENS and num_tiles >= num_sms
+    fits = rows > BLOCK_M // 2 and tokens <= MAX_TOKENS and num_tiles >= sms
     if not (loadable and fits and act == "none" and x.dtype in (torch.bfloat16, torch.float16)):
         return portable.token_mix(x, matrix, epilogue, act, combine)
     y = x.new_empty(batch, rows, channels)
@@ -202,14 +202,15 @@ def token_mix(
     if epilogue.mean is not None and epilogue.rstd is not None:
         weight, mean_offset, folded_row_sum = fold_norm(weight[0], epilogue.mean, epilogue.rstd)
     run: Any = kernel
-    run[(min(num_tiles, num_sms),)](
-        descriptor(x, BLOCK_K, BLOCK_C), descriptor(weight, BLOCK_M, BLOCK_K), descriptor(y, BLOCK_M, BLOCK_C),
-        descriptor(y if other is None else other, BLOCK_M, BLOCK_C),
-        epilogue.bias, epilogue.norm_weight, epilogue.norm_bias, mean_offset, row_sum, epilogue.deferred_bias,
-        folded_row_sum, epilogue.layer_scale,
-        batch, rows, channels, 0 if mean_offset is None else rows, int(mean_offset is not None),
-        K=tokens, BLOCK_M=BLOCK_M, BLOCK_C=BLOCK_C, BLOCK_K=BLOCK_K, STAGES=STAGES,
-        **epilogue_flags(epilogue, combine),
-        num_warps=NUM_WARPS,
-    )  # fmt: skip
+    with launching("token_mix (Hopper)", x):
+        run[(min(num_tiles, sms),)](
+            descriptor(x, BLOCK_K, BLOCK_C), descriptor(weight, BLOCK_M, BLOCK_K), descriptor(y, BLOCK_M, BLOCK_C),
+            descriptor(y if other is None else other, BLOCK_M, BLOCK_C),
+            epilogue.bias, epilogue.norm_weight, epilogue.norm_bias, mean_offset, row_sum, epilogue.deferred_bias,
+            folded_row_sum, epilogue.layer_scale,
+            batch, rows, channels, 0 if mean_offset is None else rows, int(mean_offset is not None),
+            K=tokens, BLOCK_M=BLOCK_M, BLOCK_C=BLOCK_C, BLOCK_K=BLOCK_K, STAGES=STAGES,
+            **epilogue_flags(epilogue, combine),
+            num_warps=NUM_WARPS,
+        )  # fmt: skip
     return y

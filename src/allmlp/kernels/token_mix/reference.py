@@ -37,6 +37,20 @@ class TokenMixEpilogue(NamedTuple):
     layer_scale: Tensor | None = None
 
 
+class PackedMatrix(NamedTuple):
+    """A matrix over tokens as the kernels read it: rows aligned to 16 bytes, and their sums."""
+
+    weight: Tensor
+    row_sum: Tensor
+
+    @classmethod
+    def pack(cls, weight: Tensor) -> PackedMatrix:
+        rows, cols = weight.shape
+        storage = weight.new_zeros(rows, -(-cols // 16) * 16)
+        storage[:, :cols] = weight
+        return cls(storage[:, :cols], storage.float().sum(1))
+
+
 def prologue(x: Tensor, epilogue: TokenMixEpilogue) -> Tensor:
     """P(X), b k c."""
     if epilogue.deferred_bias is not None:
@@ -49,9 +63,14 @@ def prologue(x: Tensor, epilogue: TokenMixEpilogue) -> Tensor:
 
 
 def token_mix(
-    x: Tensor, matrix: Tensor, epilogue: TokenMixEpilogue, act: ActivationName = "none", combine: Combine = "none"
+    x: Tensor,
+    matrix: PackedMatrix | Tensor,
+    epilogue: TokenMixEpilogue,
+    act: ActivationName = "none",
+    combine: Combine = "none",
 ) -> Tensor:
-    z = torch.matmul(matrix, prologue(x, epilogue))
+    weight = matrix.weight if isinstance(matrix, PackedMatrix) else matrix
+    z = torch.matmul(weight, prologue(x, epilogue))
     if epilogue.bias is not None:
         z = z + epilogue.bias[:, None]
     z = activate(z, act)

@@ -17,7 +17,7 @@ So X goes from memory to the tensor cores unchanged, loaded by TMA where its row
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -27,23 +27,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.activation.triton import act_code, activate
-from allmlp.kernels.token_mix.reference import Combine, TokenMixEpilogue
+from allmlp.kernels.launch import autotune, launching, num_sms
+from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
 
 COMBINE_CODES = {"none": 0, "multiply": 1, "add": 2}
-
-
-class PackedMatrix(NamedTuple):
-    """A matrix over tokens as the kernel reads it: rows aligned to 16 bytes, and their sums."""
-
-    weight: Tensor
-    row_sum: Tensor
-
-    @classmethod
-    def pack(cls, weight: Tensor) -> PackedMatrix:
-        rows, cols = weight.shape
-        storage = weight.new_zeros(rows, -(-cols // 16) * 16)
-        storage[:, :cols] = weight
-        return cls(storage[:, :cols], storage.float().sum(1))
 
 
 # --- LayerNorm folded into the matrix ---------------------------------------------------------------------
@@ -76,10 +63,11 @@ def fold_norm(matrix: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tenso
     block_k = triton.next_power_of_2(tokens)
     block_m = max(1, 4096 // block_k)
     run: Any = fold_norm_kernel
-    run[(triton.cdiv(rows, block_m), batch)](
-        matrix, mean, rstd, folded, mean_offset, row_sum, rows, matrix.stride(0), mean.stride(0), *folded.stride()[:2],
-        K=tokens, BLOCK_M=block_m, BLOCK_K=block_k,
-    )  # fmt: skip
+    with launching("fold_norm", matrix):
+        run[(triton.cdiv(rows, block_m), batch)](
+            matrix, mean, rstd, folded, mean_offset, row_sum, rows, matrix.stride(0), mean.stride(0),
+            *folded.stride()[:2], K=tokens, BLOCK_M=block_m, BLOCK_K=block_k,
+        )  # fmt: skip
     return folded[:, :, :tokens], mean_offset, row_sum
 
 
@@ -112,17 +100,13 @@ CONFIGS = [
 ]
 
 
-# The interpreter has nothing to time: one configuration is enough there.
-@triton.autotune(
-    CONFIGS[-1:] if triton.knobs.runtime.interpret else CONFIGS,
-    key=["M", "K", "C", "HAS_STATS", "ACT", "COMBINE", "USE_TMA"],
-)
-@triton.jit
+@autotune(CONFIGS, default=3, key=["is_large", "M", "K", "C", "HAS_STATS", "ACT", "COMBINE", "USE_TMA"])
+@triton.jit(do_not_specialize=["is_large"])
 def kernel(
     x_desc, a_desc, y_desc, other_desc, x_ptr, a_ptr, y_ptr,
     bias_ptr, norm_weight_ptr, norm_bias_ptr, mean_offset_ptr, row_sum_ptr, deferred_bias_ptr, folded_row_sum_ptr,
     other_ptr, layer_scale_ptr,
-    M, C, stride_xb, stride_xk, stride_ab, stride_am, stride_yb, stride_ym, stride_ob, stride_om, stride_rb,
+    M, C, stride_xb, stride_xk, stride_ab, stride_am, stride_yb, stride_ym, stride_ob, stride_om, stride_rb, is_large,
     K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr,
     HAS_STATS: tl.constexpr, HAS_DEFERRED_BIAS: tl.constexpr, HAS_LAYER_SCALE: tl.constexpr,
     ACT: tl.constexpr, COMBINE: tl.constexpr, USE_TMA: tl.constexpr,
@@ -237,15 +221,18 @@ def token_mix(
     tensors = x, weight, y, other
     use_tma = all(tensor is None or is_tma_aligned(tensor) for tensor in tensors)
     descriptors = [TensorDescriptor.from_tensor(t, [1, 16, 16]) if use_tma and t is not None else None for t in tensors]
+    is_large = batch * triton.cdiv(rows, 128) * triton.cdiv(channels, 128) >= num_sms(x.device)
     run: Any = kernel
-    run[lambda config: (triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(channels, config["BLOCK_C"]), batch)](
-        *descriptors, x, weight, y,
-        epilogue.bias, epilogue.norm_weight, epilogue.norm_bias, mean_offset, row_sum, epilogue.deferred_bias,
-        folded_row_sum, other, epilogue.layer_scale,
-        rows, channels, *x.stride()[:2], 0 if mean_offset is None else weight.stride(0), weight.stride(1),
-        *y.stride()[:2], *((0, 0) if other is None else other.stride()[:2]), 0 if mean_offset is None else rows,
-        K=tokens, ACT=act_code(act, x.dtype), USE_TMA=use_tma, **epilogue_flags(epilogue, combine),
-    )  # fmt: skip
+    with launching("token_mix", x):
+        run[lambda config: (triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(channels, config["BLOCK_C"]), batch)](
+            *descriptors, x, weight, y,
+            epilogue.bias, epilogue.norm_weight, epilogue.norm_bias, mean_offset, row_sum, epilogue.deferred_bias,
+            folded_row_sum, other, epilogue.layer_scale,
+            rows, channels, *x.stride()[:2], 0 if mean_offset is None else weight.stride(0), weight.stride(1),
+            *y.stride()[:2], *((0, 0) if other is None else other.stride()[:2]), 0 if mean_offset is None else rows,
+            int(is_large),
+            K=tokens, ACT=act_code(act, x.dtype), USE_TMA=use_tma, **epilogue_flags(epilogue, combine),
+        )  # fmt: skip
     return y
 
 

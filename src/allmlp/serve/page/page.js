@@ -191,7 +191,7 @@ async function preview(file) {
     return;
   }
   const [height, width] = model.img_size;
-  const scale = Math.min(bitmap.width / width, bitmap.height / height) * model.crop;
+  const scale = Math.min(bitmap.width / width, bitmap.height / height) * model.crop_pct;
   const [wide, high] = [width * scale, height * scale];
   const enlarge = Math.min(840 / wide, 840 / high, 1);
   canvas.width = Math.max(Math.round(wide * enlarge), 1);

@@ -32,7 +32,7 @@ from allmlp.weights.formats.format import (
     reshape_from_source,
     square_img_size,
 )
-from allmlp.weights.tensors import RATIO, ROOM, write_pickle
+from allmlp.weights.tensors import MAX_EXPANSION, SLACK_BYTES, write_pickle
 
 TITLE: str = "lucidrains'"
 
@@ -129,7 +129,7 @@ def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = dict(tensors)
     gates = [name.removesuffix("circulant_pos_x") for name in tensors if name.endswith(".sgu.circulant_pos_x")]
     given = sum(tensor.numel() for tensor in tensors.values())
-    budget = ROOM + RATIO * given
+    budget = SLACK_BYTES + MAX_EXPANSION * given
     for gate in gates:
         parts = [found.pop(gate + part, None) for part in ("weight", "circulant_pos_x", "circulant_pos_y")]
         weight, x, y = parts

@@ -1,0 +1,190 @@
+"""allmlp study."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from allmlp.cli.app import app, assignments, console, examples
+from allmlp.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from allmlp.study.definition import Overrides, Study
+    from allmlp.study.runner import Progress, Runner
+    from allmlp.study.summary import Summary
+
+LOCATIONS = ("data.path", "data.download")
+"""Fields that say where data are on this machine, not what a study is."""
+
+
+@app.command(
+    epilog=examples(
+        "allmlp study --list",
+        "allmlp study digits",
+        "allmlp study cifar10 --minutes 9 --set data.path=data/cifar10",
+        "allmlp study cifar10_mixer --sweep optim.lr=1e-3,2e-3,4e-3 --seeds 3",
+        "allmlp study cifar10 --minutes 0    (only the table and the figure of what is there)",
+    )
+)
+def study(
+    name: Annotated[
+        str | None, typer.Argument(help="A study from `allmlp study --list`, or a recipe from `allmlp list recipes`.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a recipe: values to choose from on validation, FIELD=A,B,C. Several give every product."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds evaluated on test [default: 3].", min=1)] = None,
+    val_size: Annotated[
+        int | None, typer.Option(help="With --sweep: training examples to hold out [default: 10 %].", min=1)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field, for all runs: compile=false.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/NAME if not given.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Work for this long: only runs that will end in time are started.", min=0)
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs side by side, unless the study compares seconds.", min=1)] = 1,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Repeat runs that have failed.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
+) -> None:
+    """Run a table of runs with seeds: tune on validation, evaluate once on test. Can be stopped and continued.
+
+    Every run is a process of its own and leaves one line in records.jsonl; the same command continues where it stopped,
+    also on another machine that has this file. The table (table.md, table.csv) and the figure are made from it.
+    """
+    if list_all:
+        list_studies()
+        return
+    if name is None:
+        raise UserError("name a study or a recipe; `allmlp study --list` shows the studies")
+
+    from allmlp.study import records
+    from allmlp.study.runner import Runner
+
+    chosen = assignments(overrides or [])
+    locations = {field: value for field, value in chosen.items() if field in LOCATIONS}
+    options = {field: value for field, value in chosen.items() if field not in LOCATIONS}
+    made = make_study(name, sweep or [], seeds, options, locations, val_size)
+    folder = out or Path("studies") / made.name
+    terminal = sys.stderr.isatty()
+    with records.locked(folder):
+        runner = Runner(made, folder, locations, device, jobs, minutes, retry_failed, say, show if terminal else None)
+        try:
+            now = runner.run()
+        except KeyboardInterrupt:
+            say(f"stopped; nothing that is recorded is lost. Continue with the same command: {repeat()}")
+            raise
+        report(now, runner)
+
+
+def make_study(
+    name: str, sweeps: list[str], seeds: int | None, options: Overrides, locations: Overrides, val_size: int | None
+) -> Study:
+    import dataclasses
+
+    from allmlp.recipes import recipes
+    from allmlp.studies import studies
+    from allmlp.study.definition import sweep
+
+    if name in studies():
+        if sweeps or val_size:
+            raise UserError(f"{name} is a study with settings of its own: --sweep and --val-size are for recipes")
+        study = dataclasses.replace(studies()[name].make(), options=options)
+    elif name.partition("/")[0] in recipes():
+        choices = {field: split_values(values) for field, values in assignments(sweeps).items()}
+        study = sweep(name, choices, options, locations, val_size)
+    else:
+        raise UserError(f"unknown study or recipe {name!r}{did_you_mean(name, [*studies(), *recipes()])}")
+    return dataclasses.replace(study, seeds=seeds or study.seeds)
+
+
+def split_values(text: str) -> list[str]:
+    values = [value.strip() for value in text.split(",")]
+    if not all(values) or len(set(values)) < len(values):
+        raise UserError(f"--sweep takes FIELD=A,B,C with different values, not {text!r}")
+    return values
+
+
+def list_studies() -> None:
+    from allmlp.studies import studies
+
+    width = max(map(len, studies())) + 2
+    for name, declared in studies().items():
+        summary = " ".join(declared.text.partition("\n\n")[0].split())
+        first, *rest = wrap(summary, 100 - width) or [""]
+        print(f"{name:<{width}}{first}", *(" " * width + line for line in rest), sep="\n")
+
+
+def say(text: str) -> None:
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{clear}{text}", file=sys.stderr, flush=True)
+
+
+def show(line: str) -> None:
+    print(f"\r\x1b[K  {line[:90]}", end="", file=sys.stderr, flush=True)
+
+
+def repeat() -> str:
+    import shlex
+
+    return shlex.join(["allmlp", *sys.argv[1:]])
+
+
+def report(now: Progress, runner: Runner) -> None:
+    """Tables, figure, and one last line that says what is left."""
+    from allmlp.log import format_duration
+    from allmlp.study.figure import draw
+    from allmlp.study.runner import expected_seconds, portions
+    from allmlp.study.summary import summarize, write
+
+    summary = summarize(now)
+    if now.done:
+        write(summary, runner.out)
+        drawn = draw(summary, runner.out)
+        print_tables(summary)
+        print(f"table.md, table.csv{' and figure.png, figure.svg' if drawn else ''} in {runner.out}")
+    for text in now.stale:
+        print(f"stale, not used, runs again: {text} changed")
+    if len(summary.data) > 1:
+        print("warning: the final runs had different data (data.sha256 in records.jsonl)")
+    for row, reason in {**now.hopeless, **runner.unstarted}.items():
+        print(f"{row}: {reason}")
+    left = [*now.ready, *now.later]
+    total = len(now.done) + len(left)
+    if not left:
+        print(f"study {summary.name}: complete, {total} runs")
+        return
+    durations = [expected_seconds(trial, now.records) for trial in left]
+    known = [duration for duration in durations if duration is not None]
+    text = f"study {summary.name}: {len(now.done)} of {total} runs done, {len(left)} left"
+    if len(known) == len(durations):
+        text += f", about {format_duration(sum(known) / runner.jobs)}"
+        if runner.minutes:
+            count = portions(known, 60 * runner.minutes, runner.jobs)
+            text += f" in {count} {'portion' if count == 1 else 'portions'} of {runner.minutes:g} minutes"
+    print(f"{text}; continue with: {repeat()}")
+
+
+def print_tables(summary: Summary) -> None:
+    from rich.table import Table
+
+    from allmlp.study.summary import final_table, tuning_table
+
+    tables = {"Chosen on validation": tuning_table(summary)} if summary.tuning else {}
+    tables[f"On test, equal {summary.compared}; mean ± half a 95 % interval"] = final_table(summary)
+    for title, (header, *rows) in tables.items():
+        print(title)
+        view = Table(box=None, pad_edge=False, header_style="bold")
+        for number, column in enumerate(header):
+            view.add_column(column, justify="left" if number < 2 else "right")
+        for row in rows:
+            view.add_row(*row)
+        console().print(view)
+        print()

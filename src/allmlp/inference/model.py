@@ -1,0 +1,143 @@
+"""What `fast` returns: a module with the frozen weights of a conversion, for one device and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from allmlp.errors import UserError
+from allmlp.inference.graphs import CudaGraphs
+from allmlp.kernels.launch import device_guard
+from allmlp.models.encoder import EncoderModel
+
+RECONVERT = "convert the original again with allmlp.fast(model)"
+
+
+@torch.no_grad()
+def copy_frozen(model: EncoderModel, dtype: torch.dtype) -> EncoderModel:
+    """A copy of the model in `dtype`, in eval mode and without gradients."""
+    with torch.device("meta"):
+        copy = model.spec.build()
+    state = model.state_dict().items()
+    cast = {name: value.to(dtype if value.is_floating_point() else None, copy=True) for name, value in state}
+    copy.load_state_dict(cast, assign=True)
+    assert isinstance(copy, EncoderModel)
+    return copy.eval().requires_grad_(False)
+
+
+class FastModel(nn.Module):
+    """A module for inference on the device and in the dtype it was converted for.
+
+    Its parameters are frozen, and fused weights are buffers. It can be copied, pickled, and given the `state_dict` of
+    another conversion of the same model; training it, or moving it, is refused. On a GPU, calls replay CUDA graphs,
+    which a copy captures anew. Several threads may call it.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.dtype, self.device_type = dtype, device.type
+        self.graphs = CudaGraphs()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def run(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...], kind: Any = None) -> Tensor:
+        """compute(*inputs), in a CUDA graph on a GPU; `kind` tells apart what `compute` may be."""
+        device = self.device
+        for x in inputs:
+            if x.device != device:
+                raise UserError(
+                    f"the input is on {x.device} and the model on {device}: move it with .to({str(device)!r})"
+                )
+        with torch.autocast(device.type, enabled=False):  # dtypes are fixed at conversion
+            # In a capture of the caller's, the kernels become part of that graph.
+            if device.type == "cuda" and len(inputs[0]) and not torch.cuda.is_current_stream_capturing():
+                return self.graphs.replay(compute, inputs, self.dtype, kind)
+            with torch.no_grad(), device_guard(device):
+                return compute(*(x.to(self.dtype) if x.is_floating_point() else x for x in inputs))
+
+    # --- what is refused ---------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            raise UserError(f"a fast model is for inference only: train the original, then {RECONVERT}")
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Behind .to(), .cuda(), .half() and the like: they may not change anything."""
+        asked = fn(torch.empty(0, device=self.device, dtype=self.dtype))
+        if (asked.device, asked.dtype) != (self.device, self.dtype):
+            dtype = str(self.dtype).removeprefix("torch.")
+            raise UserError(f"a fast model stays on {self.device} in {dtype}: {RECONVERT} on the other device or dtype")
+        self.graphs = CudaGraphs()
+
+        def keep_dtype(tensor: Tensor) -> Tensor:
+            """Some weights are more precise than the model's dtype on purpose, others less."""
+            new = fn(tensor)
+            return new if new.dtype == tensor.dtype else tensor
+
+        return super()._apply(keep_dtype, recurse)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        own = {name: (value.shape, value.dtype) for name, value in self.state_dict().items()}
+        given = {name: (value.shape, value.dtype) for name, value in state_dict.items()}
+        if own != given:
+            raise UserError(
+                f"these are not the weights of the same fast model: load them into the original, then {RECONVERT}"
+            )
+        self.graphs = CudaGraphs()
+        return super().load_state_dict(state_dict, strict, assign)
+
+    # --- copies ------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["graphs"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.graphs = CudaGraphs()
+        if self.device.type != self.device_type:
+            raise UserError(f"this model was converted on {self.device_type}, not {self.device.type}: {RECONVERT} here")
+
+
+class UnfusedModel(FastModel):
+    """A model whose blocks cannot be fused: compiled on a GPU, as it is on a CPU."""
+
+    def __init__(self, model: EncoderModel, dtype: torch.dtype) -> None:
+        super().__init__(dtype, model.device)
+        self.spec = model.spec
+        self.model = copy_frozen(model, dtype)
+        self.eval()
+        self.compile_on_gpu()
+
+    def compile_on_gpu(self) -> None:
+        if self.device_type == "cuda":
+            self.model.compile()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.compile_on_gpu()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """As `forward` of the original."""
+        given: dict[str, Any] = {"x": x, "mask": mask, **options}
+        given = {name: value for name, value in given.items() if value is not None}
+        names = tuple(given)
+        if not all(isinstance(value, Tensor) and len(value) == len(x) for value in given.values()):
+            # Such as a cache or an embedding: these have no batch dimension.
+            with torch.no_grad(), device_guard(self.device), torch.autocast(self.device.type, enabled=False):
+                return self.model.forward(**given)
+
+        def compute(*tensors: Tensor) -> Tensor:
+            if tensors[0].is_cuda:
+                for tensor in tensors:
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)  # one compilation for all batch sizes
+            return self.model(**dict(zip(names, tensors, strict=True)))
+
+        return self.run(compute, tuple(given.values()), names)

@@ -1,0 +1,98 @@
+"""What every kernel launch shares: the device guard, errors that name the kernel, and autotuning."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+AUTOTUNE = os.environ.get("ALLMLP_AUTOTUNE", "1") != "0"
+"""Whether kernels try all their configurations once per shape, or always use their default one."""
+
+
+def device_guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one: Triton, CUDA graphs and streams use the current GPU, not that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def num_sms(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; a few where the interpreter stands in for one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+class LaunchMode(threading.local):
+    synchronous = False
+
+
+MODE = LaunchMode()
+
+
+@contextmanager
+def synchronous() -> Iterator[None]:
+    """Wait for the device wherever errors are named, so that an error is raised where it happened and not later."""
+    MODE.synchronous = True
+    try:
+        yield
+    finally:
+        MODE.synchronous = False
+
+
+class naming_errors:
+    """A CUDA error inside starts with `name`, out of memory aside."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None and MODE.synchronous:
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as late:
+                error = late
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+            raise RuntimeError(f"{self.name}: {error}") from error
+
+
+LAUNCHING = threading.RLock()
+"""Triton's autotuner keeps the arguments of the launch in progress in an attribute: one launch at a time."""
+
+
+class launching(naming_errors):
+    """The context of a kernel launch on the device of `x`."""
+
+    def __init__(self, name: str, x: Tensor) -> None:
+        super().__init__(f"kernel {name}")
+        self.guard = device_guard(x.device)
+
+    def __enter__(self) -> None:
+        LAUNCHING.acquire()
+        self.guard.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            super().__exit__(kind, error, traceback)
+        finally:
+            self.guard.__exit__(kind, error, traceback)
+            LAUNCHING.release()
+
+
+def autotune(configs: list[Any], default: int, key: list[str]) -> Callable[[Any], Any]:
+    """triton.autotune over `configs`, or `configs[default]` alone in the interpreter, which has nothing to time.
+
+    `key` must not depend on the batch size beyond a few classes: every new key is a pause of a second.
+    """
+    import triton
+
+    def do_bench(call: Callable[[], Any], quantiles: tuple[float, ...]) -> Any:
+        return triton.testing.do_bench(call, warmup=5, rep=20, quantiles=quantiles)
+
+    one = triton.knobs.runtime.interpret or not AUTOTUNE
+    return triton.autotune(configs[default : default + 1] if one else configs, key=key, do_bench=do_bench)

@@ -1,0 +1,115 @@
+"""ResNet (He et al., 2016) for small images, the convolutional baseline on CIFAR.
+
+As everybody has it there: a 3 x 3 convolution in place of the 7 x 7 one and of the pooling after it. Otherwise it is
+timm's `resnet18`, whose names the weights have.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from allmlp.models.model import Model, ModelSpec
+from allmlp.models.preset import Preset
+from allmlp.spec import Count, Size
+
+
+class ResNet(ModelSpec):
+    """Stages of basic blocks. The first block of every stage but the first halves height and width.
+
+        block(x) = relu(shortcut(x) + norm(conv3x3(relu(norm(conv3x3(x))))))
+
+    shortcut is norm(conv1x1(x)) where the shape changes, else x; norm is BatchNorm. Convolutions are initialized by
+    Kaiming's rule for fan-out, the last norm of a block to zero.
+    """
+
+    widths: tuple[Count, ...] = (64, 128, 256, 512)
+    depths: tuple[Count, ...] = (2, 2, 2, 2)
+    img_size: Size = (32, 32)
+    in_chans: Count = 3
+    num_classes: Count = 10
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        return self.img_size
+
+    @property
+    def input_spec(self) -> str:
+        return "x".join(map(str, self.img_size)) + " image"
+
+    def build(self) -> ResNetModel:
+        return ResNetModel(self)
+
+
+class ResNetModel(Model[ResNet]):
+    def __init__(self, spec: ResNet) -> None:
+        super().__init__()
+        self.spec, self.checkpointing, width = spec, False, spec.widths[0]
+        self.conv1 = nn.Conv2d(spec.in_chans, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.stages: list[str] = []
+        for number, (channels, depth) in enumerate(zip(spec.widths, spec.depths, strict=True), 1):
+            strides = [1 if number == 1 else 2, *[1] * (depth - 1)]
+            blocks = [BasicBlock(channels if k else width, channels, stride) for k, stride in enumerate(strides)]
+            self.stages.append(f"layer{number}")
+            self.add_module(self.stages[-1], nn.Sequential(*blocks))
+            width = channels
+        self.fc = nn.Linear(width, spec.num_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(layer, BasicBlock):
+                nn.init.zeros_(layer.bn2.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        for stage in self.stages:
+            for block in self.get_submodule(stage).children():
+                x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+        return x.flatten(2).transpose(1, 2)
+
+    def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.fc(features.mean(1))
+
+    def dummy_inputs(self, batch_size: int = 1) -> tuple[Tensor, ...]:
+        size = (batch_size, self.spec.in_chans, *self.spec.img_size)
+        return (torch.randn(size, device=self.device, dtype=self.dtype),)
+
+    def parts(self) -> dict[str, str]:
+        return {"stem": "conv1", "stem.norm": "bn1", **{stage: stage for stage in self.stages}, "head": "fc"}
+
+    def reset_classifier(self, num_classes: int) -> Self:
+        """Replace the classifier by a new one."""
+        self.spec = self.spec.replace(num_classes=num_classes)
+        self.fc = nn.Linear(self.fc.in_features, num_classes, device=self.device, dtype=self.dtype)
+        return self
+
+    def set_grad_checkpointing(self, enable: bool = True) -> Self:
+        self.checkpointing = enable
+        return self
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, inputs: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample: nn.Module | None = None
+        if (inputs, stride) != (channels, 1):
+            projection = nn.Conv2d(inputs, channels, 1, stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return (shortcut + self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))).relu()
+
+
+PRESETS = {"resnet18_cifar": Preset(ResNet(), "ResNet", about="3x3 stem for 32 px")}

@@ -1,0 +1,100 @@
+"""The tables of the ResMLP paper, for ResMLP on CIFAR-10."""
+
+from __future__ import annotations
+
+from allmlp.recipes.ablations import cifar10_ablations
+from allmlp.study.definition import Overrides, Row, Study
+
+
+def resmlp_distillation() -> Study:
+    """A small ResMLP from labels alone, and distilled from a ResNet-18 trained here: hard and soft.
+
+    allmlp study resmlp_distillation --minutes 9
+
+    300 epochs for every student (0.8 M parameters), with the views and mixed images that the teacher sees too; one
+    teacher, of seed 0, for 100 epochs. Published gain of hard distillation on ImageNet, from RegNetY-16GF: 1.2 points
+    (ResMLP-S12, 76.6 to 77.8).
+    """
+    student: Overrides = {"model": "resmlp_nano", "budget.epochs": "300"}
+    taught: Overrides = {**student, "task.teacher": "study:teacher@0"}
+    return Study(
+        "resmlp_distillation",
+        rows={
+            "teacher": Row("cifar10_resnet18", {"budget.epochs": "100"}, seeds=1),
+            "labels": Row("cifar10_distill/labels", student),
+            "hard": Row("cifar10_distill/hard", taught),
+            "soft": Row("cifar10_distill/soft", {**taught, "task.temperature": "1"}),
+            "soft, temperature 2": Row("cifar10_distill/soft", {**taught, "task.temperature": "2"}),
+        },
+        compared="epochs",
+        metric="accuracy",
+        reference="labels",
+    )
+
+
+def resmlp_dino() -> Study:
+    """DINO on CIFAR-10 without labels for ResMLP and ViT at equal epochs: k-NN, a linear probe, and fine-tuned.
+
+    allmlp study resmlp_dino --minutes 9
+
+    200 epochs with two crops, 2,048 outputs and a teacher temperature of 0.04. Anchor: ResNet-18 with DINO, k-NN 81.3
+    at 200 epochs (Lightly's benchmark). Published linear probe of ResMLP on ImageNet: S12 67.5, S24 72.8 %.
+    """
+    pretraining: Overrides = {
+        "budget.epochs": "200",
+        "task.crops.num_local": "0",
+        "task.out_dim": "2048",
+        "task.momentum": "0.99",
+        "task.teacher_temperature": "0.04",
+        "optim.lr": "2e-3",
+    }
+    rows: dict[str, Row] = {}
+    for family in ("resmlp", "vit"):
+        model: Overrides = {"model": f"{family}_micro"}
+        start: Overrides = {**model, "init_from": f"study:{family}_dino"}
+        rows[f"{family}_dino"] = Row(
+            "cifar10_dino",
+            {**model, "model.drop_path.rate": "0.1", **pretraining},
+            metric="knn_accuracy",
+            anchor=81.3,
+            source="ResNet-18, Lightly",
+        )
+        rows[f"{family}_linear"] = Row("cifar10_probe", start)
+        rows[f"{family}_finetuned"] = Row("cifar10_finetune", start)
+        rows[f"{family}_labels"] = Row(f"cifar10_{family}", {"budget.epochs": "100"})
+    return Study("resmlp_dino", rows, compared="epochs", metric="accuracy")
+
+
+def resmlp_ablations() -> Study:
+    """ResMLP's ablations on CIFAR-10 at 100 epochs: norm, pooling, communication between patches, patch size.
+
+    allmlp study resmlp_ablations --minutes 9 --jobs 3
+    30 runs. Published on ImageNet: see `allmlp show cifar10_ablations`.
+    """
+    return Study(
+        "resmlp_ablations",
+        rows={name: Row(f"cifar10_ablations/{name}") for name in cifar10_ablations()},
+        compared="epochs",
+        metric="accuracy",
+        overrides={"budget.epochs": "100"},
+        reference="linear",
+    )
+
+
+def resmlp_warmup() -> Study:
+    """Does ResMLP train without warm-up and without LayerNorm, where ViT needs them?
+
+    allmlp study resmlp_warmup --minutes 9 --jobs 3
+    CIFAR-10, 50 epochs with AdamW, 18 runs: ResMLP with Affine and with LayerNorm, and ViT, each with 3 % warm-up and
+    without (ViT has LayerNorm in either).
+    """
+    adamw: Overrides = {"optim": '{"kind": "AdamW", "lr": 1e-3, "weight_decay": 0.05}', "budget.epochs": "50"}
+    rows: dict[str, Row] = {}
+    for name, recipe, changes in (
+        ("resmlp", "cifar10_resmlp", {}),
+        ("resmlp, LayerNorm", "cifar10_resmlp", {"model.block.norm": "LayerNorm", "model.norm": "LayerNorm"}),
+        ("vit", "cifar10_vit", {}),
+    ):
+        rows[name] = Row(recipe, {**adamw, **changes})
+        rows[f"{name}, no warm-up"] = Row(recipe, {**adamw, **changes, "schedule.warmup_fraction": "0"})
+    return Study("resmlp_warmup", rows, compared="epochs", metric="accuracy", reference="resmlp")

@@ -1,0 +1,193 @@
+"""What a study is: rows of recipes with overrides, settings to choose from, seeds, and what is held equal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from allmlp.errors import UserError, lookup
+from allmlp.recipes import runs
+from allmlp.run import Run
+from allmlp.spec import MAX_COUNT, override_all
+
+Overrides = Mapping[str, str]
+"""Fields and values as after --set."""
+Compared = Literal["seconds", "epochs", "tokens"]
+Purpose = Literal["tune", "final"]
+PARENT = "study:"
+"""An override study:ROW stands for the model that ROW gave for the same seed, study:ROW@0 for that of seed 0."""
+AT_THE_END: Overrides = {"eval_every": str(MAX_COUNT), "save_every": str(MAX_COUNT)}
+"""A run is evaluated once, when it ends; it is not resumed, so it needs no checkpoints before."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a recipe (NAME, or NAME/ROW of a table of runs) with overrides."""
+
+    recipe: str
+    overrides: Overrides = field(default_factory=dict)
+    candidates: Mapping[str, Overrides] = field(default_factory=dict)
+    """Settings to choose from on validation, by name; none: nothing is tuned."""
+    metric: str = ""
+    """Of this row, where it differs from the study's."""
+    seeds: int | None = None
+    """Of this row, where they differ from the study's."""
+    anchor: float | None = None
+    """A published value to compare with, in the unit of the metric."""
+    source: str = ""
+    """Where the anchor was published."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How the candidates are compared."""
+
+    val_size: int
+    """Training examples held out."""
+    seeds: int = 1
+    overrides: Overrides = field(default_factory=dict)
+    """Of the tuning runs only, for example a smaller budget."""
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    rows: Mapping[str, Row]
+    compared: Compared
+    """What all rows have the same amount of. Runs that compare seconds run one at a time."""
+    metric: str = ""
+    """The metric to tune and to report; the first one of the evaluation if not given."""
+    also: tuple[str, ...] = ()
+    """Further metrics to report."""
+    seeds: int = 3
+    overrides: Overrides = field(default_factory=dict)
+    """Of all rows, before their own."""
+    options: Overrides = field(default_factory=dict)
+    """Of all runs, after all others: what the user has set."""
+    tuning: Tuning | None = None
+    reference: str = ""
+    """The row that differences are taken to, over equal seeds."""
+    floor: str = "majority"
+    """The metric of an evaluation that needs no model: what any row must exceed."""
+
+    def __post_init__(self) -> None:
+        if self.reference:
+            lookup(self.reference, self.rows, f"row of {self.name}")
+        for name, row in self.rows.items():
+            if row.candidates and self.tuning is None:
+                raise UserError(f"study {self.name}: row {name} has candidates, but the study has no tuning")
+            parents = [parent(value, 0) for value in row.overrides.values() if value.startswith(PARENT)]
+            for needed, _ in parents:
+                lookup(needed, self.rows, f"row of {self.name}")
+            if parents and row.candidates:
+                raise UserError(f"study {self.name}: row {name} starts from another row, so it cannot be tuned")
+
+    @property
+    def parents(self) -> set[tuple[str, int]]:
+        """Rows and seeds whose models other rows start from."""
+        finals = (self.final_trials(row, next(iter(self.candidates(row)))) for row in self.rows)
+        return {needed for trial in itertools.chain.from_iterable(finals) for needed in trial.parents}
+
+    def metric_of(self, row: str) -> str:
+        return self.rows[row].metric or self.metric
+
+    def candidates(self, row: str) -> Mapping[str, Overrides]:
+        return self.rows[row].candidates or {"": {}}
+
+    def tuning_trials(self, row: str) -> Iterator[Trial]:
+        """The runs that choose between the candidates of a row; none where there is one candidate only."""
+        if self.tuning is None or len(self.rows[row].candidates) < 2:
+            return
+        for candidate, seed in itertools.product(self.rows[row].candidates, range(self.tuning.seeds)):
+            yield self.trial(row, candidate, seed, "tune", self.tuning.overrides, self.tuning.val_size)
+
+    def final_trials(self, row: str, candidate: str) -> Iterator[Trial]:
+        for seed in range(self.rows[row].seeds or self.seeds):
+            yield self.trial(row, candidate, seed, "final", {}, 0)
+
+    def trial(
+        self, row: str, candidate: str, seed: int, purpose: Purpose, overrides: Overrides, val_size: int
+    ) -> Trial:
+        one = self.rows[row]
+        parts = (AT_THE_END, self.overrides, one.overrides, self.candidates(row)[candidate], overrides, self.options)
+        merged = {field: value for part in parts for field, value in part.items()}
+        merged |= {"val_size": str(val_size), "seed": str(seed)}
+        return Trial(row, candidate, seed, purpose, one.recipe, merged)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study."""
+
+    row: str
+    candidate: str
+    seed: int
+    purpose: Purpose
+    recipe: str
+    overrides: Overrides
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return self.purpose, self.row, self.candidate, self.seed
+
+    @property
+    def label(self) -> str:
+        words = [self.row, self.candidate, f"seed {self.seed}", "on validation" if self.purpose == "tune" else ""]
+        return " ".join(filter(None, words))
+
+    @property
+    def parents(self) -> list[tuple[str, int]]:
+        """Rows and seeds whose models this run starts from."""
+        return [parent(value, self.seed) for value in self.overrides.values() if value.startswith(PARENT)]
+
+    @cached_property
+    def run(self) -> Run:
+        found = runs(self.recipe)
+        if len(found) != 1:
+            raise UserError(f"recipe {self.recipe} is a table: name one row, such as {next(iter(found))}")
+        try:
+            return override_all(next(iter(found.values())), self.overrides)
+        except UserError as reason:
+            raise UserError(f"{self.label}: {reason}") from None
+
+
+def parent(value: str, seed: int) -> tuple[str, int]:
+    """Row and seed of study:ROW or study:ROW@SEED."""
+    row, at, number = value.removeprefix(PARENT).partition("@")
+    return row, int(number) if at else seed
+
+
+def grid(choices: Mapping[str, Iterable[str]]) -> dict[str, Overrides]:
+    """Every combination of values, named by its overrides: grid({"optim.lr": ("1e-3", "2e-3")})."""
+    named = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    return {" ".join(f"{field}={value}" for field, value in one.items()): one for one in named}
+
+
+def sweep(
+    recipe: str,
+    choices: Mapping[str, Iterable[str]],
+    options: Overrides,
+    locations: Overrides,
+    val_size: int | None = None,
+) -> Study:
+    """A study of one recipe, or of every row of a table: tune on validation, then evaluate seeds on test.
+
+    Without `val_size`, a tenth of the training examples is held out, for which data are loaded from `locations`.
+    """
+    if both := choices.keys() & options.keys():
+        raise UserError(f"{sorted(both)[0]} is both swept and set: use either --sweep or --set")
+    found = {name: override_all(run, options) for name, run in runs(recipe).items()}
+    first = next(iter(found.values()))
+    candidates = grid(choices) if choices else {}
+    for run, one in itertools.product(found.values(), candidates.values()):
+        override_all(run, one)  # a wrong field or value is an error before data are loaded
+    val_size = val_size or first.val_size
+    if candidates and not val_size:
+        val_size = max(len(override_all(first, locations).data.load().train) // 10, 1)
+    tuning = Tuning(val_size) if candidates else None
+    rows = {name.rpartition("/")[2]: Row(name, candidates=candidates) for name in found}
+    compared: Compared = "seconds" if any(run.budget.minutes for run in found.values()) else "epochs"
+    return Study(recipe.replace("/", "_"), rows, compared, tuning=tuning, options=options)

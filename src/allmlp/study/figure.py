@@ -1,0 +1,64 @@
+"""The figure of a study: every seed, means with intervals, and differences to the reference row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allmlp.analysis.figures import COLORS, save, styled
+from allmlp.errors import MissingExtra, require
+from allmlp.study.statistics import Interval
+from allmlp.study.summary import Line, Summary, metric_title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw(summary: Summary, folder: Path) -> bool:
+    """Write figure.png and figure.svg; False where matplotlib is missing or nothing is finished."""
+    lines = [line for line in summary.lines if line.result is not None]
+    if not lines:
+        return False
+    try:
+        figure = study_figure(summary, lines)
+    except MissingExtra:
+        return False
+    for kind in ("png", "svg"):
+        save(figure, folder / f"figure.{kind}", kind)
+    return True
+
+
+@styled
+def study_figure(summary: Summary, lines: list[Line]) -> Figure:
+    differs = any(line.difference is not None for line in lines)
+    size = (8.0 if differs else 5.0, 0.9 + 0.35 * len(lines))
+    figure = require("matplotlib.figure", "analysis").Figure(figsize=size, layout="constrained")
+    left, *right = figure.subplots(1, 2 if differs else 1, sharey=True, squeeze=False)[0]
+    for height, line in enumerate(lines):
+        left.plot(list(line.values.values()), [height] * len(line.values), "o", color=COLORS[7], markersize=3, zorder=1)
+        bar(left, line.result, height, COLORS[0])
+        if line.anchor is not None:
+            left.plot(line.anchor, height, "D", color=COLORS[1], markersize=4, fillstyle="none")
+        for axis in right:
+            bar(axis, line.difference, height, COLORS[2])
+    names = [f"{line.row}\n{line.candidate}" if line.candidate else line.row for line in lines]
+    left.set_yticks(range(len(lines)), names)
+    left.set(ylim=(len(lines) - 0.5, -0.5), xlabel=metric_title(lines)[0])
+    left.set_title("mean with 95 % interval; gray: seeds" + ("; diamond: published" if has_anchor(lines) else ""))
+    for axis in right:
+        axis.axvline(0, color="black", linewidth=0.6)
+        axis.set(xlabel=f"difference to {summary.reference}", title="equal seeds, 95 % interval")
+    figure.suptitle(f"{summary.name}: equal {summary.compared}", fontsize=9)
+    return figure
+
+
+def has_anchor(lines: list[Line]) -> bool:
+    return any(line.anchor is not None for line in lines)
+
+
+def bar(axis: Axes, value: Interval | None, height: int, color: str) -> None:
+    """A mean with its interval, or the mean alone."""
+    if value is not None:
+        spread = None if value.half is None else [value.half]
+        axis.errorbar([value.mean], [height], xerr=spread, fmt="o", color=color, markersize=5, capsize=3)

@@ -1,0 +1,125 @@
+"""The records of a study: one line per finished or failed run, appended so that a crash loses none.
+
+A record is the record of the run (`run.json`, see `allmlp.training`) with the study's `row`, `recipe`, `overrides`,
+`seed`, `purpose` ("tune" or "final") and `candidate`; `wall` is the duration of the process in seconds, `jobs` how many
+ran side by side. A failed run has `failed`, the reason, in place of `result`. Where data are stored is not part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from allmlp.errors import UserError
+from allmlp.run import Run
+from allmlp.spec import from_dict, to_dict
+from allmlp.study.definition import Trial
+from allmlp.training import differences
+
+FILE = "records.jsonl"
+Record = dict[str, Any]
+
+
+class Matched(NamedTuple):
+    """The records of today's definition of a study by `Trial.key`, and why others are stale."""
+
+    records: dict[tuple[str, str, str, int], Record]
+    stale: list[str]
+
+
+def read(file: Path) -> list[Record]:
+    """The records of a file, none where there is no file; a line that was cut short by a crash is skipped."""
+    found = []
+    for line in file.read_text(encoding="utf8").splitlines() if file.exists() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
+
+
+def append(file: Path, record: Record) -> None:
+    """Add one line, and return when it is on disk."""
+    try:
+        with open(file, "ab+") as target:
+            cut_short = target.tell() and not file.read_bytes().endswith(b"\n")
+            target.write((b"\n" if cut_short else b"") + json.dumps(record).encode() + b"\n")
+            target.flush()
+            os.fsync(target.fileno())
+    except OSError as reason:
+        raise UserError(f"cannot write to {file}: {reason}") from None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process from working on the same study."""
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as reason:
+        raise UserError(f"cannot write to {folder}: {reason}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another `allmlp study` runs in {folder}: wait for it, or choose another --out") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def match(records: list[Record], trials: list[Trial]) -> Matched:
+    """The last record of each trial whose configuration is today's; records of other trials are not looked at."""
+    wanted = {trial.key: trial for trial in trials}
+    kept: dict[tuple[str, str, str, int], Record] = {}
+    stale: dict[tuple[str, str, str, int], str] = {}
+    for record in records:
+        key = record.get("purpose", "final"), record.get("row"), record.get("candidate", ""), record.get("seed")
+        if key not in wanted:
+            continue
+        trial = wanted[key]  # type: ignore[index]
+        changes = changed_fields(record, trial)
+        if changes:
+            stale[trial.key] = f"{trial.label}: {', '.join(changes)}"
+        elif "result" in record or trial.key not in kept:
+            kept[trial.key] = record
+    return Matched(kept, [text for key, text in stale.items() if key not in kept])
+
+
+def changed_fields(record: Record, trial: Trial) -> list[str]:
+    """The fields in which the recorded run differs from what would run today; new fields had their default values."""
+    if record.get("recipe") != trial.recipe:
+        return ["recipe"]
+    try:
+        before = from_dict(record.get("run"), "run")
+    except UserError as reason:
+        return [str(reason)]
+    return differences(to_dict(before), to_dict(trial.run)) if isinstance(before, Run) else ["run"]
+
+
+def make(study: str, trial: Trial, jobs: int, wall: float, found: Record) -> Record:
+    """The line of a run: `found` is its own record, with `failed` where it has failed."""
+    sets = [word for field, value in trial.overrides.items() for word in ("--set", f"{field}={value}")]
+    return {
+        "study": study,
+        "row": trial.row,
+        "recipe": trial.recipe,
+        "overrides": dict(trial.overrides),
+        "seed": trial.seed,
+        "purpose": trial.purpose,
+        "candidate": trial.candidate,
+        "jobs": jobs,
+        "wall": round(wall, 1),
+        **found,
+        # Without the folders of this machine.
+        "run": to_dict(trial.run),
+        "environment": found.get("environment", {}) | {"command": ["allmlp", "train", trial.recipe, *sets]},
+    }

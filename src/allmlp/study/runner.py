@@ -1,0 +1,386 @@
+"""Runs what is left of a study: every run in a process of its own, in portions of some minutes."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from allmlp.errors import UserError
+from allmlp.log import METRICS, format_duration, format_value
+from allmlp.study import records
+from allmlp.study.definition import PARENT, Overrides, Study, Trial, parent
+from allmlp.study.records import Record
+from allmlp.training import read_record
+
+START_UP = 60.0
+"""Seconds from the start of a process to the first step, assumed before any was measured."""
+GRACE = 30.0
+"""Seconds after which a run that is longer than was expected is stopped at the end of a portion."""
+LAST = 5
+"""Start-up times that count, the latest ones."""
+MINIMIZED = ("loss", "perplexity")
+"""Metrics whose names end so are better when lower."""
+
+
+@dataclass
+class Progress:
+    """Where a study stands: what its records say, what is left, and which candidate each row has chosen."""
+
+    study: Study
+    records: list[Record]
+    chosen: dict[str, str] = field(default_factory=dict)
+    """Row -> candidate, for rows whose tuning is complete."""
+    done: dict[tuple[str, str, str, int], Record] = field(default_factory=dict)
+    ready: list[Trial] = field(default_factory=list)
+    """What can run now, in the order of the rows."""
+    later: list[Trial] = field(default_factory=list)
+    """What waits for tuning, or for the model of another row; of candidates not chosen yet the first."""
+    stale: list[str] = field(default_factory=list)
+    hopeless: dict[str, str] = field(default_factory=dict)
+    """Rows that cannot be finished, and why."""
+
+    def value(self, record: Record) -> float:
+        """The metric of a record."""
+        values, metric = scores(record), metric_name(self.study, record)
+        if metric not in values:
+            raise UserError(f"row {record['row']} has no metric {metric!r}, but {', '.join(values)}")
+        return float(values[metric])
+
+    def metric(self, row: str) -> str:
+        finished = [record for record in self.done.values() if record["row"] == row and "result" in record]
+        return next((metric_name(self.study, record) for record in finished), self.study.metric_of(row))
+
+
+def scores(record: Record) -> dict[str, float]:
+    """The metrics of a run: on the held-out examples for a tuning run, on test for a final one."""
+    return record["result"]["validation" if record["purpose"] == "tune" else "test"]
+
+
+def metric_name(study: Study, record: Record) -> str:
+    """The metric that counts: the first one of the evaluation, unless the study names another."""
+    return study.metric_of(record["row"]) or next(iter(scores(record)))
+
+
+def is_better(metric: str, value: float, than: float) -> bool:
+    return value < than if metric.endswith(MINIMIZED) else value > than
+
+
+def progress(study: Study, found: list[Record], models: Path | None = None) -> Progress:
+    """Compare the records with the study. A recorded run whose model is needed and is not in `models` is due again."""
+    now = Progress(study, found)
+    for row in study.rows:
+        tuning = list(study.tuning_trials(row))
+        look_up(now, tuning)
+        left = [trial for trial in tuning if trial.key not in now.done]
+        now.ready += left
+        best = None if left else choose(now, row, tuning)
+        if best is None and not left:
+            now.hopeless[row] = "all candidates have failed"
+            continue
+        finals = list(study.final_trials(row, next(iter(study.candidates(row))) if best is None else best))
+        if best is None:
+            now.later += finals
+            continue
+        now.chosen[row] = best
+        look_up(now, finals)
+        now.ready += [trial for trial in finals if trial.key not in now.done]
+    wait_for_parents(now, models)
+    return now
+
+
+def look_up(now: Progress, trials: list[Trial]) -> None:
+    matched = records.match(now.records, trials)
+    now.done |= matched.records
+    now.stale += matched.stale
+
+
+def choose(now: Progress, row: str, tuning: list[Trial]) -> str | None:
+    """The candidate with the best mean over its seeds; one of which a run has failed is not chosen."""
+    if not tuning:
+        return next(iter(now.study.candidates(row)))
+    found: dict[str, list[Record]] = {}
+    for trial in tuning:
+        found.setdefault(trial.candidate, []).append(now.done[trial.key])
+    means = {
+        candidate: mean(map(now.value, runs))
+        for candidate, runs in found.items()
+        if all("result" in record for record in runs)
+    }
+    best: str | None = None
+    for candidate, value in means.items():
+        if best is None or is_better(now.metric(row), value, means[best]):
+            best = candidate
+    return best
+
+
+def wait_for_parents(now: Progress, models: Path | None) -> None:
+    """Move runs that need the model of another row behind that row, which runs again if its model is gone."""
+    again: dict[tuple[str, str, str, int], Trial] = {}
+    waiting = []
+    for trial in now.ready:
+        for row, seed in trial.parents:
+            if model_folder(models, row, seed) is None:
+                waiting.append(trial)
+                if row in now.chosen:
+                    needed = now.study.trial(row, now.chosen[row], seed, "final", {}, 0)
+                    if "failed" in now.done.get(needed.key, {}):
+                        now.hopeless[trial.row] = f"{needed.label} has failed"
+                    else:
+                        again[needed.key] = needed
+    ready = [trial for trial in now.ready if trial not in waiting]
+    first = [trial for key, trial in again.items() if key not in {one.key for one in ready}]
+    now.ready = first + ready
+    now.later += [trial for trial in waiting if trial.row not in now.hopeless]
+
+
+def model_folder(models: Path | None, row: str, seed: int) -> Path | None:
+    folder = (models or Path()) / f"{row}-{seed}"
+    return folder if models is not None and folder.is_dir() else None
+
+
+# --- how long -----------------------------------------------------------------------------------------------
+
+
+def expected_seconds(trial: Trial, found: list[Record]) -> float | None:
+    """Duration of a run with its start-up: from its budget, or from recorded runs; None where nothing is known."""
+    finished = [record for record in found if "result" in record]
+    start_ups = [record["wall"] - record["result"]["seconds"] for record in finished][-LAST:]
+    start_up, budget = max(start_ups, default=START_UP), trial.run.budget
+    rates = [rate for record in finished if (rate := seconds_per_unit(record, trial)) is not None]
+    own = [rate for record in finished if record["row"] == trial.row and (rate := seconds_per_unit(record, trial))]
+    amount = budget.epochs if budget.epochs is not None else budget.steps
+    limits = [] if budget.minutes is None else [60 * budget.minutes]
+    limits += [] if amount is None or not rates else [amount * (own[-1] if own else max(rates))]
+    return start_up + min(limits) if limits else None
+
+
+def seconds_per_unit(record: Record, trial: Trial) -> float | None:
+    """Of an epoch or step, whichever limits `trial`."""
+    budget, result = trial.run.budget, record["result"]
+    amount = result["epochs"] if budget.epochs is not None else result["steps"]
+    return result["seconds"] / amount if amount else None
+
+
+def portions(durations: list[float], portion: float, jobs: int) -> int:
+    """How many portions these runs take, each started where it fits."""
+    left, count = list(durations), 0
+    while left:
+        count += 1
+        free = [portion] * jobs
+        for duration in list(left):
+            slot = max(range(jobs), key=free.__getitem__)
+            if duration <= free[slot] or free[slot] == portion:
+                free[slot] -= duration
+                left.remove(duration)
+    return count
+
+
+# --- processes ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Process:
+    """A run under way."""
+
+    trial: Trial
+    folder: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+    began: float
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def last_line(self) -> str:
+        lines = self.log.read_text(encoding="utf8", errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+@dataclass
+class Runner:
+    """Works through a study for one portion; `say` prints a line."""
+
+    study: Study
+    out: Path
+    locations: Overrides
+    """Overrides that say where data are on this machine; not part of the records."""
+    device: str | None = None
+    jobs: int = 1
+    minutes: float | None = None
+    retry_failed: bool = False
+    say: Callable[[str], None] = print
+    show: Callable[[str], None] | None = None
+    """Shows the last line of a run while it runs."""
+
+    def __post_init__(self) -> None:
+        self.began, self.earlier = time.monotonic(), len(records.read(self.out / records.FILE))
+        self.unstarted: dict[str, str] = {}
+        self.active: list[Process] = []
+        if self.jobs > 1 and self.study.compared == "seconds":
+            raise UserError(
+                f"study {self.study.name} compares seconds: its runs take place one at a time, without --jobs"
+            )
+
+    def progress(self) -> Progress:
+        found = records.read(self.out / records.FILE)
+        if self.retry_failed:
+            found = [one for number, one in enumerate(found) if "failed" not in one or number >= self.earlier]
+        return progress(self.study, found, self.out / "models")
+
+    def left(self) -> float:
+        """Seconds of the portion that are left."""
+        return float("inf") if self.minutes is None else 60 * self.minutes - (time.monotonic() - self.began)
+
+    def run(self) -> Progress:
+        """Start what fits until nothing does. Interrupted runs leave no record."""
+        with terminations():
+            try:
+                while True:
+                    now = self.progress()
+                    self.start_what_fits(now)
+                    if not self.active:
+                        return now
+                    self.wait()
+            finally:
+                for active in self.active:
+                    self.stop(active)
+
+    def start_what_fits(self, now: Progress) -> None:
+        busy = {active.trial.key for active in self.active}
+        for trial in now.ready:
+            if len(self.active) == self.jobs:
+                return
+            if trial.key in busy or trial.row in self.unstarted:
+                continue
+            duration = expected_seconds(trial, now.records)
+            # Of a run that nothing is known about, half a portion is a chance.
+            fits = self.left() >= (30 * (self.minutes or 0) if duration is None else duration)
+            if fits and self.left() > 0:
+                about = "" if duration is None else f", about {format_duration(duration)}"
+                self.say(f"{self.count(now)} {trial.label}: started{about}")
+                self.active.append(self.start(trial))
+
+    def count(self, now: Progress) -> str:
+        return f"[{len(now.done) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"
+
+    def start(self, trial: Trial) -> Process:
+        name = "-".join(str(part) for part in trial.key)
+        folder = self.out / "runs" / "".join(letter if letter.isalnum() or letter in "._-=" else "_" for letter in name)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        environment = dict(os.environ)
+        if self.jobs > 1:
+            environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self.jobs, 1)))
+        log = folder.with_name(f"{folder.name}.log")
+        with open(log, "wb") as target:
+            command = self.command(trial, folder)
+            process = subprocess.Popen(command, stdout=target, stderr=subprocess.STDOUT, env=environment)
+        where = folder / trial.recipe.partition("/")[2]
+        return Process(trial, where, log, process, time.monotonic())
+
+    def command(self, trial: Trial, folder: Path) -> list[str]:
+        overrides = {**trial.overrides, **self.locations}
+        for name, value in trial.overrides.items():
+            if value.startswith(PARENT):
+                overrides[name] = str(model_folder(self.out / "models", *parent(value, trial.seed)))
+        words = [sys.executable, "-m", "allmlp", "train", trial.recipe, "--out", str(folder)]
+        words += ["--device", self.device] if self.device else []
+        return words + [word for item in overrides.items() for word in ("--set", "=".join(item))]
+
+    def wait(self) -> None:
+        """Until a run ends, or the portion does."""
+        while True:
+            for active in list(self.active):
+                if active.process.poll() is not None:
+                    self.active.remove(active)
+                    self.finish(active)
+                    return
+                if self.left() < -GRACE:
+                    self.active.remove(active)
+                    self.give_up(active)
+                    return
+            if self.show is not None and self.active:
+                self.show(self.active[0].last_line)
+            time.sleep(0.1)
+
+    def finish(self, active: Process) -> None:
+        """Record a run that has ended."""
+        trial, code = active.trial, active.process.returncode
+        found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
+        if code == 0 and "result" in found:
+            record = records.make(self.study.name, trial, self.jobs, active.seconds, found)
+            name = metric_name(self.study, record)
+            text = format_value(name, scores(record).get(name, math.nan))
+            trained = format_duration(found["result"]["seconds"])
+            self.say(f"{trial.label}: {name} {text}, {trained} of training, {active.seconds:.0f} s in all")
+            self.keep(active)
+            if trial.key not in self.progress().done:
+                records.append(self.out / records.FILE, record)
+        elif (active.folder / METRICS).exists() and code != 130:
+            reason = active.last_line.removeprefix("error: ") or f"ended with code {code}"
+            self.fail(active, found, f"ended by signal {-code}" if code < 0 else reason)
+        else:
+            # Nothing was trained: a fault of the set-up, not of this configuration.
+            self.unstarted[trial.row] = active.last_line.removeprefix("error: ") or f"ended with code {code}"
+            self.say(f"{trial.label}: did not start: {self.unstarted[trial.row]}")
+        shutil.rmtree(active.folder, ignore_errors=True)
+
+    def fail(self, active: Process, found: Record, reason: str) -> None:
+        found = {name: value for name, value in found.items() if name != "result"} | {"failed": reason}
+        self.say(f"{active.trial.label}: failed: {reason}")
+        records.append(
+            self.out / records.FILE, records.make(self.study.name, active.trial, self.jobs, active.seconds, found)
+        )
+
+    def keep(self, active: Process) -> None:
+        """Keep the model where another row starts from it."""
+        trial = active.trial
+        if trial.purpose == "final" and (trial.row, trial.seed) in self.study.parents:
+            target = self.out / "models" / f"{trial.row}-{trial.seed}"
+            target.parent.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.move(active.folder, target)
+
+    def give_up(self, active: Process) -> None:
+        """Stop a run at the end of a portion; one that had the whole portion will never fit and has failed."""
+        self.stop(active)
+        if active.seconds > 0.9 * 60 * (self.minutes or 0):
+            self.fail(active, {}, f"takes longer than a portion of {self.minutes:g} minutes")
+        else:
+            self.say(f"{active.trial.label}: stopped at the end of the portion, it will be repeated")
+
+    def stop(self, active: Process) -> None:
+        active.process.send_signal(signal.SIGTERM)
+        try:
+            active.process.wait(20)
+        except subprocess.TimeoutExpired:
+            active.process.kill()
+            active.process.wait()
+        shutil.rmtree(active.folder, ignore_errors=True)
+
+
+@contextmanager
+def terminations() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, so that the processes of a study do not outlive it."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,41 @@
+"""Means over seeds with 95 % intervals, and paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import NamedTuple
+
+T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom."""
+
+
+class Interval(NamedTuple):
+    """A mean and half the width of its 95 % confidence interval; None where there is one value only."""
+
+    mean: float
+    half: float | None
+    count: int
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t distribution, for many degrees of freedom by its expansion around 1.96."""
+    if freedom <= len(T_QUANTILES):
+        return T_QUANTILES[freedom - 1]
+    z = 1.959964
+    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return sum(term / freedom**power for power, term in enumerate(terms))
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of independent values, with t s / sqrt(n) on either side."""
+    count = len(values)
+    half = t_quantile(count - 1) * stdev(values) / math.sqrt(count) if count > 1 else None
+    return Interval(mean(values), half, count)
+
+
+def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Interval | None:
+    """The mean difference over the seeds that both have; None where they share none."""
+    shared = [values[seed] - reference[seed] for seed in values if seed in reference]
+    return interval(shared) if shared else None

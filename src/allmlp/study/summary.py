@@ -1,0 +1,224 @@
+"""The tables of a study, from its records."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+from allmlp.files import write_atomically
+from allmlp.log import PERCENTAGES
+from allmlp.study.records import Record
+from allmlp.study.runner import Progress, scores
+from allmlp.study.statistics import Interval, interval, paired_difference
+
+
+class Line(NamedTuple):
+    """A row of the final table. Values are in the unit of the table: percent, or as they are."""
+
+    row: str
+    candidate: str
+    metric: str
+    """With its unit."""
+    values: dict[int, float]
+    """By seed."""
+    result: Interval | None
+    difference: Interval | None
+    """To the reference row, over equal seeds."""
+    others: dict[str, Interval]
+    """The further metrics that the study reports."""
+    floor: float | None
+    anchor: float | None
+    source: str
+    parameters: int | None
+    epochs: float | None
+    seconds: float | None
+    failed: int
+
+
+class TuningLine(NamedTuple):
+    row: str
+    candidate: str
+    metric: str
+    result: Interval | None
+    failed: int
+    chosen: bool
+
+
+class Summary(NamedTuple):
+    name: str
+    compared: str
+    reference: str
+    also: tuple[str, ...]
+    lines: list[Line]
+    tuning: list[TuningLine]
+    data: set[str]
+    """Checksums of the data of the final runs: one, unless machines had different data."""
+
+
+def summarize(now: Progress) -> Summary:
+    study = now.study
+    finals = {row: runs_of(now, "final", row, now.chosen.get(row)) for row in study.rows}
+    values = {
+        row: {record["seed"]: scale(now.metric(row)) * now.value(record) for record in with_result(found)}
+        for row, found in finals.items()
+    }
+    lines = []
+    for row, one in study.rows.items():
+        finished = with_result(finals[row])
+        floors = [scores(record)[study.floor] for record in finished if study.floor in scores(record)]
+        compared = study.reference and row != study.reference and now.metric(row) == now.metric(study.reference)
+        results = [record["result"] for record in finished]
+        lines.append(
+            Line(
+                row,
+                now.chosen.get(row, ""),
+                with_unit(now.metric(row)),
+                values[row],
+                interval(list(values[row].values())) if values[row] else None,
+                paired_difference(values[row], values[study.reference]) if compared else None,
+                other_metrics(study.also, finished),
+                scale(now.metric(row)) * mean(floors) if floors else None,
+                one.anchor,
+                one.source,
+                next((result["parameters"] for result in results if "parameters" in result), None),
+                mean(result["epochs"] for result in results) if results else None,
+                mean(result["seconds"] for result in results) if results else None,
+                len(finals[row]) - len(finished),
+            )
+        )
+    tuning = [
+        tuning_line(now, row, candidate)
+        for row in study.rows
+        for candidate in dict.fromkeys(trial.candidate for trial in study.tuning_trials(row))
+    ]
+    data = {record["data"]["sha256"] for found in finals.values() for record in with_result(found) if "data" in record}
+    return Summary(study.name, study.compared, study.reference, study.also, lines, tuning, data)
+
+
+def other_metrics(names: Iterable[str], finished: list[Record]) -> dict[str, Interval]:
+    found = {
+        name: [scale(name) * scores(record)[name] for record in finished if name in scores(record)] for name in names
+    }
+    return {name: interval(values) for name, values in found.items() if values}
+
+
+def tuning_line(now: Progress, row: str, candidate: str) -> TuningLine:
+    found, metric = runs_of(now, "tune", row, candidate), now.metric(row)
+    values = [scale(metric) * now.value(record) for record in with_result(found)]
+    result, failed = interval(values) if values else None, len(found) - len(values)
+    return TuningLine(row, candidate, with_unit(metric), result, failed, now.chosen.get(row) == candidate)
+
+
+def scale(metric: str) -> float:
+    return 100.0 if any(word in metric for word in PERCENTAGES) else 1.0
+
+
+def with_unit(metric: str) -> str:
+    return f"{metric} %" if scale(metric) == 100.0 else metric
+
+
+def runs_of(now: Progress, purpose: str, row: str, candidate: str | None) -> list[Record]:
+    return [record for key, record in now.done.items() if key[:3] == (purpose, row, candidate)]
+
+
+def with_result(found: Iterable[Record]) -> list[Record]:
+    return [record for record in found if "result" in record]
+
+
+# --- text ---------------------------------------------------------------------------------------------------
+
+
+def show_interval(value: Interval | None, signed: bool = False) -> str:
+    """95.99 ± 0.12, or 95.99 for one seed."""
+    if value is None:
+        return ""
+    text = f"{value.mean:+.2f}" if signed else f"{value.mean:.2f}"
+    return text if value.half is None else f"{text} ± {value.half:.2f}"
+
+
+def show_number(value: float | None, form: str = ".2f") -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+def final_table(summary: Summary) -> list[list[str]]:
+    """Header and rows of the final table, without columns that are empty."""
+    title, several = metric_title(summary.lines)
+    header = ["row", "setting", "parameters", "seeds", "epochs", "seconds", "metric", title]
+    header += [f"to {summary.reference}", *map(with_unit, summary.also), "floor", "anchor", "failed"]
+    rows = [
+        [
+            line.row,
+            line.candidate,
+            show_number(line.parameters, ",.0f"),
+            str(len(line.values)),
+            show_number(line.epochs, ".4g"),
+            show_number(line.seconds, ".0f"),
+            line.metric if several else "",
+            show_interval(line.result),
+            show_interval(line.difference, signed=True),
+            *(show_interval(line.others.get(name)) for name in summary.also),
+            show_number(line.floor),
+            f"{show_number(line.anchor)} {f'({line.source})' if line.source else ''}".strip(),
+            str(line.failed or ""),
+        ]
+        for line in summary.lines
+    ]
+    return without_empty([header, *rows])
+
+
+def tuning_table(summary: Summary) -> list[list[str]]:
+    title, several = metric_title(summary.tuning)
+    header = ["row", "setting", "runs", "metric", f"validation {title}", "failed", "chosen"]
+    rows = [
+        [
+            line.row,
+            line.candidate,
+            str(line.result.count if line.result else 0),
+            line.metric if several else "",
+            show_interval(line.result),
+            str(line.failed or ""),
+            "yes" if line.chosen else "",
+        ]
+        for line in summary.tuning
+    ]
+    return without_empty([header, *rows])
+
+
+def metric_title(lines: Sequence[Line | TuningLine]) -> tuple[str, bool]:
+    """The heading of the results, and whether rows have different metrics."""
+    metrics = {line.metric for line in lines if line.metric}
+    return (metrics.pop(), False) if len(metrics) == 1 else ("result", bool(metrics))
+
+
+def without_empty(table: list[list[str]]) -> list[list[str]]:
+    kept = [index for index in range(len(table[0])) if any(row[index] for row in table[1:])]
+    return [[row[index] for index in kept] for row in table]
+
+
+def markdown(table: list[list[str]]) -> str:
+    header, *rows = table
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
+
+
+def write(summary: Summary, folder: Path) -> None:
+    """Write table.md, and table.csv with one line per final run."""
+    text = f"# {summary.name}\n\nEqual {summary.compared}. Mean over seeds ± half a 95 % interval (Student's t).\n\n"
+    text += markdown(final_table(summary))
+    if summary.tuning:
+        text += f"\nChosen on validation:\n\n{markdown(tuning_table(summary))}"
+    write_atomically(folder / "table.md", lambda file: file.write_text(text, encoding="utf8"))
+
+    def as_csv(file: Path) -> None:
+        with open(file, "w", encoding="utf8", newline="") as target:
+            writer = csv.writer(target)
+            writer.writerow(["row", "setting", "seed", "metric", "value", "floor", "anchor", "parameters"])
+            for line in summary.lines:
+                rest = ["" if value is None else value for value in (line.floor, line.anchor, line.parameters)]
+                for seed, value in line.values.items():
+                    writer.writerow([line.row, line.candidate, seed, line.metric, value, *rest])
+
+    write_atomically(folder / "table.csv", as_csv)

@@ -1,0 +1,135 @@
+"""The scripts of benchmarks/, small."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    found = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+# --- plain.py ------------------------------------------------------------------------------------------------
+
+
+def test_the_plain_script_shares_no_code_with_the_benchmark() -> None:
+    text = (ROOT / "plain.py").read_text(encoding="utf8")
+    assert len(text.splitlines()) <= 60
+    modules = {
+        name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
+    }
+    assert {name for name in modules if name.startswith("allmlp")} == {"allmlp"}
+
+
+def test_the_plain_script_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("timm")
+    options = "--models gmlp_ti16 --batch-size 1 --device cpu --sides eager,fast --calls 1 --rounds 2"
+    monkeypatch.setattr(sys, "argv", ["plain.py", *options.split()])
+    runpy.run_path(str(ROOT / "plain.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["eager", "fast", "matmul"]
+    for line in lines:
+        low, median, high = (
+            float(re.search(pattern, line)[1].replace(",", ""))
+            for pattern in (r"\(([\d.,]+) to", r" +([\d.,]+) \S+/s", r"to ([\d.,]+)\)")
+        )
+        assert 0 < low <= median <= high
+    assert lines[1].endswith("time / fast 1.000 (1.000 to 1.000)") and "time / fast 1.000 (1" not in lines[0]
+
+
+# --- guard.py ------------------------------------------------------------------------------------------------
+
+
+def speeds(**shares: float | None) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"share": share, "rate_per_s": 100.0, "unit": "images", "note": "" if share else "out of memory"}
+        for name, share in shares.items()
+    }
+
+
+def test_a_speed_more_than_3_percent_below_its_record_fails() -> None:
+    guard = load("guard")
+    records = speeds(a=0.5, b=0.5, c=0.5, d=0.5)
+    found = list(guard.compare_speeds(speeds(a=0.486, b=0.484, c=0.6, d=None, e=0.5), records))
+    assert [good for good, _ in found] == [True, False, True, False, False]
+    assert found[1][1] == "b: 48.4% of the matrix peak, -3.2% from 50.0%; 100 images/s"
+    assert found[3][1] == "d: out of memory" and found[4][1] == "e: no record"
+
+
+def test_an_accuracy_more_than_two_standard_errors_below_its_records_fails() -> None:
+    """Records 89, 90 and 91 %: standard deviation 1 %, of a fourth run's distance to their mean sqrt(4/3) %."""
+    guard = load("guard")
+    record = [0.89, 0.90, 0.91]
+    assert guard.compare_accuracy("run", 0.878, record) == (True, guard.compare_accuracy("run", 0.878, record)[1])
+    good, words = guard.compare_accuracy("run", 0.876, record)
+    assert not good and words == "run: accuracy 87.60%, records 90.00% with standard error 1.15%"
+    assert guard.compare_accuracy("run", 0.95, record)[0]
+    assert guard.compare_accuracy("run", 0.95, None) == (False, "run: no record")
+
+
+def test_records_are_of_one_kind_of_card(tmp_path: Path) -> None:
+    guard = load("guard")
+    file = tmp_path / "guard.json"
+    with pytest.raises(guard.UserError, match="run this with --update first"):
+        guard.read_records(file, "NVIDIA H200")
+    file.write_text(json.dumps({"environment": {"device": "NVIDIA H200"}}))
+    assert guard.read_records(file, "NVIDIA H200")
+    with pytest.raises(guard.UserError, match="is of NVIDIA H200, this is NVIDIA A100"):
+        guard.read_records(file, "NVIDIA A100")
+
+
+@pytest.mark.slow
+def test_the_guard_in_miniature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records are written, a run agrees with them, and one that is too good for it to reach is named."""
+    guard = load("guard")
+    file = tmp_path / "records" / "guard.json"
+    options = f"--device cpu --models mixer_nano --steps 10 --seconds 0.02 --records {file}".split()
+
+    def run(*more: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["guard.py", *options, *more])
+        with pytest.raises(SystemExit) as caught:
+            guard.main()
+        return int(caught.value.code or 0), capsys.readouterr().out.splitlines()
+
+    code, lines = run("--update")
+    records = json.loads(file.read_text(encoding="utf8"))
+    assert code == 0 and str(file) in lines[-1] and {"commit", "device", "command"} <= records["environment"].keys()
+    assert list(records["speeds"]) == [
+        "inference mixer_nano ours fast, batch 2",
+        "inference mixer_nano ours fast, batch 1",
+        "training mixer_nano ours eager, batch 2",
+    ]
+    assert all(0 < one["share"] < 1.5 for one in records["speeds"].values())
+    (accuracies,) = records["accuracies"].values()
+    assert len(accuracies) == guard.REPEATS and len(set(accuracies)) > 1, "each with a seed of its own"
+
+    for one in records["speeds"].values():
+        one["share"] /= 10  # whatever else this machine does meanwhile
+    file.write_text(json.dumps(records), encoding="utf8")
+    code, lines = run()
+    assert code == 0 and all(line.startswith("ok") for line in lines[-4:]), lines
+    records["speeds"]["inference mixer_nano ours fast, batch 1"]["share"] = 100.0
+    file.write_text(json.dumps(records), encoding="utf8")
+    code, lines = run()
+    assert code == 1 and [line.split()[0] for line in lines[-4:]] == ["ok", "BELOW", "ok", "ok"]

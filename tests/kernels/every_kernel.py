@@ -1,0 +1,114 @@
+"""One call of every kernel, in the ways models use it: to compile, to interpret, or to run them all.
+
+As a script it runs them on the GPU: `python tests/kernels/every_kernel.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+TOKENS, CHANNELS = 196, 768
+
+
+def defined_kernels(*stems: str) -> set[str]:
+    """Names such as linear.triton.kernel, of the kernels in files of these names."""
+    folder = Path(__file__).parents[2] / "src" / "allmlp" / "kernels"
+    return {
+        f"{file.parent.name}.{file.stem}.{name}"
+        for stem in stems
+        for file in folder.glob(f"*/{stem}.py")
+        for name in re.findall(r"^def (\w*kernel)\(", file.read_text(encoding="utf8"), re.MULTILINE)
+    }
+
+
+class Calls:
+    """The calls for a device and a dtype. Gluon and fp8 are left out where the interpreter stands in for a GPU."""
+
+    def __init__(self, device: str, dtype: torch.dtype, batch: int, interpreted: bool = False) -> None:
+        self.device, self.dtype, self.batch, self.interpreted = device, dtype, batch, interpreted
+
+    def randn(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(*shape).to(self.device, dtype or self.dtype)
+
+    def activation(self) -> None:
+        from allmlp.kernels.activation import triton as activation
+
+        x, bias = self.randn(self.batch, TOKENS, CHANNELS), self.randn(TOKENS)
+        for act in ("gelu", "gelu_tanh", "relu"):
+            activation.forward(x, bias, act)
+            activation.backward(x, None, x, act)
+        activation.backward(x, bias, x, "gelu")
+        activation.forward(x.float(), None, "gelu")
+
+    def layer_norm(self) -> None:
+        from allmlp.kernels.layer_norm import triton as layer_norm
+
+        x, weight = self.randn(self.batch, TOKENS, CHANNELS), self.randn(CHANNELS, dtype=torch.float32)
+        layer_norm.layer_norm_stats(x, 1e-6, weight)
+        layer_norm.layer_norm(x, weight, weight, 1e-6, weight)
+        layer_norm.layer_norm_transposed(x, weight, weight, 1e-6, weight, 200)
+        if not self.interpreted:
+            layer_norm.layer_norm(x, weight, None, 1e-6, weight, torch.float8_e4m3fn)
+
+    def gated_mlp(self) -> None:
+        from allmlp.kernels.gated_mlp import triton as gated
+
+        h, f = self.randn(self.batch, TOKENS, 2 * CHANNELS), self.randn(self.batch, TOKENS, CHANNELS)
+        b, weight, mask = self.randn(TOKENS), self.randn(CHANNELS), self.randn(self.batch, TOKENS)
+        _, mean, rstd = gated.norm(h, mask, weight, weight, 1e-6, "gelu")
+        gated.gate(h, f, b, "gelu")
+        sums = gated.empty_partial_sums(h)
+        gated.gate_backward(h, f, b, f, torch.empty_like(h), sums, "gelu")
+        gated.norm_backward(h, mask, weight, weight, mean, rstd, f, torch.empty_like(h), sums, "gelu")
+
+    def token_mix(self) -> None:
+        from allmlp.kernels.token_mix import triton as mix
+        from allmlp.kernels.token_mix.reference import PackedMatrix, TokenMixEpilogue
+
+        modules = [mix]
+        if not self.interpreted:
+            from allmlp.kernels.token_mix import hopper
+
+            modules.append(hopper)
+        vector, bias = (self.randn(size, dtype=torch.float32) for size in (CHANNELS, TOKENS))
+        hidden, matrix = self.randn(self.batch, TOKENS, 2 * CHANNELS), PackedMatrix.pack(self.randn(TOKENS, TOKENS))
+        u, v = hidden.chunk(2, 2)
+        stats = {name: self.randn(self.batch, TOKENS, dtype=torch.float32) for name in ("mean", "rstd")}
+        gate = TokenMixEpilogue(bias, vector, vector, **stats, other=u)
+        residual = TokenMixEpilogue(bias, vector, vector, deferred_bias=vector, layer_scale=vector, other=u)
+        for module in modules:
+            module.token_mix(v, matrix, gate, combine="multiply")
+            module.token_mix(v, matrix, residual, combine="add")
+        unaligned = v.contiguous()[:, :, : CHANNELS - 1]  # rows that TMA cannot load
+        mix.token_mix(unaligned, matrix, TokenMixEpilogue(bias), act="gelu")
+
+    def linear(self) -> None:
+        from allmlp.kernels.linear import triton as linear
+        from allmlp.kernels.linear.reference import LinearEpilogue
+
+        rows, width = self.batch * TOKENS, 2 * CHANNELS
+        vector = self.randn(width, dtype=torch.float32)
+        x, weight, z = self.randn(rows, 256), self.randn(width, 256), self.randn(rows, width)
+        linear.linear_stats(x, weight, LinearEpilogue(bias=vector), "gelu", 1e-6)
+        linear.linear(x, weight, LinearEpilogue(bias=vector), "gelu")
+        if not self.interpreted:
+            x, weight = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
+            linear.linear(x, weight, LinearEpilogue(vector, vector, vector), "gelu")
+            linear.linear(x, weight, LinearEpilogue(vector, residual=z))
+
+    def all(self) -> Iterator[str]:
+        for call in (self.activation, self.layer_norm, self.gated_mlp, self.token_mix, self.linear):
+            call()
+            yield call.__name__
+
+
+if __name__ == "__main__":
+    # Enough examples for the persistent kernel of Hopper, which needs a tile for each multiprocessor.
+    for name in Calls("cuda", torch.bfloat16, batch=25).all():
+        torch.cuda.synchronize()
+        print(name, flush=True)

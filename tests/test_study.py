@@ -1,0 +1,441 @@
+"""Studies: what runs, what is recorded, what is chosen, and what the tables say."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allmlp.cli import main
+from allmlp.errors import UserError
+from allmlp.spec import MAX_COUNT, from_dict
+from allmlp.studies import studies
+from allmlp.study import records, runner
+from allmlp.study.definition import Row, Study, Trial, Tuning, grid, sweep
+from allmlp.study.figure import draw
+from allmlp.study.runner import Progress, Runner, expected_seconds, portions, progress
+from allmlp.study.statistics import interval, paired_difference, t_quantile
+from allmlp.study.summary import final_table, summarize, write
+
+# Stands for `allmlp train`: writes what a run would, without training. What it does is in $FAKE, as Python.
+FAKE_TRAIN = """
+import json, os, sys, time
+recipe, out = sys.argv[1], sys.argv[2]
+sets = dict(word.split("=", 1) for word in sys.argv[3:] if word != "--set")
+with open(os.environ["CALLS"], "a") as calls: calls.write(json.dumps([recipe, sets]) + "\\n")
+seed, lr = int(sets["seed"]), float(sets.get("optim.lr", 0))
+os.makedirs(out, exist_ok=True)
+write = lambda name, value: open(os.path.join(out, name), "w").write(json.dumps(value))
+score = 0.5 + seed / 100
+exec(os.environ["FAKE"])
+write("metrics.jsonl", {})
+split = "validation" if int(sets["val_size"]) else "test"
+write("model.json", recipe)
+metrics = {split: {"accuracy": score, "majority": 0.1}}
+write("run.json", {"run": {}, "processes": 1, "environment": {"commit": "abc", "command": ["x"]},
+    "data": {"sha256": "1", "train": 9, "test": 3},
+    "result": metrics | {"steps": 90, "epochs": 6.0, "seconds": 12.0, "parameters": 7}})
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs are replaced by FAKE_TRAIN; the file of its calls."""
+    script = tmp_path / "fake_train.py"
+    script.write_text(FAKE_TRAIN)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls.jsonl"))
+    monkeypatch.setenv("FAKE", "")
+    original = Runner.command
+
+    def command(self: Runner, trial: Trial, folder: Path) -> list[str]:
+        words = original(self, trial, folder)
+        return [sys.executable, str(script), *words[4:5], *words[6:]]
+
+    monkeypatch.setattr(Runner, "command", command)
+    return tmp_path / "calls.jsonl"
+
+
+def calls(file: Path) -> list[dict[str, str]]:
+    """The overrides of each run so far, with its recipe."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [{"recipe": recipe, **sets} for recipe, sets in map(json.loads, lines)]
+
+
+def small(**changes: Any) -> Study:
+    rows = {name: Row(f"digits_{name}", candidates=grid({"optim.lr": ("1e-3", "2e-3")})) for name in ("mixer", "vit")}
+    options: dict[str, Any] = {"compared": "epochs", "seeds": 3, "tuning": Tuning(100), "reference": "vit"}
+    return Study("small", **({"rows": rows} | options | changes))
+
+
+def work(study: Study, out: Path, **options: Any) -> tuple[Progress, list[str]]:
+    said: list[str] = []
+    out.mkdir(exist_ok=True)
+    return Runner(study, out, say=said.append, **({"locations": {}} | options)).run(), said
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    return records.read(out / records.FILE)
+
+
+# --- what runs ----------------------------------------------------------------------------------------------
+
+
+def test_tuned_on_validation_then_once_on_test(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE", "score += (lr if recipe == 'digits_vit' else -lr)")
+    now, _ = work(small(), tmp_path / "out")
+    assert now.chosen == {"mixer": "optim.lr=1e-3", "vit": "optim.lr=2e-3"} and not now.ready and not now.later
+    found = calls(fake)
+    tuning, final = [c for c in found if c["val_size"] == "100"], [c for c in found if c["val_size"] == "0"]
+    assert len(found) == len(read(tmp_path / "out")) == 10 and len(tuning) == 4 and len(final) == 6
+    assert {(c["recipe"], c["optim.lr"]) for c in final} == {("digits_mixer", "1e-3"), ("digits_vit", "2e-3")}
+    assert [c["seed"] for c in final] == ["0", "1", "2"] * 2
+    assert all(c["eval_every"] == c["save_every"] == str(MAX_COUNT) for c in found)
+    assert all(("test" in r["result"]) == (r["purpose"] == "final") for r in read(tmp_path / "out"))
+    assert not list((tmp_path / "out" / "runs").glob("*/"))
+    work(small(), tmp_path / "out")
+    assert len(calls(fake)) == 10, "what has a record runs again"
+
+
+def test_lower_is_better_for_a_loss(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "fake_train.py"
+    script.write_text(FAKE_TRAIN.replace('"accuracy": score', '"perplexity": score'))
+    monkeypatch.setenv("FAKE", "score += lr")
+    assert work(small(), tmp_path / "out")[0].chosen["vit"] == "optim.lr=1e-3"
+
+
+def test_a_record_says_how_to_repeat_the_run(fake: Path, tmp_path: Path) -> None:
+    work(small(seeds=1), tmp_path / "out", locations={"data.img_size": "8"})
+    record = read(tmp_path / "out")[-1]
+    assert all(c["data.img_size"] == "8" for c in calls(fake)) and "data.img_size" not in record["overrides"]
+    assert record["row"] == "vit" and record["seed"] == 0 and record["environment"]["commit"] == "abc"
+    command = record["environment"]["command"]
+    assert command[:3] == ["allmlp", "train", "digits_vit"] and "optim.lr=1e-3" in command and "--out" not in command
+    assert from_dict(record["run"]).seed == 0 and record["result"]["parameters"] == 7 and record["wall"] >= 0
+
+
+def test_a_portion_starts_only_what_fits(fake: Path, tmp_path: Path) -> None:
+    rows = {"mixer": Row("digits_mixer"), "vit": Row("digits_vit", {"budget.minutes": "0.1"})}
+    study = small(rows=rows, compared="seconds", overrides={"budget.minutes": "2", "budget.epochs": "none"}, seeds=1)
+    now, _ = work(study, tmp_path / "out", minutes=1.5)
+    assert [c["recipe"] for c in calls(fake)] == ["digits_vit"], "two minutes and start-up do not fit in 1.5"
+    assert [trial.row for trial in now.ready] == ["mixer"]
+    assert work(study, tmp_path / "out", minutes=0)[0].ready and len(calls(fake)) == 1
+    assert not work(study, tmp_path / "out", minutes=4)[0].ready and len(calls(fake)) == 2
+
+
+def test_a_run_longer_than_a_portion(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "GRACE", 0.0)
+    monkeypatch.setenv("FAKE", "time.sleep(60)")
+    study = small(rows={"mixer": Row("digits_mixer")}, reference="", seeds=1)
+    began = time.monotonic()
+    _, said = work(study, tmp_path / "out", minutes=0.02)
+    assert time.monotonic() - began < 20 and "longer than a portion of 0.02" in read(tmp_path / "out")[0]["failed"]
+    assert "failed" in said[-1]
+
+
+def test_seconds_are_compared_one_run_at_a_time(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="one at a time"):
+        work(small(compared="seconds"), tmp_path / "out", jobs=2)
+
+
+def test_jobs_run_side_by_side(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes wait for each other."""
+    meet = "os.mkdir(out + '.here'); n = lambda: sum(f.endswith('.here') for f in os.listdir(os.path.dirname(out)))\n"
+    monkeypatch.setenv("FAKE", meet + "end = time.time() + 30\nwhile n() < 2 and time.time() < end: time.sleep(0.01)\n")
+    study = small(rows={"mixer": Row("digits_mixer")}, reference="", seeds=2)
+    now, _ = work(study, tmp_path / "out", jobs=2)
+    assert len(now.done) == 2 and max(record["wall"] for record in read(tmp_path / "out")) < 20
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_does_not_stop_the_others(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = "if lr == 2e-3: write('metrics.jsonl', {}); print('error: the loss became nan at step 3'); sys.exit(2)"
+    monkeypatch.setenv("FAKE", nan)
+    now, _ = work(small(), tmp_path / "out")
+    assert set(now.chosen.values()) == {"optim.lr=1e-3"} and not now.ready
+    failed = [record for record in read(tmp_path / "out") if "failed" in record]
+    assert [record["failed"] for record in failed] == ["the loss became nan at step 3"] * 2
+    assert not any("result" in record for record in failed)
+    work(small(), tmp_path / "out")
+    assert len(calls(fake)) == 10
+    monkeypatch.setenv("FAKE", "score += lr")
+    now, _ = work(small(), tmp_path / "out", retry_failed=True)
+    assert len(calls(fake)) == 10 + 2 + 6 and set(now.chosen.values()) == {"optim.lr=2e-3"}
+
+
+def test_without_a_candidate_that_works_a_row_is_given_up(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "write('metrics.jsonl', {}); sys.exit('out of memory') if 'vit' in recipe else 0")
+    now, _ = work(small(), tmp_path / "out")
+    assert list(now.chosen) == ["mixer"] and list(now.hopeless) == ["vit"] and not now.ready and not now.later
+
+
+def test_a_run_that_cannot_start_leaves_no_record(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing data are no property of the configuration: it is tried again next time."""
+    monkeypatch.setenv("FAKE", "if 'mixer' in recipe: sys.exit('error: no cifar10 in data')")
+    now, said = work(small(), tmp_path / "out")
+    assert {record["row"] for record in read(tmp_path / "out")} == {"vit"} and len(now.ready) == 2
+    assert any("did not start: no cifar10" in line for line in said) and len(calls(fake)) == 5 + 1
+
+
+def test_a_record_cut_short_is_repeated(fake: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work(small(seeds=1), out)
+    file = out / records.FILE
+    file.write_bytes(file.read_bytes()[:-40])
+    assert len(read(out)) == 5
+    now, _ = work(small(seeds=1), out)
+    assert len(calls(fake)) == 7 and len(now.done) == len(read(out)) == 6, "the new record hangs on the cut one"
+
+
+def test_records_of_another_configuration_are_stale(fake: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work(small(seeds=1), out)
+    changed = small(seeds=1, options={"batch_size": "50"})
+    now = progress(changed, read(out))
+    assert len(now.ready) == 4 and not now.done and "batch_size" in now.stale[0] and len(now.stale) == 4
+    work(changed, out)
+    assert len(calls(fake)) == 12 and not progress(changed, read(out)).stale
+    assert len(progress(small(seeds=1), read(out)).done) == 6, "the records of the first definition are still there"
+
+
+def test_a_new_field_does_not_make_records_stale(fake: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work(small(seeds=1), out)
+    found = read(out)
+    for record in found:
+        del record["run"]["nan"], record["run"]["optim"]["momentum"]
+    assert len(progress(small(seeds=1), found).done) == 6
+    found[0]["run"]["optim"]["unknown"] = 1
+    assert "unknown" in progress(small(seeds=1), found).stale[0]
+
+
+def test_an_interrupted_run_leaves_neither_process_nor_record(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+
+    def terminate() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with pytest.raises(KeyboardInterrupt):
+        work(small(), tmp_path / "out")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert not read(tmp_path / "out")
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    with records.locked(tmp_path / "out"), pytest.raises(UserError, match="another"), records.locked(tmp_path / "out"):
+        pass
+
+
+# --- rows that start from other rows ------------------------------------------------------------------------
+
+
+def test_a_row_gets_the_model_of_another(fake: Path, tmp_path: Path) -> None:
+    rows = {
+        "student": Row("digits_mixer", {"init_from": "study:teacher"}),
+        "judge": Row("digits_gmlp", {"init_from": "study:teacher@0"}),
+        "teacher": Row("digits_vit"),
+    }
+    study, out = small(rows=rows, reference="", seeds=2), tmp_path / "out"
+    now, _ = work(study, out)
+    assert not now.ready and not now.later and len(calls(fake)) == 6
+    given = [(c["recipe"], c["seed"], Path(c["init_from"]).name) for c in calls(fake) if "init_from" in c]
+    assert sorted(given) == [
+        ("digits_gmlp", "0", "teacher-0"),
+        ("digits_gmlp", "1", "teacher-0"),
+        ("digits_mixer", "0", "teacher-0"),
+        ("digits_mixer", "1", "teacher-1"),
+    ]
+    assert json.loads((out / "models" / "teacher-1" / "model.json").read_text()) == "digits_vit"
+    assert read(out)[-1]["run"]["init_from"] in ("study:teacher", "study:teacher@0")
+
+    # Only the records were kept: the teacher of what is left is trained again, and not recorded again.
+    kept = [record for record in read(out) if not (record["row"] == "student" and record["seed"] == 1)]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / records.FILE).write_text("".join(json.dumps(record) + "\n" for record in kept))
+    now, _ = work(study, other)
+    assert [(c["recipe"], c["seed"]) for c in calls(fake)[6:]] == [("digits_vit", "1"), ("digits_mixer", "1")]
+    assert len(read(other)) == 6 and not now.ready
+
+
+def test_a_row_without_its_teacher_is_given_up(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE", "write('metrics.jsonl', {}); sys.exit('out of memory') if 'vit' in recipe else 0")
+    rows = {"student": Row("digits_mixer", {"init_from": "study:teacher"}), "teacher": Row("digits_vit")}
+    now, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
+    assert "teacher seed 0 has failed" in now.hopeless["student"] and not now.ready and not now.later
+
+
+# --- how long -----------------------------------------------------------------------------------------------
+
+
+def test_expected_duration() -> None:
+    study = small(rows={"a": Row("digits_mixer", {"budget.epochs": "30"}), "b": Row("digits_vit")}, reference="")
+    slow, timed = next(study.final_trials("a", "")), next(study.final_trials("b", ""))
+    assert expected_seconds(slow, []) is None
+    record = {"row": "a", "wall": 20.0, "result": {"seconds": 12.0, "epochs": 6.0, "steps": 90}}
+    assert expected_seconds(slow, [record]) == pytest.approx(8 + 30 * 2)
+    assert expected_seconds(timed, [record]) == pytest.approx(8 + 25 * 2), "of another row"
+    options = {"budget.minutes": "5", "budget.epochs": "none"}
+    minutes = next(small(overrides=options, compared="seconds").final_trials("vit", "optim.lr=1e-3"))
+    assert expected_seconds(minutes, []) == 360 and expected_seconds(minutes, [record]) == 308
+    assert expected_seconds(minutes, [{"row": "vit", "failed": "x", "wall": 9.0}]) == 360
+
+
+def test_portions() -> None:
+    assert portions([360, 360, 100], 540, 1) == 2 and portions([100] * 6, 300, 2) == 1
+    assert portions([700], 540, 1) == 1 and portions([], 540, 1) == 0
+
+
+# --- numbers ------------------------------------------------------------------------------------------------
+
+
+def test_intervals() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for freedom in (1, 2, 5, 9, 10, 11, 30, 200):
+        assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=2e-4)
+    low, high = stats.t.interval(0.95, 2, 2.0, stats.sem([1.0, 2.0, 3.0]))
+    found = interval([1.0, 2.0, 3.0])
+    assert found.mean == 2 and found.half == pytest.approx((high - low) / 2, rel=1e-4)
+    assert interval([1.5]) == (1.5, None, 1)
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """Seeds vary by 10, the difference by 0.1: unpaired it would drown."""
+    found = paired_difference({0: 10.1, 1: 20.0, 2: 30.2, 7: 99.0}, {0: 10.0, 1: 20.0, 2: 30.0})
+    assert found is not None and found.count == 3
+    assert found.mean == pytest.approx(0.1) and found.half == pytest.approx(4.3027 * 0.1 / math.sqrt(3))
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+
+
+def test_tables_and_figure(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("FAKE", "score += 0.02 * ('vit' in recipe)")
+    rows = {"mixer": Row("digits_mixer", anchor=60.0, source="a paper"), "vit": Row("digits_vit")}
+    out = tmp_path / "out"
+    now, _ = work(small(rows=rows), out)
+    summary = summarize(now)
+    header, mixer, vit = final_table(summary)
+    assert header == ["row", "parameters", "seeds", "epochs", "seconds", "accuracy %", "to vit", "floor", "anchor"]
+    half = 4.3027 * 1.0 / math.sqrt(3)
+    assert mixer == ["mixer", "7", "3", "6", "12", f"51.00 ± {half:.2f}", "-2.00 ± 0.00", "10.00", "60.00 (a paper)"]
+    assert vit[5:] == [f"53.00 ± {half:.2f}", "", "10.00", ""]
+    write(summary, out)
+    assert "| mixer | 7 | 3 |" in (out / "table.md").read_text(encoding="utf8")
+    with open(out / "table.csv", encoding="utf8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [float(line["value"]) for line in lines] == pytest.approx([50, 51, 52, 52, 53, 54])
+    assert draw(summary, out) and (out / "figure.png").stat().st_size > 5000 and (out / "figure.svg").is_file()
+    assert not draw(summarize(progress(small(), [])), out)
+
+
+# --- definitions and the command ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", studies())
+def test_every_study_is_complete(name: str) -> None:
+    declared = studies()[name]
+    study: Study = declared.make()
+    assert study.name == name and f"allmlp study {name}" in declared.text
+    trials = [trial for row in study.rows for trial in study.tuning_trials(row)]
+    trials += [
+        t for row in study.rows for candidate in study.candidates(row) for t in study.final_trials(row, candidate)
+    ]
+    configurations = [(trial.purpose, trial.run) for trial in trials]
+    assert len({repr(one) for one in configurations}) == len(trials), "two candidates are the same run"
+    for trial in trials:
+        assert (trial.run.val_size > 0) == (trial.purpose == "tune") and trial.run.eval_every == MAX_COUNT
+        budget = trial.run.budget
+        if study.compared == "seconds":
+            assert budget.minutes is not None and budget.epochs is None and budget.steps is None
+        else:
+            assert budget.minutes is None, "equal epochs or tokens must not depend on the machine"
+    if study.compared == "seconds":
+        assert len({trial.run.budget for trial in trials if trial.purpose == "final"}) == 1
+
+
+def test_definitions_are_checked() -> None:
+    with pytest.raises(UserError, match="unknown row"):
+        small(reference="vti")
+    with pytest.raises(UserError, match="no tuning"):
+        small(tuning=None)
+    with pytest.raises(UserError, match="unknown row of small 'techer'; did you mean 'teacher'"):
+        small(rows={"a": Row("digits_vit", {"init_from": "study:techer"}), "teacher": Row("digits_vit")}, reference="")
+    with pytest.raises(UserError, match=r"vit seed 0.*did you mean 'lr'"):
+        _ = small(rows={"vit": Row("digits_vit", {"optim.lrr": "1"})}).trial("vit", "", 0, "final", {}, 0).run
+
+
+def test_sweep_of_a_recipe() -> None:
+    study = sweep("digits_mixer", {"optim.lr": ["1e-3", "2e-3"], "batch_size": ["50", "100"]}, {"compile": "false"}, {})
+    assert study.tuning is not None and study.tuning.val_size == 150, "a tenth of 1,500"
+    assert list(study.rows["digits_mixer"].candidates)[1] == "optim.lr=1e-3 batch_size=100"
+    assert len(list(study.tuning_trials("digits_mixer"))) == 4 and study.compared == "epochs"
+    assert list(sweep("cifar10_ablations", {}, {}, {}).rows)[:2] == ["linear", "layernorm"]
+    with pytest.raises(UserError, match="both swept and set"):
+        sweep("digits_mixer", {"optim.lr": ["1"]}, {"optim.lr": "2"}, {})
+    with pytest.raises(UserError, match="did you mean 'lr'"):
+        sweep("digits_mixer", {"optim.lrr": ["1"]}, {}, {})
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(["study", *arguments])
+    output = capsys.readouterr()
+    return int(caught.value.code or 0), output.out, output.err
+
+
+def test_command(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run_command(capsys, "--list")
+    assert code == 0 and out.startswith(min(studies()))
+    sweeping = ("digits_mixer", "--sweep", "optim.lr=1e-3,2e-3", "--seeds", "2", "--set", "data.path=x")
+    code, out, err = run_command(capsys, *sweeping, "--minutes", "0", "--val-size", "90")
+    assert code == 0 and "0 of 4 runs done, 4 left; continue with: " in out.splitlines()[-1] and not err
+    code, out, err = run_command(capsys, *sweeping, "--val-size", "90")
+    assert code == 0 and out.splitlines()[-1] == "study digits_mixer: complete, 4 runs" and err.count("started") == 4
+    assert all(c["data.path"] == "x" for c in calls(fake)) and "50.50 ±" in out
+    assert (tmp_path / "studies" / "digits_mixer" / "table.md").is_file()
+    code, out, _ = run_command(capsys, *sweeping[:-2], "--minutes", "0", "--val-size", "90")
+    assert code == 0 and "complete" in out, "where data are is not part of a study"
+    for wrong, words in (
+        (("digit",), "did you mean 'digits'"),
+        ((), "--list"),
+        (("digits", "--sweep", "optim.lr=1,2"), "--sweep"),
+        (("digits_vit", "--sweep", "optim.lr=1,,2"), "FIELD=A,B,C"),
+        (("cifar10", "--jobs", "2"), "one at a time"),
+    ):
+        code, _, err = run_command(capsys, *wrong)
+        assert code == 2 and words in err and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_real_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With real runs of two steps each."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ("digits_gmlp", "--sweep", "optim.lr=1e-3,3e-3", "--seeds", "1", "--set", "budget.steps=2")
+    code, out, err = run_command(capsys, *arguments, "--device", "cpu", "--jobs", "3")
+    assert code == 0 and "complete, 3 runs" in out, err
+    *tuning, final = read(tmp_path / "studies" / "digits_gmlp")
+    assert all(set(record["result"]) & {"validation", "test"} == {"validation"} for record in tuning)
+    assert final["data"]["train"] == 1500 and final["result"]["test"]["accuracy"] >= 0
+    assert tuning[0]["data"]["train"] == 1350 and final["result"]["steps"] == 2 and final["environment"]["torch"]
