@@ -3,6 +3,7 @@
 # make test-all   everything
 # make docs       the site, into build/site
 # make zoo        write src/allmlp/models/zoo.json anew after a change to the models
+# make results    write the tables of README.md, docs/results.md and benchmarks/README.md anew from the records
 # make tables     write report/tables.json and plan/speeds.json anew after a change to models or measurements
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-c
 PINS := pyproject.toml constraints.txt constraints-cpu.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo lint test test-all docs zoo tables clean
+.PHONY: demo lint test test-all docs zoo results tables clean
 
 demo: .venv/.run
 	$(BIN)/python examples/demo.py
@@ -34,6 +35,9 @@ docs: .venv/.dev
 
 zoo: .venv/.dev
 	ALLMLP_WRITE_ZOO=1 $(BIN)/pytest tests/test_cli.py -k test_list_is_the_zoo
+
+results: .venv/.dev
+	PYTHONPATH=docs/tools $(BIN)/python -m results
 
 tables: .venv/.dev
 	PYTHONPATH=docs/tools $(BIN)/python -m paper_tables

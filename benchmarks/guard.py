@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=0.5, help="seconds per speed")
+    parser.add_argument("--seconds", type=float, default=0.25, help="seconds per speed")
     parser.add_argument("--steps", type=int, default=0, help="steps of the training run [default: the recipe's]")
     options = parser.parse_args()
     try:

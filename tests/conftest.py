@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 
 # Without a GPU, kernels run in Triton's interpreter, which must be selected before Triton is imported.
 if shutil.which("nvidia-smi") is None:
@@ -35,3 +36,11 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Drawing curves takes most of the time of a small run: only marked tests do it."""
     if "curves" not in request.keywords:
         monkeypatch.setattr("allmlp.training.draw_curves", lambda out: [])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def peak_flops() -> Iterator[None]:
+    """Measuring the peak of the CPU takes as long as ten steps of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("allmlp.meter.peak_flops", lambda device: 1e11)
+        yield

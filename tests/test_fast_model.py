@@ -364,6 +364,25 @@ def test_sizes_copies_threads_and_streams_on_a_gpu(name: str) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+def test_workspaces_of_matrix_products_live_as_long_as_the_graphs() -> None:
+    """torch.compile(mode="reduce-overhead") frees the workspaces of all streams, also those that other graphs use."""
+    first, second = (create("mixer_b16", seed, device="cuda") for seed in (1, 2))
+    (x,) = first.dummy_inputs(16)
+    one, two = fast(first), fast(second)
+    one(x)
+    expected = two(x)
+    del one
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.full((2**23,), 7, device="cuda") for _ in range(8)]
+    for _ in range(3):
+        assert torch.equal(two(x), expected)
+    assert all((other == 7).all() for other in others)
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_beside_the_graphs_of_torch_compile() -> None:
     """Which frees the workspaces of matrix products that other graphs may still use; then models come and go."""

@@ -24,12 +24,12 @@ from allmlp.study.definition import Row, Study, Trial, Tuning, grid, sweep
 from allmlp.study.figure import draw
 from allmlp.study.runner import Progress, Runner, expected_seconds, portions, progress
 from allmlp.study.statistics import interval, paired_difference, t_quantile
-from allmlp.study.summary import final_table, summarize, write
+from allmlp.study.summary import at_the_edge, final_table, summarize, write
 
 # Stands for `allmlp train`: writes what a run would, without training. What it does is in $FAKE, as Python.
 FAKE_TRAIN = """
 import json, os, sys, time
-recipe, out = sys.argv[1], sys.argv[2]
+recipe, out = sys.argv[1], os.path.join(sys.argv[2], sys.argv[1].partition("/")[2]).rstrip("/")
 sets = dict(word.split("=", 1) for word in sys.argv[3:] if word != "--set")
 with open(os.environ["CALLS"], "a") as calls: calls.write(json.dumps([recipe, sets]) + "\\n")
 seed, lr = int(sets["seed"]), float(sets.get("optim.lr", 0))
@@ -100,9 +100,28 @@ def test_tuned_on_validation_then_once_on_test(fake: Path, tmp_path: Path, monke
     assert [c["seed"] for c in final] == ["0", "1", "2"] * 2
     assert all(c["eval_every"] == c["save_every"] == str(MAX_COUNT) for c in found)
     assert all(("test" in r["result"]) == (r["purpose"] == "final") for r in read(tmp_path / "out"))
-    assert not list((tmp_path / "out" / "runs").glob("*/"))
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [records.FILE], "only records are kept"
     work(small(), tmp_path / "out")
     assert len(calls(fake)) == 10, "what has a record runs again"
+
+
+def test_a_row_of_a_table_of_runs(fake: Path, tmp_path: Path) -> None:
+    study = small(rows={"conv": Row("cifar10_ablations/conv")}, reference="", seeds=1)
+    assert len(work(study, tmp_path / "out")[0].done) == 1
+    with pytest.raises(UserError, match="is a table: name one row, such as cifar10_ablations/linear"):
+        work(small(rows={"conv": Row("cifar10_ablations")}, reference=""), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("better", "note"), [("lr", "largest"), ("-lr", "smallest"), ("-abs(lr - 2e-3)", "")])
+def test_a_choice_at_the_edge_of_a_sweep_is_noted(
+    better: str, note: str, fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", f"score += {better}")
+    candidates = grid({"optim.lr": ("1e-3", "2e-3", "3e-3")})
+    now, _ = work(
+        small(rows={"vit": Row("digits_vit", candidates=candidates)}, reference="", seeds=1), tmp_path / "out"
+    )
+    assert [text.split()[4] for text in at_the_edge(now)] == ([note] if note else [])
 
 
 def test_lower_is_better_for_a_loss(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,13 +179,13 @@ def test_jobs_run_side_by_side(fake: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_failed_run_does_not_stop_the_others(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nan = "if lr == 2e-3: write('metrics.jsonl', {}); print('error: the loss became nan at step 3'); sys.exit(2)"
+    nan = "if lr == 2e-3: print('a'); write('metrics.jsonl', {}); sys.exit('error: the loss became nan at step 3')"
     monkeypatch.setenv("FAKE", nan)
     now, _ = work(small(), tmp_path / "out")
     assert set(now.chosen.values()) == {"optim.lr=1e-3"} and not now.ready
     failed = [record for record in read(tmp_path / "out") if "failed" in record]
     assert [record["failed"] for record in failed] == ["the loss became nan at step 3"] * 2
-    assert not any("result" in record for record in failed)
+    assert not any("result" in record for record in failed) and failed[0]["log"][0] == "a"
     work(small(), tmp_path / "out")
     assert len(calls(fake)) == 10
     monkeypatch.setenv("FAKE", "score += lr")
@@ -188,6 +207,8 @@ def test_a_run_that_cannot_start_leaves_no_record(fake: Path, tmp_path: Path, mo
     now, said = work(small(), tmp_path / "out")
     assert {record["row"] for record in read(tmp_path / "out")} == {"vit"} and len(now.ready) == 2
     assert any("did not start: no cifar10" in line for line in said) and len(calls(fake)) == 5 + 1
+    with pytest.raises(UserError, match="mixer: no cifar10 in data"):
+        work(small(), tmp_path / "out")
 
 
 def test_a_record_cut_short_is_repeated(fake: Path, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Compilation of a training step: one graph for all blocks of a stack, or the whole step as one graph.
 
 The blocks of a stack run the same code with other weights, so "blocks" compiles one of them and uses it for all: the
-time to the first step hardly depends on depth. What comes before the model (augmentation, masking) and after its
-features (head, loss) is compiled as graphs of its own. "step" compiles everything as one graph, which fuses across blocks
-and takes longer.
+time to the first step hardly depends on depth. What comes before the model (augmentation) and after its
+features (head, loss) is compiled as graphs of its own; stem and final norm stay eager. "step" compiles everything as
+one graph, which fuses across blocks and takes longer.
 
 Compiled graphs and kernels are cached on disk by PyTorch, by default in a temporary folder of the user, so that the
 same run compiles faster the next time. Set TORCHINDUCTOR_CACHE_DIR (and TRITON_CACHE_DIR, which is inside it unless
@@ -43,8 +43,8 @@ def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool 
     block_forward = torch.compile(BlockLayer.forward, **options)
     for stack in modules:
         if region == "blocks" and isinstance(stack, EncoderModel) and len(stack.blocks) > 1:
-            # Not traced into the surrounding graph: there, each block would be compiled again. Stem and final norm stay
-            # eager: each would be one more graph to compile, and they are a few kernels of a step.
+            # Not traced into the surrounding graph: there, each block would be compiled again. Stem and final norm are a
+            # few kernels of a step, not worth a graph each.
             stack.forward_features = torch.compiler.disable(stack.forward_features)  # type: ignore[method-assign]
             for block in stack.blocks:
                 block.forward = partial(block_forward, block)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
+from allmlp.cuda_graph import record
 from allmlp.ema import ModelEma
 from allmlp.parallel import World
 from allmlp.tasks.task import Losses, TaskModule
@@ -118,8 +119,9 @@ class Recording(Generic[T]):
 
     def record(self, inputs: tuple[Any, ...]) -> torch.cuda.CUDAGraph:
         self.inputs = tree_map(torch.clone, inputs)
-        self.graph = torch.cuda.CUDAGraph()
-        # Data loading threads may keep copying to the device meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+
+        def run() -> None:
             self.outputs = self.step(*self.inputs)
+
+        self.graph = record(run)
         return self.graph

@@ -68,6 +68,42 @@ def test_timm_runs_what_it_runs_for_others(name: str) -> None:
     assert seen[0] == seen[1]
 
 
+def test_a_copy_of_the_inputs_is_not_compiled_again() -> None:
+    """A CUDA graph has its own copy, and while it is captured nothing can be compiled."""
+    pytest.importorskip("timm")
+    compilations = []
+
+    def count(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        compilations.append(module)
+        return module.forward
+
+    group = peer_group("mixer_nano", preset("mixer_nano").spec, CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            backends, "compiled", lambda model, dtype: torch.compile(backends.plain(model, dtype), backend=count)
+        )
+        patch.setitem(backends.MODES, "cuda-graph", lambda model, dtype: Copying(backends.compiled(model, dtype)))
+        entry = backends.inference(
+            group, "timm cuda-graph", backends.random_inputs(group.first, 2), torch.float32
+        ).build()
+        entry.output()
+        assert len(compilations) > 0
+        found = len(compilations)
+        entry.output()
+    assert len(compilations) == found
+
+
+class Copying:
+    """Calls with the inputs first, then with copies, as RecordedStep does."""
+
+    def __init__(self, forward: Any) -> None:
+        self.forward, self.calls = forward, 0
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.forward(*(inputs if self.calls == 1 else map(torch.clone, inputs)))
+
+
 def bert() -> ModelSpec:
     """BERT with the head that Hugging Face's has."""
     return preset("bert_tiny").spec.replace(head=LMHead(bias=True, transform=True))

@@ -72,7 +72,7 @@ def test_learns_sentences_and_predicts(
 
 def test_sentence_pairs_with_segments(folder: Path, tmp_path: Path) -> None:
     result = loop.train(
-        run(folder, "pairs.tsv", bert(2, 32, 2), 150, task=ClassifyText(pool=FirstTokenPool())), tmp_path, "cpu"
+        run(folder, "pairs.tsv", bert(2, 32, 2), 100, task=ClassifyText(pool=FirstTokenPool())), tmp_path, "cpu"
     )
     assert result["accuracy"] > 0.9
     model, tokenizer = allmlp.load(tmp_path), load_tokenizer(tmp_path)

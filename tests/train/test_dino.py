@@ -16,8 +16,11 @@ from allmlp import training as loop
 from allmlp.data.augment import MultiCrop
 from allmlp.data.sampler import Batch
 from allmlp.layers import MeanPool
+from allmlp.models.resnet import ResNet
+from allmlp.optim import Sgd
 from allmlp.run import Budget
 from allmlp.tasks.dino import Dino, DinoModule, dino_loss
+from allmlp.tasks.probe import Probe
 from allmlp.tasks.task import StepContext
 from train.runs import Blobs, selfsupervised, small
 from train.test_train import losses, same_weights, train_interrupted
@@ -99,7 +102,7 @@ def test_teacher_temperature_warms_up() -> None:
 
 
 def test_trains_and_saves_the_teacher(tmp_path: Path) -> None:
-    run = selfsupervised().replace(budget=Budget(steps=120), log_every=10, eval_every=120, save_every=120)
+    run = selfsupervised().replace(budget=Budget(steps=50), log_every=10, eval_every=50, save_every=50)
     result = loop.train(run, tmp_path, "cpu")
     records = [record for record in log.read_metrics(tmp_path / log.METRICS) if record["kind"] == "train"]
     divergence = [record["loss"] - record["entropy"] for record in records]  # KL(teacher || student)
@@ -126,3 +129,20 @@ def test_unsuitable_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match="image encoders, with a pool"):
         Dino().configure_model(allmlp.create("bert_tiny").spec, Blobs().load())
     assert isinstance(selfsupervised().model.pool, MeanPool)
+
+
+def test_a_convnet_learns_and_is_probed(tmp_path: Path) -> None:
+    """ResNet as student and teacher, local crops as they are; its classifier is trained by the probe alone."""
+    model = ResNet(widths=(8, 16), depths=(1, 1), img_size=(8, 8), in_chans=1, num_classes=4)
+    run = selfsupervised().replace(model=model, optim=Sgd(lr=0.05, weight_decay=0.0), eval_every=1000, save_every=1000)
+    result = loop.train(run.replace(budget=Budget(steps=20)), tmp_path / "dino", "cpu")
+    assert result["knn_accuracy"] > 0.5
+    body = allmlp.load(tmp_path / "dino")
+    fresh = allmlp.create(model, seed=run.seed)
+    assert not torch.equal(body.get_parameter("conv1.weight"), fresh.get_parameter("conv1.weight"))
+    assert not torch.equal(body.get_buffer("bn1.running_mean"), fresh.get_buffer("bn1.running_mean"))
+    probe = run.replace(task=Probe(), init_from=str(tmp_path / "dino"), optim=Sgd(lr=0.5, weight_decay=0.0))
+    assert loop.train(probe.replace(budget=Budget(steps=30)), tmp_path / "probe", "cpu")["accuracy"] > 0.5
+    probed = allmlp.load(tmp_path / "probe")
+    changed = {name for name, tensor in body.state_dict().items() if not torch.equal(tensor, probed.state_dict()[name])}
+    assert changed == {"fc.weight", "fc.bias"}

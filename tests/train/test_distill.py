@@ -27,7 +27,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A classifier of the blobs."""
     out = tmp_path_factory.mktemp("runs") / "teacher"
     plain = Classify()
-    run = small(task=plain, budget=Budget(steps=150), ema_decay=None, log_every=150, eval_every=150, save_every=150)
+    run = small(task=plain, budget=Budget(steps=100), ema_decay=None, log_every=100, eval_every=100, save_every=100)
     assert loop.train(run, out, "cpu")["accuracy"] == 1.0
     return str(out)
 
@@ -48,7 +48,7 @@ def test_soft_loss_is_kl_at_a_temperature() -> None:
 @pytest.mark.parametrize("distillation_type", ["hard", "soft"])
 def test_student_learns_from_the_teacher_alone(distillation_type: str, teacher: str, tmp_path: Path) -> None:
     task = Distill(teacher, distillation_type=distillation_type, alpha=1.0)
-    run = small(task=task, budget=Budget(steps=150), ema_decay=None, log_every=50, eval_every=150, save_every=150)
+    run = small(task=task, budget=Budget(steps=100), ema_decay=None, log_every=50, eval_every=100, save_every=100)
     assert loop.train(run, tmp_path, "cpu")["accuracy"] > 0.9
 
 

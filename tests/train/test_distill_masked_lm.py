@@ -21,7 +21,7 @@ from allmlp.models.model import Model
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
 from allmlp.tasks.distill_masked_lm import DistillMaskedLM, DistillMaskedLMModule, cosine_distance
-from allmlp.tasks.masked_lm import MaskedLM, Masking
+from allmlp.tasks.masked_lm import MaskedBatch, MaskedLM, Masking, MaskingVocab
 from allmlp.weights.huggingface_bert import load_bert, word_embeddings
 from train.runs import small
 from train.test_train import losses, same_weights, train_interrupted
@@ -99,17 +99,19 @@ def module(task: DistillMaskedLM, texts: TextDataset) -> DistillMaskedLMModule:
     return built
 
 
-def batch(texts: TextDataset) -> tuple[Tensor, Tensor]:
+def batch(texts: TextDataset) -> tuple[Tensor, ...]:
+    """Original ids, then masked rows."""
     ids = texts.train.fetch(torch.arange(12)).ids.long()
     assert (ids == texts.tokenizer.pad_token_id).any()
-    return ids, torch.rand(12, MASKED.masking.num_uniforms(LENGTH), generator=torch.Generator().manual_seed(0))
+    uniforms = torch.rand(12, MASKED.masking.num_uniforms(LENGTH), generator=torch.Generator().manual_seed(0))
+    return ids, *MASKED.masking.apply(ids, uniforms, MaskingVocab(texts.tokenizer))
 
 
 def test_loss_matches_its_equation(texts: TextDataset, teacher: Path) -> None:
-    task, (ids, uniforms) = module(DistillMaskedLM(str(teacher), MASKED, alpha=0.3), texts), batch(texts)
-    found = task.compute_loss(ids, uniforms)
-    labeled = MASKED.build(task.model, texts).compute_loss(ids, uniforms)
-    inputs = MASKED.masking.apply(ids, uniforms, task.vocab).input_ids
+    task, (ids, *masked) = module(DistillMaskedLM(str(teacher), MASKED, alpha=0.3), texts), batch(texts)
+    found = task.compute_loss(ids, *masked)
+    labeled = MASKED.build(task.model, texts).compute_loss(ids, *masked)
+    inputs = MaskedBatch(*masked).input_ids
     bert, cosines = load_bert(teacher), []
     for row, masked in zip(ids, inputs):
         length = int((row != texts.tokenizer.pad_token_id).sum())
@@ -131,10 +133,10 @@ def test_cosine_distance_ignores_padding() -> None:
 
 
 def test_alpha_0_is_masked_language_modeling(texts: TextDataset, teacher: Path) -> None:
-    ids, uniforms = batch(texts)
-    expected = MASKED.build(student(texts), texts).compute_loss(ids, uniforms)
+    inputs = batch(texts)
+    expected = MASKED.build(student(texts), texts).compute_loss(*inputs)
     for name in ("", str(teacher)):
-        found = DistillMaskedLM(name, MASKED, alpha=0.0).build(student(texts), texts).compute_loss(ids, uniforms)
+        found = DistillMaskedLM(name, MASKED, alpha=0.0).build(student(texts), texts).compute_loss(*inputs)
         assert torch.equal(found.total, expected.total) and torch.equal(
             *(x.metrics["accuracy"] for x in (found, expected))
         )

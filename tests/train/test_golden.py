@@ -36,13 +36,14 @@ from allmlp.recipes import runs
 from allmlp.run import Budget
 from allmlp.spec import Spec, hints
 from allmlp.tasks.task import Task
-from allmlp.weights import folder
+from allmlp.weights.folder import ModelChanges
 from train.test_recipes import Noise
 
 FILE = Path(__file__).parent / "golden.json"
 STEPS = 5
 RECIPES = {
     "Classify": "cifar10_resmlp",
+    "ClassifyAnySize": "cifar10_anysize/gmlp_any",
     "Distill": "imagenet_resmlp_s12_distilled",
     "Dino": "cifar10_dino",
     "Probe": "cifar10_probe",
@@ -144,10 +145,9 @@ class OnlyFloat64(TorchDispatchMode):
 @pytest.fixture
 def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models are built, loaded and trained in float64. Losses are computed in `Tensor.float`, which is that here."""
-    load = folder.load
+    apply = ModelChanges.apply
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setattr(folder, "load", lambda path, **options: load(path, **options | {"dtype": None}))
-    monkeypatch.setattr("allmlp.meter.peak_flops", lambda device: 1.0)
+    monkeypatch.setattr(ModelChanges, "apply", lambda self, model: apply(self._replace(dtype=None), model))
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

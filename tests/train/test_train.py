@@ -87,7 +87,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_learns(tmp_path: Path) -> None:
     task = small().task.replace(mix=None, augment=Augment((Translate(1),)))
-    run = small(task=task, budget=Budget(epochs=120), ema_decay=None, log_every=20, eval_every=1000, save_every=1000)
+    run = small(task=task, budget=Budget(steps=120), ema_decay=None, log_every=20, eval_every=1000, save_every=1000)
     assert train(run, tmp_path, "cpu")["accuracy"] > 0.9
 
 

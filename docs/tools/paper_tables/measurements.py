@@ -1,4 +1,4 @@
-"""Figures reported in docs/: one per line of `MEASURED` for the papers' tables, and all speeds for `allmlp plan`.
+"""Figures from docs/logs: one per line of `MEASURED` for the papers' tables, and all speeds for `allmlp plan`.
 
 Speeds need no list: every docs/logs/bench*.json, written by `allmlp bench` on a known GPU, is read.
 """
@@ -6,21 +6,18 @@ Speeds need no list: every docs/logs/bench*.json, written by `allmlp bench` on a
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from allmlp.models.zoo import preset
 from allmlp.plan.hardware import GPUS, Speed
 from allmlp.plan.jobs import job
 from allmlp.plan.time import cost, training_flops
+from results.records import evaluation, lines, study
 
 MEASURED = r"""
-mixer_finetuning transformer_images transformer_small_data | gMLP, 7.19 M, 32 px, 6.5 min                | CIFAR-10 | cifar10_gmlp.jsonl   | accuracy %
-mixer_finetuning transformer_images transformer_small_data | ViT, 7.93 M, 32 px, 8.75 min, shared GPU    | CIFAR-10 | cifar10_vit.jsonl    | accuracy %
-mixer_finetuning transformer_images transformer_small_data | ResMLP, 6.39 M, 32 px, 8.75 min, shared GPU | CIFAR-10 | cifar10_resmlp.jsonl | accuracy %
-mixer_finetuning transformer_images transformer_small_data | Mixer, 6.53 M, 32 px, 8.75 min, shared GPU  | CIFAR-10 | cifar10_mixer.jsonl  | accuracy %
 resmlp_ablations | S12                         | CIFAR-10 | cifar10_ablations.jsonl row=linear    | accuracy %
 resmlp_ablations | S12: Aff -> LayerNorm       | CIFAR-10 | cifar10_ablations.jsonl row=layernorm | accuracy %
 resmlp_ablations | S12: average -> Class-MLP   | CIFAR-10 | cifar10_ablations.jsonl row=class     | accuracy %
@@ -33,7 +30,7 @@ resmlp_ablations | S12/8                       | CIFAR-10 | cifar10_ablations.js
 resmlp_ablations | Mixer, 0.85 M: labels alone | CIFAR-10 | cifar10_distill_labels.jsonl          | accuracy %
 resmlp_ablations | Mixer, 0.85 M: distillation | CIFAR-10 | cifar10_distill_hard.jsonl            | accuracy %
 resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | linear | cifar10_probe.jsonl | accuracy %
-resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | k-NN   | results.md          | 20 nearest.*\*\*([\d.]+) %
+resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | k-NN   | cifar10_dino.jsonl  | knn_accuracy %
 gmlp_table3 gmlp_table4 gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens                  | ppl | wiki_gmlp.jsonl                      | perplexity
 gmlp_table3 gmlp_table4 gmlp_table6 | aMLP L11, 44 M, 0.11 G tokens                  | ppl | wiki_amlp.jsonl                      | perplexity
 gmlp_table3 gmlp_table4 gmlp_table6 | BERT L9, 44 M, 0.17 G tokens                   | ppl | wiki_bert.jsonl                      | perplexity
@@ -52,8 +49,6 @@ gmlp_table4 gmlp_table6                 | aMLP L11, 44 M, 0.11 G tokens      | S
 gmlp_table4 gmlp_table6                 | BERT L9, 44 M, 0.17 G tokens       | SST-2 | sst2_bert.jsonl   | accuracy %
 gmlp_table4 gmlp_finetuning             | MiniLM L6, 23 M, pretrained        | SST-2 | sst2_minilm.jsonl | accuracy %
 gmlp_table4 gmlp_finetuning             | gMLP L18, 384 wide, MiniLM teacher | SST-2 | sst2_taught.jsonl | accuracy %
-gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens | SQuAD 1.1 | results.md | SQuAD 1\.1.*F1 ([\d.]+) %
-gmlp_table6 | gMLP L12, 44 M, 0.23 G tokens | SQuAD 2.0 | results.md | SQuAD 2\.0.*F1 ([\d.]+) %
 resmlp_translation | Transformer, 4 + 4 blocks, 9.47 M | Multi30k De-En | multi30k_transformer.jsonl             | bleu
 resmlp_translation | ResMLP, 4 + 4 blocks, 7.40 M      | Multi30k De-En | multi30k_resmlp.jsonl                  | bleu
 resmlp_translation | Transformer, 4 + 4 blocks, 8.42 M | Multi30k De-En | multi30k_transformer_4096.jsonl        | bleu
@@ -73,10 +68,16 @@ gmlp_table5 | BERT L9, 44.1 M, n = 128  | GiB      | pretraining_speed.json mode
 gmlp_table5 | HF BERT, 44.6 M, n = 128  | tokens/s | pretraining_speed.json model=transformers | tokens/s
 gmlp_table5 | HF BERT, 44.6 M, n = 128  | GiB      | pretraining_speed.json model=transformers | GiB
 """  # noqa: E501
-"""Tables | row | column | file [key=value] | field of the log, times 100 with a %, or a pattern for results.md."""
+"""Tables | row | column | file [key=value] | field of the log, times 100 with a %."""
 
-RECIPES = ("cifar10_mixer", "cifar10_resmlp", "cifar10_gmlp", "cifar10_vit")
-"""Their speeds are in a table of results.md."""
+CIFAR10 = {
+    "gmlp": ("gMLP, 7.19 M", "6.5 min"),
+    "vit": ("ViT, 7.93 M", "8.75 min, shared GPU"),
+    "resmlp": ("ResMLP, 6.39 M", "8.75 min, shared GPU"),
+    "mixer": ("Mixer, 6.53 M", "8.75 min, shared GPU"),
+}
+"""Rows of the study of CIFAR-10, and how the single run before it was made, which is used while the study has none."""
+CIFAR10_TABLES = ("mixer_finetuning", "transformer_images", "transformer_small_data")
 PRETRAINED = {"gMLP": "wiki_gmlp", "aMLP": "wiki_amlp", "BERT": "wiki_bert"}
 
 
@@ -90,16 +91,18 @@ class LoggedFigure(NamedTuple):
 
 
 def measurements(docs: Path) -> Iterator[LoggedFigure]:
+    for row, (model, single) in CIFAR10.items():
+        if found := study("cifar10", row):
+            name, how = "study/cifar10.jsonl", f"{found[0]['result']['seconds']:.0f} s, {len(found)} seeds"
+            value = fmean(record["result"]["test"]["accuracy"] for record in found)
+        else:
+            name, how, value = f"cifar10_{row}.jsonl", single, evaluation(f"cifar10_{row}")["accuracy"]
+        yield LoggedFigure(CIFAR10_TABLES, f"{model}, 32 px, {how}", "CIFAR-10", 100 * value, f"logs/{name}")
     for line in MEASURED.strip().splitlines():
         tables, row, column, source, field = (part.strip() for part in line.split(" | "))
         name, _, which = source.partition(" ")
-        if name == "results.md":
-            (text,) = re.findall(field, (docs / name).read_text(encoding="utf8"))
-            value = float(text)
-        else:
-            name = f"logs/{name}"
-            value = last(docs / name, which, field.removesuffix(" %")) * (100 if field.endswith("%") else 1)
-        yield LoggedFigure(tuple(tables.split()), row, column, value, name)
+        value = last(docs / "logs" / name, which, field.removesuffix(" %")) * (100 if field.endswith("%") else 1)
+        yield LoggedFigure(tuple(tables.split()), row, column, value, f"logs/{name}")
 
 
 def last(file: Path, which: str, field: str) -> float:
@@ -116,14 +119,18 @@ def last(file: Path, which: str, field: str) -> float:
 
 def speeds(docs: Path) -> Iterator[Speed]:
     """Training speeds of the recipes and of pretraining, and everything in the logs of `allmlp bench`."""
-    page = (docs / "results.md").read_text(encoding="utf8")
-    for recipe in RECIPES:
-        (printed,) = re.findall(rf"^\| `{recipe}` \| ([\d,]+) \|", page, re.MULTILINE)
-        made, rate = job(recipe, samples=1, epochs=1, gpus=1), float(printed.replace(",", ""))
-        text = f"{recipe}, {cost(made.model).parameters / 1e6:.1f} M parameters, {printed} images/s"
+    for row in CIFAR10:
+        recipe, source = f"cifar10_{row}", f"docs/logs/cifar10_{row}.jsonl"
+        made = job(recipe, samples=1, epochs=1, gpus=1)
+        if found := study("cifar10", row):
+            source = "docs/logs/study/cifar10.jsonl"
+            rate = fmean(one["result"]["steps"] * made.batch_size / one["result"]["seconds"] for one in found)
+        else:
+            rate = median(record["images/s"] for record in lines(recipe) if "images/s" in record)
+        text = f"{recipe}, {cost(made.model).parameters / 1e6:.1f} M parameters, {rate:,.0f} images/s"
         flops, macs = rate * training_flops(made.model), cost(made.model).macs
         about = recipe, made.family, made.modality, "training", macs, made.batch_size, rate
-        yield Speed(*about, flops, None, "h200", text, "docs/results.md")
+        yield Speed(*about, flops, None, "h200", text, source)
     log = json.loads((docs / "logs" / "pretraining_speed.json").read_text(encoding="utf8"))
     for row in log["rows"]:
         if row["model"] in PRETRAINED:

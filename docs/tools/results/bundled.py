@@ -1,13 +1,14 @@
-"""Accuracy of the bundled CIFAR-10 model at other image sizes, with 8-bit weights and pruned, on a CPU.
+"""Accuracy of the bundled CIFAR-10 model at other image sizes, with 8-bit weights and pruned.
 
-ALLMLP_DATA=FOLDER PYTHONPATH=docs/tools python -m results.bundled       # twenty minutes on one core
+ALLMLP_DATA=FOLDER PYTHONPATH=docs/tools python -m results.bundled       # a minute with a GPU
 
-Writes docs/logs/cifar10_bundled.json after every number, so that a run that is stopped keeps what it has.
+Writes docs/logs/cifar10_bundled.json, or the file given as argument.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,61 +16,76 @@ from typing import Any
 
 import torch
 
-from allmlp.analysis.pruning_curve import accuracy, pruning_curve
+from allmlp.analysis.pruning_curve import FRACTIONS, pruned, replace
 from allmlp.data.cifar import Cifar10
 from allmlp.data.dataset import LabeledImages
+from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.export.files import export
 from allmlp.export.onnx import run_onnx
+from allmlp.models.model import Model
 from allmlp.provenance import environment
+from allmlp.tasks.classify import evaluate_classifier
 from allmlp.tasks.task import Normalize
 from allmlp.weights.pretrained import pretrained
+from allmlp.weights.pruning import token_matrices
 from allmlp.weights.resize import resize_model
 from results.records import LOGS
 
 MODEL = Path("weights/cifar10")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {"interpolate": (24, 40, 48, 64), "tile": (64,)}
-IMAGES, PRUNING_IMAGES = 2000, 500
-"""The first so many of the test split, in which the classes are in random order."""
+ONNX_IMAGES = 2000
+"""ONNX Runtime runs on the CPU, on the first so many test images."""
 
 
-def main() -> None:
+def main(file: Path) -> None:
     dataset = Cifar10().load()
-    images = dataset.test.fetch(torch.arange(IMAGES))
-    found: dict[str, Any] = {
-        "environment": environment(torch.device("cpu")),
-        "data": {"sha256": dataset.checksum(), "train": len(dataset.train), "test": len(dataset.test)},
-        "rows": [],
-    }
-    for row in measurements(images):
-        found["rows"].append(row)
+    rows = []
+    for row in measurements(LabeledImages(*dataset.test.examples)):
+        rows.append(row)
         print(row, flush=True)
-        (LOGS / "cifar10_bundled.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
+    data = {"sha256": dataset.checksum(), "train": len(dataset.train), "test": len(dataset.test)}
+    found = {"environment": environment(DEVICE), "data": data, "rows": rows}
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
 
 
 def measurements(images: LabeledImages) -> Iterator[dict[str, Any]]:
-    model, preprocessing = pretrained(str(MODEL))
-    yield row("as it is", 32, images, accuracy(model, preprocessing, images))
+    model, preprocessing = pretrained(str(MODEL), device=DEVICE)
+    yield row("as it is", 32, accuracy(model, preprocessing, images), images)
+    matrices = {name: matrix.clone() for name, matrix in token_matrices(model).items()}
+    for method, fractions in FRACTIONS.items():
+        for fraction in fractions:
+            replace(model, matrices, lambda matrix, by=method, of=fraction: pruned(matrix, by, of))
+            about = {"method": method, "removed": fraction}
+            yield row("pruned", 32, accuracy(model, preprocessing, images), images) | about
+    replace(model, matrices, lambda matrix: matrix)
+    for rule, sizes in SIZES.items():
+        for size in sizes:
+            resized = resize_model(model, img_size=size, rule=rule)  # type: ignore[arg-type]
+            yield row(rule, size, accuracy(resized, preprocessing, images), images)
+    some = LabeledImages(*(part[:ONNX_IMAGES] for part in images))
+    inputs = Normalize(preprocessing.mean, preprocessing.std)(some.images)
     for int8 in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
             export(MODEL, file, int8=int8)
-            inputs = Normalize(preprocessing.mean, preprocessing.std)(images.images)
             outputs = run_onnx(file, [(batch,) for batch in inputs.split(100)])
-            right = torch.cat([logits for (logits,) in outputs]).argmax(1) == images.labels
+            right = torch.cat([logits for (logits,) in outputs]).argmax(1) == some.labels
             what = "ONNX Runtime, int8" if int8 else "ONNX Runtime, float32"
-            yield row(what, 32, images, right.double().mean().item()) | {"bytes": file.stat().st_size}
-    some = LabeledImages(*(part[:PRUNING_IMAGES] for part in images))
-    for point in pruning_curve(model, preprocessing, some):
-        yield row("pruned", 32, some, point.accuracy) | {"method": point.method, "removed": point.removed}
-    for rule, sizes in SIZES.items():
-        for size in sizes:
-            resized = resize_model(model, img_size=size, rule=rule)  # type: ignore[arg-type]
-            yield row(rule, size, images, accuracy(resized, preprocessing, images))
+            yield row(what, 32, right.double().mean().item(), some) | {"bytes": file.stat().st_size}
 
 
-def row(what: str, size: int, images: LabeledImages, right: float) -> dict[str, Any]:
+@torch.inference_mode()
+def accuracy(model: Model, preprocessing: ImagePreprocessing, images: LabeledImages) -> float:
+    normalize = Normalize(preprocessing.mean, preprocessing.std, model.spec.input_size).to(DEVICE)
+    batches = zip(*(part.to(DEVICE).split(500) for part in images))
+    correct, count = evaluate_classifier(model, normalize, (LabeledImages(*batch) for batch in batches))["accuracy"]
+    return float(correct / count)
+
+
+def row(what: str, size: int, right: float, images: LabeledImages) -> dict[str, Any]:
     return {"what": what, "img_size": size, "images": len(images.labels), "accuracy": right}
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else LOGS / "cifar10_bundled.json")

@@ -27,8 +27,9 @@ def lines(name: str) -> list[Record]:
 
 @cache
 def document(name: str) -> Record:
-    """A .json file below docs/logs."""
-    return json.loads((LOGS / f"{name}.json").read_text(encoding="utf8"))
+    """A .json file below docs/logs; empty where there is no file."""
+    file = LOGS / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf8")) if file.exists() else {}
 
 
 def study(name: str, row: str) -> list[Record]:

@@ -168,7 +168,12 @@ def inference(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], prec
         layout = memory_format(package, mode)
         model = copy.deepcopy(peer_group.models[package]).to(memory_format=layout)  # type: ignore[call-overload]
         forward = lookup(mode, MODES, "mode")(model, precision)
-        given = tuple(x.to(precision, memory_format=layout) if x.is_floating_point() else x for x in inputs)
+        with torch.inference_mode():
+            # Copies made later, such as the input of a CUDA graph, must be of the same kind: torch.compile compiles
+            # again for tensors of inference mode, which a capture does not survive.
+            given = tuple(
+                x.to(precision, memory_format=layout, copy=True) if x.is_floating_point() else x.clone() for x in inputs
+            )
 
         def call() -> Tensor:
             with torch.inference_mode():

@@ -178,6 +178,8 @@ def prepare_group(
     one: PeerGroup, cell: str, size: int | None, batch: int, options: BenchOptions, log: LogFunction
 ) -> PreparedGroup:
     """Build every backend of a model and reject those that do not agree with it."""
+    if one.name != cell:
+        log(f" {one.name}:", end="")
     device, precision = torch.device(options.device), PRECISIONS[options.precision]
     usual = default_backends(one.models, device, batch, options.train, brief=options.scale is not None)
     names = select_backends(options.backends, one) if options.backends else usual

@@ -36,11 +36,6 @@ class Quartiles(NamedTuple):
     low: float
     high: float
 
-    @property
-    def relative_iqr(self) -> float:
-        """Inter-quartile range over the median."""
-        return (self.high - self.low) / self.median if self.median else 0.0
-
 
 class Timing(NamedTuple):
     """Seconds per call of each round."""
@@ -135,6 +130,7 @@ def try_call(call: Callable[[], T]) -> T | Failure:
         failure = Failure(one_line(reason))
     except Exception as reason:
         failure = Failure("out of memory" if is_out_of_memory(reason) else f"failed: {one_line(reason)}")
+    end_capture()
     release()
     return failure
 
@@ -143,6 +139,14 @@ def is_out_of_memory(reason: Exception) -> bool:
     """Includes the CPU allocator, which raises a plain RuntimeError."""
     known = isinstance(reason, (torch.OutOfMemoryError, MemoryError))
     return known or "can't allocate memory" in str(reason) or "CUDA out of memory" in str(reason)
+
+
+def end_capture() -> None:
+    """Undo what a failed capture of a CUDA graph leaves behind: its stream, and the random generator in its mode."""
+    if torch.cuda.is_initialized():
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
 
 
 def release() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from allmlp.study.runner import Progress, Runner
     from allmlp.study.summary import Summary
 
-LOCATIONS = ("data.path", "data.download")
+LOCATIONS = ("data.path", "data.cache", "data.download")
 """Fields that say where data are on this machine, not what a study is."""
 
 
@@ -74,7 +75,8 @@ def study(
     made = make_study(name, sweep or [], seeds, options, locations, val_size)
     folder = out or Path("studies") / made.name
     terminal = sys.stderr.isatty()
-    with records.locked(folder):
+    # Tables can be looked at while another process works on the study.
+    with nullcontext() if minutes == 0 else records.locked(folder):
         runner = Runner(made, folder, locations, device, jobs, minutes, retry_failed, say, show if terminal else None)
         try:
             now = runner.run()
@@ -142,7 +144,7 @@ def report(now: Progress, runner: Runner) -> None:
     from allmlp.log import format_duration
     from allmlp.study.figure import draw
     from allmlp.study.runner import expected_seconds, portions
-    from allmlp.study.summary import summarize, write
+    from allmlp.study.summary import at_the_edge, summarize, write
 
     summary = summarize(now)
     if now.done:
@@ -150,6 +152,8 @@ def report(now: Progress, runner: Runner) -> None:
         drawn = draw(summary, runner.out)
         print_tables(summary)
         print(f"table.md, table.csv{' and figure.png, figure.svg' if drawn else ''} in {runner.out}")
+    for text in at_the_edge(now):
+        print(f"note: {text}")
     for text in now.stale:
         print(f"stale, not used, runs again: {text} changed")
     if len(summary.data) > 1:

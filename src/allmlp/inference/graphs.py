@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allmlp.cuda_graph import record
 from allmlp.kernels.launch import device_guard, naming_errors, synchronous
 
 MAX_KINDS = 8
@@ -107,15 +108,3 @@ class CudaGraphs:
 
 def zeros(size: int, x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_zeros(size, *x.shape[1:], dtype=dtype if x.is_floating_point() else x.dtype)
-
-
-def record(run: Callable[[], Any], pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    # Matrix products would use the workspace that an earlier capture on this stream left in its own memory pool, and
-    # which is freed with that pool. Once cleared, it is allocated in this one.
-    torch._C._cuda_clearCublasWorkspaces()
-    # Another thread's CUDA calls must not end the capture.
-    with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-        run()
-    torch._C._cuda_clearCublasWorkspaces()
-    return graph

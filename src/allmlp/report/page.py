@@ -151,6 +151,7 @@ def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
     jinja = require("jinja2", "analysis")
     place = files("allmlp.report") / "page"
     texts = {name: (place / name).read_text(encoding="utf8") for name in ("page.html", "style.css", "page.js")}
+    theme = (files("allmlp") / "theme.css").read_text(encoding="utf8")
     environment = jinja.Environment(
         loader=jinja.DictLoader(texts),
         autoescape=True,
@@ -181,7 +182,7 @@ def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
         bins=BINS,
         colors=COLORS,
         skipped=skipped,
-        style=jinja.utils.markupsafe.Markup(texts["style.css"]),
+        style=jinja.utils.markupsafe.Markup(theme + texts["style.css"]),
         script=jinja.utils.markupsafe.Markup(texts["page.js"]),
         # Of the script exactly as between its tags: the page runs this one and no other.
         digest=base64.b64encode(hashlib.sha256(f"\n{texts['page.js']}".encode()).digest()).decode(),

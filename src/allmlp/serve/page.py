@@ -43,6 +43,7 @@ def page_files() -> dict[str, Response]:
     """Map each path to its response."""
     folder = files("allmlp.serve") / "page"
     found = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+    found["style.css"] = (files("allmlp") / "theme.css").read_bytes() + found["style.css"]
     found |= {f"samples/{entry.name}": entry.read_bytes() for entry in (folder / "samples").iterdir()}
     return {
         "/" + ("" if name == "index.html" else name): Response(

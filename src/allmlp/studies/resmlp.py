@@ -5,6 +5,13 @@ from __future__ import annotations
 from allmlp.recipes.ablations import cifar10_ablations
 from allmlp.study.definition import Overrides, Row, Study
 
+FINETUNING: dict[str, Overrides] = {
+    "resmlp": {},
+    "vit": {},
+    "resnet18": {"optim": '{"kind": "Sgd", "lr": 0.05, "weight_decay": 5e-4}', "max_grad_norm": "none"},
+}
+"""Changes to `cifar10_finetune`; convnets have SGD, at a quarter of the learning rate of `cifar10_resnet18`."""
+
 
 def resmlp_distillation() -> Study:
     """A small ResMLP from labels alone, and distilled from a ResNet-18 trained here: hard and soft.
@@ -33,7 +40,7 @@ def resmlp_distillation() -> Study:
 
 
 def resmlp_dino() -> Study:
-    """DINO on CIFAR-10 without labels for ResMLP and ViT at equal epochs: k-NN, a linear probe, and fine-tuned.
+    """DINO on CIFAR-10 without labels for ResMLP, ViT and ResNet-18 at equal epochs: k-NN, linear, fine-tuned.
 
     allmlp study resmlp_dino --minutes 9
 
@@ -46,21 +53,27 @@ def resmlp_dino() -> Study:
         "task.out_dim": "2048",
         "task.momentum": "0.99",
         "task.teacher_temperature": "0.04",
-        "optim.lr": "2e-3",
     }
+    # The usual optimizer of convnets, with Lightly's learning rate of 0.06 per 256 images.
+    sgd: Overrides = {"optim": '{"kind": "Sgd", "lr": 0.12, "weight_decay": 5e-4}'}
+    drop_path: Overrides = {"model.drop_path.rate": "0.1", "optim.lr": "2e-3"}
     rows: dict[str, Row] = {}
-    for family in ("resmlp", "vit"):
-        model: Overrides = {"model": f"{family}_micro"}
+    for family, name, changes in (
+        ("resmlp", "resmlp_micro", drop_path),
+        ("vit", "vit_micro", drop_path),
+        ("resnet18", "resnet18_cifar", sgd),
+    ):
+        model: Overrides = {"model": name}
         start: Overrides = {**model, "init_from": f"study:{family}_dino"}
         rows[f"{family}_dino"] = Row(
             "cifar10_dino",
-            {**model, "model.drop_path.rate": "0.1", **pretraining},
+            {**model, **pretraining, **changes},
             metric="knn_accuracy",
             anchor=81.3,
             source="ResNet-18, Lightly",
         )
         rows[f"{family}_linear"] = Row("cifar10_probe", start)
-        rows[f"{family}_finetuned"] = Row("cifar10_finetune", start)
+        rows[f"{family}_finetuned"] = Row("cifar10_finetune", {**start, **FINETUNING[family]})
         rows[f"{family}_labels"] = Row(f"cifar10_{family}", {"budget.epochs": "100"})
     return Study("resmlp_dino", rows, compared="epochs", metric="accuracy")
 

@@ -29,6 +29,8 @@ GRACE = 30.0
 """Seconds after which a run that is longer than was expected is stopped at the end of a portion."""
 LAST = 5
 """Start-up times that count, the latest ones."""
+LAST_LINES = 20
+"""Lines of its output that are kept of a failed run."""
 MINIMIZED = ("loss", "perplexity")
 """Metrics whose names end so are better when lower."""
 
@@ -204,9 +206,19 @@ class Process:
         return time.monotonic() - self.began
 
     @property
+    def lines(self) -> list[str]:
+        """What the run has printed."""
+        text = self.log.read_text(encoding="utf8", errors="replace")
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+    @property
     def last_line(self) -> str:
-        lines = self.log.read_text(encoding="utf8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return (self.lines or [""])[-1].strip()
+
+    def clear(self) -> None:
+        """Only records are kept."""
+        self.log.unlink(missing_ok=True)
+        shutil.rmtree(self.log.with_suffix(""), ignore_errors=True)
 
 
 @dataclass
@@ -228,6 +240,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.began, self.earlier = time.monotonic(), len(records.read(self.out / records.FILE))
         self.unstarted: dict[str, str] = {}
+        self.ended = 0
         self.active: list[Process] = []
         if self.jobs > 1 and self.study.compared == "seconds":
             raise UserError(
@@ -252,11 +265,16 @@ class Runner:
                     now = self.progress()
                     self.start_what_fits(now)
                     if not self.active:
-                        return now
+                        break
                     self.wait()
             finally:
                 for active in self.active:
                     self.stop(active)
+                    active.clear()
+                shutil.rmtree(self.out / "runs", ignore_errors=True)
+        if self.unstarted and not self.ended:
+            raise UserError("; ".join(f"{row}: {reason}" for row, reason in self.unstarted.items()))
+        return now
 
     def start_what_fits(self, now: Progress) -> None:
         busy = {active.trial.key for active in self.active}
@@ -274,7 +292,7 @@ class Runner:
                 self.active.append(self.start(trial))
 
     def count(self, now: Progress) -> str:
-        return f"[{len(now.done) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"
+        return f"[{len(now.done) + len(self.active) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"
 
     def start(self, trial: Trial) -> Process:
         name = "-".join(str(part) for part in trial.key)
@@ -319,6 +337,7 @@ class Runner:
     def finish(self, active: Process) -> None:
         """Record a run that has ended."""
         trial, code = active.trial, active.process.returncode
+        self.ended += 1
         found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
         if code == 0 and "result" in found:
             record = records.make(self.study.name, trial, self.jobs, active.seconds, found)
@@ -334,12 +353,14 @@ class Runner:
             self.fail(active, found, f"ended by signal {-code}" if code < 0 else reason)
         else:
             # Nothing was trained: a fault of the set-up, not of this configuration.
+            self.ended -= 1
             self.unstarted[trial.row] = active.last_line.removeprefix("error: ") or f"ended with code {code}"
             self.say(f"{trial.label}: did not start: {self.unstarted[trial.row]}")
-        shutil.rmtree(active.folder, ignore_errors=True)
+        active.clear()
 
     def fail(self, active: Process, found: Record, reason: str) -> None:
-        found = {name: value for name, value in found.items() if name != "result"} | {"failed": reason}
+        found = {name: value for name, value in found.items() if name != "result"}
+        found |= {"failed": reason, "log": active.lines[-LAST_LINES:]}
         self.say(f"{active.trial.label}: failed: {reason}")
         records.append(
             self.out / records.FILE, records.make(self.study.name, active.trial, self.jobs, active.seconds, found)
@@ -361,6 +382,7 @@ class Runner:
             self.fail(active, {}, f"takes longer than a portion of {self.minutes:g} minutes")
         else:
             self.say(f"{active.trial.label}: stopped at the end of the portion, it will be repeated")
+        active.clear()
 
     def stop(self, active: Process) -> None:
         active.process.send_signal(signal.SIGTERM)
@@ -369,7 +391,6 @@ class Runner:
         except subprocess.TimeoutExpired:
             active.process.kill()
             active.process.wait()
-        shutil.rmtree(active.folder, ignore_errors=True)
 
 
 @contextmanager

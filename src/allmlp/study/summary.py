@@ -105,6 +105,23 @@ def other_metrics(names: Iterable[str], finished: list[Record]) -> dict[str, Int
     return {name: interval(values) for name, values in found.items() if values}
 
 
+def at_the_edge(now: Progress) -> list[str]:
+    """Fields of which the smallest or largest of three or more values was chosen: a better one may lie beyond."""
+    found = []
+    for row, candidate in now.chosen.items():
+        settings = now.study.candidates(row)
+        for field, text in settings[candidate].items():
+            try:
+                values = sorted({float(one[field]) for one in settings.values()})
+            except (KeyError, ValueError):
+                continue
+            if len(values) > 2 and float(text) in (values[0], values[-1]):
+                found.append(
+                    f"{row}: {field}={text} is the {'smallest' if float(text) == values[0] else 'largest'} tried"
+                )
+    return found
+
+
 def tuning_line(now: Progress, row: str, candidate: str) -> TuningLine:
     found, metric = runs_of(now, "tune", row, candidate), now.metric(row)
     values = [scale(metric) * now.value(record) for record in with_result(found)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,10 @@ from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
+from allmlp.models.resnet import ResNet
 from allmlp.models.zoo import create
 from allmlp.spec import Count, NonNegative, Rate
-from allmlp.tasks.probe import KnnEval, evaluate_knn, subsample
+from allmlp.tasks.probe import KnnEval, evaluate_knn, pooled_features, subsample
 from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule
 
 
@@ -55,6 +57,8 @@ class Dino(Task):
     knn: KnnEval = KnnEval()
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
+        if isinstance(model, ResNet):
+            return model.configure(img_size=self.crops.global_size)
         if not isinstance(model, Encoder) or model.pool is None:
             raise UserError("DINO needs one of this library's image encoders, with a pool")
         return model.replace(head=None).configure(img_size=self.crops.global_size)
@@ -70,16 +74,23 @@ class DinoModule(TaskModule):
     def __init__(self, spec: Dino, model: Model, dataset: ImageDataset) -> None:
         super().__init__()
         self.spec, self.num_classes = spec, len(dataset.class_names)
-        self.student, self.student_head = model, ProjectionHead(spec, model.spec.width)
-        self.model = create(model.spec.configure(drop_path=0.0), device=model.device)
-        self.head = ProjectionHead(spec, model.spec.width)
+        convolutional = isinstance(model.spec, ResNet)
+        width = model.spec.widths[-1] if convolutional else model.spec.width
+        self.student, self.student_head = model, ProjectionHead(spec, width)
+        self.model = create(model.spec if convolutional else model.spec.configure(drop_path=0.0), device=model.device)
+        self.head = ProjectionHead(spec, width)
+        if convolutional:
+            # Pooled features are trained; the classifier behind them waits for a probe.
+            model.get_submodule(model.parts()["head"]).requires_grad_(False)
         for teacher, student in self.pairs():
             teacher.load_state_dict(student.state_dict())
             teacher.requires_grad_(False)
         self.normalize = Normalize(dataset.mean, dataset.std)
         self.eval_normalize = Normalize(dataset.mean, dataset.std, model.spec.input_size)
         self.bank = subsample(dataset.train, spec.knn.bank_size)
-        self.local_student = ForwardAtSize(model, spec.crops.local_size) if spec.crops.num_local else None
+        self.local_student: Callable[[Tensor], Tensor] = partial(pooled_features, model)
+        if spec.crops.num_local and not convolutional:
+            self.local_student = ForwardAtSize(model, spec.crops.local_size)
         self.register_buffer("center", torch.zeros(spec.out_dim))
         # Mean teacher outputs, summed over the forward passes since the last optimizer step.
         self.output_sum, self.passes = torch.zeros(spec.out_dim, device=model.device), 0
@@ -108,11 +119,10 @@ class DinoModule(TaskModule):
         images, uniforms, temperature, train_last_layer = inputs
         global_crops, *local_crops = (self.normalize(views) for views in self.spec.crops.apply(images, uniforms))
         with torch.no_grad():
-            outputs = self.head(self.model(global_crops)).float()
+            outputs = self.head(pooled_features(self.model, global_crops)).float()
             p = ((outputs - self.center) / temperature).softmax(1)
             self.output_sum.add_(outputs.mean(0))
-        features = [self.student(global_crops)]
-        features += [self.local_student(views) for views in local_crops if self.local_student]
+        features = [pooled_features(self.student, global_crops), *map(self.local_student, local_crops)]
         logits = self.student_head(torch.cat(features), train_last_layer).float()
         log_q = (logits / self.spec.student_temperature).log_softmax(1)
         loss = dino_loss(p.unflatten(0, (-1, len(images))), log_q.unflatten(0, (-1, len(images))))

@@ -20,7 +20,7 @@ from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
-from allmlp.tasks.masked_lm import MaskedLM, MaskedLMModule, masked_lm_loss
+from allmlp.tasks.masked_lm import MaskedBatch, MaskedLM, MaskedLMModule, masked_lm_loss
 from allmlp.tasks.task import Losses, Task, TaskModule
 from allmlp.weights import folder
 from allmlp.weights.huggingface_bert import init_embeddings, load_bert, read_config
@@ -114,9 +114,8 @@ class DistillMaskedLMModule(MaskedLMModule):
         return super().flops + 2 * teacher + 6 * self.seq_len * self.proj.weight.numel()
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
-        ids, uniforms = inputs
-        real = ids != self.pad_token_id
-        batch = self.spec.masking.apply(ids, uniforms, self.vocab)
+        ids, *masked = inputs
+        batch, real = MaskedBatch(*masked), ids != self.pad_token_id
         features = self.encode(self.model, batch, ids)
         mlm_loss, accuracy = masked_lm_loss(self.model, features, batch)
         distance = cosine_distance(self.proj(features).float(), self.teacher(ids, real), real)

@@ -177,12 +177,15 @@ class MaskedLMModule(TaskModule):
         return 6 * (cost.macs - head + head * self.spec.masking.num_positions(self.seq_len) // self.seq_len)
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
-        (ids,) = batch.examples
-        return ids.long(), context.uniform(len(ids), self.spec.masking.num_uniforms(ids.shape[1]))
+        """The original ids, then a `MaskedBatch`. In the loss, masking would be one more graph to compile."""
+        (rows,) = batch.examples
+        ids = rows.long()
+        uniforms = context.uniform(len(ids), self.spec.masking.num_uniforms(ids.shape[1]))
+        return ids, *self.spec.masking.apply(ids, uniforms, self.vocab)
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
-        ids, uniforms = inputs
-        batch = self.spec.masking.apply(ids, uniforms, self.vocab)
+        ids, *masked = inputs
+        batch = MaskedBatch(*masked)
         loss, accuracy = masked_lm_loss(self.model, self.encode(self.model, batch, ids), batch)
         return Losses(loss, {"accuracy": accuracy})
 

@@ -14,6 +14,7 @@ from allmlp.data.sampler import Batch, eval_batches
 from allmlp.errors import UserError
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
+from allmlp.models.resnet import ResNet
 from allmlp.spec import Count, NonNegative
 from allmlp.tasks.classify import Classify, ClassifyModule
 from allmlp.tasks.task import Normalize, StepContext, Task, TaskModule
@@ -76,12 +77,16 @@ def subsample(split: Split, examples: int) -> Split:
     return subset(split, torch.linspace(0, len(split) - 1, examples).long())
 
 
-def normalized_features(model: Model, images: Tensor) -> Tensor:
-    """Pooled features of norm 1, b c."""
+def pooled_features(model: Model, images: Tensor) -> Tensor:
+    """Features after the model's pool, or their mean over tokens where it has none, b c."""
     features = model.forward_features(images)
     pool = getattr(model, "pool", None)
-    pooled = features.mean(1) if pool is None else pool(features, None)
-    return F.normalize(pooled.float(), dim=1)
+    return features.mean(1) if pool is None else pool(features, None)
+
+
+def normalized_features(model: Model, images: Tensor) -> Tensor:
+    """Pooled features of norm 1, b c."""
+    return F.normalize(pooled_features(model, images).float(), dim=1)
 
 
 def knn_scores(queries: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int, temperature: float) -> Tensor:
@@ -95,8 +100,8 @@ class Probe(Classify):
     """Linear probing: everything but the head is frozen and in evaluation mode."""
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
-        if not isinstance(model, Encoder):
-            raise UserError("a probe needs one of this library's encoders")
+        if not isinstance(model, Encoder | ResNet):
+            raise UserError("a probe needs one of this library's image models")
         return super().configure_model(model, dataset)
 
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
@@ -106,8 +111,8 @@ class Probe(Classify):
 class ProbeModule(ClassifyModule):
     def __init__(self, spec: Probe, model: Model, dataset: ImageDataset) -> None:
         super().__init__(spec, model, dataset)
-        for name, weight in model.named_parameters():
-            weight.requires_grad_(name.startswith("head."))
+        model.requires_grad_(False)
+        model.get_submodule(model.parts()["head"]).requires_grad_(True)
 
     @property
     def flops(self) -> int:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -92,36 +92,42 @@ def load(
     With `dynamic=True` the model accepts images of any size. `overrides` set fields of the spec that do not change its
     weights, such as {"drop_path.rate": 0.1}.
     """
-    path = Path(folder)
+    changes = ModelChanges(num_classes, img_size, seq_len, rule, dtype, dynamic)
+    return changes.apply(read_model(Path(folder), device, overrides))
+
+
+def read_model(path: Path, device: str | torch.device = "cpu", overrides: Mapping[str, Any] | None = None) -> Model:
+    """The model as it was saved, in evaluation mode."""
     spec = override_all(read_spec(path), overrides or {})
     config = digest((path / CONFIG).read_text(encoding="utf8"))
     state = read_weights(path / WEIGHTS, expected_shapes(spec), device, config)
     with torch.device("meta"):
         model = spec.build()
     model.load_state_dict(state, assign=True)
-    return adapt(model.eval(), num_classes, img_size, seq_len, rule, dtype, dynamic)
+    return model.eval()
 
 
-def adapt(
-    model: Model,
-    num_classes: int | None,
-    img_size: int | tuple[int, int] | None,
-    seq_len: int | None,
-    rule: Rule | None,
-    dtype: torch.dtype | None,
-    dynamic: bool,
-) -> Model:
-    """A loaded model in another precision, at another input size, with another number of classes."""
-    if dtype is not None:
-        model = model.to(dtype)
-    if img_size is not None or seq_len is not None:
-        model = resize_model(model, img_size, seq_len, rule)
-    if num_classes is not None and model.spec.configure(num_classes=num_classes) != model.spec:
-        reset: Any = getattr(model, "reset_classifier", None)
-        if reset is None:
-            raise UserError(f"{type(model.spec).__name__} models have no classifier to replace")
-        model = reset(num_classes).eval()
-    return make_dynamic(model, rule or "interpolate") if dynamic else model
+class ModelChanges(NamedTuple):
+    """What `load` changes in a loaded model."""
+
+    num_classes: int | None = None
+    img_size: int | tuple[int, int] | None = None
+    seq_len: int | None = None
+    rule: Rule | None = None
+    dtype: torch.dtype | None = torch.float32
+    dynamic: bool = False
+
+    def apply(self, model: Model) -> Model:
+        if self.dtype is not None:
+            model = model.to(self.dtype)
+        if self.img_size is not None or self.seq_len is not None:
+            model = resize_model(model, self.img_size, self.seq_len, self.rule)
+        if self.num_classes is not None and model.spec.configure(num_classes=self.num_classes) != model.spec:
+            reset: Any = getattr(model, "reset_classifier", None)
+            if reset is None:
+                raise UserError(f"{type(model.spec).__name__} models have no classifier to replace")
+            model = reset(self.num_classes).eval()
+        return make_dynamic(model, self.rule or "interpolate") if self.dynamic else model
 
 
 def transfer(model: Model, folder: str | os.PathLike[str]) -> list[str]:

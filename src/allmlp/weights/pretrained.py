@@ -61,7 +61,8 @@ def pretrained(
     """
     path = bundled() if name == BUNDLED else Path(name)
     if path.is_dir() or name in published_weights() or (name.startswith(HUB_PREFIX) and "/" in name):
-        model, preprocessing = open_model(str(path), img_size=img_size, device=device, dynamic=dynamic)
+        changes = folder.ModelChanges(img_size=img_size, dynamic=dynamic)
+        model, preprocessing = open_model(str(path), changes, device)
         known = isinstance(preprocessing, ImagePreprocessing)
         return Pretrained(model, preprocessing if known else image_preprocessing(path))
     if ":" not in name:
@@ -112,37 +113,22 @@ def from_pretrained(
         "local_files_only": local_files_only,
         "force_download": force_download,
     }
-    changes = (num_classes, img_size, seq_len, rule, device, dtype, dynamic, overrides)
-    return open_model(os.fspath(name), *changes, **hub)[0]
+    changes = folder.ModelChanges(num_classes, img_size, seq_len, rule, dtype, dynamic)
+    return open_model(os.fspath(name), changes, device, overrides, **hub)[0]
 
 
 def open_model(
     name: str,
-    num_classes: int | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    seq_len: int | None = None,
-    rule: Rule | None = None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = torch.float32,
-    dynamic: bool = False,
+    changes: folder.ModelChanges,
+    device: str | torch.device,
     overrides: Mapping[str, Any] | None = None,
     **hub: Any,
 ) -> tuple[Model, ImagePreprocessing | TextPreprocessing | None]:
     """The model called `name`, and its preprocessing if it is known."""
     located = None if name.startswith(PREFIX) else locate(name, **hub)
     if located is not None and is_model_folder(located.path):
-        model = folder.load(
-            located.path,
-            num_classes=num_classes,
-            img_size=img_size,
-            seq_len=seq_len,
-            rule=rule,
-            device=device,
-            dtype=dtype,
-            dynamic=dynamic,
-            overrides=overrides,
-        )
+        model = changes.apply(folder.read_model(located.path, device, overrides))
         return model, read_preprocessing(located.path) if (located.path / PREPROCESSING_FILE).is_file() else None
     found = timm_pretrained(name) if located is None else open_path(located.path, overrides)
-    model = folder.adapt(build(found, device), num_classes, img_size, seq_len, rule, dtype, dynamic)
+    model = changes.apply(build(found, device))
     return model, (located.preprocessing if located is not None else None) or found.preprocessing

@@ -8,15 +8,15 @@ dZ2 = gradient of norm at mask W^T dF,   dH2 = dZ2 act'(H2)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from allmlp.kernels.activation.triton import BLOCK_C, CONFIGS, ROWS_PER_PROGRAM, act_code, activate, activate_with_grad
-from allmlp.kernels.launch import autotune, launching
+from allmlp.kernels.activation.triton import BLOCK_C, ROWS_PER_PROGRAM, act_code, activate, activate_with_grad
+from allmlp.kernels.launch import launching
 
 
 def empty_partial_sums(h: Tensor) -> Tensor:
@@ -52,7 +52,6 @@ def gate(h: Tensor, f: Tensor, b: Tensor, act: str) -> Tensor:
     return g
 
 
-@autotune(CONFIGS, default=0, key=["C", "ACT"])
 @triton.jit(do_not_specialize=["R"])
 def gate_backward_kernel(
     h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, sum_ptr, R, C, S, stride_h,
@@ -90,19 +89,20 @@ def gate_backward(
     with launching("gate_backward", h):
         run[(len(partial_sums), col_blocks)](
             h, f, b, dg, g, df, dh, db, partial_sums, rows, channels, f.shape[1], h.stride(1),
-            ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C,
+            ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C, BLOCK_R=4, num_warps=4,
         )  # fmt: skip
     return g, df, db.view(-1, f.shape[1]).sum(0)
 
 
-# Rows and warps of a program that holds whole rows.
-ROW_CONFIGS = [
-    triton.Config({"BLOCK_R": rows}, num_warps=warps)
-    for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8))
-]
+def rows_and_warps(block_c: int, backward: bool = False) -> dict[str, int]:
+    """The tile of a program that holds whole rows, so that it fits into registers."""
+    if backward:
+        rows, warps = 2 if 512 < block_c <= 2048 else 1, 1 if block_c <= 512 else 4
+    else:
+        rows, warps = max(1, min(4, 4096 // block_c)), 4
+    return {"BLOCK_R": rows, "num_warps": 8 if block_c > 4096 else warps}
 
 
-@autotune(ROW_CONFIGS, default=4, key=["BLOCK_C", "ACT"])
 @triton.jit(do_not_specialize=["R"])
 def norm_kernel(
     h_ptr, mask_ptr, weight_ptr, bias_ptr, n_ptr, mean_ptr, rstd_ptr, R, C, stride_h, eps,
@@ -131,16 +131,16 @@ def norm(
     batch, tokens, channels = h.shape[0], h.shape[1], h.shape[2] // 2
     n = h.new_empty(batch, tokens, channels)
     mean, rstd = (torch.empty(batch, tokens, dtype=torch.float32, device=h.device) for _ in range(2))
-    run: Any = norm_kernel
+    block_c, run = int(triton.next_power_of_2(channels)), cast(Any, norm_kernel)
+    tile = rows_and_warps(block_c)
     with launching("gated_mlp_norm", h):
-        run[lambda config: (triton.cdiv(batch * tokens, config["BLOCK_R"]),)](
+        run[(triton.cdiv(batch * tokens, tile["BLOCK_R"]),)](
             h[..., channels:], mask, weight, bias, n, mean, rstd, batch * tokens, channels, h.stride(1), eps,
-            ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, BLOCK_C=triton.next_power_of_2(channels),
+            ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, BLOCK_C=block_c, **tile,
         )  # fmt: skip
     return n, mean, rstd
 
 
-@autotune(ROW_CONFIGS, default=4, key=["BLOCK_C", "ACT"])
 @triton.jit(do_not_specialize=["R"])
 def norm_backward_kernel(
     h_ptr, mask_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dn_ptr, n_ptr, dh_ptr, sum_ptr, R, C, stride_h,
@@ -195,12 +195,12 @@ def norm_backward(
 ) -> Tensor:
     """N (recomputed). Writes dH2 to the second half of `dh`; sums of dH2, dweight, dbias to `partial_sums[:, 1:]`."""
     n, channels = torch.empty_like(dn), dn.shape[2]
-    run: Any = norm_backward_kernel
+    block_c, run = int(triton.next_power_of_2(channels)), cast(Any, norm_backward_kernel)
     with launching("gated_mlp_norm_backward", h):
         run[(len(partial_sums),)](
             h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], partial_sums,
             dn.shape[0] * dn.shape[1], channels, h.stride(1),
             ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, ROWS_PER_PROGRAM=ROWS_PER_PROGRAM,
-            BLOCK_C=triton.next_power_of_2(channels),
+            BLOCK_C=block_c, **rows_and_warps(block_c, backward=True),
         )  # fmt: skip
     return n

@@ -7,7 +7,8 @@ Only X is saved for the gradient: act(X + bias) is recomputed.
 
 cuBLAS falls back to a kernel of half the speed when the number of tokens (such as 196) is not a multiple of 8. So each
 example is read together with the first rows of the next one (a window of 200 rows), which meet zero columns of A; the
-last example has no next one and gets its own product.
+last example has no next one and gets its own product. An infinity in those rows becomes NaN in the example before them,
+which makes no difference to training: the loss of the batch is not finite either way.
 """
 
 from __future__ import annotations

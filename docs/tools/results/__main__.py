@@ -1,0 +1,4 @@
+from results.pages import write
+
+for changed in write():
+    print(changed)

@@ -1,0 +1,174 @@
+"""Tables about images."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from paper_tables.vision import TABLES
+from results.markdown import NOTHING, log, over_seeds, percent, table
+from results.records import Record, document, epochs, evaluation, seeds, study
+
+FAMILIES = {
+    "gmlp": ("gMLP", "`cifar10_gmlp`", "0.3 to 0.7 M: 90.9; with shifts and stages: 95.54 (5.9 M), 97.35 (79 M) [1]"),
+    "resmlp": ("ResMLP", "`cifar10_resmlp`", "1.09 M: 88.12 [2]"),
+    "mixer": ("MLP-Mixer", "`cifar10_mixer`", "0.3 to 0.7 M: 90.8 [3]"),
+    "vit": ("ViT", "`cifar10_vit`", ""),
+    "resnet18": ("ResNet-18", "`cifar10_resnet18`", "95.28, with Cutout 96.01 [4]"),
+}
+"""Rows of the study of CIFAR-10: model, recipe, published accuracy."""
+EARLIER = {
+    "cifar10_gmlp": "gMLP, 6.5 minutes alone on the GPU; the bundled weights",
+    "cifar10_vit": "ViT, 8.75 minutes, GPU shared by three runs",
+    "cifar10_resmlp": "ResMLP, 8.75 minutes, GPU shared by three runs",
+    "cifar10_mixer": "MLP-Mixer, 8.75 minutes, GPU shared by three runs",
+}
+NOT_MEASURED = "Not measured with today's code yet (`python -m results.bundled`)."
+VARIANTS = {
+    "layernorm": "Affine to LayerNorm",
+    "class": "average pooling to Class-MLP",
+    "none": "linear to none",
+    "mlp": "linear to MLP",
+    "conv": "linear to 3x3 convolution",
+    "depthwise": "linear to depthwise 3x3",
+    "separable": "linear to depthwise-separable 3x3",
+    "patch2": "patch 4 to 2",
+    "patch8": "patch 4 to 8",
+}
+PUBLISHED_ROWS = {
+    "linear": "S12",
+    "layernorm": "S12: Aff -> LayerNorm",
+    "class": "S12: average -> Class-MLP",
+    "none": "S12: linear -> none",
+    "mlp": "S12: linear -> MLP",
+    "conv": "S12: linear -> conv 3x3",
+    "depthwise": "S12: linear -> depth-wise",
+    "separable": "S12: linear -> separable",
+    "patch2": "S12/8",
+}
+"""The rows of ResMLP's table of ablations."""
+
+
+def cifar10() -> str:
+    rows = []
+    for row, (model, recipe, published) in FAMILIES.items():
+        found = study("cifar10", row)
+        parameters = f"{found[0]['result']['parameters'] / 1e6:.2f} M" if found else NOTHING
+        passes = f"{mean(record['result']['epochs'] for record in found):.0f}" if found else NOTHING
+        rows.append((model, recipe, parameters, str(len(found)), passes, over_seeds(found, "accuracy"), published))
+    return table(("model", "recipe", "parameters", "n", "epochs", "test accuracy", "published, %"), rows)
+
+
+def cifar10_short() -> str:
+    found = {row: study("cifar10", row) for row in FAMILIES}
+    if not any(found.values()):
+        return "No runs with today's recipes are recorded yet. Earlier single runs: [results](docs/results.md)."
+    rows = [
+        (
+            f"{FAMILIES[row][0]}, {FAMILIES[row][1]}",
+            f"{records[0]['result']['parameters'] / 1e6:.2f} M",
+            str(len(records)),
+            over_seeds(records, "accuracy"),
+        )
+        for row, records in found.items()
+        if records
+    ]
+    header = ("CIFAR-10 from scratch, 300 s of one H200 each", "parameters", "seeds", "test accuracy")
+    return table(header, rows) + "\n\nMean over seeds ± half a 95 % interval."
+
+
+def cifar10_earlier() -> str:
+    rows = [
+        (what, f"{epochs(name):.0f}", percent(evaluation(name)["accuracy"]), log(name))
+        for name, what in EARLIER.items()
+    ]
+    return table(("run", "epochs", "test accuracy", ""), rows)
+
+
+def ablations() -> str:
+    plain = ablation("linear")
+    rows = [("linear (the model)", seeds_text(plain), NOTHING, f"{published_ablation('linear'):.1f}", NOTHING)]
+    for row, what in VARIANTS.items():
+        values, theirs, printed = ablation(row), "", ""
+        if row in PUBLISHED_ROWS:
+            printed = f"{published_ablation(row):.1f}"
+            theirs = f"{published_ablation(row) - published_ablation('linear'):+.1f}"
+        rows.append((what, seeds_text(values), f"{mean(values) - mean(plain):+.1f}", printed, theirs))
+    return table(("variant", "CIFAR-10, two seeds, %", "change", "ImageNet, published, %", "change"), rows)
+
+
+def ablation(row: str) -> list[float]:
+    """Accuracies in percent, by seed."""
+    name = "cifar10_ablations"
+    return [100 * evaluation(name, row, seed)["accuracy"] for seed in seeds(name, row)]
+
+
+def seeds_text(values: list[float]) -> str:
+    return ", ".join(f"{value:.1f}" for value in values)
+
+
+def published_ablation(row: str) -> float:
+    (paper,) = [entry for entry in TABLES if entry.name == "resmlp_ablations"]
+    place = [column.name for column in paper.columns if column.published].index("val")
+    (cell,) = [entry.cells[place] for entry in paper.rows if entry.label == PUBLISHED_ROWS[row]]
+    return float(cell)
+
+
+def features() -> str:
+    """DINO and distillation: one seed each."""
+    runs = {
+        "cifar10_dino": ("DINO, 20 nearest of 20,000 training images", "knn_accuracy"),
+        "cifar10_probe": ("linear probe on it", "accuracy"),
+        "cifar10_distill_labels": ("Mixer of 0.85 M, from labels", "accuracy"),
+        "cifar10_distill_hard": ("the same, hard distillation from the gMLP", "accuracy"),
+    }
+    rows = [(what, percent(evaluation(name)[metric]), log(name)) for name, (what, metric) in runs.items()]
+    return table(("run", "test accuracy", ""), rows)
+
+
+def resized() -> str:
+    plain = {(row["what"], row["img_size"]): percent(row["accuracy"]) for row in bundled("interpolate", "tile")}
+    rows = []
+    for rule, size in [*(("interpolate", size) for size in (24, 40, 48, 64)), ("tile", 64)]:
+        tuned = evaluation("cifar10_resized", f"{size}{'_tile' if rule == 'tile' else ''}")["accuracy"]
+        rows.append((f"{size}, {rule}", plain.get((rule, size), NOTHING), percent(tuned)))
+    return table(("pixels", "as it is", "after three epochs of fine-tuning"), rows)
+
+
+def quantized() -> str:
+    rows = [
+        (row["what"], percent(row["accuracy"]), f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else "")
+        for row in bundled("as it is", "ONNX Runtime, float32", "ONNX Runtime, int8")
+    ]
+    if not rows:
+        return NOT_MEASURED
+    return table(("", "accuracy", "file"), rows)
+
+
+def pruned() -> str:
+    found = bundled("pruned")
+    if not found:
+        return NOT_MEASURED
+    shares = [0.0, *sorted({row["removed"] for row in found})]
+    whole = bundled("as it is")[0]["accuracy"]
+    names = {"smallest": "the smallest of each matrix", "blocks": "blocks of 4 x 4", "rank": "low rank"}
+    rows = []
+    for method, what in names.items():
+        values = {row["removed"]: row["accuracy"] for row in found if row["method"] == method} | {0.0: whole}
+        rows.append((what, *(f"{100 * values[share]:.1f}" if share in values else "" for share in shares)))
+    return table(("share removed", *(f"{share:g}" for share in shares)), rows)
+
+
+def bundled(*whats: str) -> list[Record]:
+    return [row for row in document("cifar10_bundled").get("rows", []) if row["what"] in whats]
+
+
+BLOCKS = {
+    "cifar10": cifar10,
+    "cifar10-short": cifar10_short,
+    "cifar10-earlier": cifar10_earlier,
+    "ablations": ablations,
+    "features": features,
+    "resized": resized,
+    "quantized": quantized,
+    "pruned": pruned,
+}

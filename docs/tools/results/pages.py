@@ -1,0 +1,70 @@
+"""Put what the records give into the pages, and compare the pages with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from allmlp.files import write_atomically
+from allmlp.recipes import recipes
+from allmlp.study.statistics import interval
+from results import images, language, speed
+from results.records import ROOT, study
+
+PAGES = ("README.md", "docs/results.md", "benchmarks/README.md")
+BLOCKS = images.BLOCKS | language.BLOCKS | speed.BLOCKS
+BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MEASURED = re.compile(r"^    Measured: .*\n", re.MULTILINE)
+STUDIES = {f"cifar10_{row}": ("cifar10", row) for row in images.FAMILIES}
+"""Recipes whose docstrings give the result of a study's row."""
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Every page and module of recipes, as the records give it."""
+    for name in PAGES:
+        page = ROOT / name
+        yield page, fill(page.read_text(encoding="utf8"))
+    for module in sorted({recipes()[name].module.rpartition(".")[2] for name in STUDIES}):
+        file = ROOT / "src" / "allmlp" / "recipes" / f"{module}.py"
+        yield file, annotate(file.read_text(encoding="utf8"))
+
+
+def fill(text: str) -> str:
+    """The text with every block written anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}{BLOCKS[match[2]]()}\n{match[3]}", text)
+
+
+def annotate(source: str) -> str:
+    """The source of recipes with a line `Measured: ...` after the command, where a study has run the recipe."""
+    source = MEASURED.sub("", source)
+    for name in STUDIES:
+        line = measured(name)
+        if line:
+            command = re.compile(rf"^def {name}\(.*?^    allmlp train [^\n]*\n", re.MULTILINE | re.DOTALL)
+            source = command.sub(lambda match, line=line: f"{match[0]}    {line}\n", source)
+    return source
+
+
+def measured(recipe: str) -> str:
+    records = study(*STUDIES[recipe])
+    if not records:
+        return ""
+    found = interval([100 * record["result"]["test"]["accuracy"] for record in records])
+    half = "" if found.half is None else f" ± {found.half:.2f}"
+    seconds, device = records[0]["result"]["seconds"], records[0]["environment"]["device"]
+    seeds = "one seed" if found.count == 1 else f"{found.count} seeds"
+    return f"Measured: {found.mean:.2f}{half} % ({seeds}, {seconds:.0f} s alone on one {device})."
+
+
+def outside(text: str) -> str:
+    """The text without its blocks."""
+    return BLOCK.sub("", text)
+
+
+def write() -> Iterator[str]:
+    """Write what differs; yields the names of the files."""
+    for file, text in texts():
+        if text != file.read_text(encoding="utf8"):
+            write_atomically(file, lambda target, text=text: target.write_text(text, encoding="utf8"))
+            yield str(file.relative_to(ROOT))

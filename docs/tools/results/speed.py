@@ -1,0 +1,139 @@
+"""Tables about speed, from the records of `allmlp bench`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median, quantiles
+from typing import NamedTuple
+
+from results.markdown import NOTHING, percent, table
+from results.records import BENCHMARKS, LOGS, Record
+
+PEERS = ("timm", "hf")
+EIGHT_BITS = "ours fp8"
+
+
+OLD_HARNESS = """
+
+This record is older than a correction of `allmlp bench`, which had slowed timm down: the plain script
+`benchmarks/plain.py` gives timm's models more images per second, so that the ratios above are too high."""
+
+
+class Cell(NamedTuple):
+    """One model at one batch size: our fastest side in 16 or 32 bits, and the fastest of another package."""
+
+    model: str
+    batch: int
+    ours: Record
+    peer: Record | None
+    sides: dict[str, Record]
+
+
+def cells(file: Path) -> Iterator[Cell]:
+    found: dict[tuple[str, int], dict[str, Record]] = {}
+    for row in json.loads(file.read_text(encoding="utf8"))["rows"] if file.exists() else []:
+        if row["rate_per_s"] and row.get("cell", row["model"]) == row["model"]:
+            found.setdefault((row["model"], row["batch"]), {})[row["backend"]] = row
+
+    def fastest(sides: dict[str, Record], *packages: str) -> Record | None:
+        own = [row for name, row in sides.items() if name.split()[0] in packages and name != EIGHT_BITS]
+        return max(own, key=lambda row: row["rate_per_s"], default=None)
+
+    for (model, batch), sides in found.items():
+        ours, peer = fastest(sides, "ours"), fastest(sides, *PEERS)
+        if ours is not None:
+            yield Cell(model, batch, ours, peer, sides)
+        elif peer is not None:
+            yield Cell(model, batch, peer, None, sides)
+
+
+def ratio(ours: Record, peer: Record | None, times: str = "calls_s") -> str:
+    """How many times as fast: median and quartiles over rounds of what both did in the same round."""
+    if peer is None:
+        return NOTHING
+    rounds = [b / a for a, b in zip(ours[times], peer[times])]
+    low, _, high = quantiles(rounds, n=4)
+    return f"{median(rounds):.2f} ({low:.2f} to {high:.2f})"
+
+
+def rate(row: Record | None) -> str:
+    return NOTHING if row is None else f"{row['rate_per_s']:,.0f}, {row['backend']}"
+
+
+def gib(row: Record | None) -> str:
+    return NOTHING if row is None or not row["memory_bytes"] else f"{row['memory_bytes'] / 2**30:.1f}"
+
+
+def inference() -> str:
+    rows = []
+    for cell in cells(LOGS / "bench_inference.json"):
+        eight = cell.sides.get(EIGHT_BITS)
+        times, share = ratio(cell.ours, cell.peer), percent(cell.ours["mfu"], 0)
+        more = ratio(eight, cell.ours) if eight else ""
+        rows.append((cell.model, rate(cell.peer), rate(cell.ours), times, share, more))
+    text = table(("model, images/s", "timm", "ours", "times", "of peak", "8 bits, times"), rows)
+    old = not any("ratios" in cell.ours for cell in cells(LOGS / "bench_inference.json"))
+    return text + (OLD_HARNESS if old else "")
+
+
+def training() -> str:
+    rows = [
+        (
+            f"{cell.model} ({parameters(cell)})",
+            rate(cell.peer),
+            rate(cell.ours),
+            ratio(cell.ours, cell.peer),
+            percent(cell.ours["mfu"], 0),
+            f"{gib(cell.ours)}, {gib(cell.peer)}",
+        )
+        for cell in cells(LOGS / "bench_training.json")
+    ]
+    return table(("model, images/s", "timm", "ours", "times", "of peak", "GiB, ours and timm"), rows)
+
+
+def pretraining() -> str:
+    rows = []
+    for length, name in ((128, "bench_pretraining"), (512, "bench_pretraining_512")):
+        found = list(cells(LOGS / f"{name}.json"))
+        bert = next((cell.ours for cell in found if cell.model == "hf:bert_base"), None)
+        for cell in found:
+            times = NOTHING if cell.ours is bert else ratio(cell.ours, bert)
+            share, memory = percent(cell.ours["mfu"], 0), gib(cell.ours)
+            rows.append((f"{cell.model} ({parameters(cell)})", str(length), rate(cell.ours), times, share, memory))
+    return table(("model", "length", "tokens/s", "times transformers' BERT", "of peak", "GiB"), rows)
+
+
+def parameters(cell: Cell) -> str:
+    return f"{cell.ours['parameters'] / 1e6:.1f} M"
+
+
+def latency() -> str:
+    rows = []
+    for cell in cells(LOGS / "latency_batch1.json"):
+        peer = cell.peer
+        waits = [NOTHING if side is None else f"{1e3 * median(side['latencies_s']):.2f}" for side in (peer, cell.ours)]
+        rows.append((cell.model, *waits, ratio(cell.ours, peer, "latencies_s"), rate(peer), rate(cell.ours)))
+    header = ("batch 1", "timm, ms", "ours, ms", "times", "timm, images/s in a row", "ours, images/s in a row")
+    return table(header, rows)
+
+
+def cpu() -> str:
+    rows = []
+    for cell in cells(BENCHMARKS / "cpu.json"):
+        eager = cell.sides["timm eager"]
+        others = [cell.sides.get(f"ours {mode}") for mode in ("eager", "fast", "onnx")]
+        sides = [f"{ratio(one, eager)}, {percent(one['mfu'], 0)}" if one else NOTHING for one in others]
+        rows.append((f"{cell.model}, batch {cell.batch}", percent(eager["mfu"], 0), *sides))
+    what = "times timm eager, and share of the matrix rate"
+    return table((what, "timm eager", "ours eager", "ours fast", "ours in ONNX Runtime"), rows)
+
+
+BLOCKS = {
+    "bench-inference": inference,
+    "bench-training": training,
+    "bench-pretraining": pretraining,
+    "bench-latency": latency,
+    "bench-cpu": cpu,
+}

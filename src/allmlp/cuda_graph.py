@@ -1,0 +1,22 @@
+"""Recording of CUDA graphs that stay valid whatever else the process records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def record(run: Callable[[], Any], pool: Any = None, stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
+    """Capture what `run` launches; by default in a memory pool of its own, on PyTorch's stream for captures."""
+    graph = torch.cuda.CUDAGraph()
+    # Matrix products would use the workspace that an earlier capture on this stream left in its own memory pool, and
+    # which is freed with that pool, or when torch.compile(mode="reduce-overhead") records a graph. Once cleared, it is
+    # allocated in this one.
+    torch._C._cuda_clearCublasWorkspaces()
+    # Another thread's CUDA calls must not end the capture.
+    with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+        run()
+    torch._C._cuda_clearCublasWorkspaces()
+    return graph
