@@ -1,6 +1,6 @@
 """Has a change made anything slower or less accurate? Eight speeds and one training run against stored records.
 
-python benchmarks/guard.py --data data/cifar10               on an H200, under three minutes
+python benchmarks/guard.py --data data/cifar10               on an H200
 python benchmarks/guard.py --data data/cifar10 --update      write the records anew, with three training runs
 python benchmarks/guard.py --device cpu --models mixer_nano --steps 20 --records guard.json --update     a trial
 
@@ -40,7 +40,7 @@ STANDARD_ERRORS = 2
 REPEATS = 3
 """Training runs of a record."""
 STEPS = {"cifar10_gmlp": 2000, "digits_mixer": 375}
-"""What takes a minute on an H200, compilation included; digits: the whole recipe."""
+"""Chosen for about a minute on an H200, compilation included; of the digits, the whole recipe."""
 
 
 def measure_speeds(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=0.25, help="seconds per speed")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds per speed")
     parser.add_argument("--steps", type=int, default=0, help="steps of the training run [default: the recipe's]")
     options = parser.parse_args()
     try:

@@ -36,7 +36,7 @@ def seconds(call):
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-for option, default in {"batch-size": 256, "calls": 20, "rounds": 9, "device": "cuda"}.items():
+for option, default in {"batch-size": 256, "calls": 40, "rounds": 7, "device": "cuda"}.items():
     parser.add_argument(f"--{option}", type=type(default), default=default)
 parser.add_argument("--models", default="mixer_b16,resmlp_s24,gmlp_s16")
 parser.add_argument("--sides", default="compiled,channels_last,reduce-overhead,fast", help="also eager, max-autotune")

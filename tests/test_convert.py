@@ -94,7 +94,8 @@ def test_timm(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = convert(str(tmp_path / "file"), str(tmp_path / "ours"))
     assert_outputs(folder, model, dtype)
     back = convert(str(folder), str(tmp_path / "deeper" / "back.safetensors"), to="timm")
-    assert same(load_file(back), model.state_dict())
+    pickled = torch.load(convert(str(folder), str(tmp_path / "back.pth"), to="timm"), weights_only=True)
+    assert same(load_file(back), model.state_dict()) and same(pickled, model.state_dict())
 
 
 @pytest.mark.parametrize("family", FAMILIES[:4])

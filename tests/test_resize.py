@@ -24,7 +24,7 @@ FAMILIES = ["mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano", "vit_nano", "
 
 
 def spec(name: str, image: int | tuple[int, int] = 32) -> Encoder:
-    found = resmlp(2, 24, 0.1, 4, 32, 10, pool=ClassMlp()) if name == "class" else allmlp.create(name).spec
+    found = resmlp(2, 24, 0.1, 4, 32, 10, pool=ClassMlp()) if name == "class" else allmlp.preset(name).spec
     return found.configure(img_size=image).replace(depth=2)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import allmlp
-from allmlp.analysis import examples, output_folder
+from allmlp.analysis import examples, figures, output_folder
 from allmlp.analysis.analysis import Analysis, analyze
 from allmlp.analysis.target import AnalysisTarget, NamedImages, default_preprocessing, load_target, split_arguments
 from allmlp.cli import main
@@ -33,6 +33,13 @@ Image = pytest.importorskip("PIL.Image")
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are built but not rendered, which takes most of the time; test_figures.py renders them."""
     monkeypatch.setattr(output_folder, "save", lambda figure, file, kind: file.write_text(f"{kind} of {figure}"))
+
+
+@pytest.fixture
+def without_figures(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are not even built, for tests of the numbers and the text."""
+    for name in ("mosaics", "heatmaps", "filter_lines", "by_depth", "cost_bars", "saliency_maps", "neighbor_rows"):
+        monkeypatch.setattr(figures, name, lambda *args, **options: None)
 
 
 def analyze_tiny(name: str, out: Path) -> Analysis:
@@ -107,7 +114,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(caught.value.code or 0), output.out, output.err
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_an_untrained_preset_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +125,7 @@ def test_an_untrained_preset_by_name(
     assert (tmp_path / "analysis" / "mixer_nano" / "filters.csv").is_file()
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_without_a_model_the_bundled_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], images: list[str]) -> None:
     before = sorted(bundled().iterdir())
     code, out, err = run(capsys, images[0], "--out", str(tmp_path))
@@ -131,7 +138,7 @@ def test_without_a_model_the_bundled_one(tmp_path: Path, capsys: pytest.CaptureF
     assert len(fractions) == 12 and max(fractions) > 0.9  # its gates have learned to be convolutions
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_neighbors_are_searched_in_the_test_images_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(small(), tmp_path, device="cpu")
     capsys.readouterr()
@@ -148,7 +155,7 @@ def text_of(result: Analysis, name: str) -> str:
     return text
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("labels", [torch.rand(6), torch.arange(6), torch.rand(6, 2)])
 def test_a_regression_has_no_classes(labels: Tensor, tmp_path: Path) -> None:
     """Neither predictions nor targets are classes, also where the targets are integers."""
@@ -173,7 +180,7 @@ def test_a_dataset_without_class_names_describes_a_regression() -> None:
         assert json.loads(text)["task"] == task
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_a_model_without_a_head_has_no_prediction(tmp_path: Path) -> None:
     model = tiny_model("resmlp_s12", torch.float32).spec.replace(head=None).build().eval().requires_grad_(False)
     images = NamedImages(("a", "b"), torch.rand(2, 3, 6, 8))
@@ -181,7 +188,7 @@ def test_a_model_without_a_head_has_no_prediction(tmp_path: Path) -> None:
     assert text_of(result, "saliency").startswith("the model outputs features, not classes")
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("name", ["resmlp_s12", "resmlp_seq2seq_6"])
 def test_the_summary_has_the_first_and_the_last_block_of_the_figure(name: str, tmp_path: Path) -> None:
     text = text_of(analyze_tiny(name, tmp_path), "activations")
@@ -191,7 +198,7 @@ def test_the_summary_has_the_first_and_the_last_block_of_the_figure(name: str, t
         assert f"{float(row['norm']):.3g} after block {row['block']}" in text
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_positive_offsets_are_later_tokens(tmp_path: Path) -> None:
     model = tiny_model("resmlp_s12", torch.float32).requires_grad_(False)
     for block in model.blocks:
@@ -201,7 +208,7 @@ def test_positive_offsets_are_later_tokens(tmp_path: Path) -> None:
         assert {key for key, value in row.items() if key != "name" and float(value)} == {"2"}
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_images_without_a_near_one_have_no_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corners = iter((torch.eye(3), torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [0.0, 0.0, 1.0]])))
     monkeypatch.setattr(examples, "features", lambda model, images: next(corners))
@@ -212,7 +219,7 @@ def test_images_without_a_near_one_have_no_neighbors(tmp_path: Path, monkeypatch
     assert [(row["query"], row["neighbor"]) for row in table(tmp_path / "neighbors.csv")] == [("a", "b"), ("b", "a")]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_a_second_analysis_removes_the_files_of_the_first(tmp_path: Path) -> None:
     analyze_tiny("resmlp_s12", tmp_path)
     (tmp_path / "mine.txt").write_text("kept")
@@ -226,7 +233,7 @@ def test_a_second_analysis_removes_the_files_of_the_first(tmp_path: Path) -> Non
     assert (tmp_path.parent / "outside.png").read_text() == "kept"
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_a_diverged_model_can_be_analyzed(tmp_path: Path) -> None:
     model = tiny_model("resmlp_s12", torch.float32).requires_grad_(False)
     model.blocks[0].token.mix.weight.fill_(math.nan)

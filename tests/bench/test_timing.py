@@ -33,7 +33,7 @@ class Call:
 class FakeClock:
     """Calls take what they return; the device takes a tenth of that."""
 
-    min_calls = 1
+    min_calls, min_seconds = 1, 0.0
 
     def row(self, call: Callable[[], object], count: int) -> float:
         return sum(self.latency(call) for _ in range(count)) / count
@@ -85,15 +85,21 @@ def test_slow_calls_get_fewer_rounds() -> None:
     assert slow.calls == WARM_UP + 1 + FEWEST
 
 
-def test_a_row_has_enough_calls_however_long_they_take() -> None:
-    """Rows of one or two calls are mostly the launch of the first."""
+def test_a_row_has_enough_calls_and_seconds() -> None:
+    """Rows of one or two calls are mostly the launch of the first, and short ones are over before clocks fall."""
 
     class Patient(FakeClock):
-        min_calls = 10
+        min_calls, min_seconds = 10, 0.3
 
-    log: list[str] = []
-    time_interleaved({"a": Call("a", repeat(0.3), log)}, Patient(), seconds=0.5)
-    assert len(log) == WARM_UP + 1 + FEWEST * 11
+    for one, seconds, rounds, row in [
+        (0.3, 0.5, FEWEST, 10),
+        (0.01, 0.5, FEWEST, 30),
+        (0.01, 3, 10, 30),
+        (0.01, 6, 10, 60),
+    ]:
+        log: list[str] = []
+        time_interleaved({"a": Call("a", repeat(one), log)}, Patient(), seconds)
+        assert len(log) == WARM_UP + 1 + rounds * (row + row // 10)
 
 
 class Device:

@@ -117,7 +117,7 @@ def test_blocks_are_compiled_once_for_each_size(monkeypatch: pytest.MonkeyPatch)
         for size, one in given.items():
             torch.testing.assert_close(module.compute_loss(*one).total, plain[size])
         counts.append(counter.frame_count)
-    assert counts[0] == counts[1]
+    assert counts[0] == counts[1] >= 3 * 3, "at each size what comes before the stack, one block, and what comes after"
 
 
 def test_sharded_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

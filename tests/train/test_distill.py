@@ -27,7 +27,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A classifier of the blobs."""
     out = tmp_path_factory.mktemp("runs") / "teacher"
     plain = Classify()
-    run = small(task=plain, budget=Budget(steps=100), ema_decay=None, log_every=100, eval_every=100, save_every=100)
+    run = small(task=plain, budget=Budget(steps=150), ema_decay=None, log_every=150, eval_every=150, save_every=150)
     assert loop.train(run, out, "cpu")["accuracy"] == 1.0
     return str(out)
 

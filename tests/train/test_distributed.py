@@ -15,8 +15,11 @@ import torch
 import torch.distributed as dist
 
 from allmlp import checkpoint, parallel
+from allmlp.data.sampler import Loader, Sampler
 from allmlp.layers.block import BlockLayer
 from allmlp.models.zoo import create
+from allmlp.run import Run
+from allmlp.tasks.task import StepContext
 from allmlp.training import train
 from train import runs
 from train.test_train import losses
@@ -110,6 +113,23 @@ def test_a_checkpoint_of_two_processes_loads_into_one(one: Path, two: Path, tmp_
 def test_a_killed_process_is_restarted_and_nothing_changes(one: Path, tmp_path: Path, sharding: str, dies: int) -> None:
     torchrun(tmp_path, sharding, {"quiet": JOBS["quiet"]}, dies)
     assert losses(tmp_path / "quiet") == pytest.approx(losses(one / "quiet"), rel=1e-4)
+
+
+@pytest.mark.parametrize("run", [runs.quiet(), runs.language()], ids=["images", "text"])
+def test_the_mean_of_two_processes_is_one(run: Run) -> None:
+    """Gradients on the halves of a batch that two processes have, with their augmentation and masks."""
+    dataset = run.data.load()
+    model = create(run.task.configure_model(run.model, dataset), seed=0, dtype=torch.float64)
+    task = run.task.build(model, dataset).double()
+
+    def gradients(rank: int, size: int) -> list[torch.Tensor]:
+        loader = Loader(dataset.train, Sampler(len(dataset.train), run.batch_size, 0), model.device, rank, size)
+        context = StepContext(0.5, torch.Generator().manual_seed(1), rank, size)
+        loss = task(*task.prepare_batch(loader.fetch(1), context)).total
+        return list(torch.autograd.grad(loss, list(task.parameters())))
+
+    means = [(first + second) / 2 for first, second in zip(gradients(0, 2), gradients(1, 2))]
+    torch.testing.assert_close(means, gradients(0, 1), rtol=1e-4, atol=1e-6)
 
 
 def test_fsdp_gathers_weights_in_bfloat16() -> None:

@@ -61,7 +61,7 @@ def test_only_the_head_is_trained(tmp_path: Path) -> None:
     before, after = allmlp.load(tmp_path / "body").state_dict(), allmlp.load(tmp_path / "probe").state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"head.proj.weight", "head.proj.bias"}
-    with pytest.raises(allmlp.UserError, match="encoders"):
+    with pytest.raises(allmlp.UserError, match="image models"):
         Probe().configure_model(allmlp.create("resmlp_seq2seq_tiny").spec, Blobs().load())
 
 

@@ -30,6 +30,7 @@ from allmlp.layers import ChannelMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.model import ModelSpec
+from allmlp.models.resnet import ResNet
 from allmlp.prediction import predict_images
 from allmlp.recipes import recipe, recipes, runs
 from allmlp.run import Budget, Run
@@ -173,7 +174,11 @@ def small_task(task: Task, files: Path) -> Task:
     return task.replace(out_dim=64) if isinstance(task, Dino) else task
 
 
-SMALL_SIZES: dict[type[Spec], dict[str, int]] = {Encoder: {"width": 48, "depth": 1}, ChannelMlp: {"hidden": 96}}
+SMALL_SIZES: dict[type[Spec], dict[str, Any]] = {
+    Encoder: {"width": 48, "depth": 1},
+    ChannelMlp: {"hidden": 96},
+    ResNet: {"widths": (8, 16, 16, 16), "depths": (1, 1, 1, 1)},
+}
 
 
 def small_model(model: ModelSpec | None) -> ModelSpec:

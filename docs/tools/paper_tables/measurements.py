@@ -128,6 +128,7 @@ def speeds(docs: Path) -> Iterator[Speed]:
         else:
             rate = median(record["images/s"] for record in lines(recipe) if "images/s" in record)
         text = f"{recipe}, {cost(made.model).parameters / 1e6:.1f} M parameters, {rate:,.0f} images/s"
+        text += " on a shared GPU" if not found and "shared" in CIFAR10[row][1] else ""
         flops, macs = rate * training_flops(made.model), cost(made.model).macs
         about = recipe, made.family, made.modality, "training", macs, made.batch_size, rate
         yield Speed(*about, flops, None, "h200", text, source)

@@ -20,6 +20,7 @@ from allmlp.analysis.pruning_curve import FRACTIONS, pruned, replace
 from allmlp.data.cifar import Cifar10
 from allmlp.data.dataset import LabeledImages
 from allmlp.data.preprocessing import ImagePreprocessing
+from allmlp.errors import MissingExtra
 from allmlp.export.files import export
 from allmlp.export.onnx import run_onnx
 from allmlp.models.model import Model
@@ -68,7 +69,11 @@ def measurements(images: LabeledImages) -> Iterator[dict[str, Any]]:
     for int8 in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
-            export(MODEL, file, int8=int8)
+            try:
+                export(MODEL, file, int8=int8)
+            except MissingExtra as reason:
+                print(reason)
+                return
             outputs = run_onnx(file, [(batch,) for batch in inputs.split(100)])
             right = torch.cat([logits for (logits,) in outputs]).argmax(1) == some.labels
             what = "ONNX Runtime, int8" if int8 else "ONNX Runtime, float32"

@@ -55,6 +55,9 @@ def cifar10() -> str:
         parameters = f"{found[0]['result']['parameters'] / 1e6:.2f} M" if found else NOTHING
         passes = f"{mean(record['result']['epochs'] for record in found):.0f}" if found else NOTHING
         rows.append((model, recipe, parameters, str(len(found)), passes, over_seeds(found, "accuracy"), published))
+    floor = next((record for row in FAMILIES for record in study("cifar10", row)), None)
+    if floor is not None:
+        rows.append(("most frequent class", "", "", "", "", percent(floor["result"]["test"]["majority"]), ""))
     return table(("model", "recipe", "parameters", "n", "epochs", "test accuracy", "published, %"), rows)
 
 

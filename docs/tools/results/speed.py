@@ -110,13 +110,26 @@ def parameters(cell: Cell) -> str:
 
 
 def latency() -> str:
+    """Launch to result on an idle device; on the GPU alone, where the record has it; and calls in a row."""
     rows = []
     for cell in cells(LOGS / "latency_batch1.json"):
-        peer = cell.peer
-        waits = [NOTHING if side is None else f"{1e3 * median(side['latencies_s']):.2f}" for side in (peer, cell.ours)]
-        rows.append((cell.model, *waits, ratio(cell.ours, peer, "latencies_s"), rate(peer), rate(cell.ours)))
-    header = ("batch 1", "timm, ms", "ours, ms", "times", "timm, images/s in a row", "ours, images/s in a row")
-    return table(header, rows)
+        ours, peer = cell.ours, cell.peer
+        waits = [NOTHING if side is None else f"{1e3 * median(side['latencies_s']):.2f}" for side in (peer, ours)]
+        device = ratio(ours, peer, "device_times_s") if ours.get("device_times_s") else NOTHING
+        rows.append((cell.model, *waits, ratio(ours, peer, "latencies_s"), device, rate(peer), rate(ours)))
+    header = ("batch 1", "timm, ms", "ours, ms", "times", "times, GPU alone")
+    return table((*header, "timm, images/s in a row", "ours, images/s in a row"), rows)
+
+
+def against_vit() -> str:
+    """Our models against a ViT of the same width in the same rounds, timm's and our own."""
+    rows = [
+        (cell.model, one["peer"], f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})")
+        for cell in cells(LOGS / "bench_inference.json")
+        for one in cell.ours.get("ratios", [])
+        if one["peer"].startswith("vit") and one["by"] == "rate"
+    ]
+    return table(("model", "against", "times"), rows) if rows else "Not measured in the same rounds yet."
 
 
 def cpu() -> str:
@@ -132,6 +145,7 @@ def cpu() -> str:
 
 BLOCKS = {
     "bench-inference": inference,
+    "bench-vit": against_vit,
     "bench-training": training,
     "bench-pretraining": pretraining,
     "bench-latency": latency,

@@ -20,7 +20,7 @@ from allmlp.errors import UserError, one_line
 
 T = TypeVar("T")
 ROUNDS, FEWEST = 10, 3
-"""Rounds per call; fewer if a single call takes longer than a round should."""
+"""Rounds per call; fewer if a row takes longer than a round should."""
 WARM_UP = 3
 """Untimed calls: compilation and CUDA-graph capture."""
 MAX_CALLS = 1000
@@ -76,8 +76,10 @@ def time_interleaved(calls: Mapping[str, Call], clock: Clock, seconds: float) ->
             found[name] = taken
         else:
             single[name] = taken
-    rounds = max(FEWEST, min(ROUNDS, round(seconds / max(single.values(), default=1.0))))
-    counts = {name: max(clock.min_calls, min(MAX_CALLS, round(seconds / rounds / one))) for name, one in single.items()}
+    shortest = max(clock.min_seconds, *single.values(), 1e-9)
+    rounds = max(FEWEST, min(ROUNDS, round(seconds / shortest)))
+    row = max(clock.min_seconds, seconds / rounds)
+    counts = {name: max(clock.min_calls, min(MAX_CALLS, round(row / one))) for name, one in single.items()}
     timings = {name: Timing((), ()) for name in counts}
     with gc_disabled():
         for number in range(rounds):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         "allmlp bench mixer_b16 --against vit_b16",
         "allmlp bench mixer_b16 --train",
         "allmlp bench gmlp_s16 --scale tokens",
-        "allmlp bench mixer_b16 --backends ours-fast,timm-compiled --seconds 3",
+        "allmlp bench mixer_b16 --backends ours-fast,timm-compiled --seconds 5",
     )
 )
 def bench(
@@ -49,8 +49,8 @@ def bench(
         typer.Option(help="A model that is timed in the same rounds and compared with each; may be repeated."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(help="Seconds per measurement; on a GPU a measurement has at least 100 calls.", min=0.01)
-    ] = 1.0,
+        float | None, typer.Option(help="Seconds per backend [default: 3 on a GPU, 1 on a CPU].", min=0.01)
+    ] = None,
     backends: Annotated[
         str,
         typer.Option(
@@ -88,7 +88,7 @@ def bench(
         kind,
         train,
         scale or None,  # type: ignore[arg-type]
-        seconds,
+        seconds or (3.0 if place == "cuda" else 1.0),
         named,
         tuple(against or ()),
         img_size,

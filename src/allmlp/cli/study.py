@@ -173,7 +173,7 @@ def report(now: Progress, runner: Runner) -> None:
         if runner.minutes:
             count = portions(known, 60 * runner.minutes, runner.jobs)
             text += f" in {count} {'portion' if count == 1 else 'portions'} of {runner.minutes:g} minutes"
-    print(f"{text}; continue with: {repeat()}")
+    print(text if runner.minutes == 0 else f"{text}; continue with: {repeat()}")
 
 
 def print_tables(summary: Summary) -> None:

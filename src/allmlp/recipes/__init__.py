@@ -1,7 +1,7 @@
 """Recipes: functions that return a Run, or a table of runs; `allmlp train NAME` finds them by name.
 
 A recipe is a public function without parameters in a module of this package. Its docstring gives the command, the
-hardware, the time, the measured result and a published one.
+hardware, the time and a published result; `make results` adds what was measured.
 """
 
 from __future__ import annotations

@@ -88,9 +88,10 @@ class DinoModule(TaskModule):
         self.normalize = Normalize(dataset.mean, dataset.std)
         self.eval_normalize = Normalize(dataset.mean, dataset.std, model.spec.input_size)
         self.bank = subsample(dataset.train, spec.knn.bank_size)
-        self.local_student: Callable[[Tensor], Tensor] = partial(pooled_features, model)
-        if spec.crops.num_local and not convolutional:
-            self.local_student = ForwardAtSize(model, spec.crops.local_size)
+        self.local_student: Callable[[Tensor], Tensor] | None = None
+        if spec.crops.num_local:
+            at_size = partial(pooled_features, model) if convolutional else ForwardAtSize(model, spec.crops.local_size)
+            self.local_student = at_size
         self.register_buffer("center", torch.zeros(spec.out_dim))
         # Mean teacher outputs, summed over the forward passes since the last optimizer step.
         self.output_sum, self.passes = torch.zeros(spec.out_dim, device=model.device), 0
@@ -119,14 +120,20 @@ class DinoModule(TaskModule):
         images, uniforms, temperature, train_last_layer = inputs
         global_crops, *local_crops = (self.normalize(views) for views in self.spec.crops.apply(images, uniforms))
         with torch.no_grad():
-            outputs = self.head(pooled_features(self.model, global_crops)).float()
+            outputs = self.head(self.features(self.model, global_crops)).float()
             p = ((outputs - self.center) / temperature).softmax(1)
             self.output_sum.add_(outputs.mean(0))
-        features = [pooled_features(self.student, global_crops), *map(self.local_student, local_crops)]
+        features = [self.features(self.student, global_crops)]
+        features += [self.local_student(views) for views in local_crops if self.local_student]
         logits = self.student_head(torch.cat(features), train_last_layer).float()
         log_q = (logits / self.spec.student_temperature).log_softmax(1)
         loss = dino_loss(p.unflatten(0, (-1, len(images))), log_q.unflatten(0, (-1, len(images))))
         return Losses(loss, {"entropy": -(p * p.clamp(min=1e-12).log()).sum(1).mean()})
+
+    @staticmethod
+    def features(model: Model, images: Tensor) -> Tensor:
+        """Pooled features: what an encoder without a head returns."""
+        return model(images) if isinstance(model.spec, Encoder) else pooled_features(model, images)
 
     @torch.no_grad()
     def after_step(self, progress: float) -> None:

@@ -34,7 +34,7 @@ from allmlp.weights.formats.format import (
     square_img_size,
     translate_key,
 )
-from allmlp.weights.tensors import write_safetensors
+from allmlp.weights.tensors import write_pickle, write_safetensors
 
 TITLE: str = "timm's"
 
@@ -185,4 +185,5 @@ from_source = reshape_from_source
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
-    write_safetensors(path, tensors)
+    """Pickled for the suffixes of torch.save, else safetensors: timm reads both."""
+    (write_pickle if path.suffix in (".pth", ".pt", ".bin") else write_safetensors)(path, tensors)

@@ -1,0 +1,138 @@
+"""The tables in the pages are what the records give, and no result is typed by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allmlp.recipes import recipes
+from results import images, pages, records, speed
+
+ROOT = Path(__file__).parents[1]
+RESULT = re.compile(
+    r"\d+(?:\.\d+)? ?%(?! (?:interval|masking))|(?:BLEU|F1|perplexity|accuracy)(?: of)? \d"
+    r"|\d [a-z ]*(?:images|tokens)/s|\d\.\d+ (?:times|ms)\b"
+)
+"""Numbers that look like a result."""
+
+
+def test_pages_are_what_the_records_give() -> None:
+    """If not: make results."""
+    for file, text in pages.texts():
+        assert file.read_text(encoding="utf8") == text, f"{file.relative_to(ROOT)} differs from docs/logs: make results"
+
+
+def test_every_block_is_known_and_used() -> None:
+    used = [
+        name
+        for page in pages.PAGES
+        for name in re.findall(r"<!-- results: (.*?) -->", (ROOT / page).read_text(encoding="utf8"))
+    ]
+    assert sorted(used) == sorted(pages.BLOCKS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md", "benchmarks/README.md"])
+def test_no_result_is_typed_by_hand(page: str) -> None:
+    text = pages.outside((ROOT / page).read_text(encoding="utf8"))
+    if page.startswith("benchmarks"):  # before its results are tolerances, after them notes
+        text = text.partition("## Results")[2].partition("## What was tried")[0]
+        assert text
+    assert not RESULT.findall(text)
+
+
+def test_a_typed_result_is_found() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf8")
+    for typed in ("gMLP has 95.69 %.", "It reaches BLEU 40.1.", "1.76 times as fast", "35,617 images/s", "F1 12.6"):
+        assert RESULT.search(pages.outside(page + typed)), typed
+
+
+@pytest.mark.parametrize("page", ["weights/cifar10/README.md", "CHANGELOG.md"])
+def test_accuracy_of_the_bundled_model_is_that_of_its_log(page: str) -> None:
+    accuracy = records.evaluation("cifar10_gmlp")["accuracy"]
+    assert RESULT.findall((ROOT / page).read_text(encoding="utf8")) == [f"{100 * accuracy:.2f} %"]
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_results_in_docstrings_are_published_or_generated(name: str) -> None:
+    text = recipes()[name].text.partition("Published")[0]
+    assert not RESULT.findall(pages.MEASURED.sub("", re.sub("^", "    ", text, flags=re.MULTILINE))), text
+
+
+# --- a study of made-up runs ----------------------------------------------------------------------------------------
+
+
+def line(row: str, seed: int, accuracy: float, **more: Any) -> dict[str, Any]:
+    result = {"test": {"accuracy": accuracy, "majority": 0.1}, "steps": 100, "epochs": 12.4, "seconds": 300.2}
+    environment = {"device": "NVIDIA H200"}
+    return {
+        "row": row,
+        "seed": seed,
+        "environment": environment,
+        "result": result | {"parameters": 7_189_514},
+        **more,
+    }
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    lines = [
+        line("gmlp", 0, 0.9),
+        line("gmlp", 1, 0.96),
+        line("gmlp", 0, 0.95, purpose="final"),  # repeated: the last counts
+        line("gmlp", 2, 0.5, purpose="tune"),
+        {key: value for key, value in line("gmlp", 3, 0.5).items() if key != "result"} | {"failed": "NaN"},
+        line("vit", 0, 0.94),
+    ]
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "cifar10.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    monkeypatch.setattr(records, "LOGS", tmp_path)
+    records.lines.cache_clear()
+    yield tmp_path
+    records.lines.cache_clear()
+
+
+def test_study_table(logs: Path) -> None:
+    rows = {line.split(" | ")[0]: line for line in images.cifar10().splitlines()}
+    # Student's t for one degree of freedom is 12.7062, the standard error of 95 and 96 is 0.5.
+    assert rows["| gMLP"].startswith("| gMLP | `cifar10_gmlp` | 7.19 M | 2 | 12 | 95.50 ± 6.35 % |")
+    assert rows["| ViT"].startswith("| ViT | `cifar10_vit` | 7.19 M | 1 | 12 | 94.00 % |")
+    assert rows["| ResNet-18"].startswith("| ResNet-18 | `cifar10_resnet18` | - | 0 | - | - |")
+    assert "| gMLP, `cifar10_gmlp` | 7.19 M | 2 | 95.50 ± 6.35 % |" in images.cifar10_short()
+    assert rows["| most frequent class"].endswith("| 10.00 % |  |") and "ResNet-18" not in images.cifar10_short()
+
+
+def test_docstrings_get_the_result_of_the_study(logs: Path) -> None:
+    source = (ROOT / "src/allmlp/recipes/cifar_classification.py").read_text(encoding="utf8")
+    once = pages.annotate(source)
+    measured = "    Measured: 95.50 ± 6.35 % (2 seeds, 300 s alone on one NVIDIA H200).\n"
+    assert once.count("Measured:") == 2 and pages.annotate(once) == once
+    assert re.search(
+        rf"def cifar10_gmlp\(.*?    allmlp train cifar10_gmlp[^\n]*\n{re.escape(measured)}", once, re.DOTALL
+    )
+    assert "Measured: 94.00 % (one seed, 300 s alone on one NVIDIA H200)." in once
+
+
+def test_ratios_are_medians_over_rounds() -> None:
+    ours, peer = {"calls_s": [1.0, 1.0, 2.0, 1.0]}, {"calls_s": [2.0, 1.5, 8.0, 1.0]}
+    assert speed.ratio(ours, peer) == "1.75 (1.12 to 3.50)"
+    assert speed.ratio(ours, None) == "-"
+
+
+def test_the_best_mode_of_the_other_package_is_compared(tmp_path: Path) -> None:
+    backends = {"ours fast": 30, "ours fp8": 40, "timm compiled": 10, "timm channels-last": 12, "timm eager": None}
+    rows = [
+        {"model": "mixer_b16", "batch": 8, "backend": name, "rate_per_s": rate, "calls_s": [1.0]}
+        for name, rate in backends.items()
+    ]
+    rows.append(rows[0] | {"cell": "gmlp_s16", "rate_per_s": 99})  # measured in the rounds of another model
+    (tmp_path / "bench.json").write_text(json.dumps({"rows": rows}))
+    (cell,) = speed.cells(tmp_path / "bench.json")
+    assert (cell.ours["backend"], cell.peer["backend"], cell.ours["rate_per_s"]) == (
+        "ours fast",
+        "timm channels-last",
+        30,
+    )
