@@ -332,6 +332,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("name", ["gmlp_nano", "vit_nano"])
 def test_sizes_copies_threads_and_streams_on_a_gpu(name: str) -> None:
     model = create(name, device="cuda")

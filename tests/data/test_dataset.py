@@ -1,48 +1,71 @@
-"""Parts of a dataset: a fraction of the training split."""
+"""Checksums and labels of datasets."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from allmlp.data.corpus import TokenBatch
+from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import ImageDataset, InMemory, Subset, labels_of
+from allmlp.data.image_folder import ImageFolder
+from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig
 
-LABELS = torch.tensor([0] * 60 + [1] * 30 + [2] * 10)[torch.randperm(100, generator=torch.Generator().manual_seed(5))]
-
-
-def dataset(wrapped: bool = False) -> ImageDataset:
-    """100 images, whose value is their index, in classes of 60, 30 and 10."""
-    split = InMemory(torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2), LABELS)
-    train = Subset(split, torch.arange(100)) if wrapped else split
-    return ImageDataset(train, split, ("a", "b", "c"), (0.5,), (0.5,))
+LABELS = torch.tensor([0, 1, 2, 2])
 
 
-def kept(data: ImageDataset) -> list[int]:
-    return data.train.fetch(torch.arange(len(data.train))).images[:, 0, 0, 0].tolist()
+def dataset(pixel: int = 7, label: int = 0, dtype: torch.dtype = torch.uint8) -> ImageDataset:
+    images, labels = torch.zeros(4, 1, 2, 2, dtype=dtype), LABELS.clone()
+    images[3, 0, 1, 1], labels[0] = pixel, label
+    return ImageDataset(InMemory(images, labels), InMemory(images[:2], labels[:2]), ("a", "b", "c"), (0.5,), (0.5,))
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["in memory", "subset"])
-def test_a_fraction_has_all_classes_alike(wrapped: bool) -> None:
-    for fraction, counts in ((0.1, [6, 3, 1]), (0.5, [30, 15, 5]), (0.01, [1, 1, 1]), (1.0, [60, 30, 10])):
-        part = dataset(wrapped).take_fraction(fraction)
-        assert labels_of(part.train).bincount().tolist() == counts and len(part.test) == 100
-        assert all(LABELS[index] == label for index, label in zip(kept(part), labels_of(part.train).tolist()))
+def test_checksum_is_of_the_content() -> None:
+    """It changes with a pixel, a label, the type, the shape, and what is held out; not from one call to the next."""
+    plain, held = dataset(), dataset().split_validation(1)
+    assert plain.checksum() == dataset().checksum() and len(plain.checksum()) == 64
+    reshaped = ImageDataset(
+        InMemory(plain.train.examples.images.view(4, 1, 4, 1), LABELS), plain.test, ("a", "b", "c"), (0.5,), (0.5,)
+    )
+    others = [dataset(pixel=8), dataset(label=1), dataset(dtype=torch.int8), reshaped, held]
+    assert len({one.checksum() for one in (plain, *others)}) == 6
 
 
-def test_smaller_fractions_are_part_of_larger_ones() -> None:
-    small, large = (kept(dataset().take_fraction(fraction)) for fraction in (0.1, 0.3))
-    assert set(small) < set(large) and small == kept(dataset().take_fraction(0.1)) and small != list(range(10))
+def test_checksum_of_image_files(tmp_path: Path) -> None:
+    """Names, labels and the bytes of a few images."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(8):
+            Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / name / f"{number}.png")
+
+    def checksum() -> str:
+        return ImageFolder(str(tmp_path), img_size=(8, 8), test_fraction=0.3).load().checksum()
+
+    found = [checksum(), checksum()]
+    assert found[0] == found[1]
+    Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(tmp_path / "cat" / "3.png")
+    found.append(checksum())
+    (tmp_path / "dog" / "7.png").rename(tmp_path / "dog" / "8.png")
+    found.append(checksum())
+    assert len(set(found)) == 3
 
 
-def test_held_out_examples_do_not_come_back() -> None:
-    split = dataset().split_validation(20)
-    part = split.take_fraction(0.5)
-    held_out = split.test.fetch(torch.arange(20)).images[:, 0, 0, 0].tolist()
-    assert not set(kept(part)) & set(held_out) and 38 <= len(part.train) <= 42
+def test_checksum_of_tokens_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allmlp.data.corpus.MAX_BYTES_IN_MEMORY", 0)
+    words = "one two three four five six ten"
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words.split()]))
+    found = []
+    for last in ("ten", "ten", "six"):
+        (tmp_path / "a.txt").write_text("\n\n".join(["one two three four five"] * 30 + [last]))
+        file, tokenizer = str(tmp_path / "a.txt"), TokenizerConfig(path=str(tmp_path / "vocab.txt"))
+        found.append(Corpus(file, file, tokenizer, 8, cache=str(tmp_path / last)).load().checksum())
+    assert found[0] == found[1] != found[2]
 
 
-def test_examples_without_labels() -> None:
-    split = InMemory(torch.arange(50).view(50, 1), batch_type=TokenBatch)
-    part = ImageDataset(split, split, (), (), ()).take_fraction(0.2)
-    assert len(part.train) == 10
+def test_labels_of_every_kind_of_split() -> None:
+    split = dataset().train
+    assert labels_of(split).tolist() == [0, 1, 2, 2]
+    assert labels_of(Subset(split, torch.tensor([3, 1]))).tolist() == [2, 1]

@@ -29,8 +29,11 @@ def defined_kernels(*stems: str) -> set[str]:
 class Calls:
     """The calls for a device and a dtype. Gluon and fp8 are left out where the interpreter stands in for a GPU."""
 
-    def __init__(self, device: str, dtype: torch.dtype, batch: int, interpreted: bool = False) -> None:
+    def __init__(
+        self, device: str, dtype: torch.dtype, batch: int, hopper_batch: int | None = None, interpreted: bool = False
+    ) -> None:
         self.device, self.dtype, self.batch, self.interpreted = device, dtype, batch, interpreted
+        self.hopper_batch = hopper_batch or batch
 
     def randn(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.randn(*shape).to(self.device, dtype or self.dtype)
@@ -70,21 +73,22 @@ class Calls:
         from allmlp.kernels.token_mix import triton as mix
         from allmlp.kernels.token_mix.reference import PackedMatrix, TokenMixEpilogue
 
-        modules = [mix]
+        modules = [(mix, self.batch)]
         if not self.interpreted:
             from allmlp.kernels.token_mix import hopper
 
-            modules.append(hopper)
+            modules.append((hopper, self.hopper_batch))
         vector, bias = (self.randn(size, dtype=torch.float32) for size in (CHANNELS, TOKENS))
-        hidden, matrix = self.randn(self.batch, TOKENS, 2 * CHANNELS), PackedMatrix.pack(self.randn(TOKENS, TOKENS))
-        u, v = hidden.chunk(2, 2)
-        stats = {name: self.randn(self.batch, TOKENS, dtype=torch.float32) for name in ("mean", "rstd")}
-        gate = TokenMixEpilogue(bias, vector, vector, **stats, other=u)
-        residual = TokenMixEpilogue(bias, vector, vector, deferred_bias=vector, layer_scale=vector, other=u)
-        for module in modules:
+        matrix = PackedMatrix.pack(self.randn(TOKENS, TOKENS))
+        for module, batch in modules:
+            u, v = self.randn(batch, TOKENS, 2 * CHANNELS).chunk(2, 2)
+            mean, rstd = (self.randn(batch, TOKENS, dtype=torch.float32) for _ in range(2))
+            gate = TokenMixEpilogue(bias, vector, vector, mean, rstd, other=u)
+            residual = TokenMixEpilogue(bias, vector, vector, deferred_bias=vector, layer_scale=vector, other=u)
             module.token_mix(v, matrix, gate, combine="multiply")
             module.token_mix(v, matrix, residual, combine="add")
-        unaligned = v.contiguous()[:, :, : CHANNELS - 1]  # rows that TMA cannot load
+        unaligned = self.randn(self.batch, TOKENS, CHANNELS)[:, :, : CHANNELS - 1]
+        unaligned = unaligned.contiguous()  # rows that TMA cannot load
         mix.token_mix(unaligned, matrix, TokenMixEpilogue(bias), act="gelu")
 
     def linear(self) -> None:
@@ -108,7 +112,8 @@ class Calls:
 
 
 if __name__ == "__main__":
-    # Enough examples for the persistent kernel of Hopper, which needs a tile for each multiprocessor.
-    for name in Calls("cuda", torch.bfloat16, batch=25).all():
+    # The persistent kernel of Hopper is used where there are as many tiles as multiprocessors.
+    sms = torch.cuda.get_device_properties("cuda").multi_processor_count
+    for name in Calls("cuda", torch.bfloat16, batch=2, hopper_batch=-(-sms * 128 // CHANNELS)).all():
         torch.cuda.synchronize()
         print(name, flush=True)

@@ -26,5 +26,7 @@ def test_every_kernel_compiles_for_h100(tmp_path: Path) -> None:
         [sys.executable, script, "1"], env=env, capture_output=True, text=True, timeout=600, check=False
     )
     assert result.returncode == 0, result.stderr
+    shared = [int(size) for size in re.findall(r"(\d+) shared", result.stdout)]
+    assert max(shared) <= 227 * 1024  # of a block on an H100
     compiled = set(re.findall(r"^(\S+)", result.stdout, re.MULTILINE))
     assert compiled == defined_kernels("triton", "hopper")

@@ -11,7 +11,7 @@ import allmlp
 from allmlp.data.augment import Augment, HorizontalFlip, Mixup
 from allmlp.data.sampler import Batch, eval_batches
 from allmlp.models.model import Model
-from allmlp.tasks.classify import Classify, ClassifyModule
+from allmlp.tasks.classify import Classify, ClassifyModule, majority_accuracy
 from allmlp.tasks.task import StepContext
 from train.runs import Blobs, small
 
@@ -80,3 +80,9 @@ def test_evaluation_matches_a_plain_loop_for_every_batch_size() -> None:
         sums = task.build_evaluator(model, dataset).eval().evaluate(model, batches)
         means = {name: float(total / count) for name, (total, count) in sums.items()}
         assert means == pytest.approx({"loss": loss, "accuracy": accuracy})
+
+
+def test_majority_is_that_of_the_training_labels() -> None:
+    """The most frequent label in training, which need not be the most frequent one where it is evaluated."""
+    train, evaluated = torch.tensor([2, 0, 2, -1, -1, -1, 1]), torch.tensor([0, 0, 0, 2])
+    assert majority_accuracy(train, evaluated) == 0.25

@@ -48,9 +48,10 @@ class EncoderDecoder(ModelSpec):
         return f"{self.encoder.stem.tokens} + {self.decoder.stem.tokens} tokens"
 
     def configure(self, **options: Any) -> Self:
+        fields = ("vocab_size", "seq_len", "drop_path")
         for name in options:
-            if name not in ("vocab_size", "seq_len", "drop_path"):
-                raise UserError(f"the model has no {name!r} (input: {self.input_spec}); it has vocab_size, seq_len, drop_path")
+            if name not in fields:
+                raise UserError(f"the model has no {name!r} (input: {self.input_spec}); it has {', '.join(fields)}")
         return self.replace(encoder=self.encoder.configure(**options), decoder=self.decoder.configure(**options))
 
     def shallow(self) -> tuple[EncoderDecoder, dict[str, int]]:

@@ -59,7 +59,7 @@ CONFIGS = [
 ]
 
 
-@autotune(CONFIGS, default=0, key=["is_large", "N", "K", "BLOCK_K", "ACT", "HAS_RESIDUAL", "WRITE_STATS"])
+@autotune(CONFIGS, default=5, key=["is_large", "N", "K", "BLOCK_K", "ACT", "HAS_RESIDUAL", "WRITE_STATS"])
 @triton.jit(do_not_specialize=["M", "is_large"])
 def kernel(
     x_desc, w_desc, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
