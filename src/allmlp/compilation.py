@@ -43,8 +43,8 @@ def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool 
     block_forward = torch.compile(BlockLayer.forward, **options)
     for stack in modules:
         if region == "blocks" and isinstance(stack, EncoderModel) and len(stack.blocks) > 1:
-            # Not traced into the surrounding graph: there, each block would be compiled again. Stem and final norm are a
-            # few kernels of a step, not worth a graph each.
+            # Not traced into the surrounding graph: there, each block would be compiled again. Stem and final norm are
+            # a few kernels of a step, not worth a graph each.
             stack.forward_features = torch.compiler.disable(stack.forward_features)  # type: ignore[method-assign]
             for block in stack.blocks:
                 block.forward = partial(block_forward, block)  # type: ignore[arg-type]
