@@ -19,7 +19,7 @@ import torch
 from allmlp.models.torchvision import define_missing_operators
 
 # The models are small: more threads would slow them down.
-torch.set_num_threads(min(torch.get_num_threads(), 4))
+THREADS = min(torch.get_num_threads(), 4)
 
 # timm and transformers are imported by name in many tests.
 define_missing_operators()
@@ -27,8 +27,11 @@ define_missing_operators()
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test has the same random numbers in every run."""
+    """Every test has the same random numbers in every run, and runs as fast as it would alone."""
     torch.manual_seed(0)
+    torch.set_num_threads(THREADS)  # a server sets its own number
+    # On a CPU without bfloat16, autocast switches oneDNN off for the whole process, and convolutions become slow.
+    torch.backends.mkldnn.enabled = torch.backends.mkldnn.is_available()
 
 
 @pytest.fixture(autouse=True)

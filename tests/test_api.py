@@ -20,7 +20,7 @@ def test_train_evaluate_predict(tmp_path: Path) -> None:
     pil = pytest.importorskip("PIL.Image")
     results = allmlp.train("digits_mixer", tmp_path / "a", device="cpu", overrides=QUICK)
     assert allmlp.evaluate(tmp_path / "a", device="cpu") == pytest.approx(results)
-    assert allmlp.evaluate(str(tmp_path / "a"), device="cpu", knn=3).keys() == {"knn_accuracy"}
+    assert allmlp.evaluate(str(tmp_path / "a"), device="cpu", knn=3).keys() == {"knn_accuracy", "majority"}
     (run,) = runs("digits_mixer").values()
     assert allmlp.train(override_all(run, QUICK), tmp_path / "b", device="cpu") == pytest.approx(results)
     files = [tmp_path / "gray.png", tmp_path / "white.png"]

@@ -204,7 +204,7 @@ def test_mistakes() -> None:
         model(torch.randn(1, 3, 50, 33))
     with pytest.raises(allmlp.UserError, match="expected float images"):
         model(torch.zeros(3, 32, 32))
-    with pytest.raises(allmlp.UserError, match="1 channels"):
+    with pytest.raises(allmlp.UserError, match="3 channels, got 1"):
         model(torch.randn(1, 1, 48, 48))
     for name in ("gmlp_mlm_tiny", "resmlp_seq2seq_tiny"):
         with pytest.raises(allmlp.UserError, match="only this library's image models"):

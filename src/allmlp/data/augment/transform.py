@@ -118,12 +118,13 @@ def box_mask(top: Tensor, left: Tensor, height: Tensor, width: Tensor, images: T
     return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
 
 
-_constants: dict[tuple[object, torch.device], Tensor] = {}
+_constants: dict[tuple[object, torch.device, torch.dtype], Tensor] = {}
 
 
 @torch.compiler.assume_constant_result
 def constant(values: tuple, device: torch.device) -> Tensor:
     """A constant tensor on the device, copied there once."""
-    if (values, device) not in _constants:
-        _constants[values, device] = torch.tensor(values, device=device)
-    return _constants[values, device]
+    key = values, device, torch.get_default_dtype()
+    if key not in _constants:
+        _constants[key] = torch.tensor(values, device=device)
+    return _constants[key]
