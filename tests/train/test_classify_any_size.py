@@ -95,6 +95,7 @@ def test_training_at_random_sizes_helps_at_other_sizes(tmp_path: Path) -> None:
     assert found["any"]["accuracy_16"] >= found["fixed"]["accuracy_16"] and found["any"]["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_blocks_are_compiled_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """However deep the stack; and the loss stays the same."""
