@@ -56,7 +56,7 @@ for name, (run, changes) in jobs.items():
 
 def torchrun(out: Path, sharding: str, jobs: dict[str, Any], dies: int | None = None) -> Path:
     """Train `jobs` one after another in two processes; process `dies` is killed before its seventh step."""
-    # A process has been seen to die of a segmentation fault inside torch on a busy machine, once in many launches. As in
+    # Once in many launches, on a busy machine, a process has died of a segmentation fault inside torch. As in
     # production, torchrun starts the processes again and they resume; an error of the run itself recurs.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "1"]
