@@ -58,6 +58,7 @@ __all__ = [
     "list_models",
     "load",
     "measure",
+    "nn",
     "predict",
     "preset",
     "push_to_hub",
@@ -67,6 +68,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from allmlp import nn
     from allmlp.api import evaluate, predict, train
     from allmlp.errors import UserError
     from allmlp.inference import fast
@@ -84,6 +86,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return importlib.import_module("allmlp.nn")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'allmlp' has no attribute {name!r}")

@@ -43,14 +43,14 @@ class SpatialGatingUnit(Spec):
         return self.variant == "split" and self.attention is None and isinstance(self.norm, LayerNorm)
 
     def build(self, ctx: BuildContext, hidden: int) -> nn.Module:
-        if self.variant == "split" and hidden % 2:
-            raise UserError(f"SpatialGatingUnit('split') needs an even number of hidden channels, not {hidden}")
         return SpatialGatingUnitLayer(self, ctx, hidden)
 
 
 class SpatialGatingUnitLayer(nn.Module):
     def __init__(self, spec: SpatialGatingUnit, ctx: BuildContext, hidden: int) -> None:
         super().__init__()
+        if spec.variant == "split" and hidden % 2:
+            raise UserError(f"SpatialGatingUnit('split') needs an even number of hidden channels, not {hidden}")
         width = spec.width(hidden)
         self.variant, self.is_plain = spec.variant, spec.is_plain
         self.norm = build_norm(spec.norm, width)
