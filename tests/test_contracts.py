@@ -167,12 +167,12 @@ def test_checkpointing_changes_memory_not_gradients(name: str) -> None:
 def test_intermediates_are_those_of_the_forward_pass(name: str) -> None:
     model = text_model(name)
     (x,) = inputs(model)
-    kept = model.forward_intermediates(x)
+    kept = model.forward_activations(x)
     assert close(kept["head"], model(x)) and close(kept["norm"], model.forward_features(x))
     assert next(iter(kept)) == "stem" and torch.equal(kept["blocks.1"], kept[f"blocks.1.{model.blocks[1].slots[-1]}"])
-    assert list(model.forward_intermediates(x, ["blocks.0", "stem"])) == ["blocks.0", "stem"]
+    assert list(model.forward_activations(x, ["blocks.0", "stem"])) == ["blocks.0", "stem"]
     with pytest.raises(allmlp.UserError, match=r"did you mean .blocks\.0"):
-        model.forward_intermediates(x, ["block.0"])
+        model.forward_activations(x, ["block.0"])
 
 
 # --- images -----------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_outputs_equal_those_of_the_resized_model(name: str, img_size: tuple[int
         for _ in range(2):  # the second pass uses the cache
             assert torch.equal(model(images), other(images))
             assert torch.equal(model.forward_features(images), other.forward_features(images))
-        inside = model.forward_intermediates(images, ["blocks.0", "norm"])
+        inside = model.forward_activations(images, ["blocks.0", "norm"])
         assert torch.equal(inside["norm"], other.forward_features(images))
 
 

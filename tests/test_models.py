@@ -41,15 +41,15 @@ def test_intermediates_are_those_of_the_forward_pass(name: str, checkpointing: b
     inputs = model.dummy_inputs(2)
     output = model(*inputs)
     expected = dict(seen)
-    found = model.forward_intermediates(*inputs)
+    found = model.forward_activations(*inputs)
     assert set(found) == set(expected)
     for path, value in expected.items():
         assert torch.equal(found[path], value), path
     last = "head" if model.head is not None else "norm"
     assert torch.equal(found[last], output) and torch.equal(found["norm"], model.forward_features(*inputs))
-    assert list(model.forward_intermediates(*inputs, names=["norm", "stem"])) == ["norm", "stem"]
+    assert list(model.forward_activations(*inputs, names=["norm", "stem"])) == ["norm", "stem"]
     with pytest.raises(allmlp.UserError, match=r"unknown intermediate 'blocks\.2'; did you mean 'blocks\.1'"):
-        model.forward_intermediates(*inputs, names=["blocks.2"])
+        model.forward_activations(*inputs, names=["blocks.2"])
 
 
 @pytest.mark.parametrize("name", ["mixer_nano", "amlp_nano", "bert_base_rel", "resmlp_seq2seq_tiny"])

@@ -15,7 +15,7 @@ def test_norms_are_those_of_the_intermediates(name: str) -> None:
     model = tiny_model(name)
     assert isinstance(model, EncoderModel)
     inputs = model.dummy_inputs(3)
-    kept = model.forward_intermediates(*inputs)
+    kept = model.forward_activations(*inputs)
     before = "stem"
     for one in activation_norms(model, *inputs):
         assert one.norm == pytest.approx(kept[one.name].norm(dim=-1).mean().item(), rel=1e-5)

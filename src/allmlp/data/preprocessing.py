@@ -63,6 +63,11 @@ def read_preprocessing(folder: Path) -> ImagePreprocessing | TextPreprocessing:
     return preprocessing
 
 
+def known_preprocessing(folder: Path) -> ImagePreprocessing | TextPreprocessing | None:
+    """The preprocessing in a model's folder; None if there is none."""
+    return read_preprocessing(folder) if (folder / PREPROCESSING_FILE).is_file() else None
+
+
 def copy_preprocessing(source: Path, target: Path, seq_len: int | None = None) -> None:
     """Copy preprocessing (with another `seq_len` if given) and tokenizer from one model's folder to another's."""
     if (source / PREPROCESSING_FILE).is_file():

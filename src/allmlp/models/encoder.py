@@ -21,6 +21,7 @@ from allmlp.layers.pool import Pool
 from allmlp.layers.scale import DropPath
 from allmlp.layers.stem import PatchEmbed, Stem, TokenEmbed, TokenEmbedLayer
 from allmlp.models.model import Model, ModelSpec
+from allmlp.models.timm_protocol import TimmProtocol
 from allmlp.spec import Count, Depth
 
 
@@ -79,7 +80,10 @@ class Encoder(ModelSpec):
     def shallow(self) -> tuple[Encoder, dict[str, int]]:
         return self.replace(depth=1), {"blocks": self.depth}
 
-    def with_classes(self, num_classes: int) -> Head:
+    def with_classes(self, num_classes: int) -> Head | None:
+        """The head for so many classes; none for 0, so that the model returns pooled features."""
+        if num_classes == 0:
+            return None
         if isinstance(self.head, (ClassifierHead, PooledHead)):
             return self.head.replace(num_classes=num_classes)
         if self.pool is None:
@@ -87,7 +91,7 @@ class Encoder(ModelSpec):
         return ClassifierHead(num_classes)
 
 
-class EncoderModel(Model[Encoder]):
+class EncoderModel(TimmProtocol, Model[Encoder]):
     """`embedding=False` leaves out the token embedding, for a decoder that uses the encoder's."""
 
     def __init__(self, spec: Encoder, embedding: bool = True) -> None:
@@ -155,14 +159,18 @@ class EncoderModel(Model[Encoder]):
     def run_blocks(self, x: Tensor, context: Context, intermediates: dict[str, Tensor] | None) -> Tensor:
         for i, block in enumerate(self.blocks):
             outputs = None if intermediates is None else {}
-            if self.checkpointing:
-                x = checkpoint(block, x, context, outputs, use_reentrant=False)
-            else:
-                x = block(x, context, outputs)
+            x = self.run_block(block, x, context, outputs)
             for slot, output in (outputs or {}).items():
                 record(intermediates, f"blocks.{i}.{slot}", output)
             record(intermediates, f"blocks.{i}", x)
         return x
+
+    def run_block(
+        self, block: nn.Module, x: Tensor, context: Context, outputs: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        if self.checkpointing:
+            return checkpoint(block, x, context, outputs, use_reentrant=False)
+        return block(x, context, outputs)
 
     def forward_head(
         self,
@@ -170,13 +178,15 @@ class EncoderModel(Model[Encoder]):
         mask: Tensor | None = None,
         embedding: Tensor | None = None,
         intermediates: dict[str, Tensor] | None = None,
+        *,
+        pre_logits: bool = False,
     ) -> Tensor:
-        """Pooled features where there is no head; features where there is no pool either."""
+        """Pooled features where there is no head, or with `pre_logits`; features where there is no pool either."""
         x = features
         if self.pool is not None:
             x = self.pool(x, mask)
             record(intermediates, "pool", x)
-        if self.head is not None:
+        if self.head is not None and not pre_logits:
             x = self.head(x, self.embedding if embedding is None else embedding)
             record(intermediates, "head", x)
         return x
@@ -187,7 +197,7 @@ class EncoderModel(Model[Encoder]):
         stem = self.stem
         return stem.embedding.weight if isinstance(stem, TokenEmbedLayer) and stem.embedding is not None else None
 
-    def forward_intermediates(
+    def forward_activations(
         self, x: Tensor, names: Iterable[str] | None = None, mask: Tensor | None = None, segments: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Activations by name: stem, blocks.0.token, blocks.0.channel, blocks.0, ..., norm, pool, head."""
@@ -222,10 +232,14 @@ class EncoderModel(Model[Encoder]):
     def parts(self) -> dict[str, str]:
         return {path.replace(".0", ""): path for path in part_paths(self)}
 
-    def reset_classifier(self, head: int | Head) -> Self:
-        """Replace the head by a new one, given as a number of classes or as a spec."""
-        if isinstance(head, int):
-            head = self.spec.with_classes(head)
+    def reset_classifier(self, num_classes: int | Head, global_pool: str | None = None) -> Self:
+        """Replace the head by a new one, given as a number of classes (0 for none) or as a spec.
+
+        `global_pool` is timm's argument: "" removes the pool as well, "avg" keeps it.
+        """
+        head = self.spec.with_classes(num_classes) if isinstance(num_classes, int) else num_classes
+        if global_pool == "" and head is None:
+            self.spec, self.pool = self.spec.replace(pool=None, head=None), None
         self.spec = self.spec.replace(head=head)
         with self.device:
             fresh = self.build_head()

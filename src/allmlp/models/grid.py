@@ -170,7 +170,13 @@ class DynamicEncoderModel(EncoderModel):
             return super().forward_features(x, *args, **kwargs)
         return variant.call(self, "forward_features", x, *args, **kwargs)
 
-    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def forward_activations(self, x: Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        variant = self.variant(x)
+        if variant is None:
+            return super().forward_activations(x, *args, **kwargs)
+        return variant.call(self, "forward_activations", x, *args, **kwargs)
+
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         variant = self.variant(x)
         if variant is None:
             return super().forward_intermediates(x, *args, **kwargs)

@@ -68,6 +68,8 @@ class Model(nn.Module, Generic[S]):
     """
 
     spec: S
+    preprocessing: Any = None
+    """How its inputs are prepared (`ImagePreprocessing`, `TextPreprocessing`), if it was loaded together with it."""
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Tokens after the last norm, [B, S, C]."""
