@@ -26,6 +26,7 @@ _MODULES = {
     "UserError": "allmlp.errors",
     "configure": "allmlp.models.zoo",
     "create": "allmlp.models.zoo",
+    "embed": "allmlp.api",
     "evaluate": "allmlp.api",
     "fast": "allmlp.inference",
     "from_pretrained": "allmlp.weights.pretrained",
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "configure",
     "create",
+    "embed",
     "evaluate",
     "fast",
     "from_pretrained",
@@ -69,7 +71,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from allmlp import nn
-    from allmlp.api import evaluate, predict, train
+    from allmlp.api import embed, evaluate, predict, train
     from allmlp.errors import UserError
     from allmlp.inference import fast
     from allmlp.layers import Block, Cache

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allmlp.errors import UserError, suggest_keywords
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
     from allmlp.prediction import Prediction
     from allmlp.run import Run
 
@@ -18,25 +21,40 @@ PathLike = str | os.PathLike[str]
 
 @suggest_keywords
 def train(
-    run: str | Run, out: PathLike, *, device: str | None = None, overrides: Mapping[str, Any] | None = None
+    run: str | os.PathLike[str] | Run,
+    out: PathLike | None = None,
+    *,
+    model: str | None = None,
+    epochs: float | None = None,
+    minutes: float | None = None,
+    size: int | None = None,
+    device: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Train a recipe of `allmlp list recipes`, or a `Run`, into the folder `out`; returns the final evaluation.
+    """Train on data, a recipe of `allmlp list recipes`, or a `Run`, into the folder `out`; returns the last evaluation.
 
-    >>> allmlp.train("digits_mixer", "runs/digits", overrides={"budget.epochs": 5})
+    >>> allmlp.train("photos/", "runs/photos")
+    >>> allmlp.train("digits_mixer", "runs/digits", epochs=5, overrides={"optim.lr": 2e-3})
     >>> model = allmlp.load("runs/digits")
 
-    Called again with the same arguments, it continues from the last checkpoint.
+    `run` and the options are those of the command: a folder of images per class, a table of texts and labels, a recipe,
+    FILE.py:NAME, a run.json. Called again with the same arguments, it continues from the last checkpoint.
     """
-    from allmlp import recipes
+    from allmlp.auto import Wishes
+    from allmlp.resolve import resolve, with_wishes
     from allmlp.spec import override_all
     from allmlp.training import train as train_run
 
-    if isinstance(run, str):
-        found = recipes.runs(run)
+    wishes, folder = Wishes(model, epochs, minutes, size), None if out is None else Path(out)
+    if isinstance(run, (str, os.PathLike)):
+        found = resolve(os.fspath(run), wishes, overrides, device, folder)
         if len(found) > 1:
             raise UserError(f"{run} is a table of {len(found)} runs; train one of them, such as {next(iter(found))!r}")
-        (run,) = found.values()
-    return train_run(override_all(run, overrides or {}), out, device)
+        (resolved,) = found.values()
+        return train_run(resolved.run, resolved.folder, device)
+    if folder is None:
+        raise UserError("a Run needs a folder: train(run, out)")
+    return train_run(override_all(with_wishes(run, wishes), overrides or {}), folder, device)
 
 
 @suggest_keywords
@@ -53,19 +71,58 @@ def evaluate(folder: PathLike, *, device: str | None = None, knn: int | None = N
 
 @suggest_keywords
 def predict(
-    folder: PathLike, inputs: PathLike | Sequence[PathLike], *, context: str = "", top_k: int = 5
+    model: PathLike,
+    inputs: Any,
+    *,
+    context: str = "",
+    top_k: int = 5,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    batch_size: int | None = None,
+    fast: bool = False,
 ) -> list[list[Prediction]]:
-    """The `top_k` predictions for image files, or for texts, by the model in `folder`; the most probable first.
+    """The `top_k` predictions for images or texts by a model, given as a folder or a name; the most probable first.
 
     >>> [[best, *others]] = allmlp.predict("runs/cifar10", "cat.jpg")
     >>> print(best.label, best.probability)
+    >>> answers = allmlp.predict("runs/text", ["a wonderful film", "a waste of time"])
 
-    There is one list per input; a text with several [MASK] tokens has one per mask. `context` is the second sentence of
-    a pair, or the paragraph that contains the answer to a question.
+    Images are files, folders, patterns, PIL images, or uint8 pixels (arrays h w c, tensors c h w). For a text model a
+    string is a text, a pair of strings a pair, and a `Path` a table or text file. There is one list per input; a text
+    with several [MASK] tokens has one per mask. `context` is the second sentence of a pair, or the paragraph that
+    contains the answer to a question. `device`, `dtype`, `batch_size` and `fast` are those of `allmlp predict`.
     """
-    from allmlp.prediction import predict_images, predict_text, reads_text
+    from allmlp.prediction import open_predictor
+    from allmlp.prediction.inputs import as_items
+    from allmlp.prediction.stream import predictions, values
 
-    inputs = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    if not reads_text(Path(folder)):
-        return predict_images(Path(folder), [Path(file) for file in inputs], top_k)
-    return [row for text in inputs for row in predict_text(Path(folder), str(text), context, top_k)]
+    predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
+    items = as_items(inputs, predictor.reads, context)
+    return [row for rows in values(predictions(predictor, items, top_k, batch_size)) for row in rows]
+
+
+@suggest_keywords
+def embed(
+    model: PathLike,
+    inputs: Any,
+    *,
+    context: str = "",
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    batch_size: int | None = None,
+    fast: bool = False,
+) -> np.ndarray:
+    """The features of images or texts before the classifier, pooled over the tokens: float32, n c.
+
+    >>> features = allmlp.embed("runs/cifar10", "photos/")
+
+    The arguments are those of `allmlp.predict`.
+    """
+    import numpy as np
+
+    from allmlp.prediction import open_predictor
+    from allmlp.prediction.inputs import as_items
+    from allmlp.prediction.stream import features, values
+
+    predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
+    return np.stack(list(values(features(predictor, as_items(inputs, predictor.reads, context), batch_size))))

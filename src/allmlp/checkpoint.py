@@ -31,14 +31,24 @@ log = logging.getLogger(__name__)
 
 
 def save(
-    out: Path, world: World, task: nn.Module, optimizer: Optimizer, ema: ModelEma, state: dict[str, Any], keep: int
+    out: Path,
+    world: World,
+    task: nn.Module,
+    optimizer: Optimizer,
+    ema: ModelEma,
+    state: dict[str, Any],
+    keep: int,
+    best: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the checkpoint of step `state["step"]`. All processes gather, the main one writes.
+
+    `best` are the weights of the best evaluation, if they are kept.
 
     Files go to a hidden folder that is renamed when everything is on disk: a process that dies in between
     leaves the older checkpoints as they were.
     """
     parts = {"task": task.state_dict(), "optimizer": optimizer_state(task, optimizer), "ema": ema.average}
+    parts |= {"best": best} if best else {}
     tensors = {name: full_state_dict(part, world) for name, part in parts.items()}
     if not world.is_main:
         return
@@ -86,6 +96,12 @@ def optimizer_state(task: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     return {f"{names[id(w)]}/{key}": value for w, state in optimizer.state.items() for key, value in state.items()}
 
 
+def last_step(out: Path) -> int | None:
+    """The step of the last checkpoint, unchecked."""
+    found = complete(out)
+    return int(found[-1].name.removeprefix("step-")) if found else None
+
+
 def complete(out: Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
     return sorted((out / FOLDER).glob("step-*"))
@@ -117,17 +133,22 @@ def resumed(out: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
     return found
 
 
-def load(folder: Path, task: nn.Module, optimizer: Optimizer, ema: ModelEma) -> None:
-    """Restore a checkpoint on any number of processes."""
+def load(
+    folder: Path, task: nn.Module, optimizer: Optimizer, ema: ModelEma, best: Mapping[str, Tensor] | None = None
+) -> None:
+    """Restore a checkpoint on any number of processes; its best weights, if there are any, go into `best`."""
+    own_best = best or {}
     try:
         weights, states, averages = (load_file(folder / f"{n}.safetensors") for n in ("task", "optimizer", "ema"))
+        best_weights = load_file(folder / "best.safetensors") if own_best else {}
     except (SafetensorError, OSError) as reason:
         raise UserError(f"cannot read the checkpoint {folder}: {one_line(reason)}") from None
     own = task.state_dict()
-    if shapes(own) != shapes(weights) or shapes(ema.average) != shapes(averages):
+    pairs = ((own, weights), (ema.average, averages), (own_best, best_weights))
+    if any(shapes(targets) != shapes(values) for targets, values in pairs):
         raise UserError(f"the checkpoint {folder} belongs to another model")
     with torch.no_grad():
-        for targets, values in ((own, weights), (ema.average, averages)):
+        for targets, values in pairs:
             for name, target in targets.items():
                 target.copy_(reshard(values[name], target))
     names = {id(weight): name for name, weight in task.named_parameters()}

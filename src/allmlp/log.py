@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from allmlp.errors import MissingExtra, require
+from allmlp.files import RUN
 
 METRICS = "metrics.jsonl"
 PERCENTAGES = ("accuracy", "agreement", "majority", "mfu", "exact_match", "f1")
 """Metrics whose name contains one of these are shown in percent."""
+COLORS = {"train": "tab:blue", "eval": "tab:orange"}
+MAX_PANELS = 4
+
+
+FIRST_SILENCE, LATER_SILENCE = 4.0, 30.0
+"""Seconds without a line on the screen, before the first one and later."""
 
 
 class RunLog:
-    """Writes the records of a run; only the log of the main process is `enabled`."""
+    """Writes the records of a run; only the log of the main process is `enabled`.
 
-    def __init__(self, out: Path, start: int, steps: int | None, enabled: bool) -> None:
-        self.out, self.steps, self.enabled = out, steps, enabled
+    While nothing else is shown (a long step, few log records), a line with step and remaining time appears after 5
+    seconds, then every 30. `seconds_left` estimates the time after a step.
+    """
+
+    def __init__(
+        self, out: Path, start: int, steps: int | None, enabled: bool, seconds_left: Callable[[int], float]
+    ) -> None:
+        self.out, self.steps, self.enabled, self.seconds_left = out, steps, enabled, seconds_left
+        self.step = self.start = start
+        """The last step that was trained; the loop sets it."""
         self.bar: Any = None
         self.writer: Any = None
+        self.spoken, self.silence, self.ended = time.monotonic(), FIRST_SILENCE, threading.Event()
         if enabled:
             drop_after(out / METRICS, start)
             self.file = open(out / METRICS, "a", encoding="utf8")  # noqa: SIM115
@@ -43,31 +62,65 @@ class RunLog:
             for name, value in values.items():
                 self.writer.add_scalar(f"{kind}/{name}", value, step)
         text = format_values(values)
-        if self.bar is not None:
-            self.bar.update(0, completed=step, text=text) if kind == "train" else self.bar.print(f"step {step}  {text}")
-        else:
-            total = f"/{self.steps}" if self.steps else ""
+        if self.bar is None:
             ahead = "" if left is None else f"  left {format_duration(left)}"
-            print(f"{kind:5} step {step}{total}  {text}{ahead}", file=sys.stderr, flush=True)
+            self.message(f"{kind:5} step {self.position(step)}  {text}{ahead}")
+        elif kind == "train":
+            self.bar.update(0, completed=step, text=text)
+        else:
+            self.message(f"step {step}  {text}")
 
     def message(self, text: str) -> None:
         if self.enabled:
+            self.spoken = time.monotonic()
             self.bar.print(text) if self.bar is not None else print(text, file=sys.stderr, flush=True)
+
+    def position(self, step: int) -> str:
+        return f"{step}/{self.steps}" if self.steps else str(step)
+
+    def fill_silence(self) -> None:
+        """In a thread of its own: a line where nothing has been shown for a while."""
+        while not self.ended.wait(0.5):
+            silent = time.monotonic() - self.spoken
+            if silent < self.silence:
+                continue
+            self.silence = LATER_SILENCE
+            if self.step > self.start:
+                left = format_duration(self.seconds_left(self.step))
+                self.message(f"train step {self.position(self.step)}  left {left}")
+            else:
+                self.message(f"train step {self.position(self.step)}  the first step has taken {silent:.0f} s so far")
 
     def __enter__(self) -> Self:
         if self.bar is not None:
             self.bar.start()
+        elif self.enabled:
+            threading.Thread(target=self.fill_silence, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.ended.set()
         if self.bar is not None:
             self.bar.stop()
         if self.enabled:
             self.file.close()
         if self.writer is not None:
             self.writer.close()
+
+
+@contextmanager
+def announced(text: str, enabled: bool = True) -> Iterator[None]:
+    """Print `text` if what is inside the `with` block takes more than two seconds."""
+    timer = threading.Timer(2.0, lambda: print(f"{text} ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    if enabled:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def format_values(values: dict[str, float]) -> str:
@@ -79,7 +132,11 @@ def format_value(name: str, value: float) -> str:
         return f"{value:,.0f}"
     if name == "lr":
         return f"{value:.2e}"
-    return f"{value:.2%}" if any(word in name for word in PERCENTAGES) else f"{value:.4g}"
+    return f"{value:.2%}" if is_percentage(name) else f"{value:.4g}"
+
+
+def is_percentage(name: str) -> bool:
+    return any(word in name for word in PERCENTAGES)
 
 
 def format_duration(seconds: float) -> str:
@@ -131,24 +188,32 @@ def progress_bar(steps: int | None, start: int) -> Any:
 
 
 def draw_curves(out: Path) -> list[Path]:
-    """Loss and accuracy over the steps, as PNG and SVG; nothing where matplotlib is missing."""
+    """The loss and each rate in percent over the steps, on axes of their own, as PNG and SVG; nothing where matplotlib
+    is missing.
+    """
     try:
         require("matplotlib", "analysis").use("Agg")
         plt = require("matplotlib.pyplot", "analysis")
+        percent = require("matplotlib.ticker", "analysis").PercentFormatter(1.0)
     except MissingExtra:
         return []
 
     records = read_metrics(out / METRICS)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
-    for axis, word in ((left, "loss"), (right, "accuracy")):
-        for kind in ("train", "eval"):
-            names = {name for r in records if r["kind"] == kind for name in r if name.endswith(word)}
-            for name in sorted(names):
-                points = [(r["step"], r[name]) for r in records if r["kind"] == kind and name in r]
-                label = kind if name == word else f"{kind} {name.replace('_', ' ')}"
-                axis.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 30 else None)
-        axis.set(xlabel="step", ylabel=word, title=word)
+    evaluated = dict.fromkeys(name for record in records if record["kind"] == "eval" for name in record)
+    rates = [name for name in evaluated if is_percentage(name)]
+    panels = ["loss", *(rates or ["accuracy"])][:MAX_PANELS]
+    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 4), constrained_layout=True, squeeze=False)
+    harder = training_target(out)
+    for axis, name in zip(axes[0], panels, strict=True):
+        for kind, word in (("train", "training"), ("eval", "evaluation")):
+            points = [(record["step"], record[name]) for record in records if record["kind"] == kind and name in record]
+            if points:
+                label = f"{word} ({harder})" if harder and kind == "train" else word
+                axis.plot(*zip(*points, strict=True), label=label, color=COLORS[kind], marker="." * (len(points) < 30))
+        axis.set(xlabel="step", title=name.replace("_", " "))
         axis.grid(alpha=0.3)
+        if is_percentage(name):
+            axis.yaxis.set_major_formatter(percent)
         if axis.lines:
             axis.legend()
     files = [out / "curves.png", out / "curves.svg"]
@@ -156,3 +221,15 @@ def draw_curves(out: Path) -> list[Path]:
         figure.savefig(file, dpi=120)
     plt.close(figure)
     return files
+
+
+def training_target(out: Path) -> str:
+    """Why the training loss is above that of evaluation: "label smoothing 0.1, mixed images"."""
+    try:
+        task = json.loads((out / RUN).read_text(encoding="utf8"))["run"]["task"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    smoothing = task.get("label_smoothing")
+    return ", ".join(
+        filter(None, [f"label smoothing {smoothing:g}" if smoothing else "", "mixed images" if task.get("mix") else ""])
+    )

@@ -1,4 +1,4 @@
-"""Throughput of a run, and its model FLOPs utilization (MFU)."""
+"""Throughput of a run and, on a GPU, its model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Meter:
     def __init__(self, batch_size: int, task: TaskModule, device: torch.device, processes: int) -> None:
         self.batch_size, self.flops = batch_size, task.flops
         self.unit, self.units = task.unit
-        self.peak = peak_flops(device) * processes
+        self.peak = peak_flops(device) * processes if device.type == "cuda" else None
         self.start = time.monotonic()
 
     def pause(self) -> None:
@@ -27,13 +27,14 @@ class Meter:
         seconds = max(time.monotonic() - self.start, 1e-9)
         self.start = time.monotonic()
         rate = steps * self.batch_size / seconds
-        return {f"{self.unit}/s": rate * self.units, "mfu": rate * self.flops / self.peak}
+        utilization = {"mfu": rate * self.flops / self.peak} if self.peak else {}
+        return {f"{self.unit}/s": rate * self.units, **utilization}
 
 
 def peak_flops(device: torch.device) -> float:
-    """Measured floating-point operations per second of a large matrix product."""
-    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
-    a = torch.randn(size, size, device=device, dtype=dtype)
+    """Measured floating-point operations per second of a large matrix product in bfloat16."""
+    size = 8192
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     best = math.inf
     for _ in range(4):
         start = time.perf_counter()

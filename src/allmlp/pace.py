@@ -37,6 +37,8 @@ FIRST_STEPS = 10_000
 CHECKS = 20
 """An interval between measurements is at most this fraction of the remaining steps."""
 TOLERANCE = 0.01
+ESTIMATE_AFTER = 3.0
+"""Seconds of steps from which the duration of a run is estimated."""
 
 
 class Plan(NamedTuple):
@@ -62,6 +64,7 @@ class Pace:
         self.began, self.spent = time.monotonic() - spent, spent
         self.excluded, self.shortest = 0.0, math.inf
         self.measured: tuple[int, float] | None = None
+        self.first_step_end = 0.0
 
     @property
     def steps(self) -> int:
@@ -83,9 +86,18 @@ class Pace:
             return self.seconds - self.elapsed
         return self.elapsed * (self.steps - step) / step
 
+    def first_estimate(self, step: int) -> float | None:
+        """Seconds left once a few steps of this process have been timed, the first one excluded; None before."""
+        passed, own_steps = time.monotonic() - self.first_step_end, step - self.start
+        if own_steps < 2 or passed < ESTIMATE_AFTER or math.isfinite(self.seconds):
+            return None
+        return passed / (own_steps - 1) * (self.steps - step)
+
     def update(self, step: int) -> None:
         """After `step` steps: measure their duration, and plan anew where the plan does not hold."""
         own_steps = step - self.start
+        if own_steps == 1:
+            self.first_step_end = time.monotonic()
         if not math.isfinite(self.seconds) or (own_steps > WARMUP_STEPS + 1 and step < self.next_check):
             return
         if self.world.device.type == "cuda":

@@ -82,19 +82,25 @@ class World:
             dist.barrier()
 
 
-@contextmanager
-def join(device: str | None = None) -> Iterator[World]:
-    """Join the process group described by torchrun's environment variables; a single process without them."""
+def own_device(device: str | None = None) -> torch.device:
+    """The device of this process: "cpu", "cuda", or None for a GPU if there is one."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind not in ("cpu", "cuda"):
         raise UserError(f"unknown device {kind!r}: use cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
+    if kind == "cuda" and "RANK" in os.environ:
+        return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(kind)
+
+
+@contextmanager
+def join(device: str | None = None) -> Iterator[World]:
+    """Join the process group described by torchrun's environment variables; a single process without them."""
+    own = own_device(device)
     if "RANK" not in os.environ:
-        yield World(0, 1, torch.device(kind))
+        yield World(0, 1, own)
         return
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    own = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
     if own.type == "cuda":
         torch.cuda.set_device(own)
     store, rank, size = next(dist.rendezvous("env://"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from allmlp.data.dataset import Data
+from allmlp.errors import UserError
+from allmlp.head_init import HeadInit
 from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW, Optim
 from allmlp.parallel import Sharding
@@ -57,6 +59,8 @@ class Run(Spec):
     """Steps between log records; the last step is always logged, evaluated and saved."""
     eval_every: Count = 500
     save_every: Count = 500
+    save_minutes: NonNegative = 5.0
+    """A checkpoint is written at least this often."""
     keep_checkpoints: Count = 2
     """Checkpoints kept on disk."""
     seed: int = 0
@@ -64,3 +68,15 @@ class Run(Spec):
     """Initialization of the patch embedding from training images, in place of the model's own."""
     init_from: str | None = None
     """A model folder or run to start from. Weights are resized to another input size; a head that differs is new."""
+    head_init: HeadInit | None = None
+    """Initialization of the classifier on the features of the model as it starts."""
+    freeze_fraction: Rate = 0.0
+    """First part of the run, in which everything but the head is frozen and in evaluation mode."""
+    keep_best: bool = False
+    """Save and test the weights that were best on the validation split, in place of the last ones."""
+    patience: Count | None = None
+    """Evaluations without a new best on the validation split after which the run ends."""
+
+    def check(self) -> None:
+        if self.freeze_fraction and self.sharding == "fsdp":
+            raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")

@@ -1,65 +1,79 @@
 """The training loop: one for every task, in one process or under torchrun.
 
-run.json is the record of a run: `run` (its config), `processes`, `environment` (command, commit, versions, device,
-time), `data` (checksum and number of examples), and, once the run has ended, `result`: the last evaluation by split,
-with what is reached without a model (`Task.floors`), `parameters`, `steps`, `epochs` and `seconds` of training.
+A run that was interrupted, at any moment, is resumed from its last checkpoint and computes what it would have computed
+without the interruption: everything random is seeded by the step, progress is recorded in pace.json, the number of CPU
+threads in threads.json, and the best weights and the evaluations since are part of the checkpoint. This needs the same
+machine, versions, number of processes and OMP_NUM_THREADS; elsewhere only rounding differs.
 """
 
 from __future__ import annotations
 
-import json
+import gc
 import math
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from allmlp import checkpoint, parallel
+from allmlp.best import Best
 from allmlp.compilation import compile_task
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
 from allmlp.ema import ModelEma
 from allmlp.errors import UserError
-from allmlp.files import RUN, write_atomically
-from allmlp.log import RunLog, draw_curves, format_values
+from allmlp.files import write_atomically
+from allmlp.freezing import Freezing
+from allmlp.interrupts import Interrupts
+from allmlp.log import RunLog, announced, draw_curves
+from allmlp.messages import describe_duration, describe_result, describe_stop, header
 from allmlp.meter import Meter
 from allmlp.models.model import Model
 from allmlp.models.zoo import create
 from allmlp.optim import set_lr
-from allmlp.pace import FILE as PACE
 from allmlp.pace import Pace
-from allmlp.provenance import environment
+from allmlp.record import add_to_record, check_folder, claim, describe_data, read_run
 from allmlp.run import Run
-from allmlp.spec import from_dict, to_dict
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.threads import FILE as THREADS
+from allmlp.threads import Threads
 from allmlp.train_step import RecordedStep, TrainStep, autocast
 from allmlp.weights import folder
+from allmlp.weights.start import open_start, transfer
 
 
 def train(run: Run, out: str | os.PathLike[str], device: str | None = None) -> dict[str, float]:
-    """Train `run` into the folder `out`, or resume the run that is there. Returns the last evaluation: of the test
-    split, or of the held-out examples if the run has a `val_size`.
+    """Train `run` into the folder `out`, or resume the run that is there. Returns the evaluation of the saved model: on
+    the test split, or on the held-out examples if the run has a `val_size`.
 
     run = allmlp.recipes.runs("digits_mixer")["digits_mixer"]
     print(train(run, "runs/digits")["accuracy"])
     """
-    with parallel.join(device) as world, interrupts() as stopped:
-        return training_loop(run, Path(out), world, stopped)
+    with parallel.join(device) as world, Interrupts() as interrupts:
+        try:
+            return training_loop(run, Path(out), world, interrupts)
+        except KeyboardInterrupt:
+            if world.is_main:
+                print(interrupts.lost(), file=sys.stderr, flush=True)
+            raise
 
 
-def training_loop(run: Run, path: Path, world: parallel.World, stopped: list[int]) -> dict[str, float]:
+def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Interrupts) -> dict[str, float]:
     """The loop itself. A function of its own, so that what it builds is freed before the process group ends."""
     # 1. data
-    claim(path, run, world)
-    data = run.data.for_model(run.init_from) if run.init_from else run.data
-    dataset = data.load().split_validation(run.val_size).take_fraction(run.train_fraction)
+    check_folder(path, run)
+    start = open_start(run.init_from) if run.init_from else None
+    data = run.data.for_model(start.folder) if start else run.data
+    with announced("reading the data", world.is_main):
+        dataset = data.load().split_validation(run.val_size).take_fraction(run.train_fraction)
     run.task.check_dataset(dataset)
     evaluated = dataset.validation or dataset.test
+    split = "validation" if run.val_size or dataset.validation else "test"
+    if (run.keep_best or run.patience) and split == "test":
+        raise UserError("keep_best and patience need a validation split, the test split is for the end: set val_size")
     sampler = Sampler(len(dataset.train), run.batch_size, run.seed, run.aug_repeats)
     loader = Loader(dataset.train, sampler, world.device, world.rank, world.size)
     steps, seconds = limits(run, sampler)
@@ -68,17 +82,22 @@ def training_loop(run: Run, path: Path, world: parallel.World, stopped: list[int
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
-    if run.model is None and run.init_from is None:
-        raise UserError("the run has no model: name the one to start from, --set init_from=FOLDER")
-    spec = run.model or folder.read_spec(Path(str(run.init_from)))
+    if run.model is None and start is None:
+        raise UserError("the run has no model: name the one to start from, --model FOLDER")
+    spec = run.model or start.model.spec  # type: ignore[union-attr]
     model = create(run.task.configure_model(spec, dataset), seed=run.seed, device=world.device)
-    if run.init_from:
-        folder.transfer(model, run.init_from)
+    if start is not None:
+        transfer(model, start)
     elif run.stem_init:
         run.stem_init.initialize(model, dataset, run.seed)
     model.set_grad_checkpointing(run.grad_checkpointing)
     torch.manual_seed(mix_seed(Stream.TASK_INIT, run.seed))
     task = run.task.build(model, dataset).to(world.device).train()
+    found = checkpoint.resumed(path, world)
+    if run.head_init and found is None:
+        with announced("fitting the head", world.is_main):
+            run.head_init.initialize(model, task, dataset, run.seed)
+    parameters = sum(weight.numel() for weight in model.parameters())
     dtype, records = compute_dtype(run, world.device), can_record(run, world)
     if run.compile:
         # Dynamo stops compiling a function after eight variants, and all runs of a process share their functions.
@@ -87,76 +106,108 @@ def training_loop(run: Run, path: Path, world: parallel.World, stopped: list[int
         compile_task(task, "step" if cuda_graphs else "blocks", cuda_graphs)
     wrapped = world.wrap(task, run.sharding, dtype)
 
-    # 3. optimizer and EMA, restored where an earlier call has left a checkpoint
+    # 3. optimizer, EMA and best weights, restored where an earlier call has left a checkpoint
     optimizer = run.optim.build(task)
-    ema = ModelEma(task.model, run.ema_decay)
-    step, seconds_spent = 0, 0.0
-    found = checkpoint.resumed(path, world)
+    freezing = Freezing(task, optimizer, run.freeze_fraction)
+    ema, best = ModelEma(task.model, run.ema_decay), Best(run.keep_best, run.patience)
+    step, seconds_spent, evaluation_due = 0, 0.0, run.head_init is not None
     if found is not None:
-        checkpoint.load(found[0], task, optimizer, ema)
-        step, seconds_spent = found[1]["step"], found[1]["seconds"]
+        place, state = found
+        best.load(state["best"], task.model)
+        checkpoint.load(place, task, optimizer, ema, best.weights)
+        step, seconds_spent, evaluation_due = state["step"], state["seconds"], state["evaluation_due"]
 
     # 4. one optimizer step per iteration
+    claim(path, run, world)
     train_step = TrainStep(task, optimizer, world, dtype, run.max_grad_norm, ema, run.nan == "skip", wrapped)
     call = RecordedStep(train_step) if records else train_step
     meter = Meter(run.batch_size, task, world.device, world.size)
     pace = Pace(path, world, steps, seconds, step, seconds_spent)
-    add_to_record(path, world, lambda: {"data": describe_data(dataset)})
+    threads = Threads(path / THREADS, step, world.device.type == "cpu" and world.size == 1)
+    with announced("computing the checksum of the data", world.is_main):
+        add_to_record(path, world, lambda: {"data": describe_data(dataset)})
     floors, results = run.task.floors(dataset, evaluated), dict[str, float]()
-    with RunLog(path, step, steps, world.is_main) as log:
+    interrupts.lost = lambda: describe_stop(path, step)
+    with RunLog(path, step, steps, world.is_main, pace.seconds_left) as log:
+        log.message(header(run, path, model.spec, parameters, dataset, steps, world))
         if found is not None:
             log.message(f"resuming from step {step}")
-        elif floors:
-            log.message(f"without a model: {format_values(floors)}")
+
+        def evaluate_weights() -> dict[str, float]:
+            with ema.swap() as averaged:
+                values = evaluate(task, averaged, evaluated, world, run)
+                best.update(step, values, averaged)
+            log.write("eval", step, values)
+            meter.pause()
+            return values
+
+        if evaluation_due:
+            results = evaluate_weights()
         window: list[Losses] = []
+        saved, estimated = time.monotonic(), found is not None
         for batch in loader.steps(step, steps or sys.maxsize):
-            if step >= pace.steps:
+            if step >= pace.steps or best.is_exhausted:
                 break
             progress = pace.progress(step + 0.5)
+            if freezing.set(progress):
+                # Which weights have gradients is part of a recorded graph, and of what DDP waits for.
+                train_step.wrapped = wrapped = None
+                gc.collect()
+                train_step.wrapped = wrapped = world.wrap(task, run.sharding, dtype)
+                call = RecordedStep(train_step) if records else train_step
             set_lr(optimizer, run.schedule.at(progress), run.optim.weight_decay_at(progress))
             ema.set_step(step)
             context = StepContext(progress, generator(world, run.seed, step), world.rank, world.size)
-            losses = call([task.prepare_batch(part, context) for part in batch.split(run.grad_accum_steps)])
+            with threads:
+                losses = call([task.prepare_batch(part, context) for part in batch.split(run.grad_accum_steps)])
             task.after_step(progress)
             step += 1
+            log.step = step
             pace.update(step)
             window.append(losses)
 
-            last = step >= pace.steps
-            stop = world.any(bool(stopped)) if due(step, 10, last) or world.size == 1 else False
+            last, stop, late = step >= pace.steps, False, False
+            if world.size == 1 or due(step, 10, last):
+                stop = world.any(interrupts.requested)
+                late = world.any(time.monotonic() - saved > 60 * run.save_minutes)
             if due(step, run.log_every, last or stop):
                 values = summarize(run, world, window, step, path) | meter.read(len(window))
                 values |= {"lr": float(optimizer.param_groups[0]["lr"]), "epoch": sampler.epoch(step)}
                 window.clear()
                 log.write("train", step, values, pace.seconds_left(step))
+            if not estimated and not threads.is_measuring and (left := pace.first_estimate(step)) is not None:
+                log.message(describe_duration(run, world, left))
+                estimated = True
             seconds_spent = pace.elapsed
-            if due(step, run.eval_every, last) and not stop:
-                with ema.swap() as averaged:
-                    results = evaluate(task, averaged, evaluated, world, run)
-                log.write("eval", step, results)
-                meter.pause()
-            if due(step, run.save_every, last or stop):
-                state = {"step": step, "seconds": pace.elapsed}
-                checkpoint.save(path, world, task, optimizer, ema, state, run.keep_checkpoints)
+            evaluation_due = due(step, run.eval_every, last)
+            if evaluation_due and not stop:
+                results, evaluation_due = evaluate_weights(), False
+            if due(step, run.save_every, last or stop or late or best.is_exhausted):
+                state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
+                with interrupts.saving():
+                    checkpoint.save(path, world, task, optimizer, ema, state, run.keep_checkpoints, best.weights)
+                saved = time.monotonic()
                 meter.pause()
             if stop:
-                log.message(f"stopped at step {step}; resume with: allmlp train --resume {path}")
                 raise KeyboardInterrupt
 
         # 5. the model folder, the curves, and the result
+        if best.is_exhausted:
+            log.message(f"no improvement in {best.waited} evaluations: the run ends at step {step}")
         with ema.swap() as averaged:
+            if run.keep_best:
+                best.restore(averaged)
+                results = best.results
             save_model(path, averaged, dataset, world)
-            results = results or evaluate(task, averaged, evaluated, world, run)
-            results |= floors
-            split = "validation" if run.val_size or dataset.validation else "test"
+            results = (results or evaluate(task, averaged, evaluated, world, run)) | floors
             result: dict[str, Any] = {split: results}
             if dataset.validation:
                 results = evaluate(task, averaged, dataset.test, world, run) | run.task.floors(dataset, dataset.test)
-                log.message(f"test  step {step}  {format_values(results)}")
                 result["test"] = results
-        result["parameters"] = sum(weight.numel() for weight in model.parameters())
-        result |= {"steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
+        result |= {"best_step": best.step} if run.keep_best else {}
+        result |= {"parameters": parameters, "steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
         add_to_record(path, world, lambda: {"result": result})
+        log.message(describe_result(path, result, floors, dataset))
     if world.is_main:
         draw_curves(path)
     return results
@@ -237,71 +288,6 @@ def save_model(out: Path, model: Model, dataset: Dataset, world: parallel.World)
             write_atomically(out / name, lambda file, text=text: file.write_text(text, encoding="utf8"))
 
 
-def claim(out: Path, run: Run, world: parallel.World) -> None:
-    """Write run.json, or check that the folder holds the same run. A run without a checkpoint is replaced."""
-    file = out / RUN
-    before = read_run(out) if file.exists() else None
-    if before not in (None, run) and checkpoint.complete(out):
-        changes = ", ".join(differences(to_dict(before), to_dict(run)))
-        raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or choose another --out")
-    world.barrier()
-    if before != run and world.is_main:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / PACE).unlink(missing_ok=True)
-            write_record(out, {"run": to_dict(run), "processes": world.size, "environment": environment(world.device)})
-        except OSError as reason:
-            raise UserError(f"cannot write to {out}: {reason}") from reason
-    world.barrier()
-
-
-def describe_data(dataset: Dataset) -> dict[str, Any]:
-    splits = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
-    return {"sha256": dataset.checksum()} | {name: len(split) for name, split in splits.items() if split}
-
-
-def add_to_record(out: Path, world: parallel.World, make: Callable[[], dict[str, Any]]) -> None:
-    """Add an entry to run.json. What is there stays: a run that is resumed has begun with the first environment."""
-    if world.is_main:
-        record = read_record(out)
-        write_record(out, make() | record)
-
-
-def write_record(out: Path, record: dict[str, Any]) -> None:
-    order = [name for name in ("run", "processes", "environment", "data", "result") if name in record]
-    text = json.dumps({name: record[name] for name in order}, indent=1)
-    write_atomically(out / RUN, lambda temporary: temporary.write_text(text, encoding="utf8"))
-
-
-def read_record(out: Path) -> dict[str, Any]:
-    """The record of a run, run.json."""
-    file = out / RUN
-    if not file.is_file():
-        raise UserError(f"{out} is not a run: it has no {RUN}")
-    try:
-        record = json.loads(file.read_text(encoding="utf8"))
-    except (OSError, ValueError) as reason:
-        raise UserError(f"{file}: {reason}") from None
-    return record if isinstance(record, dict) else {}
-
-
-def read_run(out: Path) -> Run:
-    file = out / RUN
-    try:
-        run = from_dict(read_record(out).get("run"), "run")
-    except ValueError as reason:
-        raise UserError(f"{file}: {reason}") from None
-    if not isinstance(run, Run):
-        raise UserError(f"{file} does not describe a run")
-    return run
-
-
-def differences(a: Any, b: Any, path: str = "") -> list[str]:
-    if isinstance(a, dict) and isinstance(b, dict) and a.get("kind") == b.get("kind"):
-        return [line for name in a for line in differences(a[name], b[name], f"{path}.{name}" if path else name)]
-    return [] if a == b else [path]
-
-
 def evaluate_checkpoint(out: Path, device: str | None = None, task: Task | None = None) -> dict[str, float]:
     """Evaluate the model of a finished run on its test split (on the held-out examples, if it has a `val_size`), by its
     own task or by another one; with what is reached without a model.
@@ -314,25 +300,3 @@ def evaluate_checkpoint(out: Path, device: str | None = None, task: Task | None 
         model = folder.load(out, device=world.device, dtype=None)
         module = evaluator.build_evaluator(model, dataset).to(world.device)
         return evaluate(module, model, dataset.test, world, run) | evaluator.floors(dataset, dataset.test)
-
-
-@contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM, so that the current step is finished and saved; a second signal ends at once.
-
-    Under torchrun SIGTERM ends at once too: it is sent when another process has died, which this one may wait for.
-    """
-    caught: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    numbers = [signal.SIGINT] if "RANK" in os.environ else [signal.SIGINT, signal.SIGTERM]
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -63,18 +63,22 @@ def new_python(folder: Path, protocol: int) -> None:
         (folder / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=protocol))
 
 
-def packed(folder: Path) -> None:
-    for number, name in enumerate([f"cifar10-train{part}.zip" for part in range(1, 6)] + ["cifar10-test.zip"]):
-        pixels, labels = batch(number)
+def packed(folder: Path, name: str = "cifar10", classes: int = 10) -> None:
+    for number, part in enumerate([*(f"train{part}" for part in range(1, 6)), "test"]):
+        pixels, labels = batch(number, classes)
         strips = pixels.reshape(2, COUNT // 2, 3, 32, 32).transpose(0, 1, 3, 4, 2).reshape(2, -1, 32, 3)
-        write_zip(folder / name, labels.astype(np.uint8), strips)
+        labels = labels.astype(np.uint8)
+        write_zip(
+            folder / f"{name}-{part}.zip", strips, labels=labels, **({"coarse": labels // 5} if classes > 10 else {})
+        )
 
 
-def write_zip(file: Path, labels: np.ndarray, strips: np.ndarray) -> None:
+def write_zip(file: Path, strips: np.ndarray, **arrays: np.ndarray) -> None:
     with zipfile.ZipFile(file, "w") as archive:
-        target = io.BytesIO()
-        np.save(target, labels, allow_pickle=True)
-        archive.writestr("labels.npy", target.getvalue())
+        for name, array in arrays.items():
+            target = io.BytesIO()
+            np.save(target, array, allow_pickle=True)
+            archive.writestr(f"{name}.npy", target.getvalue())
         for number, strip in enumerate(strips):
             target = io.BytesIO()
             Image.fromarray(strip).save(target, "WEBP", lossless=True, exact=True)
@@ -158,6 +162,15 @@ def test_cifar100(form: str, labels: str, tmp_path: Path) -> None:
     assert len(set(data.class_names)) == len(data.class_names) == (100 if labels == "fine" else 20)
 
 
+@pytest.mark.parametrize("labels", ["fine", "coarse"])
+def test_packed_cifar100(labels: str, tmp_path: Path) -> None:
+    packed(tmp_path, "cifar100", 100)
+    data = Cifar100(path=str(tmp_path), labels=labels).load()  # type: ignore[arg-type]
+    pixels, fine = (np.concatenate(parts) for parts in zip(*(batch(number, 100) for number in range(5))))
+    assert resident(data.train).examples.labels.tolist() == (fine // (1 if labels == "fine" else 5)).tolist()
+    assert torch.equal(resident(data.train).examples.images.flatten(1), torch.from_numpy(pixels))
+
+
 def test_names_are_sorted_as_published() -> None:
     assert list(cifar.FINE_CLASSES) == sorted(cifar.FINE_CLASSES) and list(cifar.COARSE_CLASSES) == sorted(
         cifar.COARSE_CLASSES
@@ -210,7 +223,7 @@ def test_a_label_out_of_range(tmp_path: Path) -> None:
 
 def test_packed_labels_are_never_unpickled(tmp_path: Path) -> None:
     packed(tmp_path)
-    write_zip(tmp_path / "cifar10-test.zip", np.array([{}], dtype=object), np.zeros((1, 32, 32, 3), np.uint8))
+    write_zip(tmp_path / "cifar10-test.zip", np.zeros((1, 32, 32, 3), np.uint8), labels=np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"cifar10-test.zip: is damaged: .*allow_pickle=False"):
         Cifar10(path=str(tmp_path)).load()
 

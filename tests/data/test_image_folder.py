@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from PIL import Image
 from sample_images import CORRUPT, encode, scene
 
-from allmlp.data.dataset import ImageDataset, Split
+from allmlp.data.dataset import ImageDataset, Split, labels_of
 from allmlp.data.decode import CorruptImage, Decode
 from allmlp.data.encoded_images import EncodedImages
-from allmlp.data.image_folder import ImageFiles, ImageFolder
+from allmlp.data.image_files import ImageFiles
+from allmlp.data.image_folder import ImageFolder, list_images
 from allmlp.errors import UserError
 from allmlp.spec import from_json, to_json
 
@@ -35,6 +38,15 @@ def fill(root: Path, *classes: str, count: int = 3, kind: str = "png") -> Path:
 def files(split: Split) -> ImageFiles:
     assert isinstance(split, ImageFiles)
     return split
+
+
+def paint(folder: Path, count: int) -> Path:
+    """Images that are all different, also from those of other folders."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shade = sum(folder.name.encode()) % 256
+    for index in range(count):
+        Image.new("RGB", (9, 8), (shade, index // 256, index % 256)).save(folder / f"{index:03}.png")
+    return folder
 
 
 def read(root: Path, **fields: object) -> ImageDataset:
@@ -62,19 +74,28 @@ def test_two_folders(test: str, tmp_path: Path) -> None:
     assert len(data.mean) == len(data.std) == 3
 
 
-def test_a_fraction_is_held_out_by_name(tmp_path: Path) -> None:
-    fill(tmp_path, "a", "b", count=60)
-    data = read(tmp_path, test_fraction=0.25)
-    train, test = set(files(data.train).files), set(files(data.test).files)
-    assert not train & test and len(train | test) == 120 and 15 <= len(test) <= 45
-    fill(tmp_path, "a", "b", count=90)
-    assert test <= set(files(read(tmp_path, test_fraction=0.25).test).files)  # no image is in both splits
-    assert len(read(tmp_path, test_fraction=0.0).test) == 1
+def test_a_fraction_of_every_class_is_held_out(tmp_path: Path) -> None:
+    for name, count in (("a", 60), ("b", 20)):
+        paint(tmp_path / name, count)
+    data = read(tmp_path, test_fraction=0.25, val_fraction=0.1)
+    parts = [set(files(split).files) for split in (data.train, data.validation, data.test)]
+    assert [len(part) for part in parts] == [52, 8, 20] and len(set.union(*parts)) == 80
+    assert labels_of(data.test).bincount().tolist() == [15, 5]
+    assert labels_of(data.validation).bincount().tolist() == [6, 2]
+    assert read(tmp_path, test_fraction=0.25, val_fraction=0.1).checksum() == data.checksum()
+    other = read(tmp_path, test_fraction=0.25, val_fraction=0.1, split_seed=1)
+    assert len(set(files(other.test).files) & parts[2]) < 15
+    whole = read(tmp_path, test_fraction=0.0)
+    assert len(whole.test) == 1 and whole.validation is None
+    with pytest.raises(UserError, match="leave nothing to train on"):
+        read(tmp_path, test_fraction=0.5)
 
 
 def test_named_test_folder_and_train_without_one(tmp_path: Path) -> None:
-    fill(tmp_path / "train", "a", "b", count=20)
-    assert len(read(tmp_path).train) + len(read(tmp_path).test) == 40
+    for name in ("a", "b"):
+        paint(tmp_path / "train" / name, 20)
+    data = read(tmp_path)
+    assert (len(data.train), len(data.validation), len(data.test)) == (28, 6, 6)
     fill(tmp_path / "mine", "b", count=2)
     data = read(tmp_path, test="mine")
     assert len(data.train) == 40 and data.test.fetch(torch.arange(2)).labels.tolist() == [1, 1]
@@ -102,7 +123,16 @@ def test_deeper_folders_hidden_and_other_files(tmp_path: Path) -> None:
         (lambda root: None, "has no subfolders: it needs one per class"),
         (lambda root: fill(root, "a"), "has only one class, 'a': at least two are needed"),
         (lambda root: fill(root, "a", "b", count=0), r"has no images \(.*.jpg"),
-        (lambda root: (fill(root, "a"), fill(root, "b", count=0)), "b has no training images"),
+        (lambda root: (fill(root, "a"), fill(root, "b", count=0)), "has only one class, 'a'"),
+        (lambda root: fill(root / "deep", "a", count=3) / "a" / "0.png", "has only one class, 'a'"),
+        (
+            lambda root: (root / "0.png").write_bytes(encode(scene())),
+            "or give a table with the columns image and label",
+        ),
+        (
+            lambda root: fill(root, "a", "b", count=1),
+            "2 examples in 2 groups and 2 classes are too few for a test split",
+        ),
         (lambda root: (fill(root / "train", "a", "b"), fill(root / "val", "bb")), "'bb' is not in .*mean 'b'"),
         (lambda root: (fill(root / "train", "a", "b"), (root / "val").mkdir()), "val has no images"),
     ],
@@ -151,17 +181,20 @@ CONTENTS = {**CORRUPT, "unreadable": None}
 @pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.parametrize("uniforms", [None, torch.full((6, 4), 0.5)])
 def test_an_error_names_the_file(kind: str, uniforms: torch.Tensor | None, tmp_path: Path) -> None:
-    split = read(with_broken(tmp_path, CONTENTS[kind])).train
-    with pytest.raises(
-        CorruptImage, match=r"train.a.2\.png: .*; repair or remove it, or set data.decode.on_corrupt=skip"
-    ):
-        split.fetch(torch.arange(6), uniforms)
+    """While it is loaded or when it is fetched, and again when it is fetched once more."""
+    split = listed(with_broken(tmp_path, CONTENTS[kind]), "error")
+    message = r"train.a.2\.png: .*; repair or remove it, or set data.decode.on_corrupt=skip"
+    for _ in range(2):
+        with pytest.raises(CorruptImage, match=message):
+            split.fetch(torch.arange(6), uniforms)
     assert len(split.fetch(torch.tensor([0, 1, 3]), None).labels) == 3
+    with pytest.raises(CorruptImage, match=message):
+        read(tmp_path, decode=Decode(on_corrupt="error")).train.fetch(torch.arange(6), uniforms)
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_skip_uses_the_next_image_and_counts(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    split = files(read(with_broken(tmp_path, CONTENTS[kind]), decode=Decode(on_corrupt="skip")).train)
+    split = listed(with_broken(tmp_path, CONTENTS[kind]), "skip")
     with caplog.at_level(logging.WARNING, "allmlp.data"):
         images, labels = split.fetch(torch.arange(6))
         again, _ = split.fetch(torch.arange(6))
@@ -170,12 +203,38 @@ def test_skip_uses_the_next_image_and_counts(kind: str, tmp_path: Path, caplog: 
     assert len(caplog.messages) == 1 and "2.png" in caplog.messages[0] and "(1 so far)" in caplog.messages[0]
 
 
-def test_only_corrupt_images(tmp_path: Path) -> None:
-    fill(tmp_path, "a", "b")
-    for file in tmp_path.rglob("*.png"):
+def listed(root: Path, on_corrupt: Literal["error", "skip"]) -> ImageFiles:
+    """The training split as it is before files are inspected."""
+    found = list_images(root / "train", ("a", "b"))
+    return ImageFiles(root / "train", found, SMALL, Decode(on_corrupt=on_corrupt))
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "header only", "bomb", "unreadable"])
+def test_corrupt_headers_are_left_out_with_a_note(kind: str, tmp_path: Path) -> None:
+    data = read(with_broken(tmp_path, CONTENTS[kind]))
+    labels = data.train.fetch(torch.arange(5)).labels
+    assert len(data.train) == 5 and labels.tolist() == [0, 0, 1, 1, 1] and not files(data.train).corrupt
+    assert re.match(r"skipped 1 file that cannot be read: .*a.2\.png \(.+\)", data.notes[0])
+
+
+def test_many_corrupt_images_are_an_error(tmp_path: Path) -> None:
+    """More than a tenth, whether the header or only the pixels are damaged."""
+    for name in ("a", "b"):
+        paint(tmp_path / "train" / name, 10)
+        paint(tmp_path / "val" / name, 1)
+    files = [tmp_path / "train" / "a" / f"00{number}.png" for number in range(3)]
+    for file in files[:2]:
+        file.write_bytes(CORRUPT["truncated jpeg"])
+    assert len(read(tmp_path).train.fetch(torch.arange(20)).labels) == 20
+    files[2].write_bytes(CORRUPT["truncated jpeg"])
+    with pytest.raises(UserError, match=r"3 of 20 images cannot be read, such as .*a.00[012]\.png: .*; repair"):
+        read(tmp_path).train.fetch(torch.arange(20))
+    files[2].write_bytes(b"")
+    assert len(read(tmp_path).train) == 19
+    for file in files:
         file.write_bytes(b"")
-    with pytest.raises(UserError, match="all corrupt"):
-        read(tmp_path, decode=Decode(on_corrupt="skip")).train.fetch(torch.tensor([0]))
+    with pytest.raises(UserError, match=r"3 of 20 images cannot be read, such as .*a.000\.png: the file is empty"):
+        read(tmp_path)
 
 
 # --- threads --------------------------------------------------------------------------------------------

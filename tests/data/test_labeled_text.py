@@ -1,11 +1,15 @@
-"""Labeled texts from TSV files."""
+"""Labeled texts from tables."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import itertools
+import json
 import lzma
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +85,116 @@ def texts(data: Any, split: Any) -> set[str]:
 
 def test_splits_have_no_text_in_common(tmp_path: Path) -> None:
     """By a hash without a test file, and where examples are held out; the largest group may be too large for that."""
-    data = opened(tmp_path, chained(60), test_fraction=0.3, test="")
-    assert len(data.train) + len(data.test) == 120 and 20 <= len(data.test) <= 52 and len(data.test) % 2 == 0
-    assert not texts(data, data.train) & texts(data, data.test)
-    assert opened(tmp_path, chained(60), test_fraction=0.3, test="").checksum() == data.checksum()
+    data = opened(tmp_path, chained(60), test_fraction=0.3, val_fraction=0.2, test="")
+    splits = (data.train, data.validation, data.test)
+    assert [len(split) for split in splits] == [60, 24, 36]
+    assert all(split.examples.labels.float().mean() == 0.5 for split in splits)
+    for one, other in itertools.combinations(splits, 2):
+        assert not texts(data, one) & texts(data, other)
+    again = opened(tmp_path, chained(60), test_fraction=0.3, val_fraction=0.2, test="")
+    other = opened(tmp_path, chained(60), test_fraction=0.3, val_fraction=0.2, test="", split_seed=1)
+    assert again.checksum() == data.checksum() != other.checksum()
     held = data.split_validation(21)
     assert len(held.test) == 20 and len(held.train) == len(data.train) - 20
     assert not texts(held, held.train) & texts(held, held.test)
     with pytest.raises(UserError, match="cannot hold out 1 of"):
         data.split_validation(1)
+
+
+def test_equal_texts_stay_together_and_are_told(tmp_path: Path) -> None:
+    rows = [f"{'Same  text' if number % 3 else 'same text'} {number // 2}\t{number % 4 // 2}" for number in range(80)]
+    data = opened(tmp_path, "text\tlabel\n" + "\n".join(rows) + "\nsame text 0\t1\n", test="")
+    assert len(data.train) + len(data.validation) + len(data.test) == 81
+    assert texts(data, data.train) & (texts(data, data.test) | texts(data, data.validation)) == {""}
+    assert data.notes == (
+        "1 text has different labels in different rows",
+        "split with seed 0: 57 train, 12 validation, 12 test",
+    )
+    given = opened(tmp_path, SST2, SST2.replace("very bad", "quite bad"))
+    assert given.notes == ("2 of 3 test texts are also training texts",) and given.validation is None
+    assert len(opened(tmp_path, SST2, SST2, val_fraction=0.3).validation) == 1
+
+
+def test_a_column_of_splits(tmp_path: Path) -> None:
+    rows = [f"text {number},{number % 2},{['TRAIN', 'TRAIN', 'dev', 'test'][number // 2 % 4]}" for number in range(40)]
+    data = csv_data(tmp_path, "text,label,split\n" + "\n".join(rows))
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [20, 10, 10] and data.notes == ()
+    data = csv_data(tmp_path, "text,label,split\n" + "\n".join(rows).replace("test", "train"))
+    assert len(data.train) == 28 and data.notes[-1] == "split with seed 0: 28 train, 6 validation, 6 test"
+
+
+def csv_data(folder: Path, content: str, name: str = "train.csv", **changes: Any) -> Any:
+    (folder / name).write_text(content)
+    tokenizer = TokenizerConfig(vocab_size=100)
+    return LabeledText(str(folder / name), tokenizer=tokenizer, seq_len=12, cache=str(folder), **changes).load()
+
+
+def quoted(*rows: Sequence[str]) -> str:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer).writerows(rows)
+    return buffer.getvalue()
+
+
+REVIEWS = [(f"what a film, number {n}", ("good", "bad", "so-so")[n % 3], str(n)) for n in range(30)]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet"])
+def test_every_format_gives_the_same(name: str, tmp_path: Path) -> None:
+    """Under other column names, found by their content, and with a column of numbers."""
+    columns = ("words", "kind", "index")
+    records = [dict(zip(columns, row)) for row in REVIEWS]
+    if name == "a.parquet":
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.Table.from_pylist(records), tmp_path / name)
+    elif name == "a.jsonl":
+        (tmp_path / name).write_text("\n".join(map(json.dumps, records)))
+    elif name == "a.json":
+        (tmp_path / name).write_text(json.dumps(records))
+    else:
+        text = quoted(columns, *REVIEWS)
+        (tmp_path / name).write_text(
+            text.replace('"', "").replace(", n", " n").replace(",", "\t") if name == "a.tsv" else text
+        )
+    tokenizer = TokenizerConfig(vocab_size=100)
+    data = LabeledText(str(tmp_path / name), tokenizer=tokenizer, seq_len=12, cache=str(tmp_path)).load()
+    assert data.class_names == ("bad", "good", "so-so")
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [21, 4, 5]
+    assert data.notes[0] == (
+        "columns found by their content: label_column=kind, text_column=words (set data.label_column to change this)"
+    )
+
+
+def test_columns_by_content(tmp_path: Path) -> None:
+    """Pairs, and a table without a header; a long text is truncated, a text without spaces is found by its script."""
+    pairs = [(str(n), f"it rains in {n}", f"it is {n} wet", ("yes", "no")[n % 2]) for n in range(20)]
+    data = csv_data(tmp_path, quoted(("id", "left", "right", "answer"), *pairs))
+    assert data.class_names == ("no", "yes") and data.train.examples.segments.any(1).all()
+    assert "label_column=answer, text_column=left, text_pair_column=right" in data.notes[0]
+    plain = [(f"{n} " * (5000 if n % 2 else 2), str(n % 2)) for n in range(20)]
+    data = csv_data(tmp_path, quoted(*plain))
+    assert data.class_names == ("0", "1") and len(data.train) + len(data.validation) + len(data.test) == 20
+    assert "text_column=column_1" in data.notes[0] and data.notes[-1].endswith(
+        "fill all 12 tokens; longer ones are cut"
+    )
+    chinese = [(f"这部电影很好{n}" * 3, f"id{n}", ("好", "坏")[n % 2]) for n in range(20)]
+    data = csv_data(tmp_path, quoted(("甲", "乙", "丙"), *chinese))
+    assert data.class_names == ("坏", "好") and "text_column=甲" in data.notes[0]
+
+
+def test_labels_of_every_kind(tmp_path: Path) -> None:
+    """Dates are in order, many small classes are divided, and a class of one example is for training."""
+    days = [(f"text {n}", f"2024-{n % 3 + 1:02}-15") for n in range(30)]
+    assert csv_data(tmp_path, quoted(("text", "date"), *days)).class_names == ("2024-01-15", "2024-02-15", "2024-03-15")
+    many = [(f"text {n}", f"class {n % 100}") for n in range(300)] + [("a single one", "rare"), ("", "rare"), ("x", "")]
+    data = csv_data(tmp_path, quoted(("text", "label"), *many))
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [211, 45, 45]
+    assert data.train.examples.labels.bincount().tolist().count(0) == 0
+    assert data.train.examples.labels[:-1].bincount(minlength=101)[:100].min() >= 1
+    assert data.notes[:3] == (
+        "skipped 1 row without a text",
+        "skipped 1 row without a label",
+        "1 class has one example: rare",
+    )
 
 
 def test_unlabeled_texts_are_never_held_out(tmp_path: Path) -> None:
@@ -150,9 +255,12 @@ def test_the_longer_text_is_truncated() -> None:
         (SST2, SST2.replace("bad\t0", "bad\tmaybe"), "unknown label 'maybe'"),
         (SST2.replace("\t0", "\t1"), SST2, "has only one class, '1'"),
         ("sentence\tlabel\n", SST2, "has no labeled texts"),
-        ("words\tlabel\nx\t1\n", SST2, r"no known column for text_column among words, label"),
+        ("a\tb\tlabel\n1\t2\tx\n1\t3\ty\n", SST2, "none of a, b, label is known as the text: set data.text_column"),
+        ("a\tb\tc\tlabel\nx 1\tx 2\tx 3\tx\ny 1\ty 2\ty 3\ty\n", SST2, "a, b, c all could be the text: set"),
         ("sentence\tlabel\nonly text\n", SST2, r"line 2: 1 columns instead of 2"),
-        ("sentence\tsense\nx\t1\n", SST2, "no known column for label_column"),
+        ("sentence\tsense\nx\t1\n", SST2, "none of sentence, sense is known or could be the label: set data.label_c"),
+        ("sentence\ta\tb\n" + "x\t1\t2\ny\t2\t1\n" * 3, SST2, "a, b all could be the label: set data.label_column"),
+        ("sentence\tlabel\n" + "".join(f"x\t0.{n}1\n" for n in range(30)), SST2, "30 different values in 30 rows"),
     ],
 )
 def test_errors_name_the_problem(tmp_path: Path, train: str, test: str, message: str) -> None:

@@ -22,7 +22,6 @@ from allmlp.data.preprocessing import image_preprocessing, write_preprocessing
 from allmlp.export import files
 from allmlp.export.files import ExportedFile, export
 from allmlp.models.encoder_decoder import EncoderDecoderModel
-from allmlp.prediction import predict_images
 from export.folders import REPRESENTATIVES, kind, make
 
 onnx = pytest.importorskip("onnx")
@@ -151,7 +150,7 @@ def test_example_predicts_without_torch(exported: Callable[[str], Exported], tmp
     images = [str(tmp_path / name) for name in ("wide.png", "tall.png")]
     Image.fromarray(pixels).save(images[0])
     Image.fromarray(pixels[:, :21]).save(images[1])
-    expected = predict_images(folder / "model", [Path(image) for image in images])
+    expected = allmlp.predict(folder / "model", [Path(image) for image in images])
     for line, predictions in zip(run_example(made.file, images), expected, strict=True):
         assert line.split(": ")[1] == "  ".join(map(str, predictions))
 
@@ -171,7 +170,7 @@ def test_example_prints_the_values_of_a_regression(exported: Callable[[str], Exp
     Image.new("RGB", (20, 20), "red").save(tmp_path / "red.png")
     (line,) = run_example(tmp_path / "m.onnx", [str(tmp_path / "red.png")])
     found = dict(part.split(" ") for part in line.split(": ")[1].split("  "))
-    (expected,) = predict_images(tmp_path / "model", [tmp_path / "red.png"])
+    (expected,) = allmlp.predict(tmp_path / "model", [tmp_path / "red.png"])
     assert [*found] == [one.label for one in expected]
     assert [float(value) for value in found.values()] == pytest.approx([one.value for one in expected], abs=1e-4)
 

@@ -184,7 +184,16 @@ def test_the_command_has_the_default_of_the_library() -> None:
     assert inspect.signature(report).parameters["max_examples"].default == EXAMPLES
 
 
-def lab(color: str) -> list[float]:
+VISION = {
+    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+"""Linear RGB as it is perceived (Machado et al., 2009)."""
+
+
+def lab(color: str, vision: str) -> list[float]:
     """OKLab, in which Euclidean distance is perceived difference (Ottosson, 2020)."""
     rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
@@ -198,16 +207,18 @@ def lab(color: str) -> list[float]:
         [1.9779984951, -2.4285922050, 0.4505937099],
         [0.0259040371, 0.7827717662, -0.8086757660],
     ]
-    return list(np.array(to_lab) @ np.cbrt(np.array(to_lms) @ linear))
+    return list(np.array(to_lab) @ np.cbrt(np.array(to_lms) @ np.clip(np.array(VISION[vision]) @ linear, 0, 1)))
 
 
-def test_colors_of_runs_can_be_told_apart() -> None:
+@pytest.mark.parametrize("vision", VISION)
+def test_colors_of_runs_can_be_told_apart(vision: str) -> None:
     style = (files("allmlp.report") / "page" / "style.css").read_text(encoding="utf8")
     found = re.findall(r"--run-(\d): (#\w{6});", style)
     assert [int(number) for number, _ in found] == [*range(COLORS)] * 2, "a light and a dark palette"
     for palette in (found[:COLORS], found[COLORS:]):
         for (_, one), (_, other) in combinations(palette, 2):
-            assert np.linalg.norm(np.subtract(lab(one), lab(other))) > 0.12, (one, other)
+            distance = np.linalg.norm(np.subtract(lab(one, vision), lab(other, vision)))
+            assert distance > (0.2 if vision == "normal" else 0.12), (one, other)
 
 
 # --- in a browser -----------------------------------------------------------------------------------------

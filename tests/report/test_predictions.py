@@ -17,6 +17,7 @@ from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.errors import UserError
 from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
+from allmlp.record import read_run
 from allmlp.report.filters import filters
 from allmlp.report.images import EmbeddedImage, thumbnail, weights_image
 from allmlp.report.predictions import (
@@ -30,7 +31,7 @@ from allmlp.report.predictions import (
 )
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
-from allmlp.training import evaluate_checkpoint, read_run
+from allmlp.training import evaluate_checkpoint
 from report.folders import trained
 from tiny import TINY_SPECS, tiny_model
 from train.runs import language, selfsupervised

@@ -65,10 +65,12 @@ def text_folder(folder: Path, task: str) -> Path:
 
 
 @contextmanager
-def running(folder: Path, batcher: Batcher | None = None, limits: RequestLimits = RequestLimits()) -> Iterator[int]:
+def running(
+    *folders: Path, batcher: Batcher | None = None, limits: RequestLimits = RequestLimits()
+) -> Iterator[int]:
     """Run a server in a thread and yield its port."""
     batcher = batcher or Batcher()
-    server = Server(create_app(load_service(folder), folder.name, batcher, limits), batcher)
+    server = Server(create_app({one.name: load_service(one) for one in folders}, batcher, limits), batcher)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

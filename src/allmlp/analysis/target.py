@@ -21,7 +21,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import create
 from allmlp.tasks.task import Normalize
 from allmlp.weights import folder
-from allmlp.weights.pretrained import BUNDLED, bundled
+from allmlp.weights.pretrained import BUNDLED, BUNDLED_PREFIX, model_path
 
 MAC_BUDGET = 5e11
 """Multiply-adds of one section unless more is asked for: half a minute on a CPU core."""
@@ -100,11 +100,11 @@ def affordable_images(model: Model, most: int, least: int = 1, passes: int = 1) 
 
 
 def load_target(name: str = BUNDLED) -> AnalysisTarget:
-    """The model in the folder `name`, the bundled CIFAR-10 model, or an untrained model by its name (seed 0)."""
-    path = bundled() if name == BUNDLED else Path(name)
+    """The model in the folder `name`, a bundled model (`allmlp:NAME`), or an untrained model by its name (seed 0)."""
+    path = model_path(name)
     if path.is_dir():
         model = folder.load(path).float()
-        label = "cifar10" if name == BUNDLED else str(path)
+        label = name.removeprefix(BUNDLED_PREFIX)
         return AnalysisTarget(label, model.requires_grad_(False), True, load_preprocessing(path, model.spec))
     if path.exists() or (":" not in name and {"/", "\\"} & set(name)):
         raise UserError(f"{name} is not a folder; give a model folder or a name from `allmlp list`")

@@ -67,7 +67,8 @@ def analyze(
 def run_images(folder: Path, target: AnalysisTarget, most: int | None) -> tuple[NamedImages | None, str]:
     """Test images of a run's dataset, or why there are none."""
     from allmlp.analysis.target import affordable_images
-    from allmlp.training import RUN, read_run
+    from allmlp.files import RUN
+    from allmlp.record import read_run
 
     if not (folder / RUN).is_file() or target.preprocessing is None:
         return None, ""

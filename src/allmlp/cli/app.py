@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,6 +92,15 @@ def assignments(texts: list[str]) -> dict[str, str]:
             raise UserError(f"--set takes FIELD=VALUE, not {text!r}")
         pairs[path.strip()] = value
     return pairs
+
+
+def next_command(*parts: object) -> None:
+    """Print what to run next, on stderr so that the output stays what was asked for; not for --json.
+
+    next_command("predict", folder, "IMAGE") prints `next: allmlp predict runs/photos IMAGE`.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        print(f"next: allmlp {shlex.join(map(str, parts))}", file=sys.stderr)
 
 
 def print_results(results: dict[str, dict[str, float]]) -> None:

@@ -3,55 +3,172 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, examples
+from allmlp.cli.app import app, console, examples
+from allmlp.cli.job import (
+    BatchOption,
+    ColumnOption,
+    ContextOption,
+    DeviceOption,
+    DtypeOption,
+    FastOption,
+    Job,
+    KeepOption,
+    ModelAndInputs,
+    PairOption,
+    PartOption,
+)
 from allmlp.errors import UserError
+
+if TYPE_CHECKING:
+    from allmlp.prediction.inputs import Item
+    from allmlp.prediction.output import AnswerTable
+    from allmlp.prediction.stream import Answer
+
+MAX_ROWS = 50
+"""Rows of the table on a terminal."""
+MAX_NAME = 44
+"""Characters of a path in it; of a longer one the end is shown."""
 
 
 @app.command(
     epilog=examples(
         "allmlp predict photo.jpg",
-        "allmlp predict runs/a photo.jpg",
-        "allmlp predict runs/a photos/*.png --top-k 3 --json",
+        "allmlp predict runs/photos new_photos/ --out answers.csv",
+        "allmlp predict runs/text reviews.csv --column review --threshold 0.8",
         "allmlp predict runs/mlm 'the cat [MASK] on the mat'",
         "allmlp predict runs/squad 'Who sat on the mat?' --context 'The cat sat on the mat.'",
+        "torchrun --nproc-per-node 8 -m allmlp predict runs/photos 's3://bucket/*.tar' --out answers/",
     )
 )
 def predict(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Image files or texts. A model folder may come first; default: the bundled CIFAR-10 model."
-        ),
-    ],
-    context: Annotated[
-        str, typer.Option(help="The second sentence of a pair, or the paragraph that contains the answer.")
-    ] = "",
-    top_k: Annotated[int, typer.Option(help="Number of classes or tokens to print.", min=1)] = 5,
+    inputs: ModelAndInputs,
+    context: ContextOption = "",
+    column: ColumnOption = "",
+    pair_column: PairOption = "",
+    keep: KeepOption = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Classes or tokens per input; default 5, in a table file 1.", min=1)
+    ] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Add the probability of every class.")] = False,
+    threshold: Annotated[
+        float, typer.Option(help="Leave the label empty where its probability is lower.", min=0, max=1)
+    ] = 0.0,
+    out: Annotated[
+        str | None, typer.Option(help="Write a .csv, .tsv, .jsonl or .parquet file, or Parquet parts into a FOLDER/.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of input and predictions.")] = False,
+    batch_size: BatchOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    fast: FastOption = None,
+    part_size: PartOption = 10_000,
 ) -> None:
     """Predict with a trained model: classes or values of images, classes of texts, tokens for [MASK], answers,
     translations.
-    """
-    from allmlp.prediction import predict_images, predict_text, reads_text
-    from allmlp.weights.pretrained import bundled
 
-    folder = Path(inputs.pop(0)) if Path(inputs[0]).is_dir() else bundled()
-    if not inputs:
-        raise UserError(f"give an image file or a text for the model in {folder}")
-    if reads_text(folder):
-        rows = [(text, row) for text in inputs for row in predict_text(folder, text, context, top_k)]
+    Inputs that cannot be used are reported and skipped; the exit code is then 1.
+    """
+    from allmlp.prediction.inputs import Columns
+    from allmlp.prediction.output import AnswerTable, Parts, write_answers
+    from allmlp.prediction.stream import predictions
+
+    columns = Columns(column, pair_column, tuple(keep or ()))
+    job = Job(inputs, columns, context, device, dtype, fast, out)
+    predictor, labels = job.predictor, job.predictor.labels
+    if probabilities and predictor.task != "classes":
+        raise UserError(f"the model in {predictor.name} has no classes: --probabilities is for classifiers")
+    if threshold and predictor.task in ("values", "translation"):
+        raise UserError(f"the model in {predictor.name} gives no probabilities: --threshold is for those that do")
+    in_columns = out is not None and not out.endswith(".jsonl")
+    top_k = min(top_k or (1 if in_columns else 5), len(labels) if predictor.task == "classes" else sys.maxsize)
+    table = AnswerTable(labels, predictor.task == "values", top_k, columns.keep, threshold, probabilities)
+    counts: Counter[str] = Counter()
+
+    def answers(items: Iterable[Item]) -> Iterator[Answer]:
+        for answer in job.watch(predictions(predictor, items, len(labels) if probabilities else top_k, batch_size)):
+            if predictor.task == "classes":
+                counts.update(table.label(row) or "unsure" for row in answer.value or ())
+            yield answer
+
+    if job.is_folder:
+        parts = Parts(Path(out or ""), part_size, job.settings("predict", *table, context, part_size), *job.process)
+        parts.write(
+            job.items,
+            table.columns,
+            lambda items: chain.from_iterable(map(table.records, answers(items))),
+            job.skip,
+        )
+    elif out is not None:
+        write_answers(Path(out), table, answers(job.items))
+    elif as_json:
+        print_json(chain.from_iterable(map(table.objects, answers(job.items))))
+    elif sys.stdout.isatty():
+        print_table(table, answers(job.items), job)
     else:
-        rows = list(zip(inputs, predict_images(folder, [Path(file) for file in inputs], top_k), strict=True))
-    if as_json:
-        print(json.dumps([{"input": name, "predictions": [one.to_json() for one in row]} for name, row in rows]))
-        return
-    for name, row in rows:
-        print(f"{name}:", "  ".join(map(str, row)))
+        print_lines(table, answers(job.items))
+    job.finish(counts)
+
+
+def print_json(objects: Iterable[dict[str, Any]]) -> None:
+    """A list, printed while it is made."""
+    before = "["
+    for one in objects:
+        print(before + json.dumps(one), end="", flush=True)
+        before = ",\n "
+    print("]" if before != "[" else "[]")
+
+
+def print_lines(table: AnswerTable, answers: Iterable[Answer]) -> None:
+    """For other programs: a line per answer, whole."""
+    for answer in answers:
+        for row in answer.value or ():
+            unsure = ["unsure:"] if table.label(row) is None else []
+            print(f"{answer.item.name}:", "  ".join([*unsure, *map(str, row)]), flush=True)
+
+
+def print_table(table: AnswerTable, answers: Iterable[Answer], job: Job) -> None:
+    """For a terminal: the first answers, as wide as it is."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    screen = Table(box=None, header_style="bold", pad_edge=False)
+    screen.add_column(job.inputs.reads.removesuffix("s"), no_wrap=True, overflow="ellipsis", max_width=MAX_NAME)
+    screen.add_column("answer", no_wrap=True, overflow="ellipsis")
+    screen.add_column("", justify="right", no_wrap=True)
+    screen.add_column("then", style="dim", no_wrap=True, overflow="ellipsis")
+    rows = 0
+    for answer in answers:
+        for row in answer.value or ():
+            rows += 1
+            if rows <= MAX_ROWS:
+                screen.add_row(*map(escape, [shorten(answer.item.name, job.inputs.reads), *cells(table, row)]))
+    console().print(screen)
+    if rows > MAX_ROWS:
+        print(f"... and {rows - MAX_ROWS:,} more")
+        job.next = ("predict", *job.arguments, "--out", "answers.csv")
+
+
+def shorten(name: str, reads: str) -> str:
+    """One line; of a long path the end."""
+    name = " ".join(name.split())
+    return f"...{name[3 - MAX_NAME :]}" if reads == "images" and len(name) > MAX_NAME else name
+
+
+def cells(table: AnswerTable, row: list[Any]) -> tuple[str, str, str]:
+    if table.is_regression:
+        return "  ".join(map(str, row)), "", ""
+    probability = row[0].probability if row else None
+    chance = "" if probability is None else f"{probability:.1%}"
+    return table.label(row) or "unsure", chance, "  ".join(map(str, row[1:]))
 
 
 @app.command(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from allmlp.cli.app import app, examples
 
 
-@app.command(epilog=examples("allmlp report runs/*", "allmlp report runs/a runs/b --out report.html --examples 0"))
+@app.command(
+    epilog=examples(
+        "allmlp report runs/*",
+        "allmlp report runs/a runs/b --out compared.html --examples 0",
+        "allmlp report runs/a --suspect-labels",
+    )
+)
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, finished or not, or folders that contain them.")],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
@@ -23,8 +30,16 @@ def report(
             min=0,
         ),
     ] = 2000,
+    suspect_labels: Annotated[
+        bool,
+        typer.Option(
+            "--suspect-labels",
+            help="Search for wrong labels by cross-validation of a linear classifier on the features of the model that "
+            "the run started from.",
+        ),
+    ] = False,
 ) -> None:
-    """Compare runs on one self-contained HTML page: results, curves, filters, mistakes and settings."""
+    """Show a run, or compare several, on one self-contained HTML page: results, curves, mistakes, filters, settings."""
     from rich.console import Console
     from rich.progress import track
 
@@ -32,9 +47,11 @@ def report(
 
     screen = Console(stderr=True)
     quiet = not screen.is_terminal
-    count, skipped = write(
-        runs, out, max_examples, lambda found: track(found, "Reading", console=screen, transient=True, disable=quiet)
-    )
+
+    def progress(found: Any) -> Iterable[Any]:
+        return track(found, "Reading", console=screen, transient=True, disable=quiet)
+
+    count, skipped = write(runs, out, max_examples, suspect_labels, progress)
     for reason in skipped:
         print(f"skipped: {reason}")
     print(f"{count} {'run' if count == 1 else 'runs'}, {out.stat().st_size / 1e6:.2f} MB: {out}")

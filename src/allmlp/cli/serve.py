@@ -3,41 +3,75 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from allmlp.cli.app import app, examples
-from allmlp.errors import require
+from allmlp.errors import lookup, require
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @app.command(
     epilog=examples(
         "allmlp serve",
-        "allmlp serve runs/mlm --port 8080",
+        "allmlp serve runs/photos runs/reviews --port 8080",
+        "allmlp serve small=runs/a/model large=timm:mixer_b16_224 --device cuda",
         "curl --data-binary @photo.jpg http://127.0.0.1:8000/predict",
+        "curl -F files=@a.jpg -F files=@b.jpg http://127.0.0.1:8000/models/photos/predict",
     )
 )
 def serve(
-    folder: Annotated[Path | None, typer.Argument(help="Model folder; by default the bundled CIFAR-10 model.")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Model folders or names, or NAME=MODEL to choose the name in URLs; by default the bundled models.",
+            metavar="MODEL...",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from other machines.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000,
-    batch_size: Annotated[int, typer.Option(help="Maximum number of requests per forward pass.", min=1)] = 16,
-    max_concurrency: Annotated[int, typer.Option(help="Requests in flight; further ones get 503.", min=1)] = 128,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; by default bfloat16 on a GPU, float32 on a CPU.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Largest number of inputs per forward pass; 128 on a GPU, 16 on a CPU.", min=1)
+    ] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Inputs in flight; further ones get 503. Eight batches by default.", min=1)
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds before a request gets 504.", min=0.1)] = 20.0,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the model; by default one per core.", min=1)
+        int | None, typer.Option(help="CPU threads of a model; by default chosen by measurement.", min=1)
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Further host name that the server answers for, such as that of a proxy; * for any."),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP with a web page, by default on localhost only."""
+    """Serve models over HTTP with a web page, by default on localhost only."""
     # Spinning OpenMP threads would starve the event loop. Must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "PIL.Image"):
         require(module, "serve")
-    from allmlp.serve.server import run
-    from allmlp.weights.pretrained import bundled
+    import torch
 
-    run(folder or bundled(), host, port, batch_size, max_concurrency, timeout, threads)
+    from allmlp.serve.server import run
+    from allmlp.weights.pretrained import BUNDLED
+
+    run(
+        models or [BUNDLED],
+        host,
+        port,
+        device=device,
+        dtype=lookup(dtype, {name: getattr(torch, name) for name in DTYPES}, "dtype") if dtype else None,
+        batch_size=batch_size,
+        max_concurrency=max_concurrency,
+        timeout=timeout,
+        threads=threads,
+        more_hosts=allowed_host or (),
+    )

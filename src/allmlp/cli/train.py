@@ -1,64 +1,120 @@
-"""allmlp train, allmlp eval."""
+"""allmlp train."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, examples, print_results
+from allmlp.cli.app import app, assignments, examples, next_command, print_results
 from allmlp.errors import UserError
+
+if TYPE_CHECKING:
+    from allmlp.resolve import Resolved
+
+WAYS = """\
+allmlp train DATA trains on your own data; everything else is chosen, and told before it starts:
+
+  allmlp train photos/                      a folder of images per class
+  allmlp train reviews.csv                  a table with a column of texts and one of labels
+  allmlp train photos/ --minutes 20         longer; also --epochs, --size, and --model NAME or FOLDER
+
+allmlp train RECIPE repeats an experiment:
+
+  allmlp train digits_mixer                 a minute on two CPU cores
+  allmlp list recipes                       all of them
+  allmlp show digits_mixer                  the settings of one
+
+allmlp train --resume runs/photos           continues a run that was interrupted
+allmlp train --help                         all options"""
 
 
 @app.command(
     epilog=examples(
-        "allmlp train digits_mixer",
-        "allmlp train cifar10_gmlp --set optim.lr=2e-3 --out runs/a",
-        "allmlp train cifar10_ablations/conv --set seed=1",
+        "allmlp train photos/",
+        "allmlp train reviews.csv --minutes 10",
+        "allmlp train photos/ --model runs/other --set optim.lr=2e-4",
+        "allmlp train digits_mixer --epochs 5",
+        "allmlp train cifar10_ablations/conv --set seed=1 --out runs/a",
+        "allmlp train experiments.py:my_run",
         "allmlp train --resume runs/a",
         "torchrun --nproc-per-node 8 -m allmlp train cifar10_gmlp --out runs/b",
     )
 )
 def train(
-    recipe: Annotated[
-        str | None, typer.Argument(help="A name from `allmlp list recipes`; NAME/ROW is one run of a table.")
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="Data (a folder of images per class, a table of texts and labels, ...), a recipe of `allmlp list "
+            "recipes` or NAME/ROW for one run of a table, FILE.py:NAME, or a run.json."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/RECIPE if not given.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A name of `allmlp list`, or a trained model to start from: a folder, timm:NAME.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training examples.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Training time; the schedule is fitted into it.")] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in pixels, or length of texts in tokens.", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Any field: optim.lr=2e-3.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
 ) -> None:
-    """Train a recipe, in one process or under torchrun. A run that was interrupted can be resumed."""
-    from allmlp import recipes
-    from allmlp.spec import override_all
-    from allmlp.training import read_run, train
+    """Train on your own data, or repeat a recipe. A run that was interrupted can be resumed."""
+    options = (model, epochs, minutes, size)
+    if source is None and resume is None:
+        if overrides or out or any(option is not None for option in options):
+            raise UserError("name the data or the recipe to train; `allmlp train` alone shows examples")
+        print(WAYS)
+        return
+    if source is not None and resume is not None:
+        raise UserError("name either data or a recipe, or a folder to --resume")
+    if resume is not None and (overrides or out or any(option is not None for option in options)):
+        raise UserError("--resume continues a run unchanged: it takes no other option than --device")
 
-    if (recipe is None) == (resume is None):
-        raise UserError("name either a recipe or a folder to --resume")
-    if resume is not None and (overrides or out):
-        raise UserError("--resume continues a run unchanged: it takes neither --set nor --out")
+    from allmlp.auto import Wishes
+    from allmlp.record import read_run
+    from allmlp.resolve import resolve
+    from allmlp.training import train
+
     if resume is not None:
         print_results({resume.name: train(read_run(resume), resume, device)})
+        finish(resume)
         return
     results = {}
-    for name, run in recipes.runs(str(recipe)).items():
-        changed = override_all(run, assignments(overrides or []))
-        folder = out / name.partition("/")[2] if out else Path("runs") / name
-        results[name] = train(changed, folder, device)
+    for name, resolved in resolve(str(source), Wishes(*options), assignments(overrides or []), device, out).items():
+        tell_choice(resolved)
+        results[name] = train(resolved.run, resolved.folder, device)
+        finish(resolved.folder)
     print_results(results)
 
 
-@app.command("eval", epilog=examples("allmlp eval runs/a", "allmlp eval runs/a --knn 20"))
-def eval_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    knn: Annotated[
-        int | None, typer.Option(help="Evaluate its features by this many nearest neighbors.", min=1)
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-) -> None:
-    """Evaluate a trained model on its test split."""
-    from allmlp.tasks.probe import KnnEval
-    from allmlp.training import evaluate_checkpoint
+def tell_choice(resolved: Resolved) -> None:
+    from allmlp.auto import Choice
 
-    print_results({str(run): evaluate_checkpoint(run, device, KnnEval(knn) if knn else None)})
+    if resolved.reasons and os.environ.get("RANK", "0") == "0":
+        table = Choice(resolved.run, resolved.reasons).table()
+        print(f"chosen for these data and this device; --set changes any of it:\n{table}\n", file=sys.stderr)
+
+
+def finish(folder: Path) -> None:
+    """Tell where a simple baseline is better, and what to do next."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing
+    from allmlp.record import read_record
+
+    result = read_record(folder).get("result", {})
+    values = result.get("validation") or result.get("test") or {}
+    if values.get("tfidf_accuracy", 0.0) > values.get("accuracy", 1.0):
+        split = "validation" if "validation" in result else "test"
+        print(
+            f"TF-IDF with logistic regression is better on the {split} split: {values['tfidf_accuracy']:.1%} against "
+            f"{values['accuracy']:.1%}; use it, or start from a trained text model with --model",
+            file=sys.stderr,
+        )
+    reads_images = isinstance(read_preprocessing(folder), ImagePreprocessing)
+    next_command("predict", folder, "IMAGE" if reads_images else "TEXT")

@@ -94,7 +94,10 @@ class Cifar10(Data):
                 lambda data: read_pickle(data, "labels"),
             ),
             FileLayout(
-                "cifar10", tuple(f"cifar10-train{part}.zip" for part in parts), ("cifar10-test.zip",), read_packed
+                "cifar10",
+                tuple(f"cifar10-train{part}.zip" for part in parts),
+                ("cifar10-test.zip",),
+                lambda data: read_packed(data, "labels.npy"),
             ),
         ]
         archive = Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
@@ -121,6 +124,12 @@ class Cifar100(Data):
             ),
             FileLayout(
                 "cifar-100-python", ("train",), ("test",), lambda data: read_pickle(data, f"{self.labels}_labels")
+            ),
+            FileLayout(
+                "cifar100",
+                tuple(f"cifar100-train{part}.zip" for part in range(1, 6)),
+                ("cifar100-test.zip",),
+                lambda data: read_packed(data, "labels.npy" if fine else "coarse.npy"),
             ),
         ]
         archive = Archive(
@@ -223,13 +232,13 @@ def read_binary(data: bytes, label: int, labels: int) -> Arrays:
     return np.ascontiguousarray(records[:, labels:]).reshape(-1, 3, 32, 32), records[:, label].copy()
 
 
-def read_packed(data: bytes) -> Arrays:
-    """A zip of labels.npy and WebP strips of vertically stacked images."""
+def read_packed(data: bytes, label_file: str) -> Arrays:
+    """A zip of labels and WebP strips of vertically stacked images."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > MAX_MEMBER_BYTES:
                 raise UserError("is too large for this dataset")
-            labels = np.load(io.BytesIO(archive.read("labels.npy")), allow_pickle=False)
+            labels = np.load(io.BytesIO(archive.read(label_file)), allow_pickle=False)
             encoded = [archive.read(name) for name in sorted(archive.namelist()) if name.endswith(".webp")]
         with ThreadPoolExecutor() as pool:
             strips = list(pool.map(read_strip, encoded))

@@ -99,6 +99,8 @@ class Dataset:
     test: Split
     validation: Split | None = field(default=None, kw_only=True)
     """Evaluated during training, to choose hyperparameters; the test split is then evaluated at the end only."""
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    """What was noticed while loading, each a sentence: guessed columns, skipped files, duplicates across splits."""
 
     def split_validation(self, examples: int) -> Self:
         """Hold out `examples` of the training split and evaluate nothing else, to choose hyperparameters."""

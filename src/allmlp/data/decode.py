@@ -9,7 +9,8 @@ import io
 import math
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,8 +51,8 @@ class Decode(Spec):
     """Of the pixels divided by 255; by default those of ImageNet."""
     max_pixels: Annotated[int, Range(1, 178_956_970)] = 2**26
     """Larger images are treated as corrupt. The upper bound is Pillow's."""
-    on_corrupt: Literal["error", "skip"] = "error"
-    """"skip" uses the next readable image instead and logs a warning."""
+    on_corrupt: Literal["error", "skip"] = "skip"
+    """"skip" leaves out images that cannot be read, with a warning; more than a tenth of them is always an error."""
 
     def check(self) -> None:
         for name in ("scale", "ratio"):
@@ -75,14 +76,21 @@ def decode_image(
     data: bytes, size: tuple[int, int], decode: Decode = Decode(), uniforms: Sequence[float] | None = None
 ) -> Tensor:
     """Decode an image (uint8, c h w), with a random crop from four `uniforms`, or else as for evaluation."""
-    Image = require("PIL.Image", "train")
     if not data:
         raise CorruptImage("the file is empty")
+    with open_image(io.BytesIO(data), decode) as image:
+        return crop_and_resize(image, size, decode, uniforms)
+
+
+@contextmanager
+def open_image(source: Path | io.BytesIO, decode: Decode) -> Iterator[Any]:
+    """Open an image and read its header; whatever goes wrong, also inside, is a CorruptImage."""
+    Image = require("PIL.Image", "train")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > decode.max_pixels:
                 raise CorruptImage(f"{image.width} x {image.height} pixels exceed max_pixels={decode.max_pixels:,}")
-            return crop_and_resize(image, size, decode, uniforms)
+            yield image
     except (CorruptImage, MemoryError):
         raise
     except Image.UnidentifiedImageError:

@@ -20,6 +20,8 @@ log = logging.getLogger("allmlp.data")
 
 NumWorkers = Annotated[int, Range(0, 1024)]
 """Threads that read and decode; 0 is one per core."""
+MAX_CORRUPT = 0.1
+"""Fraction of corrupt images before giving up; a single one is always skipped."""
 MAX_SKIPS = 100
 """Consecutive corrupt images before giving up."""
 CONTENT_SAMPLES = 64
@@ -79,10 +81,7 @@ class EncodedImages:
                 try:
                     return index, decode_image(self.read(index), self.img_size, self.decode, uniforms)
                 except CorruptImage as reason:
-                    if self.decode.on_corrupt == "error":
-                        raise CorruptImage(
-                            f"{self.name(index)}: {reason}; repair or remove it, or set data.decode.on_corrupt=skip"
-                        ) from reason
+                    check_corrupt(self.decode, self.name(index), reason, self.skipped + 1, len(self))
                     self.corrupt[index] = str(reason)
                     log.warning("skipped %s: %s (%d so far)", self.name(index), reason, self.skipped)
             index = (index + 1) % len(self)
@@ -96,6 +95,16 @@ class EncodedImages:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
+
+
+def check_corrupt(decode: Decode, name: str, reason: object, corrupt: int, images: int) -> None:
+    """Raise an error about a corrupt image if none may be skipped, or if there are more than a tenth of them."""
+    if decode.on_corrupt == "error":
+        raise CorruptImage(f"{name}: {reason}; repair or remove it, or set data.decode.on_corrupt=skip")
+    if corrupt > max(MAX_CORRUPT * images, 1):
+        raise CorruptImage(
+            f"{corrupt} of {images} images cannot be read, such as {name}: {reason}; repair or remove them"
+        )
 
 
 def cores() -> int:

@@ -2,101 +2,102 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from allmlp.data.dataset import Data, ImageDataset
-from allmlp.data.decode import SUFFIXES, CorruptImage, Decode
-from allmlp.data.encoded_images import EncodedImages, NumWorkers
+from allmlp.data.columns import SPLIT_NAMES, is_image_name
+from allmlp.data.dataset import ImageDataset
+from allmlp.data.decode import SUFFIXES
+from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
+from allmlp.data.splits import listing, plural
 from allmlp.errors import UserError, did_you_mean, one_line
-from allmlp.spec import Rate, Size
 
-TEST_FOLDERS = ("val", "valid", "validation", "test")
+UNLABELED_FOLDERS = ("unlabeled", "unlabelled", "unsorted", "unsup", "__macosx")
 
 
-class ImageFolder(Data):
-    """PATH/train/CLASS/... and PATH/val/CLASS/... (or valid, validation, test), or PATH/CLASS/... alone.
+class ImageFolder(ImageFileData):
+    """PATH/CLASS/..., or PATH/train/CLASS/... with PATH/val/CLASS/... or PATH/test/CLASS/... or both.
 
-    Without a test folder, the hash of its name decides whether an image belongs to the `test_fraction`, so that it
-    stays in its split when others are added. `test` is the name of another test folder.
+    The split folders may also be called training, valid, validation, dev or testing; `val` and `test` name others. If
+    only one of val and test is there, it is the test split. Images outside of class folders, folders without images and
+    folders called unlabeled are left out. Missing splits are made as `ImageFileData` says.
     """
-
-    path: str
-    img_size: Size = (224, 224)
-    test: str = ""
-    test_fraction: Rate = 0.1
-    decode: Decode = Decode()
-    num_workers: NumWorkers = 0
 
     def load(self) -> ImageDataset:
         root = Path(self.path).expanduser()
         if not root.is_dir():
             raise UserError(f"{root} is not a folder: set data.path to the folder of images")
-        train = root / "train"
-        train = train if train.is_dir() and folders(train) else root  # "train" may be the name of a class
-        names = (self.test,) if self.test else TEST_FOLDERS if train != root else ()
-        test = next((root / name for name in names if (root / name).is_dir()), None)
-        if self.test and test is None:
-            raise UserError(f"{root} has no test folder {self.test!r}{did_you_mean(self.test, folders(root))}")
-        classes = tuple(name for name in folders(train) if train / name != test)
-        if not classes:
-            raise UserError(f"{train} has no subfolders: it needs one per class")
-        if len(classes) == 1:
-            raise UserError(f"{train} has only one class, {classes[0]!r}: at least two are needed")
-        listed = list_images(train, classes)
-        if test is not None:
-            for name in folders(test):
-                if name not in classes:
-                    raise UserError(f"{test / name}: class {name!r} is not in {train}{did_you_mean(name, classes)}")
-            train_files, test_files = listed, list_images(test, classes)
-        else:
-            train_files, test_files = split_by_hash(listed, self.test_fraction)
-        for folder, part in ((train, train_files), (test or train, test_files)):
-            if not part:
-                raise UserError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))})")
-        empty = set(range(len(classes))) - {label for _, label in train_files}
-        if empty:
-            raise UserError(f"{train / classes[min(empty)]} has no training images: add some or remove the folder")
-        mean, std = self.decode.statistics()
-        return ImageDataset(
-            self.split(train, train_files),
-            self.split(test or train, test_files),
-            classes,
-            mean,
-            std,
-            self.decode.crop_pct,
-        )
-
-    def split(self, root: Path, listed: list[tuple[str, int]]) -> ImageFiles:
-        return ImageFiles(root, listed, self.img_size, self.decode, self.num_workers)
+        while inner := only_folder(root):
+            root = inner
+        found = split_folders(root)
+        train = found.get("train", root)
+        held_out = {name: folder for name, folder in found.items() if name != "train"} if train != root else {}
+        for name, wanted in (("validation", self.val), ("test", self.test)):
+            if wanted:
+                held_out[name] = root / wanted
+                if not (root / wanted).is_dir():
+                    raise UserError(f"{root} has no {name} folder {wanted!r}{did_you_mean(wanted, folders(root))}")
+        if "test" not in held_out and "validation" in held_out:
+            held_out["test"] = held_out.pop("validation")
+        notes: list[str] = []
+        for name, folder in [*held_out.items()]:
+            if not folders(folder) and any(map(is_image_name, os.listdir(folder))):
+                notes.append(f"{folder} has no folders of classes and is not used")
+                del held_out[name]
+        classes, listed = list_classes(train, [*held_out.values()], notes)
+        splits = {"train": FileSplit(train, listed)}
+        for name in [name for name in ("validation", "test") if name in held_out]:
+            for inner in folders(held_out[name]):
+                if inner not in classes:
+                    raise UserError(
+                        f"{held_out[name] / inner}: class {inner!r} is not in {train}{did_you_mean(inner, classes)}"
+                    )
+            splits[name] = FileSplit(held_out[name], list_images(held_out[name], classes))
+            if not splits[name].files:
+                raise UserError(f"{held_out[name]} has no images ({', '.join(sorted(SUFFIXES))})")
+        return self.build(splits, classes, notes)
 
 
-class ImageFiles(EncodedImages):
-    """Image files under one folder."""
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folders of splits, "train", "validation" and "test"; none if a folder of that name is rather a class."""
+    found: dict[str, Path] = {}
+    for name in folders(root):
+        split = SPLIT_NAMES.get(name.casefold())
+        if split and split not in found:
+            found[split] = root / name
+    return found if "train" in found and folders(found["train"]) else {}
 
-    def __init__(
-        self, root: Path, listed: list[tuple[str, int]], img_size: tuple[int, int], decode: Decode, num_workers: int = 0
-    ) -> None:
-        super().__init__(torch.tensor([label for _, label in listed], dtype=torch.int64), img_size, decode, num_workers)
-        self.root, self.files = root, [file for file, _ in listed]
 
-    def read(self, index: int) -> bytes:
-        try:
-            return Path(self.name(index)).read_bytes()
-        except OSError as reason:
-            raise CorruptImage(f"cannot be read ({reason.strerror or one_line(reason)})") from reason
+def only_folder(root: Path) -> Path | None:
+    """The only folder in `root` if it has folders and no images: an archive often has all in one folder."""
+    found = [root / name for name in folders(root)]
+    if len(found) != 1 or not folders(found[0]) or any(map(is_image_name, [*os.listdir(root), *os.listdir(found[0])])):
+        return None
+    return found[0]
 
-    def name(self, index: int) -> str:
-        return os.path.join(self.root, self.files[index])
 
-    def content(self) -> Iterator[Any]:
-        yield os.fsencode("\n".join(self.files))
-        yield from super().content()
+def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tuple[str, ...], list[LabeledFile]]:
+    """The folders below `root` that have images, and the images."""
+    names = [name for name in folders(root) if root / name not in others]
+    stray = [name for name in sorted(os.listdir(root)) if is_image_name(name) and not name.startswith(".")]
+    if not names:
+        table = "" if not stray else ", or give a table with the columns image and label (images.csv)"
+        raise UserError(f"{root} has no subfolders: it needs one per class{table}")
+    if stray:
+        notes.append(f"{plural(len(stray), 'image is', 'images are')} outside of class folders in {root} and not used")
+    unlabeled = [name for name in names if name.casefold() in UNLABELED_FOLDERS]
+    files = list_images(root, tuple(name for name in names if name not in unlabeled))
+    filled = {Path(file).parts[0] for file, _ in files}
+    empty = [name for name in names if name not in filled]
+    if empty and filled:
+        notes.append(f"{plural(len(empty), 'folder is', 'folders are')} not used as classes: {listing(empty)}")
+    classes = tuple(name for name in names if name in filled)
+    if not classes:
+        raise UserError(f"{root} has no images ({', '.join(sorted(SUFFIXES))})")
+    if len(classes) == 1:
+        raise UserError(f"{root} has only one class, {classes[0]!r}: at least two are needed")
+    numbers = {name: number for number, name in enumerate(classes)}
+    return classes, [LabeledFile(file, numbers[Path(file).parts[0]]) for file, _ in files]
 
 
 def folders(path: Path) -> list[str]:
@@ -106,7 +107,7 @@ def folders(path: Path) -> list[str]:
         raise UserError(f"cannot read {path}: {one_line(reason)}") from None
 
 
-def list_images(root: Path, classes: tuple[str, ...]) -> list[tuple[str, int]]:
+def list_images(root: Path, classes: tuple[str, ...]) -> list[LabeledFile]:
     """Path relative to `root` and label of every image in the class folders, sorted by name."""
     found = []
 
@@ -118,16 +119,6 @@ def list_images(root: Path, classes: tuple[str, ...]) -> list[tuple[str, int]]:
             inner[:] = sorted(name for name in inner if not name.startswith("."))
             below = Path(folder).relative_to(root).as_posix()
             for file in sorted(files):
-                if not file.startswith(".") and os.path.splitext(file)[1].lower() in SUFFIXES:
-                    found.append((f"{below}/{file}", label))
+                if not file.startswith(".") and is_image_name(file):
+                    found.append(LabeledFile(f"{below}/{file}", label))
     return found
-
-
-def split_by_hash(
-    listed: list[tuple[str, int]], fraction: float
-) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Split by a hash of the file name; the second list has about `fraction` of the images, and at least one."""
-    hashes = [int.from_bytes(hashlib.sha256(os.fsencode(file)).digest()[:8], "big") / 2**64 for file, _ in listed]
-    least = min(hashes, default=0.0)
-    kept = [entry for entry, value in zip(listed, hashes) if value >= fraction and value > least]
-    return kept, [entry for entry, value in zip(listed, hashes) if value < fraction or value == least]

@@ -1,34 +1,44 @@
-"""Labeled texts and pairs of texts: GLUE's TSV files, and others with a header."""
+"""Labeled texts and pairs of texts in tables: CSV, TSV, JSON lines, Parquet; GLUE's files among them."""
 
 from __future__ import annotations
 
-import hashlib
 import io
-import math
-import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from allmlp.data.columns import (
+    LABEL_COLUMNS,
+    NO_LABEL,
+    SPLIT_NAMES,
+    TEXT_COLUMNS,
+    TEXT_PAIR_COLUMNS,
+    check_classes,
+    find_split,
+    guess_label,
+    guess_note,
+    label_order,
+    named_column,
+    sample_columns,
+)
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.splits import group_by_keys, overlap_notes, plural, single_example_note, split_by_group
+from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table
 from allmlp.data.text_files import find_files, open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean
 from allmlp.spec import Count, Rate, to_json
 
-TEXT_COLUMNS = ("sentence1", "sentence", "premise", "question1", "question", "text")
-TEXT_PAIR_COLUMNS = ("sentence2", "hypothesis", "question2", "sentence")
-LABEL_COLUMNS = ("gold_label", "label", "entailment", "quality")
-NO_LABEL = ("", "-")
-"""Rows on which annotators did not agree (MNLI)."""
 UNLABELED = -1
 """Label of texts that only have a teacher's output."""
+MANY_LONG = 0.05
+"""Fraction of truncated texts that is worth a note."""
 
 
 class LabeledTextBatch(NamedTuple):
@@ -86,20 +96,26 @@ class LabeledTextDataset(Dataset):
 
 
 class LabeledText(TextData):
-    """TSV files with a header (plain, .gz, .xz, .zst) for training (`path`), validation (`val`) and testing (`test`),
-    separated by commas.
+    """Tables (`data.tables`) for training (`path`), validation (`val`) and testing (`test`), separated by commas.
 
-    Without `test`, about `test_fraction` of the training file is for testing, chosen by a hash of the texts; pairs that
-    share a text, directly or through other pairs, are in the same split. Columns that are not given are found by GLUE's
-    names. Rows without a label are skipped. `unlabeled` files have one text per line, or two separated by a tab, for
-    distillation only. The tokenizer is that of `init_from`; without it, one is trained on the texts and kept in
-    `cache`.
+    Columns that are not given are found by their names, as in GLUE, else by their content: the label has few different
+    values, the text is the longest, and two columns of text are a pair. Rows without a label are skipped.
+
+    If there is no `test`, a column called split assigns the rows. Without that, `test_fraction` of every class is held
+    out, and `val_fraction` (by default the same) for validation; if there is one, `val_fraction` is 0 by default.
+    Equal texts, and pairs that share a text, directly or through other pairs, are in the same split. Other splits have
+    another `split_seed`.
+
+    `unlabeled` files have one text per line, or two separated by a tab, for distillation only. The tokenizer is that of
+    `init_from`; without it, one is trained on the texts and kept in `cache`.
     """
 
     path: str
     test: str = ""
     val: str = ""
-    test_fraction: Rate = 0.2
+    test_fraction: Rate = 0.15
+    val_fraction: Rate | None = None
+    split_seed: int = 0
     text_column: str = ""
     text_pair_column: str = ""
     label_column: str = ""
@@ -109,116 +125,167 @@ class LabeledText(TextData):
     unlabeled: str = ""
 
     def load(self) -> LabeledTextDataset:
-        tests, validations = (find_files(paths) if paths else [] for paths in (self.test, self.val))
-        train = [row for file in find_files(self.path) for row in read_labeled(file, self)]
-        pairs = any(row.second for row in train)
+        reader = LabeledTextReader(self)
+        train = reader.read(self.path)
+        label_column = reader.columns.label
+        tests = [(file, reader.read(file)) for file in (find_files(self.test) if self.test else [])]
+        validation = reader.read(self.val) if self.val else []
         extra = [
             row
             for file in (find_files(self.unlabeled) if self.unlabeled else [])
-            for row in read_unlabeled(file, pairs)
+            for row in read_unlabeled(file, any(row.second for row in train))
         ]
         if self.unlabeled and not extra:
             raise UserError(f"{self.unlabeled} has no texts")
-        if self.test:
-            test = [list(read_labeled(file, self)) for file in tests]
-        else:
-            train, held_out = split_by_text(train, self.test_fraction)
-            tests, test = [self.path], [held_out]
-        validation = [row for file in validations for row in read_labeled(file, self)]
-        evaluated = [*zip(tests, test), *([(self.val, validation)] if self.val else [])]
-        for name, found in ((self.path, train), *evaluated):
+        for name, found in ((self.path, train), *tests, *([(self.val, validation)] if self.val else [])):
             if not found:
                 raise UserError(f"{name} has no labeled texts")
-        tokenizer = self.tokenizer.build_cached([text for row in train for text in row[:2] if text], self.cache)
+        check_classes([row.label for row in train], label_column, self.path)
+        notes = [*reader.notes(), *conflict_notes(train)]
+        given = {"validation": validation, "test": [row for _, found in tests for row in found]}
+        if not tests and not validation and {"train", "test"} <= {row.split for row in train}:
+            given = {name: [row for row in train if row.split == name] for name in given}
+            train = [row for row in train if row.split not in given]
+        notes += overlap_notes(map(text_key, train), {n: [*map(text_key, rows)] for n, rows in given.items()}, "texts")
+        train, validation, test = self.split(train, given["validation"], given["test"], notes)
+        tests = tests or [(self.path, test)]
         classes = tuple(sorted({row.label for row in train}, key=label_order))
-        if len(classes) == 1:
-            raise UserError(f"{self.path} has only one class, {classes[0]!r}: at least two are needed")
-        for file, found in evaluated:
+        for file, found in (*tests, (self.val or self.path, validation)):
             for row in found:
                 if row.label not in classes:
                     raise UserError(f"{file}: unknown label {row.label!r}{did_you_mean(row.label, classes)}")
-
-        def split(*parts: list[TextExample]) -> InMemory:
-            return encode(parts, tokenizer, self.seq_len, classes)
-
+        tokenizer = self.tokenizer.build_cached([text for row in train for text in row[:2] if text], self.cache)
+        encoded = encode([[*train, *extra]], tokenizer, self.seq_len, classes)
+        full = int((encoded.examples.ids[:, -1] != tokenizer.pad_token_id).sum())
+        if full > MANY_LONG * len(encoded):
+            notes.append(
+                f"{full:,} of {len(encoded):,} training texts fill all {self.seq_len} tokens; longer ones are cut"
+            )
         return LabeledTextDataset(
-            split([*train, *extra]),
-            split(*test),
+            encoded,
+            encode([found for _, found in tests], tokenizer, self.seq_len, classes),
             tokenizer,
             self.seq_len,
             classes,
-            test_names=tuple(Path(file).name.partition(".")[0] for file in tests),
+            test_names=tuple(Path(file).name.partition(".")[0] for file, _ in tests),
             groups=torch.tensor(text_groups(train)),
             unlabeled=len(extra),
-            validation=split(validation) if validation else None,
+            validation=encode([validation], tokenizer, self.seq_len, classes) if validation else None,
+            notes=tuple(notes),
         )
+
+    def split(
+        self, train: list[TextExample], validation: list[TextExample], test: list[TextExample], notes: list[str]
+    ) -> tuple[list[TextExample], list[TextExample], list[TextExample]]:
+        """The three splits; those that are empty are made of the training examples."""
+        val_fraction = self.val_fraction
+        if val_fraction is None:
+            val_fraction = 0.0 if test else self.test_fraction
+        if test and (validation or not val_fraction):
+            return train, validation, test
+        notes += single_example_note([row.label for row in train])
+        found = split_by_group(
+            [row.label for row in train],
+            text_groups(train),
+            [row.first for row in train],
+            0.0 if validation else val_fraction,
+            None if test else self.test_fraction,
+            self.split_seed,
+        )
+        made = [[train[index] for index in indices] for indices in found]
+        counts = ", ".join(f"{len(rows):,} {name}" for rows, name in zip(made, found._fields) if rows)
+        notes.append(f"split with seed {self.split_seed}: {counts}")
+        return made[0], made[1] or validation, made[2] or test
 
 
 class TextExample(NamedTuple):
     first: str
     second: str
     label: str
+    split: str = ""
+    """"train", "validation" or "test" where the table says so."""
+
+
+class ExampleColumns(NamedTuple):
+    """Names of the columns; empty where there is none."""
+
+    first: str
+    second: str
+    label: str
+    split: str
+
+
+class LabeledTextReader:
+    """Reads examples from tables, all from the columns that were found in the first."""
+
+    def __init__(self, spec: LabeledText) -> None:
+        self.spec = spec
+        self.columns = ExampleColumns("", "", "", "")
+        self.guessed: dict[str, str] = {}
+        self.skipped: Counter[str] = Counter()
+
+    def notes(self) -> list[str]:
+        skipped = [f"skipped {plural(count, 'row', 'rows')} without a {what}" for what, count in self.skipped.items()]
+        return [*([guess_note(self.guessed)] if self.guessed else []), *skipped]
+
+    def read(self, paths: str) -> list[TextExample]:
+        return [row for file in find_files(paths) for row in self.read_file(file)]
+
+    def read_file(self, file: str) -> Iterator[TextExample]:
+        table = read_table(file) if is_table(file) else read_separated(file, SEPARATORS[".tsv"])
+        if not self.columns.label or not {*self.columns[:3]} - {""} <= {*table.columns}:
+            self.columns = self.find_columns(table)
+        first, second, label, split = self.columns
+        for row in table:
+            if row[label].strip() in NO_LABEL:
+                self.skipped["label"] += 1
+            elif not row[first].strip():
+                self.skipped["text"] += 1
+            else:
+                assigned = SPLIT_NAMES.get(row.get(split, "").strip().casefold(), "")
+                yield TextExample(row[first].strip(), row.get(second, "").strip(), row[label].strip(), assigned)
+
+    def find_columns(self, table: Table) -> ExampleColumns:
+        spec, names = self.spec, table.columns
+        samples = sample_columns(table)
+        first = named_column(names, spec.text_column, TEXT_COLUMNS, table.file)
+        label = named_column([name for name in names if name != first], spec.label_column, LABEL_COLUMNS, table.file)
+        others = [name for name in names if name not in (first, label)]
+        second = named_column(others, spec.text_pair_column, TEXT_PAIR_COLUMNS, table.file)
+        if label is None:
+            label = guess_label([sample for sample in samples if sample.name not in (first, second)], table)
+            self.guessed["label_column"] = label
+        if first is None:
+            left = [sample for sample in samples if sample.name not in (second, label) and not sample.is_numeric]
+            texts = [sample.name for sample in left if sample.is_text] or [
+                sample.name for sample in sorted(left, key=lambda sample: -sample.mean_length)[:1] if sample.values
+            ]
+            if not texts or len(texts) > 2 - bool(second):
+                which = f"{', '.join(texts)} all could be" if texts else f"none of {', '.join(names)} is known as"
+                raise UserError(f"{table.file}: {which} the text: set data.text_column")
+            first = self.guessed["text_column"] = texts[0]
+            if texts[1:]:
+                second = self.guessed["text_pair_column"] = texts[1]
+        return ExampleColumns(first, second or "", label, find_split(samples))
+
+
+def text_key(example: TextExample) -> tuple[str, str]:
+    """What equal examples have in common: their texts, regardless of case and white space."""
+    return " ".join(example.first.casefold().split()), " ".join(example.second.casefold().split())
 
 
 def text_groups(examples: list[TextExample]) -> list[int]:
     """The group of each example. Examples that share a text, directly or through others, are in the same group."""
-    parents: dict[str, str] = {}
-
-    def root(text: str) -> str:
-        while parents.setdefault(text, text) != text:
-            parents[text] = text = parents[parents[text]]
-        return text
-
-    for first, second, _ in examples:
-        if second:
-            parents[root(first.casefold())] = root(second.casefold())
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(root(example.first.casefold()), len(numbers)) for example in examples]
+    return group_by_keys([text for text in text_key(example) if text] for example in examples)
 
 
-def split_by_text(examples: list[TextExample], fraction: float) -> tuple[list[TextExample], list[TextExample]]:
-    """Training and test examples without a common text. The hash of a group's first text decides where it belongs."""
-    groups, names = text_groups(examples), dict[int, str]()
-    for example, group in zip(examples, groups):
-        names[group] = min(names.get(group, example.first), example.first)
-    hashes = {group: hashlib.blake2b(name.encode(), digest_size=8).digest() for group, name in names.items()}
-    is_test = [int.from_bytes(hashes[group], "big") < fraction * 2**64 for group in groups]
-    return list(compress(examples, map(operator.not_, is_test))), list(compress(examples, is_test))
-
-
-def label_order(label: str) -> tuple[bool, float, str]:
-    """Sort key: numbers in numeric order, then other labels; "nan" is not a number."""
-    try:
-        number = float(label)
-    except ValueError:
-        number = math.nan
-    return (True, 0.0, label) if math.isnan(number) else (False, number, label)
-
-
-def read_labeled(file: str, spec: LabeledText) -> Iterator[TextExample]:
-    with open_file(file) as binary:
-        lines = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="\n")
-        header = lines.readline().rstrip("\r\n").split("\t")
-        first = column(header, spec.text_column, TEXT_COLUMNS, file, "text_column")
-        second = column(
-            header,
-            spec.text_pair_column,
-            [name for name in TEXT_PAIR_COLUMNS if name != header[first]],
-            file,
-            "text_pair_column",
-            required=False,
-        )
-        label = column(header, spec.label_column, LABEL_COLUMNS, file, "label_column")
-        for number, line in enumerate(lines, 2):
-            cells = line.rstrip("\r\n").split("\t")
-            if not line.strip():
-                continue
-            if len(cells) < max(first, second, label) + 1:
-                raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(header)}")
-            if cells[label].strip() not in NO_LABEL:
-                yield TextExample(
-                    cells[first].strip(), cells[second].strip() if second >= 0 else "", cells[label].strip()
-                )
+def conflict_notes(examples: list[TextExample]) -> list[str]:
+    """A note about equal texts with different labels."""
+    labels: dict[tuple[str, str], set[str]] = {}
+    for example in examples:
+        labels.setdefault(text_key(example), set()).add(example.label)
+    count = sum(len(found) > 1 for found in labels.values())
+    return [f"{plural(count, 'text has', 'texts have')} different labels in different rows"] if count else []
 
 
 def read_unlabeled(file: str, pairs: bool) -> Iterator[TextExample]:
@@ -235,20 +302,6 @@ def read_unlabeled(file: str, pairs: bool) -> Iterator[TextExample]:
                     "unlabeled files have neither a header nor labels"
                 )
             yield TextExample(cells[0], cells[1] if pairs else "", "")
-
-
-def column(
-    header: list[str], wanted: str, known: list[str] | tuple[str, ...], file: str, field: str, required: bool = True
-) -> int:
-    """Index of a column, by its name or by GLUE's names; -1 if it is optional and missing."""
-    if wanted:
-        if wanted not in header:
-            raise UserError(f"{file} has no column {wanted!r}{did_you_mean(wanted, header)}, only {', '.join(header)}")
-        return header.index(wanted)
-    found = [header.index(name) for name in known if name in header]
-    if not found and required:
-        raise UserError(f"{file} has no known column for {field} among {', '.join(header)}: set data.{field}")
-    return found[0] if found else -1
 
 
 def encode(

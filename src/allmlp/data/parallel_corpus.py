@@ -1,4 +1,4 @@
-"""Parallel text for translation: TSV files with a header, or pairs of files with aligned lines."""
+"""Parallel text for translation: tables with a column per language, or pairs of files with aligned lines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from allmlp.data.columns import named_column
 from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.splits import group_by_keys, split_by_group
+from allmlp.data.tables import read_table, table_suffix
 from allmlp.data.text_files import find_files, open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
-from allmlp.spec import Count, NonNegative, to_json
+from allmlp.spec import Count, NonNegative, Rate, to_json
 
 log = logging.getLogger("allmlp.data")
 
@@ -57,21 +60,24 @@ class TranslationDataset(Dataset):
 class ParallelCorpus(TextData):
     """Sentence pairs for training (`path`), validation (`val`) and testing (`test`), files as in `find_files`.
 
-    `source_lang` and `target_lang` are columns of TSV files with a header (plain, .gz, .xz, .zst). Two files with
-    aligned lines are joined by a plus sign: train.de+train.en. Pairs with an empty side are skipped, and so are
+    `source_lang` and `target_lang` are columns of tables (`data.tables`). Two files with aligned lines are joined by a
+    plus sign: train.de+train.en. Without `test`, `test_fraction` of the pairs are held out for testing, and without
+    `val` as many for validation; equal sources stay together. Pairs with an empty side are skipped, and so are
     training pairs with more than `seq_len` tokens including [CLS] and [SEP], or with one side more than
     `max_length_ratio` times as long as the other. Sources for validation and testing are truncated. Both languages use
     one tokenizer, which is kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
     """
 
     path: str
-    test: str
+    test: str = ""
     source_lang: str = "de"
     target_lang: str = "en"
     tokenizer: TokenizerConfig = TokenizerConfig("bpe", 8192, lowercase=False)
     seq_len: Count = 64
     max_length_ratio: NonNegative | None = None
     val: str = ""
+    test_fraction: Rate = 0.02
+    split_seed: int = 0
     cache: str = ""
 
     def check(self) -> None:
@@ -87,8 +93,14 @@ class ParallelCorpus(TextData):
             )
 
     def load(self) -> TranslationDataset:
-        train_pairs, test_pairs = self.read_pairs(self.path), self.read_pairs(self.test)
-        val_pairs = self.read_pairs(self.val) if self.val else []
+        train_pairs = self.read_pairs(self.path)
+        val_pairs, test_pairs = (self.read_pairs(paths) if paths else [] for paths in (self.val, self.test))
+        notes: tuple[str, ...] = ()
+        if not test_pairs:
+            made = self.split(train_pairs, 0.0 if val_pairs else self.test_fraction)
+            train_pairs, val_pairs, test_pairs = made[0], val_pairs or made[1], made[2]
+            counts = f"{len(train_pairs):,} train, {len(val_pairs):,} validation, {len(test_pairs):,} test"
+            notes = (f"split with seed {self.split_seed}: {counts}",)
         tokenizer = self.tokenizer.build_cached([text for pair in train_pairs for text in pair], self.cache)
         kept, train = self.filter_pairs(train_pairs, tokenizer)
         references = tuple(target for _, target in kept + val_pairs + test_pairs)
@@ -106,7 +118,15 @@ class ParallelCorpus(TextData):
             references,
             max(round(real / len(kept)), 1),
             validation=split(val_pairs, len(kept)) if val_pairs else None,
+            notes=notes,
         )
+
+    def split(self, pairs: list[tuple[str, str]], val_fraction: float) -> list[list[tuple[str, str]]]:
+        """Pairs for training, validation and testing."""
+        sources = [source for source, _ in pairs]
+        groups = group_by_keys([source] for source in sources)
+        found = split_by_group([0] * len(pairs), groups, sources, val_fraction, self.test_fraction, self.split_seed)
+        return [[pairs[index] for index in indices] for indices in found]
 
     def read_pairs(self, paths: str) -> list[tuple[str, str]]:
         """Read the pairs without an empty side."""
@@ -165,7 +185,7 @@ def read(paths: str, source: str, target: str) -> Iterator[tuple[str, str]]:
             yield from read_aligned(*path.split("+", 1))
         else:
             for file in find_files(path):
-                yield from read_tsv(file, source, target)
+                yield from (read_tsv if table_suffix(file) in ("", ".tsv") else read_columns)(file, source, target)
 
 
 def read_tsv(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -184,6 +204,15 @@ def read_tsv(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
             raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(header)}")
         cells += [""] * (len(header) - len(cells))
         yield cells[left].strip(), cells[right].strip()
+
+
+def read_columns(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Two columns of a table in another format."""
+    table = read_table(file)
+    for name in (source, target):
+        named_column(table.columns, name, (), file)
+    for row in table:
+        yield row[source].strip(), row[target].strip()
 
 
 def read_aligned(source: str, target: str) -> Iterator[tuple[str, str]]:

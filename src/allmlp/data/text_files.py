@@ -23,7 +23,8 @@ MAX_CHARS = 2**20
 def find_files(paths: str) -> list[str]:
     """List the files of comma-separated paths, folders, patterns (*, ?) and URLs."""
     found: list[str] = []
-    for text in filter(None, (part.strip() for part in paths.split(","))):
+    whole = "://" not in paths and Path(paths).expanduser().exists()  # the name of a file may have a comma
+    for text in filter(None, (part.strip() for part in ([paths] if paths and whole else paths.split(",")))):
         if "://" in text:
             system, path = require("fsspec", "train").core.url_to_fs(text)
             files = system.glob(path) if any(mark in path for mark in "*?[") else [path]
@@ -32,11 +33,13 @@ def find_files(paths: str) -> list[str]:
         path = Path(text).expanduser()
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+        elif path.is_file():
+            files = [path]
         elif any(mark in text for mark in "*?["):
             anchor = Path(path.anchor)
             files = sorted(file for file in anchor.glob(str(path.relative_to(anchor))) if file.is_file())
         else:
-            files = [path] if path.is_file() else []
+            files = []
         if not files:
             raise UserError(f"no text files at {text}")
         found += map(str, files)
@@ -125,7 +128,7 @@ def read_json_lines(lines: io.TextIOWrapper, file: str, text_field: str) -> Iter
 
 
 def read_parquet(file: str, text_field: str) -> Iterator[str]:
-    reader = require("pyarrow.parquet", "hub")
+    reader = require("pyarrow.parquet", "parquet")
     source: Any = require("fsspec", "train").open(file, "rb").open() if "://" in file else file
     table = reader.ParquetFile(source)
     if text_field not in table.schema_arrow.names:

@@ -31,6 +31,8 @@ class TokenizerConfig(Spec):
     lowercase: bool = True
     max_documents: Count = 100_000
     """Number of documents, from the first on, to train on."""
+    limit_alphabet: Count = 1000
+    """Characters that a WordPiece vocabulary holds, twice each; words with others are unknown."""
     path: str = ""
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
@@ -145,7 +147,7 @@ def train_tokenizer(spec: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     options = {"vocab_size": spec.vocab_size, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
     if spec.algorithm == "wordpiece":
         tokenizer = wordpiece(tokenizers.models.WordPiece(unk_token=UNK_TOKEN), spec.lowercase)
-        trainer = trainers.WordPieceTrainer(limit_alphabet=1000, **options)
+        trainer = trainers.WordPieceTrainer(limit_alphabet=spec.limit_alphabet, **options)
     elif spec.algorithm == "bpe":
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.normalizer = normalizers.Lowercase() if spec.lowercase else normalizers.Sequence([])

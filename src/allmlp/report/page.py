@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from allmlp import __version__
+from allmlp.accuracy import format_accuracy
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import RUN, write_atomically
 from allmlp.log import format_duration, format_value
@@ -38,8 +39,11 @@ from allmlp.report.predictions import (
     most_confused,
 )
 from allmlp.report.runs import LoggedRun, describe, find, read_logged, settings
+from allmlp.report.suspects import SuspectLabels, find_suspects
 from allmlp.weights import folder
 
+REPORT = "report.html"
+"""In the folder of a run."""
 EXAMPLES = 2000
 """Test examples that a classifier is evaluated on."""
 CELLS = 20
@@ -48,8 +52,8 @@ DIFFERENCES, LETTERS = 40, 80
 """Rows of the table of settings that differ, and letters per setting."""
 COLUMNS = 5
 """Metrics in the table of runs, the most common first; all of them are drawn."""
-COLORS = 8
-"""Of the style sheet; runs beyond them are drawn in dashes."""
+COLORS = 7
+"""Of the style sheet, also told apart by color-blind readers; runs beyond them are drawn in dashes."""
 LETTERS_OF_RECIPE = 50_000
 ENVIRONMENT = ("allmlp", "torch", "python", "device", "processes")
 
@@ -60,7 +64,8 @@ class ClassifierReport(NamedTuple):
     class_names: tuple[str, ...]
     examples: int
     total: int
-    accuracy: float
+    accuracy: str
+    """With its interval."""
     matrix: list[list[int]]
     """Empty where there are too many classes for a table; then there is an image."""
     image: EmbeddedImage | None
@@ -78,21 +83,39 @@ class RunDetail(NamedTuple):
     classifier: ClassifierReport | None
     missing: str
     """Why there is no report on a classifier."""
+    suspects: SuspectLabels | None = None
+    """If asked for."""
+
+
+def write_run_report(place: Path) -> Path | str:
+    """Write report.html into the folder of a run that has ended; return the file, or why there is none."""
+    try:
+        write([place], place / REPORT)
+    except UserError as reason:
+        return str(reason)
+    return place / REPORT
 
 
 def write(
-    paths: Sequence[Path], out: Path, examples: int = EXAMPLES, track: Callable[[Any], Iterable[Any]] = iter
+    paths: Sequence[Path],
+    out: Path,
+    examples: int = EXAMPLES,
+    suspect_labels: bool = False,
+    track: Callable[[Any], Iterable[Any]] = iter,
 ) -> tuple[int, list[str]]:
     """Compare the runs in `paths` in the file `out`; return how many there are, and what was skipped.
 
-    `examples` is how many test examples a classifier is evaluated on; with 0 no data are loaded. `track` wraps the
-    iteration over runs, for a progress bar.
+    `examples` is how many test examples a classifier is evaluated on; with 0 no data are loaded. With `suspect_labels`
+    labels that may be wrong are searched for, see `allmlp.report.suspects`. `track` wraps the iteration over runs, for
+    a progress bar.
     """
     require("jinja2", "analysis")
     found, skipped = find(paths)
     if not found:
         raise UserError(f"no run to report on: {skipped[0] if skipped else 'name the folders of runs'}")
-    details = [inspect(read_logged(name, place), examples) for name, place in track(list(found.items()))]
+    details = [
+        inspect(read_logged(name, place), examples, suspect_labels) for name, place in track(list(found.items()))
+    ]
     page = render(details, skipped)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +125,7 @@ def write(
     return len(details), skipped
 
 
-def inspect(logged: LoggedRun, examples: int) -> RunDetail:
+def inspect(logged: LoggedRun, examples: int, suspect_labels: bool = False) -> RunDetail:
     """Load the model of a run, and its data if it is a classifier."""
     if logged.run is None or logged.state != "finished":
         reason = "the run has not saved a model yet" if logged.run else "run.json cannot be read"
@@ -117,9 +140,10 @@ def inspect(logged: LoggedRun, examples: int) -> RunDetail:
         return RunDetail(logged, seen, None, "disabled by --examples 0")
     try:
         predictions = collect_predictions(model.to(device()), logged.run, str(logged.folder), examples)
+        suspects = find_suspects(logged.run, logged.folder, device()) if suspect_labels else None
     except (UserError, OSError) as reason:
         return RunDetail(logged, seen, None, one_line(reason))
-    return RunDetail(logged, seen, classifier_report(predictions), "")
+    return RunDetail(logged, seen, classifier_report(predictions), "", suspects)
 
 
 def device() -> torch.device:
@@ -134,13 +158,13 @@ def classifier_report(predictions: Predictions) -> ClassifierReport:
         predictions.class_names,
         len(predictions.indices),
         predictions.total,
-        predictions.accuracy,
+        format_accuracy(predictions.correct, len(predictions.labels)),
         matrix.tolist() if small else [],
         None if small else weights_image(fractions.numpy()),
         most_confused(matrix),
         calibration(predictions),
         mistakes(predictions),
-        int((predictions.probabilities.argmax(1) != predictions.labels).sum()),
+        len(predictions.labels) - predictions.correct,
     )
 
 
@@ -162,6 +186,7 @@ def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
     environment.filters["shown"] = lambda value, name: format_value(name, value)
     environment.filters["metric_title"] = title
     environment.filters["clock"] = format_duration
+    environment.filters["interval"] = format_accuracy
     runs = [detail.logged for detail in details]
     drawn = charts(runs)
     data = {
@@ -177,6 +202,7 @@ def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
         metrics=columns(runs),
         differing=differences(runs),
         drawn=drawn,
+        smoothed=[run.name for run in runs if getattr(run.run and run.run.task, "label_smoothing", 0)],
         thinned=any(curve["of"] > len(curve["values"]) for chart in drawn for curve in chart["curves"]),
         points=POINTS,
         bins=BINS,
@@ -280,13 +306,15 @@ def recipe(logged: LoggedRun) -> dict[str, Any]:
     known = logged.config.get("environment")
     known = (known if isinstance(known, dict) else {}) | {"processes": logged.config.get("processes", 1)}
     command = known.get("command")
-    if isinstance(command, list):
-        command = " ".join(["allmlp", *(shlex.quote(str(word)) for word in command[1:])])
+    again = ["allmlp", "train", str(logged.folder / RUN), "--out", f"{logged.folder}_again"]
+    if (processes := known["processes"]) != 1:
+        again = ["torchrun", "--nproc-per-node", str(processes), "-m", *again]
     text = json.dumps(logged.config.get("run"), indent=1, ensure_ascii=False)
     if len(text) > LETTERS_OF_RECIPE:
         text = f"{text[:LETTERS_OF_RECIPE]} ..."
     return {
-        "command": command if isinstance(command, str) else "",
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else "",
+        "again": shlex.join(again) if logged.run else "",
         "environment": [(name, str(known[name])) for name in ENVIRONMENT if name in known],
         "text": text if logged.config else "",
     }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from allmlp.analysis.target import affordable_images
 from allmlp.analysis.token_filters import evenly_spaced
-from allmlp.data.dataset import Data, Dataset, ImageDataset, Split, subset
+from allmlp.data.dataset import Data, Dataset, ImageDataset, Split, Subset, subset
+from allmlp.data.encoded_images import EncodedImages
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.sampler import eval_batches
 from allmlp.errors import UserError
@@ -43,17 +44,20 @@ class Predictions(NamedTuple):
     """Examples in the split."""
     show: Callable[[int], EmbeddedImage | str]
     """Index of an example -> its image, or its text."""
+    name: Callable[[int], str] = lambda _: ""
+    """Index of an example -> the name of its file; empty where it has none."""
+
+    @property
+    def correct(self) -> int:
+        return int((self.probabilities.argmax(1) == self.labels).sum())
 
     @property
     def accuracy(self) -> float:
-        return float((self.probabilities.argmax(1) == self.labels).double().mean())
+        return self.correct / len(self.labels)
 
 
-def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) -> Predictions:
-    """Evaluate the model on at most `max_examples` of the run's evaluation split, evenly spaced.
-
-    Large models get fewer examples, about half a minute of a CPU core (`affordable_images`). Nothing is downloaded.
-    """
+def evaluator(model: Model, run: Run, folder: str) -> tuple[Dataset, ClassifyModule | ClassifyTextModule]:
+    """The data of the run of a classifier, of which nothing is downloaded, and its task in evaluation mode."""
     # Checked before the data are loaded, which may take long.
     if not issubclass(run.task.dataset_type, (ImageDataset, LabeledTextDataset)):
         raise UserError(NO_CLASSES.format(type(run.task).__name__))
@@ -63,6 +67,15 @@ def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) 
     module = run.task.build_evaluator(model, dataset).eval()
     if not isinstance(module, (ClassifyModule, ClassifyTextModule)):
         raise UserError(NO_CLASSES.format(type(run.task).__name__))
+    return dataset, module
+
+
+def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) -> Predictions:
+    """Evaluate the model on at most `max_examples` of the run's evaluation split, evenly spaced.
+
+    Large models get fewer examples, about half a minute of a CPU core (`affordable_images`). Nothing is downloaded.
+    """
+    dataset, module = evaluator(model, run, folder)
     class_names: tuple[str, ...] = dataset.class_names  # type: ignore[attr-defined]
     indices = evenly_spaced(
         len(dataset.test), affordable_images(model, max_examples, least=min(max_examples, MIN_EXAMPLES))
@@ -80,8 +93,15 @@ def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) 
         raise UserError(f"the model has {probabilities.shape[1]} classes, the dataset has {len(class_names)}")
     if not probabilities.isfinite().all():
         raise UserError("the outputs are not finite: the model has diverged")
-    show = image_of(dataset.test) if isinstance(module, ClassifyModule) else text_of(dataset)
-    return Predictions(class_names, probabilities, torch.cat(labels).cpu(), indices, len(dataset.test), show)
+    return Predictions(
+        class_names,
+        probabilities,
+        torch.cat(labels).cpu(),
+        indices,
+        len(dataset.test),
+        viewer(dataset, dataset.test),
+        lambda index: file_name(dataset.test, index),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -90,17 +110,23 @@ def loaded(data: Data) -> Dataset:
     return data.load()
 
 
-def image_of(split: Split) -> Callable[[int], EmbeddedImage]:
-    return lambda index: thumbnail(split.fetch(torch.tensor([index])).images[0])
+def viewer(dataset: Dataset, split: Split) -> Callable[[int], EmbeddedImage | str]:
+    """Shows an example of a split by its index: its image, or its text."""
+    if not isinstance(dataset, LabeledTextDataset):
+        return lambda index: thumbnail(split.fetch(torch.tensor([index])).images[0])
 
-
-def text_of(dataset: Any) -> Callable[[int], str]:
     def text(index: int) -> str:
-        ids = dataset.test.fetch(torch.tensor([index])).ids[0]
+        ids = split.fetch(torch.tensor([index])).ids[0]
         words = dataset.tokenizer.decode(ids[ids != dataset.tokenizer.pad_token_id].tolist())
         return words if len(words) <= MAX_LETTERS else f"{words[:MAX_LETTERS]} ..."
 
     return text
+
+
+def file_name(split: Split, index: int) -> str:
+    if isinstance(split, Subset):
+        return file_name(split.split, int(split.indices[index]))
+    return split.name(index) if isinstance(split, EncodedImages) else ""
 
 
 def confusion(predictions: Predictions) -> Tensor:
@@ -147,6 +173,11 @@ class Calibration(NamedTuple):
 
 
 def calibration(predictions: Predictions, bins: int = BINS) -> Calibration:
+    confidence, predicted = predictions.probabilities.max(1)
+    return calibrate(confidence, predicted == predictions.labels, bins)
+
+
+def calibrate(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Calibration:
     """Accuracy by confidence, and the expected calibration error.
 
         ECE = sum over bins b of |b| / n  |accuracy(b) - confidence(b)|
@@ -154,8 +185,7 @@ def calibration(predictions: Predictions, bins: int = BINS) -> Calibration:
     Bins of equal width over the probability of the predicted class, (low, high]. Source: Guo et al., On Calibration of
     Modern Neural Networks, 2017.
     """
-    confidence, predicted = predictions.probabilities.max(1)
-    correct = (predicted == predictions.labels).double()
+    correct = correct.double()
     which = (confidence * bins).ceil().long().clamp(1, bins) - 1
     found, error = [], 0.0
     for number in which.unique().tolist():
@@ -181,6 +211,7 @@ class Mistake(NamedTuple):
     image: EmbeddedImage | None
     text: str
     """Where there is no image."""
+    file: str
 
 
 def mistakes(predictions: Predictions, most: int = MISTAKES) -> list[Mistake]:
@@ -191,6 +222,6 @@ def mistakes(predictions: Predictions, most: int = MISTAKES) -> list[Mistake]:
     for row in wrong[confidence[wrong].argsort(descending=True, stable=True)][:most].tolist():
         label, shown = int(predictions.labels[row]), predictions.show(predictions.indices[row])
         image, text = (shown, "") if isinstance(shown, EmbeddedImage) else (None, shown)
-        both = float(confidence[row]), float(predictions.probabilities[row, label])
-        found.append(Mistake(predictions.indices[row], label, int(predicted[row]), *both, image, text))
+        index, both = predictions.indices[row], (float(confidence[row]), float(predictions.probabilities[row, label]))
+        found.append(Mistake(index, label, int(predicted[row]), *both, image, text, predictions.name(index)))
     return found

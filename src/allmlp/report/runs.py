@@ -19,8 +19,8 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.external import External
 from allmlp.models.model import ModelSpec
 from allmlp.models.zoo import family
+from allmlp.record import read_run
 from allmlp.run import Run
-from allmlp.training import read_run
 from allmlp.weights.folder import CONFIG, WEIGHTS, read_spec
 
 MAX_BYTES = 2**20
@@ -69,6 +69,20 @@ class LoggedRun(NamedTuple):
         """The last evaluation."""
         evaluated = self.of_kind("eval")
         return evaluated[-1].values if evaluated else {}
+
+    @property
+    def proportion(self) -> tuple[str, int, int] | None:
+        """The split that decides, and how many of its examples are right and there are, if the result says so."""
+        result, sizes = self.config.get("result"), self.config.get("data")
+        for split in ("test", "validation"):
+            values = result.get(split) if isinstance(result, dict) else None
+            accuracy = values.get("accuracy") if isinstance(values, dict) else None
+            total = sizes.get(split, sizes.get("test")) if isinstance(sizes, dict) else None
+            if isinstance(accuracy, float) and isinstance(total, int) and 0 < total < MAX_STEP and 0 <= accuracy <= 1:
+                correct = round(accuracy * total)
+                # The accuracy on one of several test sets, or on tokens, is not a fraction of these examples.
+                return (split, correct, total) if abs(correct / total - accuracy) < 1e-9 else None
+        return None
 
     @property
     def steps(self) -> int | None:

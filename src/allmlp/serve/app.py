@@ -1,51 +1,66 @@
-"""The ASGI application: the model's endpoints, the web page, and error handling."""
+"""The ASGI application: the endpoints of the models, the web page, and error handling."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Query
+import torch
+from fastapi import APIRouter, FastAPI, Query
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from allmlp import __version__
 from allmlp.analysis.token_filters import token_weights
-from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing
 from allmlp.errors import UserError, lookup, one_line
+from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import ImageService
 from allmlp.serve.limits import Application, LimitMiddleware, RequestLimits
 from allmlp.serve.maps import layer_maps, layers
 from allmlp.serve.metrics import Metrics
 from allmlp.serve.page import page_files, page_routes, samples
-from allmlp.serve.schema import HealthResponse, MapsResponse, ModelInfo, SamplesResponse, error_responses
+from allmlp.serve.schema import (
+    MAX_INPUTS,
+    HealthResponse,
+    MapsResponse,
+    ModelInfo,
+    SamplesResponse,
+    error_responses,
+)
 from allmlp.serve.texts import TextService
 
 Service = ImageService | TextService
 
 
-def load_service(folder: Path) -> Service:
-    """Load the model of a folder."""
-    return ImageService(folder) if isinstance(read_preprocessing(folder), ImagePreprocessing) else TextService(folder)
+def load_service(model: str | Path, device: str | None = "cpu", dtype: torch.dtype | None = None) -> Service:
+    """Load a model by its folder or name."""
+    predictor = open_predictor(model, device=device, dtype=dtype, fast=True)
+    return ImageService(predictor) if isinstance(predictor, ImagePredictor) else TextService(predictor)
 
 
 def create_app(
-    service: Service, name: str, batcher: Batcher | None = None, limits: RequestLimits = RequestLimits()
+    services: Mapping[str, Service],
+    batcher: Batcher | None = None,
+    limits: RequestLimits = RequestLimits(),
+    hosts: frozenset[str] | None = None,
 ) -> Application:
-    """Create the ASGI application of a model, with routes only for what the model can do."""
+    """Create the ASGI application of models by name, with routes only for what they can do.
+
+    The routes of a model start with /models/NAME; those of the first one are also at the root. `hosts` are the names
+    that the server answers for; None for all.
+    """
     batcher = batcher or Batcher()
     metrics = Metrics(batcher)
-    batcher.on_batch = metrics.on_batch
+    batcher.engine.on_batch = metrics.on_batch
     pages = page_files()
-    info = model_info(service, name, limits)
-    weights = {one.name: one for one in token_weights(service.model)}
+    models = [model_info(service, name, limits, batcher) for name, service in services.items()]
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -54,43 +69,32 @@ def create_app(
         batcher.stop()
 
     app = FastAPI(
-        title=f"allmlp: {name}",
+        title=f"allmlp: {', '.join(services)}",
         version=__version__,
-        description="HTTP API of an all-MLP model.",
+        description="HTTP API of all-MLP models.",
         lifespan=lifespan,
         docs_url=None,  # would load scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(service.routes(batcher))
+    for number, (info, service) in enumerate(zip(models, services.values(), strict=True)):
+        router = model_routes(service, info, batcher, pages)
+        if number == 0:
+            app.include_router(router)
+        app.include_router(router, prefix=f"/{info.path}")
     app.include_router(page_routes(pages))
     add_error_handlers(app)
 
-    @app.get("/model")
-    async def model() -> ModelInfo:
-        """Describe the served model."""
-        return info
-
-    @app.get("/samples")
-    async def sample_inputs() -> SamplesResponse:
-        """List sample inputs."""
-        return samples(pages, service.endpoint, service.class_names)
-
-    if weights:
-        cached = cache(lambda layer: layer_maps(weights[layer]))
-
-        @app.get("/maps", responses=error_responses(422))
-        def maps(
-            layer: str = Query(description="The name of a layer.", json_schema_extra={"enum": [*weights]}),
-        ) -> MapsResponse:
-            """Get the token-mixing weights of a layer."""
-            return cached(lookup(layer, weights, "layer").name)
+    @app.get("/models")
+    async def list_models() -> list[ModelInfo]:
+        """Describe the served models."""
+        return models
 
     @app.get("/health", responses={503: {"model": HealthResponse, "description": "The server is shutting down."}})
     async def health() -> Any:
         """Check whether the server accepts requests."""
         status = "draining" if batcher.draining else "ok"
-        state = HealthResponse(status=status, model=name, in_flight=batcher.in_flight)
+        state = HealthResponse(status=status, models=[*services], in_flight=batcher.in_flight)
         return JSONResponse(state.model_dump(), 503) if batcher.draining else state
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -99,10 +103,38 @@ def create_app(
         return PlainTextResponse(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     paths = {*pages, *app.openapi()["paths"], "/openapi.json"}
-    return LimitMiddleware(app, paths, batcher.rejection, lambda: batcher.draining, metrics.on_response, limits)
+    return LimitMiddleware(app, paths, batcher.rejection, lambda: batcher.draining, metrics.on_response, limits, hosts)
 
 
-def model_info(service: Service, name: str, limits: RequestLimits) -> ModelInfo:
+def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dict[str, Response]) -> APIRouter:
+    router = APIRouter(tags=[info.name])
+    router.include_router(service.routes(batcher))
+    weights = {one.name: one for one in token_weights(service.model)}
+
+    @router.get("/model")
+    async def model() -> ModelInfo:
+        """Describe the model."""
+        return info
+
+    @router.get("/samples")
+    async def sample_inputs() -> SamplesResponse:
+        """List sample inputs."""
+        return samples(pages, service.endpoint, service.class_names)
+
+    if weights:
+        cached = cache(lambda layer: layer_maps(weights[layer]))
+
+        @router.get("/maps", responses=error_responses(422))
+        def maps(
+            layer: str = Query(description="The name of a layer.", json_schema_extra={"enum": [*weights]}),
+        ) -> MapsResponse:
+            """Get the token-mixing weights of a layer."""
+            return cached(lookup(layer, weights, "layer").name)
+
+    return router
+
+
+def model_info(service: Service, name: str, limits: RequestLimits, batcher: Batcher) -> ModelInfo:
     images = service if isinstance(service, ImageService) else None
     return ModelInfo(
         name=name,
@@ -115,6 +147,9 @@ def model_info(service: Service, name: str, limits: RequestLimits) -> ModelInfo:
         class_names=list(service.class_names),
         layers=layers(service.model),
         max_body_bytes=limits.max_body,
+        max_inputs=min(MAX_INPUTS, batcher.max_concurrency),
+        path=f"models/{name}",
+        device=str(service.predictor.device),
         version=__version__,
     )
 
@@ -135,7 +170,11 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_request: Request, reason: RequestValidationError) -> JSONResponse:
-        faults = [f"{'.'.join(map(str, fault['loc'][1:])) or 'the body'}: {fault['msg']}" for fault in reason.errors()]
+        faults = []
+        for fault in reason.errors():
+            place = [str(part) for part in fault["loc"][1:] if part not in ("one", "many")]  # tags of a union
+            message = fault["msg"].removeprefix("Value error, ")
+            faults.append(f"{'.'.join(place) or 'the body'}: {message}")
         return error(422, "; ".join(faults))
 
     @app.exception_handler(Exception)

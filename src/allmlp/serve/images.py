@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -13,49 +13,54 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from torch import Tensor
 
 from allmlp.analysis.saliency import occlusion, patch_grid
-from allmlp.data.decode import Decode, decode_image
-from allmlp.data.preprocessing import image_preprocessing
-from allmlp.errors import UserError, lookup
-from allmlp.prediction import check_classes
+from allmlp.data.decode import FORMATS, CorruptImage
+from allmlp.errors import UserError, lookup, one_line, require
+from allmlp.prediction import ImagePredictor
 from allmlp.serve.batching import Batcher
+from allmlp.serve.engine import BatchFunction
 from allmlp.serve.schema import (
+    MAX_INPUTS,
     ClassificationResponse,
+    ClassifiedInput,
     Endpoint,
     ImportanceResponse,
+    ManyResponse,
     TopK,
     classification,
     error_responses,
+    labels,
+    many_results,
     timing,
 )
-from allmlp.tasks.task import Normalize
-from allmlp.weights.folder import load
 
 MAX_PIXELS = 2**25
 """Size limit from the file header: enough for camera images, and protection against decompression bombs."""
+MAX_SIDE = 2**16
+"""The largest side of a JPEG; resizing takes memory in proportion to it."""
 OCCLUSION_SQUARES = 16
 """Squares hidden one after the other to measure importance; each costs as much as a prediction."""
-BINARY = {"schema": {"type": "string", "format": "binary"}}
-IMAGE_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "A JPEG, PNG, WEBP, BMP, GIF, TIFF or PPM image, as the raw body or as a form file.",
-        "content": {
-            "application/octet-stream": BINARY,
-            "image/jpeg": BINARY,
-            "image/png": BINARY,
-            "image/webp": BINARY,
-            "multipart/form-data": {
-                "schema": {"type": "object", "properties": {"file": BINARY["schema"]}, "required": ["file"]}
-            },
-        },
-    }
-}
+FILES = "files"
+"""The form field whose images are answered by a list, also if there is only one."""
+BINARY = {"type": "string", "format": "binary"}
+
+
+def image_body(*, many: bool) -> dict[str, Any]:
+    """The request body for OpenAPI."""
+    kinds = ("application/octet-stream", "image/jpeg", "image/png", "image/webp")
+    form: dict[str, Any] = {"type": "object", "properties": {"file": BINARY}, "required": ["file"]}
+    text = "A JPEG, PNG, WEBP, BMP, GIF, TIFF or PPM image, as the raw body or as the form file `file`"
+    if many:
+        files = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": MAX_INPUTS}
+        form = {"anyOf": [form, {"type": "object", "properties": {FILES: files}, "required": [FILES]}]}
+        text += f"; or up to {MAX_INPUTS} images as form files `{FILES}`"
+    content = {kind: {"schema": BINARY} for kind in kinds} | {"multipart/form-data": {"schema": form}}
+    return {"requestBody": {"required": True, "description": f"{text}.", "content": content}}
 
 
 class ImageInput(NamedTuple):
     pixels: Tensor
     """uint8, c h w."""
-    label: int | None = None
+    label: int | None
     """The class to explain; None means the most probable one."""
 
 
@@ -66,60 +71,85 @@ class Explanation(NamedTuple):
     """h w, in nats."""
 
 
+class UploadedImage(NamedTuple):
+    name: str
+    data: bytes
+
+
 class ImageService:
     endpoint: Endpoint = "predict"
 
-    def __init__(self, folder: Path) -> None:
-        self.model = load(folder).float().requires_grad_(False)
-        self.preprocessing = image_preprocessing(folder)
-        img_size = self.model.spec.input_size
-        if img_size is None:
-            raise UserError(f"the model in {folder} is not an image model (input: {self.model.spec.input_spec})")
-        self.img_size = img_size
-        color = "rgb" if len(self.preprocessing.mean) == 3 else "gray"
-        self.decoding = Decode(crop_pct=self.preprocessing.crop_pct, color=color, max_pixels=MAX_PIXELS)
-        self.normalize = Normalize(self.preprocessing.mean, self.preprocessing.std)
+    def __init__(self, predictor: ImagePredictor) -> None:
+        self.predictor, self.model = predictor, predictor.original
+        self.preprocessing, self.img_size = predictor.preprocessing, predictor.img_size
         if self.preprocessing.task != "classes":
-            raise UserError(f"the model in {folder} is not a classifier; only image classifiers can be served")
-        outputs = torch.stack(self.warm_up())
-        check_classes(folder, outputs, self.preprocessing.class_names)
-        self.class_names = self.preprocessing.class_names or tuple(map(str, range(outputs.shape[1])))
+            raise UserError(f"{predictor.name} is not a classifier; only image classifiers can be served")
+        predictor.decoding = predictor.decoding.replace(max_pixels=MAX_PIXELS)
+        self.classify: BatchFunction = predictor.probabilities
+        """Class probabilities of a batch, n k."""
+        self.classify([self.warm_up()[1]])  # raises UserError if the outputs cannot be those of a classifier
+        self.class_names = predictor.labels
         self.grid_size = patch_grid(self.model.spec)
 
-    def warm_up(self) -> list[Tensor]:
-        """Run the model on a black image."""
-        return self.classify([ImageInput(torch.zeros(self.decoding.channels, *self.img_size, dtype=torch.uint8))])
+    def warm_up(self) -> tuple[BatchFunction, Any]:
+        """The function of the endpoint, and a black image."""
+        return self.classify, torch.zeros(self.predictor.decoding.channels, *self.img_size, dtype=torch.uint8)
 
-    def decode(self, data: bytes, label: int | None = None) -> ImageInput:
-        return ImageInput(decode_image(data, self.img_size, self.decoding), label)
+    def measure(self, data: bytes) -> int:
+        """The number of pixels, from the header; raises CorruptImage if there are too many."""
+        Image = require("PIL.Image", "serve")
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+        except Exception:  # decoders raise many types on damaged files; decoding tells what is wrong
+            return 0
+        if max(width, height) > MAX_SIDE:
+            raise CorruptImage(f"{width} x {height} pixels exceed {MAX_SIDE:,} on a side")
+        return width * height if width * height <= MAX_PIXELS else 0
 
-    def classify(self, inputs: list[ImageInput]) -> list[Tensor]:
-        """Class probabilities of each image."""
-        with torch.inference_mode():
-            return list(self.model(self.collate(inputs)).softmax(-1))
+    def decode(self, data: bytes) -> Tensor:
+        return self.predictor.decode(data)
+
+    def decode_to_explain(self, data: bytes, label: int | None = None) -> ImageInput:
+        return ImageInput(self.predictor.decode(data), label)
 
     def explain(self, inputs: list[ImageInput]) -> list[Explanation]:
         """Measure how much hiding each square of an image lowers the log-probability of a class."""
         found = []
-        for one, image, probabilities in zip(inputs, self.collate(inputs), self.classify(inputs)):
-            label = int(probabilities.argmax()) if one.label is None else one.label
-            importance = occlusion(self.model, image, label, OCCLUSION_SQUARES)
-            found.append(Explanation(label, float(probabilities[label]), importance))
+        for pixels, label in inputs:
+            image = self.predictor.collate([pixels])[0]
+            probabilities = self.classify([pixels])[0]
+            chosen = int(probabilities.argmax()) if label is None else label
+            importance = occlusion(self.model, image, chosen, OCCLUSION_SQUARES)
+            found.append(Explanation(chosen, float(probabilities[chosen]), importance))
         return found
 
-    def collate(self, inputs: list[ImageInput]) -> Tensor:
-        return self.normalize(torch.stack([one.pixels for one in inputs]))
-
     def routes(self, batcher: Batcher) -> APIRouter:
-        router = APIRouter(responses=error_responses(400, 408, 413, 415, 422, 503, 504))
+        router = APIRouter(responses=error_responses(400, 403, 408, 413, 415, 422, 503, 504))
 
-        @router.post("/predict", response_model=ClassificationResponse, openapi_extra=IMAGE_BODY)
+        @router.post(
+            "/predict",
+            response_model=ClassificationResponse | ManyResponse[ClassifiedInput],
+            response_model_exclude_none=True,
+            openapi_extra=image_body(many=True),
+        )
         async def predict(request: Request, top_k: Annotated[TopK, Query()] = 5) -> Any:
-            """Classify an image: the most probable classes with their probabilities."""
-            result = await batcher.submit(self.decode, await image_bytes(request), self.classify)
-            return classification(result, self.class_names, top_k)
+            """Classify an image, or several: the most probable classes with their probabilities.
 
-        @router.post("/importance", response_model=ImportanceResponse, openapi_extra=IMAGE_BODY)
+            Form files of the name `files` have a list of results; what is wrong with a file is its result.
+            """
+            images, many = await uploaded_images(request, min(MAX_INPUTS, batcher.max_concurrency))
+            data = [image.data for image in images]
+            if not many:
+                result = await batcher.submit(self.decode, data[0], self.classify, measure=self.measure)
+                return classification(result, self.class_names, top_k)
+            found = await batcher.submit_all(self.decode, data, self.classify, measure=self.measure)
+            names = [image.name for image in images]
+            return many_results(
+                found, lambda one: ClassifiedInput(predictions=labels(one, self.class_names, top_k)), names
+            )
+
+        @router.post("/importance", response_model=ImportanceResponse, openapi_extra=image_body(many=False))
         async def importance(
             request: Request,
             label: str | None = Query(
@@ -130,8 +160,9 @@ class ImageService:
         ) -> Any:
             """Measure the importance of each patch of an image for the probability of a class."""
             index = None if label is None else lookup(label, {n: i for i, n in enumerate(self.class_names)}, "class")
-            decode = partial(self.decode, label=index)
-            result = await batcher.submit(decode, await image_bytes(request), self.explain, batched=False)
+            ((_, data),), _ = await uploaded_images(request, 1)
+            decode = partial(self.decode_to_explain, label=index)
+            result = await batcher.submit(decode, data, self.explain, batched=False, measure=self.measure)
             found: Explanation = result.value
             return ImportanceResponse(
                 label=self.class_names[found.label],
@@ -149,22 +180,24 @@ class InMemoryMultiPartParser(MultiPartParser):
     spool_max_size = 2**62
 
 
-async def image_bytes(request: Request) -> bytes:
-    """The encoded image: the raw body, or the first file of a form."""
+async def uploaded_images(request: Request, most: int) -> tuple[list[UploadedImage], bool]:
+    """The encoded images, the raw body or the files of a form, and whether a list is asked for."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
+        parser = InMemoryMultiPartParser(request.headers, request.stream(), max_files=most, max_fields=10)
         try:
-            form = await InMemoryMultiPartParser(request.headers, request.stream(), max_files=1, max_fields=10).parse()
+            form = await parser.parse()
         except MultiPartException as reason:
             raise HTTPException(400, reason.message) from None
-        files = [value for value in form.values() if not isinstance(value, str)]
+        files = [(field, value) for field, value in form.multi_items() if not isinstance(value, str)]
         try:
             if not files:
                 raise HTTPException(422, "the form has no file")
-            return await files[0].read()
+            images = [UploadedImage(one_line(file.filename or ""), await file.read()) for _, file in files]
+            return images, len(files) > 1 or files[0][0] == FILES
         finally:
             await form.close()
     # x-www-form-urlencoded is curl's default for --data-binary.
     if kind.startswith("image/") or kind in ("", "application/octet-stream", "application/x-www-form-urlencoded"):
-        return await request.body()
+        return [UploadedImage("", await request.body())], False
     raise HTTPException(415, f"send an image, as image/* or as a form file, not {kind[:100]}")

@@ -1,4 +1,4 @@
-"""Limits on the size and speed of request bodies, enforced before the application runs.
+"""What is refused before the application runs: requests of other sites, and bodies that are too large or too slow.
 
 A body is buffered completely, within its limits of size and time, before it is passed on. If the server is overloaded,
 the request is rejected before its body is read.
@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
@@ -39,6 +40,9 @@ class RequestLimits(NamedTuple):
     """Seconds without receiving a byte."""
     upload_timeout: float = 60.0
     """Seconds for the whole body."""
+    max_headers: int = 100
+    max_header_bytes: int = 2**15
+    """Of all headers."""
 
 
 class ClientDisconnected(Exception):
@@ -46,7 +50,11 @@ class ClientDisconnected(Exception):
 
 
 class LimitMiddleware:
-    """ASGI middleware. `paths` are the known routes; `on_response` gets path, status and seconds of every request."""
+    """ASGI middleware. `paths` are the known routes; `on_response` gets path, status and seconds of every request.
+
+    With `hosts`, requests for other host names are refused: the page of a foreign site could otherwise reach a server
+    on localhost by a name that it resolves to 127.0.0.1 (DNS rebinding).
+    """
 
     def __init__(
         self,
@@ -56,8 +64,9 @@ class LimitMiddleware:
         draining: Callable[[], bool],
         on_response: Callable[[str, int, float], None],
         limits: RequestLimits = RequestLimits(),
+        hosts: frozenset[str] | None = None,
     ) -> None:
-        self.app, self.paths, self.limits = app, paths, limits
+        self.app, self.paths, self.limits, self.hosts = app, paths, limits, hosts
         self.rejection, self.draining, self.on_response = rejection, draining, on_response
         self.buffered = 0
 
@@ -71,18 +80,47 @@ class LimitMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = list(message.get("headers", ()))
+                if all(name != b"x-content-type-options" for name, _ in headers):
+                    headers.append((b"x-content-type-options", b"nosniff"))
                 if self.draining():
                     # Otherwise the client's next request would find the connection closed.
-                    message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+                    headers.append((b"connection", b"close"))
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
-            await self.handle(scope, receive, track)
+            refusal = self.refusal(scope)
+            if refusal is not None:
+                await send_error(refusal, receive, track, DISCARD_BYTES, close=True)
+            elif scope["method"] == "HEAD":  # uvicorn drops the body
+                await self.handle({**scope, "method": "GET"}, receive, track)
+            else:
+                await self.handle(scope, receive, track)
         except ClientDisconnected:
             pass
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.on_response(path, status, time.monotonic() - start)
+
+    def refusal(self, scope: Scope) -> HTTPException | None:
+        """The error for a request that is not answered, whatever the application would do."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > self.limits.max_header_bytes or len(scope["headers"]) > self.limits.max_headers:
+            most = f"{self.limits.max_headers} headers, {self.limits.max_header_bytes:,} bytes in all"
+            return HTTPException(431, f"the request has too many headers: at most {most}")
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # A proxy may see the end of the body elsewhere, and pass on the rest as a request of its own.
+            return HTTPException(400, "the request has both content-length and transfer-encoding")
+        host = headers.get(b"host", b"").decode("latin1")
+        if self.hosts is not None and host_name(host) not in self.hosts:
+            return HTTPException(421, f"the server does not answer for {host[:100]!r}: see --allowed-host")
+        origin = headers.get(b"origin", b"").decode("latin1")
+        foreign = headers.get(b"sec-fetch-site") == b"cross-site" or (origin and urlsplit(origin).netloc != host)
+        if scope["method"] == "POST" and foreign:
+            return HTTPException(403, "pages of other sites cannot use this server")
+        return None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")}
@@ -100,7 +138,8 @@ class LimitMiddleware:
         except HTTPException as error:
             self.buffered -= len(body)
             body.clear()
-            large = length > DISCARD_BYTES
+            # The rest of a chunked body may have any length.
+            large = length > DISCARD_BYTES or b"transfer-encoding" in headers
             await send_error(error, receive, send, self.limits.max_body if large else DISCARD_BYTES, close=large)
         finally:
             self.buffered -= len(body)
@@ -151,6 +190,11 @@ class LimitMiddleware:
             for future in (disconnect, task):
                 future.cancel()
             await asyncio.gather(disconnect, task, return_exceptions=True)
+
+
+def host_name(host: str) -> str:
+    """A Host header without its port."""
+    return host.lower() if host.endswith("]") else host.lower().rpartition(":")[0] or host.lower()
 
 
 async def send_error(error: HTTPException, receive: Receive, send: Send, max_bytes: int, close: bool) -> None:

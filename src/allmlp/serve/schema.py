@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from allmlp.errors import UserError, one_line
 from allmlp.prediction import most_probable
-from allmlp.serve.batching import BatchResult
+from allmlp.serve.engine import BatchResult
+
+T = TypeVar("T")
+MAX_INPUTS = 64
+"""Images or texts in one request."""
 
 
 def not_blank(text: str) -> str:
@@ -16,10 +22,16 @@ def not_blank(text: str) -> str:
     return text
 
 
+def whole(number: Any) -> Any:
+    """JSON has one kind of number: 5.0 is an integer."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
 Endpoint = Literal["predict", "fill", "classify", "answer", "translate", "generate"]
 """What the model can do; also the path of its endpoint."""
 Text = Annotated[str, Field(min_length=1, max_length=5_000), AfterValidator(not_blank)]
-TopK = Annotated[int, Field(ge=1, le=100, description="Number of predictions to return.")]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
+TopK = Annotated[int, BeforeValidator(whole), Field(ge=1, le=100, description="Number of predictions to return.")]
 
 
 class RequestModel(BaseModel):
@@ -38,11 +50,40 @@ class ClassifyRequest(RequestModel):
     top_k: TopK = 5
 
 
+class ClassifyManyRequest(RequestModel):
+    """Texts, or pairs of texts."""
+
+    texts: Texts
+    text_pairs: Annotated[
+        list[Annotated[str, Field(max_length=5_000)]],
+        Field(max_length=MAX_INPUTS, description="Empty, or one for each of `texts`."),
+    ] = []
+    top_k: TopK = 5
+
+
 class FillRequest(RequestModel):
     text: Annotated[
         Text, Field(description="Text with at least one [MASK].", json_schema_extra={"pattern": r"\[MASK\]"})
     ]
     top_k: TopK = 5
+
+
+class FillManyRequest(RequestModel):
+    texts: Texts
+    top_k: TopK = 5
+
+
+def one_or_many(body: Any) -> str:
+    fields = body if isinstance(body, dict) else getattr(type(body), "model_fields", ())
+    return "many" if "texts" in fields else "one"
+
+
+ONE_OR_MANY = Discriminator(one_or_many)
+"""Many if the body has the field `texts`."""
+ClassifyBody = Annotated[
+    Annotated[ClassifyRequest, Tag("one")] | Annotated[ClassifyManyRequest, Tag("many")], ONE_OR_MANY
+]
+FillBody = Annotated[Annotated[FillRequest, Tag("one")] | Annotated[FillManyRequest, Tag("many")], ONE_OR_MANY]
 
 
 class AnswerRequest(RequestModel):
@@ -59,11 +100,20 @@ class TranslateRequest(RequestModel):
     text: Text
 
 
+class TranslateManyRequest(RequestModel):
+    texts: Texts
+
+
+TranslateBody = Annotated[
+    Annotated[TranslateRequest, Tag("one")] | Annotated[TranslateManyRequest, Tag("many")], ONE_OR_MANY
+]
+
+
 class GenerateRequest(RequestModel):
     prompt: Annotated[str, Field(max_length=5_000)] = ""
-    max_new_tokens: Annotated[int, Field(ge=1, le=256)] = 50
+    max_new_tokens: Annotated[int, BeforeValidator(whole), Field(ge=1, le=256)] = 50
     temperature: Annotated[float, Field(ge=0, le=10, description="0 is greedy decoding.")] = 0.8
-    seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    seed: Annotated[int | None, BeforeValidator(whole), Field(ge=0, lt=2**63)] = None
 
 
 class LabelPrediction(ResponseModel):
@@ -108,10 +158,60 @@ class ClassificationResponse(TimedResponse):
     predictions: list[LabelPrediction]
 
 
-def classification(result: BatchResult, class_names: tuple[str, ...], top_k: int) -> ClassificationResponse:
+class ManyResponse(ResponseModel, Generic[T]):
+    """Results in the order of the inputs."""
+
+    results: list[T]
+    timing: RequestTiming
+    """Of the slowest input."""
+
+
+class InputResult(ResponseModel):
+    """Of one of several inputs; `error` says what is wrong with it."""
+
+    name: str | None = None
+    """Of the file."""
+    error: str | None = None
+
+
+class ClassifiedInput(InputResult):
+    predictions: list[LabelPrediction] | None = None
+
+
+class FilledInput(InputResult):
+    predictions: list[list[TokenPrediction]] | None = None
+
+
+class TranslatedInput(InputResult):
+    text: str | None = None
+
+
+def labels(result: BatchResult, class_names: tuple[str, ...], top_k: int) -> list[LabelPrediction]:
     (row,) = most_probable(result.value[None], class_names, top_k)
-    predictions = [LabelPrediction.model_validate({"label": one.label, "probability": one.probability}) for one in row]
-    return ClassificationResponse(predictions=predictions, timing=timing(result))
+    return [LabelPrediction.model_validate({"label": one.label, "probability": one.probability}) for one in row]
+
+
+def classification(result: BatchResult, class_names: tuple[str, ...], top_k: int) -> ClassificationResponse:
+    return ClassificationResponse(predictions=labels(result, class_names, top_k), timing=timing(result))
+
+
+def many_results(
+    results: Sequence[BatchResult | BaseException],
+    form: Callable[[BatchResult], InputResult],
+    names: Sequence[str] | None = None,
+) -> ManyResponse[InputResult]:
+    """What is wrong with an input is its result; other errors fail the request."""
+    found, slowest = list[InputResult](), BatchResult(None, 0.0, 0.0, 0)
+    for number, result in enumerate(results):
+        if isinstance(result, BaseException) and not isinstance(result, UserError):
+            raise result
+        if isinstance(result, BaseException):
+            found.append(InputResult(error=one_line(result)))
+        else:
+            found.append(form(result))
+            slowest = BatchResult(None, *map(max, zip(slowest[1:], result[1:], strict=True)))
+        found[-1].name = names[number] if names else None
+    return ManyResponse(results=found, timing=timing(slowest))
 
 
 class ImportanceResponse(TimedResponse):
@@ -155,6 +255,11 @@ class ModelInfo(ResponseModel):
     layers: list[LayerInfo]
     """Layers that mix tokens with fixed weights."""
     max_body_bytes: int
+    max_inputs: int
+    """Images or texts in one request."""
+    path: str
+    """Where the endpoints of the model are."""
+    device: str
     version: str
 
 
@@ -184,7 +289,7 @@ class SamplesResponse(ResponseModel):
 
 class HealthResponse(ResponseModel):
     status: Literal["ok", "draining"]
-    model: str
+    models: list[str]
     in_flight: int
 
 
@@ -194,6 +299,7 @@ class ErrorResponse(ResponseModel):
 
 ERRORS = {
     400: "The request is malformed.",
+    403: "The request comes from a page of another site.",
     404: "Not found.",
     408: "The request was sent too slowly.",
     413: "The request body is too large.",

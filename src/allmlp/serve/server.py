@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import re
 import resource
 import socket
 import time
 import warnings
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,8 +20,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from allmlp.errors import UserError
-from allmlp.serve.app import create_app, load_service
+from allmlp.serve.app import Service, create_app, load_service
 from allmlp.serve.batching import Batcher
+from allmlp.serve.engine import BatchingEngine
+from allmlp.threads import limit
 
 MAX_HEADER_BYTES = 2**15
 """Longer request headers get 400 from the HTTP parser."""
@@ -29,6 +33,8 @@ WRITE_TIMEOUT = 30.0
 """Seconds for a client to read a response that fills its socket buffer."""
 KEEP_ALIVE_TIMEOUT = 15
 MAX_CONNECTIONS = 512
+MAX_PARSE_SECONDS = 0.5
+"""Processor time for parsing one request. 16 MiB take a tenth of it, unless they are sent in chunks of a few bytes."""
 LINGER_SECONDS = 0.5
 """How long an idle server that is shutting down still answers new requests with 503."""
 
@@ -49,6 +55,8 @@ class Connection(H11Protocol):
 
     header_timer: asyncio.TimerHandle | None = None
     write_timer: asyncio.TimerHandle | None = None
+    parse_seconds: float = 0.0
+    """Of the current request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,7 +67,12 @@ class Connection(H11Protocol):
             self.header_timer = self.loop.call_later(HEADER_TIMEOUT, self.on_header_timeout)
 
     def data_received(self, data: bytes) -> None:
+        start, cycle = time.thread_time(), self.cycle
         super().data_received(data)
+        self.parse_seconds = (self.parse_seconds if self.cycle is cycle else 0.0) + time.thread_time() - start
+        if self.parse_seconds > MAX_PARSE_SECONDS:
+            self.transport.abort()
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             self.stop_header_timer()
         elif self.header_timer is None:
@@ -165,37 +178,75 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def allowed_hosts(host: str, more: Sequence[str]) -> frozenset[str] | None:
+    """The names that a server at the address `host` answers for, and `more`; None for all."""
+    if "*" in more:
+        return None
+    try:
+        address = ip_address(host)
+    except ValueError:
+        address = None
+    if address is not None and not address.is_loopback and not more:
+        return None  # other machines may know this one by any name
+    own = f"[{host}]" if ":" in host else host
+    return frozenset({"localhost", "127.0.0.1", "[::1]", own.lower(), *(name.lower() for name in more)})
+
+
+def served_name(model: str) -> tuple[str, str]:
+    """Name in URLs, and the model: NAME=MODEL, or the last part of its path or name."""
+    name, given, place = model.partition("=")
+    if not given or Path(model).exists():
+        place, name = model, re.split("[/:]", str(Path(model).resolve()) if Path(model).exists() else model)[-1]
+    return re.sub(r"[^\w.-]+", "-", name) or "model", place
 
 
 def run(
-    folder: Path,
+    models: Sequence[str],
     host: str,
     port: int,
-    batch_size: int,
-    max_concurrency: int,
-    timeout: float,
+    *,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    batch_size: int | None = None,
+    max_concurrency: int | None = None,
+    timeout: float = 20.0,
     threads: int | None = None,
+    more_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve the model of a folder until a signal arrives."""
-    torch.set_num_threads(threads or available_cores())
+    """Serve models until a signal arrives."""
     # Invalid forms and images are reported to the client and must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    service = load_service(folder)
-    batcher = Batcher(batch_size, max_concurrency, timeout)
-    service.warm_up()  # the first run is slower
-    start = time.perf_counter()
-    service.warm_up()
-    batcher.seconds_per_request = time.perf_counter() - start
-    server = Server(create_app(service, folder.resolve().name, batcher), batcher)
+    services: dict[str, Service] = {}
+    for model in models:
+        name, place = served_name(model)
+        if name in services:
+            raise UserError(f"two models are called {name}: name them, such as {name}-2={place}")
+        services[name] = load_service(place, device, dtype)
+    on_gpu = any(service.predictor.device.type == "cuda" for service in services.values())
+    # On a CPU, decoding more at a time would only take cores from the model.
+    decode_threads = limit() if on_gpu else 1
+    engine = BatchingEngine(batch_size or (128 if on_gpu else 16), threads)
+    batcher = Batcher(engine, max_concurrency or 8 * engine.max_batch_size, timeout, decode_threads)
+    app = create_app(services, batcher, hosts=allowed_hosts(host, more_hosts))
+    server = Server(app, batcher)
     with listen(host, port) as listener:
-        parameters = sum(parameter.numel() for parameter in service.model.parameters())
-        print(
-            f"Serving {folder} ({parameters / 1e6:.2f} M parameters, {service.model.spec.input_spec}) "
-            f"at {address(listener)}; press Ctrl-C to stop",
-            flush=True,
-        )
+        engine.start()
+        warm_up(engine, services.values())
+        listed = ", ".join(describe(name, service) for name, service in services.items())
+        print(f"Serving {listed} at {address(listener)}; press Ctrl-C to stop", flush=True)
         server.run([listener])
-    print(f"{batcher.accepted:,} requests accepted, {batcher.in_flight} unfinished", flush=True)
+    print(f"{batcher.accepted:,} inputs accepted, {batcher.in_flight} unfinished", flush=True)
+
+
+def warm_up(engine: BatchingEngine, services: Iterable[Service]) -> None:
+    """Run every model three times, so that the time it takes is known; the first run is slower."""
+    for service in services:
+        function, item = service.warm_up()
+        *_, last = (engine.submit(function, item).result() for _ in range(3))
+        engine.seconds[function] = last.model_seconds
+
+
+def describe(name: str, service: Service) -> str:
+    parameters = sum(parameter.numel() for parameter in service.model.parameters())
+    return f"{name} ({parameters / 1e6:.2f} M parameters, {service.model.spec.input_spec}, {service.predictor.device})"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,27 +11,37 @@ from torch import Tensor
 
 from allmlp.data.tokenizer import MASK_TOKEN
 from allmlp.errors import UserError
-from allmlp.prediction import check_classes, open_text
+from allmlp.prediction import TextPredictor
 from allmlp.serve.batching import Batcher
+from allmlp.serve.engine import BatchFunction, BatchResult
 from allmlp.serve.schema import (
     AnswerPrediction,
     AnswerRequest,
     AnswerResponse,
     ClassificationResponse,
-    ClassifyRequest,
+    ClassifiedInput,
+    ClassifyBody,
+    ClassifyManyRequest,
     Endpoint,
-    FillRequest,
+    FillBody,
+    FilledInput,
+    FillManyRequest,
     FillResponse,
     GenerateRequest,
+    InputResult,
+    ManyResponse,
     TextResponse,
     TokenPrediction,
-    TranslateRequest,
+    TranslateBody,
+    TranslatedInput,
+    TranslateManyRequest,
     classification,
     error_responses,
+    labels,
+    many_results,
     timing,
 )
 from allmlp.tasks import causal_lm
-from allmlp.tasks.classify_text import classify_texts
 from allmlp.tasks.masked_lm import fill_masks
 from allmlp.tasks.question_answering import PredictedAnswer, answer_question
 from allmlp.tasks.translate import translate
@@ -54,43 +63,35 @@ class Prompt(NamedTuple):
 
 
 class TextService:
-    def __init__(self, folder: Path) -> None:
-        self.model, self.tokenizer, self.preprocessing = open_text(folder)
-        self.model.requires_grad_(False)
-        self.class_names = self.preprocessing.class_names
-        task = self.preprocessing.task
-        causal = task == "text" and self.model.spec.block.causal
-        self.endpoint: Endpoint = "generate" if causal else ENDPOINTS[task]
+    def __init__(self, predictor: TextPredictor) -> None:
+        self.predictor, self.model, self.tokenizer = predictor, predictor.original, predictor.tokenizer
+        self.class_names = predictor.labels
+        self.endpoint: Endpoint = "generate" if predictor.causal else ENDPOINTS[predictor.task]
         if self.endpoint == "classify":
-            check_classes(folder, torch.stack(self.classify([("a", "")])), self.class_names)
+            self.classify([("a", "")])  # raises UserError if the outputs cannot be those of a classifier
 
-    def warm_up(self) -> object:
-        """Run the model on a short input."""
-        return {
-            "fill": lambda: self.fill([MASK_TOKEN]),
-            "classify": lambda: self.classify([("a", "")]),
-            "answer": lambda: self.answer([("a", "a")]),
-            "translate": lambda: self.translate(["a"]),
-            "generate": lambda: self.generate([Prompt("")]),
-        }[self.endpoint]()
+    def warm_up(self) -> tuple[BatchFunction, Any]:
+        """The function of the endpoint, and a short input."""
+        examples: dict[Endpoint, tuple[BatchFunction, Any]] = {
+            "fill": (self.fill, MASK_TOKEN),
+            "classify": (self.classify, ("a", "")),
+            "answer": (self.answer, ("a", "a")),
+            "translate": (self.translate, "a"),
+            "generate": (self.generate, Prompt("")),
+        }
+        return examples[self.endpoint]
 
     def check_masked(self, text: str) -> str:
         """Check a text with [MASK] before it joins a batch."""
-        ids = self.tokenizer.encode([text])[0]
-        max_tokens = self.model.spec.stem.seq_len - 2
-        if self.tokenizer.mask_token_id not in ids:
-            raise UserError("the text has no [MASK] to fill in")
-        if len(ids) > max_tokens:
-            raise UserError(f"the text has {len(ids)} tokens; the model reads at most {max_tokens}")
-        return text
+        return self.predictor.decode(text)[0]
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
     def fill(self, texts: list[str]) -> list[list[list[tuple[str, float]]]]:
         return fill_masks(self.model, self.tokenizer, texts, MAX_TOP_K)
 
-    def classify(self, pairs: list[tuple[str, str]]) -> list[Tensor]:
-        return list(classify_texts(self.model, self.tokenizer, pairs))
+    def classify(self, pairs: list[tuple[str, str]]) -> Tensor:
+        return self.predictor.probabilities(pairs)
 
     def answer(self, questions: list[tuple[str, str]]) -> list[list[PredictedAnswer]]:
         return [answer_question(self.model, self.tokenizer, *question) for question in questions]
@@ -112,25 +113,48 @@ class TextService:
     # --- routes ------------------------------------------------------------------------------------------------------
 
     def routes(self, batcher: Batcher) -> APIRouter:
-        router = APIRouter(responses=error_responses(400, 408, 413, 422, 503, 504))
+        router = APIRouter(responses=error_responses(400, 403, 408, 413, 422, 503, 504))
         getattr(self, f"add_{self.endpoint}")(router, batcher)
         return router
 
     def add_fill(self, router: APIRouter, batcher: Batcher) -> None:
-        @router.post("/fill", response_model=FillResponse)
-        async def fill(request: FillRequest) -> Any:
+        def tokens(result: BatchResult, top_k: int) -> list[list[TokenPrediction]]:
+            return [[TokenPrediction(token=token, probability=p) for token, p in row[:top_k]] for row in result.value]
+
+        @router.post("/fill", response_model=FillResponse | ManyResponse[FilledInput], response_model_exclude_none=True)
+        async def fill(request: FillBody) -> Any:
             """Predict the token of every [MASK]."""
+            if isinstance(request, FillManyRequest):
+                return await many(
+                    batcher,
+                    self.check_masked,
+                    request.texts,
+                    self.fill,
+                    lambda one: FilledInput(predictions=tokens(one, request.top_k)),
+                )
             result = await batcher.submit(self.check_masked, request.text, self.fill)
-            predictions = [
-                [TokenPrediction(token=token, probability=p) for token, p in row[: request.top_k]]
-                for row in result.value
-            ]
-            return FillResponse(predictions=predictions, timing=timing(result))
+            return FillResponse(predictions=tokens(result, request.top_k), timing=timing(result))
 
     def add_classify(self, router: APIRouter, batcher: Batcher) -> None:
-        @router.post("/classify", response_model=ClassificationResponse)
-        async def classify(request: ClassifyRequest) -> Any:
-            """Classify a text or a pair of texts."""
+        @router.post(
+            "/classify",
+            response_model=ClassificationResponse | ManyResponse[ClassifiedInput],
+            response_model_exclude_none=True,
+        )
+        async def classify(request: ClassifyBody) -> Any:
+            """Classify a text or a pair of texts, or many."""
+            if isinstance(request, ClassifyManyRequest):
+                seconds = request.text_pairs or [""] * len(request.texts)
+                if len(seconds) != len(request.texts):
+                    raise UserError(f"there are {len(request.texts)} texts, but {len(seconds)} text_pairs")
+                pairs = list(zip(request.texts, seconds, strict=True))
+                return await many(
+                    batcher,
+                    identity,
+                    pairs,
+                    self.classify,
+                    lambda one: ClassifiedInput(predictions=labels(one, self.class_names, request.top_k)),
+                )
             result = await batcher.submit(identity, (request.text, request.text_pair), self.classify)
             return classification(result, self.class_names, request.top_k)
 
@@ -139,16 +163,22 @@ class TextService:
         async def answer(request: AnswerRequest) -> Any:
             """Find the answer to a question in the context."""
             result = await batcher.submit(identity, (request.question, request.context), self.answer, batched=False)
-            answers = [
+            found = [
                 AnswerPrediction(answer=found.text, probability=found.probability, start=found.start, end=found.end)
                 for found in result.value[: request.top_k]
             ]
-            return AnswerResponse(answers=answers, timing=timing(result))
+            return AnswerResponse(answers=found, timing=timing(result))
 
     def add_translate(self, router: APIRouter, batcher: Batcher) -> None:
-        @router.post("/translate", response_model=TextResponse)
-        async def translate(request: TranslateRequest) -> Any:
-            """Translate a sentence."""
+        @router.post(
+            "/translate", response_model=TextResponse | ManyResponse[TranslatedInput], response_model_exclude_none=True
+        )
+        async def translate(request: TranslateBody) -> Any:
+            """Translate a sentence, or many."""
+            if isinstance(request, TranslateManyRequest):
+                return await many(
+                    batcher, identity, request.texts, self.translate, lambda one: TranslatedInput(text=one.value)
+                )
             result = await batcher.submit(identity, request.text, self.translate)
             return TextResponse(text=result.value, timing=timing(result))
 
@@ -159,6 +189,18 @@ class TextService:
             prompt = Prompt(request.prompt, request.max_new_tokens, request.temperature, request.seed)
             result = await batcher.submit(identity, prompt, self.generate, batched=False)
             return TextResponse(text=result.value, timing=timing(result))
+
+
+async def many(
+    batcher: Batcher,
+    decode: Callable[[Any], Any],
+    inputs: list[Any],
+    function: BatchFunction,
+    form: Callable[[BatchResult], InputResult],
+) -> ManyResponse[InputResult]:
+    if len(inputs) > batcher.max_concurrency:
+        raise UserError(f"{len(inputs)} inputs in one request; the server takes at most {batcher.max_concurrency}")
+    return many_results(await batcher.submit_all(decode, inputs, function), form)
 
 
 def identity(item: Any) -> Any:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allmlp.errors import UserError
+from allmlp.record import differences
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
 from allmlp.study.definition import Trial
-from allmlp.training import differences
 
 FILE = "records.jsonl"
 Record = dict[str, Any]

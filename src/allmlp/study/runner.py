@@ -18,10 +18,10 @@ from typing import Any
 
 from allmlp.errors import UserError
 from allmlp.log import METRICS, format_duration, format_value
+from allmlp.record import read_record
 from allmlp.study import records
 from allmlp.study.definition import PARENT, Overrides, Study, Trial, parent
 from allmlp.study.records import Record
-from allmlp.training import read_record
 
 START_UP = 60.0
 """Seconds from the start of a process to the first step, assumed before any was measured."""

@@ -23,6 +23,8 @@ class Classify(Task):
 
     softmax:  L = - sum_k t_k log softmax(z)_k
     sigmoid:  L = - sum_k t_k log s(z_k) + (1 - t_k) log s(-z_k)
+
+    With `class_balance` b the loss of an example is multiplied by sum_k t_k w_k, see `balanced_weights`.
     """
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
@@ -31,6 +33,8 @@ class Classify(Task):
     mix: Mixup | None = None
     mix_until: Rate = 1.0
     """The fraction of the run after which images are no longer mixed."""
+    class_balance: Rate = 0.0
+    """0 weighs examples alike, 1 classes alike."""
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         return model.configure(num_classes=len(dataset.class_names))
@@ -43,10 +47,14 @@ class Classify(Task):
 
 
 class ClassifyModule(TaskModule):
+    class_weights: Tensor
+
     def __init__(self, spec: Classify, model: Model, dataset: ImageDataset) -> None:
         super().__init__()
         self.spec, self.model, self.num_classes = spec, model, len(dataset.class_names)
         self.normalize = Normalize(dataset.mean, dataset.std, model.spec.input_size)
+        weights = balanced_weights(dataset.train, self.num_classes, spec.class_balance)
+        self.register_buffer("class_weights", weights, persistent=False)
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         images, labels = batch.examples
@@ -61,7 +69,11 @@ class ClassifyModule(TaskModule):
         images, targets = self.augment(*inputs)
         logits = self.model(self.normalize(images))
         correct = logits.argmax(1) == targets.argmax(1)
-        return Losses(cross_entropy(logits, targets, self.spec.loss), {"accuracy": correct.float().mean()})
+        return Losses(self.cross_entropy(logits, targets), {"accuracy": correct.float().mean()})
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        weights = targets @ self.class_weights if self.spec.class_balance else None
+        return cross_entropy(logits, targets, self.spec.loss, weights)
 
     def augment(self, images: Tensor, labels: Tensor, uniforms: Tensor, mix_uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Augmented images in [0, 1] and their targets, b k."""
@@ -73,11 +85,29 @@ class ClassifyModule(TaskModule):
         return evaluate_classifier(model, self.normalize, batches)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, loss: str) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, loss: str, weights: Tensor | None = None) -> Tensor:
+    """The mean over the examples; `weights`, b, multiply the loss of each."""
     logits = logits.float()
+    if weights is not None:
+        entropy = F.binary_cross_entropy_with_logits if loss == "sigmoid" else F.cross_entropy
+        losses = entropy(logits, targets, reduction="none")
+        return (weights * (losses.sum(1) if loss == "sigmoid" else losses)).mean()
     if loss == "sigmoid":
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
     return F.cross_entropy(logits, targets)
+
+
+def balanced_weights(train: Split, num_classes: int, balance: float) -> Tensor:
+    """Class weights of mean 1 over the training examples.
+
+    w_k = n_k^-b / mean_i n_(y_i)^-b,   n_k examples of class k
+    """
+    if not balance:
+        return torch.ones(num_classes)
+    labels = labels_of(train).cpu()
+    counts = labels[labels >= 0].bincount(minlength=num_classes).float()
+    weights = counts.clamp(min=1).pow(-balance)
+    return weights * counts.sum() / (weights * counts).sum()
 
 
 def majority_accuracy(train: Tensor, evaluated: Tensor) -> float:

@@ -17,7 +17,7 @@ from allmlp.models.cost import measure
 from allmlp.models.grid import ForwardAtSize, with_img_size
 from allmlp.models.model import Model
 from allmlp.spec import Count
-from allmlp.tasks.classify import Classify, ClassifyModule, cross_entropy, evaluate_classifier
+from allmlp.tasks.classify import Classify, ClassifyModule, evaluate_classifier
 from allmlp.tasks.task import Losses, Normalize, StepContext, TaskModule
 
 
@@ -73,7 +73,7 @@ class ClassifyAnySizeModule(ClassifyModule):
         size = shape.shape[0]
         logits = self.forward_at.get(size, self.model)(self.normalize_at[str(size)](images))
         correct = logits.argmax(1) == targets.argmax(1)
-        return Losses(cross_entropy(logits, targets, self.spec.loss), {"accuracy": correct.float().mean()})
+        return Losses(self.cross_entropy(logits, targets), {"accuracy": correct.float().mean()})
 
     def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
         forward_at = {size: ForwardAtSize(model, (size, size)) for size in self.eval_sizes if size != self.own_size}

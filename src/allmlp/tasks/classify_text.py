@@ -19,9 +19,10 @@ from allmlp.layers.pool import FirstTokenPool, MeanPool, Pool
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
-from allmlp.tasks.classify import majority_accuracy
+from allmlp.tasks.classify import balanced_weights, majority_accuracy
 from allmlp.tasks.masked_lm import configure_text_model
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.tfidf import tfidf_correct
 
 
 class ClassifyText(Task):
@@ -29,7 +30,8 @@ class ClassifyText(Task):
 
         L = - log softmax(W pool(X) + b)_label
 
-    mask_padding=False lets padding mix with the text, as in the papers.
+    mask_padding=False lets padding mix with the text, as in the papers. With `class_balance` the loss of an example is
+    multiplied by the weight of its class, see `classify.balanced_weights`.
     """
 
     dataset_type: ClassVar[type[Dataset]] = LabeledTextDataset
@@ -37,6 +39,10 @@ class ClassifyText(Task):
     dropout: Rate = 0.1
     label_smoothing: Rate = 0.0
     mask_padding: bool = True
+    class_balance: Rate = 0.0
+    """0 weighs examples alike, 1 classes alike."""
+    tfidf: bool = False
+    """Also tell what TF-IDF with logistic regression reaches without a model; needs scikit-learn."""
 
     def configure_model(self, model: ModelSpec, dataset: LabeledTextDataset) -> ModelSpec:
         spec = configure_text_model(model, dataset.tokenizer, dataset.seq_len)
@@ -49,15 +55,23 @@ class ClassifyText(Task):
 
     def floors(self, dataset: LabeledTextDataset, split: InMemory) -> dict[str, float]:
         train, (_, _, labels, part) = labels_of(dataset.train), split.examples
-        names = ["majority", *(f"{name}_majority" for name in dataset.test_names[1:])]
-        return {names[k]: majority_accuracy(train, labels[part == k]) for k in part.unique().tolist()}
+        parts, prefixes = part.unique().tolist(), ["", *(f"{name}_" for name in dataset.test_names[1:])]
+        found = {f"{prefixes[k]}majority": majority_accuracy(train, labels[part == k]) for k in parts}
+        if self.tfidf:
+            correct = tfidf_correct(dataset, split).double()
+            found |= {f"{prefixes[k]}tfidf_accuracy": correct[part.cpu() == k].mean().item() for k in parts}
+        return found
 
 
 class ClassifyTextModule(TaskModule):
+    class_weights: Tensor
+
     def __init__(self, spec: ClassifyText, model: Model, dataset: LabeledTextDataset) -> None:
         super().__init__()
         self.spec, self.model, self.parts = spec, model, dataset.test_names
         self.pad_token_id = dataset.tokenizer.pad_token_id
+        weights = balanced_weights(dataset.train, len(dataset.class_names), spec.class_balance)
+        self.register_buffer("class_weights", weights, persistent=False)
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -70,7 +84,9 @@ class ClassifyTextModule(TaskModule):
     def compute_loss(self, *inputs: Tensor) -> Losses:
         ids, segments, labels = inputs
         logits = self.logits(self.model, ids, segments)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.spec.label_smoothing)
+        smoothing, balanced = self.spec.label_smoothing, self.spec.class_balance > 0
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none" if balanced else "mean")
+        loss = (self.class_weights[labels] * loss).mean() if balanced else loss
         return Losses(loss, {"accuracy": (logits.argmax(1) == labels).float().mean()})
 
     def logits(self, model: Model, ids: Tensor, segments: Tensor) -> Tensor:
@@ -94,14 +110,20 @@ def class_logits(model: Model, ids: Tensor, segments: Tensor, mask: Tensor | Non
     return model(ids, mask, **options).float()
 
 
+def encode_pairs(model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
+    """Ids and segments, n s, of sentence pairs as the model reads them; the second sentence may be empty."""
+    firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
+    rows = [join_pair(a, b, tokenizer, model.spec.stem.tokens) for a, b in zip(firsts, seconds)]
+    ids, segments = (torch.tensor([row[side] for row in rows], device=model.device) for side in (0, 1))
+    return ids, segments
+
+
 def classify_texts(model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]]) -> Tensor:
     """Class probabilities, n k, of sentence pairs; the second sentence may be empty."""
     spec = model.spec
     pooled = isinstance(spec, Encoder) and isinstance(spec.pool, (FirstTokenPool, MeanPool))
     if not pooled or not isinstance(spec.head, ClassifierHead):
         raise UserError("the model does not classify text")
-    firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
-    rows = [join_pair(a, b, tokenizer, spec.stem.tokens) for a, b in zip(firsts, seconds)]
-    ids, segments = (torch.tensor([row[side] for row in rows], device=model.device) for side in (0, 1))
+    ids, segments = encode_pairs(model, tokenizer, texts)
     with torch.inference_mode():
         return class_logits(model, ids, segments, ids != tokenizer.pad_token_id).softmax(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,10 +10,14 @@ from torch.nn import functional as F
 
 from allmlp.data.dataset import ImageDataset, Split
 from allmlp.errors import UserError
+from allmlp.layers.init import Init
+from allmlp.layers.linear import Linear
 from allmlp.models.cost import measure
+from allmlp.models.external import External
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import NonNegative, Rate
-from allmlp.tasks.classify import Classify, ClassifyModule, cross_entropy
+from allmlp.tasks.classify import Classify, ClassifyModule
+from allmlp.tasks.probe import pool_features
 from allmlp.tasks.task import Losses, Normalize, Task, TaskModule
 from allmlp.weights.pretrained import pretrained
 
@@ -21,12 +25,15 @@ from allmlp.weights.pretrained import pretrained
 class Distill(Task):
     """The loss of `classify`, mixed with that of a teacher, which reads the same augmented images.
 
-        L = (1 - alpha) L_classify(z, t) + alpha L_teacher(z, y),    z logits of the student, y of the teacher
+        L = (1 - alpha) L_classify(z, t) + alpha L_teacher(z, y) + beta (1 - cos(P f, g))
         hard:  L_teacher = - log softmax(z)_k,  k = argmax y
         soft:  L_teacher = T^2 KL(softmax(y / T) || softmax(z / T))
 
-    Source: DeiT, section 4, with one head instead of two; ResMLP's distilled models. `teacher` is a model folder, or
-    timm:NAME or hf:NAME for published weights.
+    z, y are the logits and f, g the pooled features of student and teacher; beta is `feature_weight`, and P a learned
+    projection to the teacher's width, which is not saved with the model. `teacher` is a model folder, or timm:NAME or
+    hf:NAME for published weights. Source: DeiT, section 4, with one head instead of two; ResMLP's distilled models.
+    With alpha=1 labels are not used: Beyer et al., Knowledge distillation: A good teacher is patient and consistent,
+    2022.
     """
 
     teacher: str
@@ -34,6 +41,7 @@ class Distill(Task):
     distillation_type: Literal["hard", "soft"] = "hard"
     alpha: Rate = 0.5
     temperature: NonNegative = 1.0
+    feature_weight: NonNegative = 0.0
 
     def check(self) -> None:
         if not self.temperature:
@@ -52,6 +60,12 @@ class Distill(Task):
         return self.classify.floors(dataset, split)
 
 
+class TeacherOutput(NamedTuple):
+    logits: Tensor
+    features: Tensor
+    """Pooled, b c."""
+
+
 class Teacher:
     """A frozen model; not a module, so that optimizer and checkpoint do not see it."""
 
@@ -62,23 +76,34 @@ class Teacher:
         (example,) = self.model.dummy_inputs()
         if example.shape[1] != len(dataset.mean):
             raise UserError(f"the teacher {name} reads {example.shape[1]} channels, the data have {len(dataset.mean)}")
-        with torch.no_grad():
-            num_classes = self.model(example).shape[-1]
+        if isinstance(self.model.spec, External):
+            # Convolutions are faster with channels last, and compiling them takes longer than a short run gains.
+            self.model.to(memory_format=torch.channels_last)
+            self.run = torch.compiler.disable(self.run)  # type: ignore[method-assign]
+        found = self(torch.zeros_like(example))
+        self.width, num_classes = found.features.shape[1], found.logits.shape[1]
         if num_classes != len(dataset.class_names):
             raise UserError(f"the teacher {name} has {num_classes} classes, the data have {len(dataset.class_names)}")
         if preprocessing.class_names not in ((), dataset.class_names):
             raise UserError(f"the teacher {name} has other classes than the data, or in another order")
 
     @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
-        """Logits for images in [0, 1]."""
-        return self.model(self.normalize(images)).float()
+    def __call__(self, images: Tensor) -> TeacherOutput:
+        """Outputs for images in [0, 1]."""
+        return self.run(self.normalize(images))
+
+    def run(self, x: Tensor) -> TeacherOutput:
+        features = self.model.forward_features(x)
+        return TeacherOutput(self.model.forward_head(features).float(), pool_features(self.model, features).float())
 
 
 class DistillModule(ClassifyModule):
     def __init__(self, spec: Distill, model: Model, dataset: ImageDataset, teacher: Teacher) -> None:
         super().__init__(spec.classify, model, dataset)
         self.distill, self.teacher = spec, teacher
+        if spec.feature_weight:
+            width = pool_features(model, model.forward_features(*model.dummy_inputs())).shape[1]
+            self.proj = Linear(width, teacher.width, Init(), bias=False)
 
     @property
     def flops(self) -> int:
@@ -86,17 +111,22 @@ class DistillModule(ClassifyModule):
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
         images, targets = self.augment(*inputs)
-        logits, teacher_logits = self.model(self.normalize(images)), self.teacher(images)
+        features = self.model.forward_features(self.normalize(images))
+        logits, teacher = self.model.forward_head(features), self.teacher(images)
         loss = torch.lerp(
-            cross_entropy(logits, targets, self.spec.loss),
-            distillation_loss(logits.float(), teacher_logits, self.distill.distillation_type, self.distill.temperature),
+            self.cross_entropy(logits, targets),
+            distillation_loss(logits.float(), teacher.logits, self.distill.distillation_type, self.distill.temperature),
             self.distill.alpha,
         )
         predicted = logits.argmax(1)
         metrics = {
             "accuracy": (predicted == targets.argmax(1)).float().mean(),
-            "agreement": (predicted == teacher_logits.argmax(1)).float().mean(),
+            "agreement": (predicted == teacher.logits.argmax(1)).float().mean(),
         }
+        if self.distill.feature_weight:
+            pooled = self.proj(pool_features(self.model, features)).float()
+            metrics["similarity"] = F.cosine_similarity(pooled, teacher.features).mean()
+            loss = loss + self.distill.feature_weight * (1 - metrics["similarity"])
         return Losses(loss, metrics)
 
 

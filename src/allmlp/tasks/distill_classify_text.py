@@ -45,6 +45,8 @@ class DistillClassifyText(Task):
     def check(self) -> None:
         if not self.temperature:
             raise UserError("DistillClassifyText.temperature must be positive")
+        if self.classify.class_balance:
+            raise UserError("DistillClassifyText.classify.class_balance must be 0: the teacher knows the rare classes")
 
     def configure_model(self, model: ModelSpec, dataset: LabeledTextDataset) -> ModelSpec:
         return self.classify.configure_model(model, dataset)

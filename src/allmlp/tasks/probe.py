@@ -79,7 +79,11 @@ def subsample(split: Split, examples: int) -> Split:
 
 def pooled_features(model: Model, images: Tensor) -> Tensor:
     """Features after the model's pool, or their mean over tokens where it has none, b c."""
-    features = model.forward_features(images)
+    return pool_features(model, model.forward_features(images))
+
+
+def pool_features(model: Model, features: Tensor) -> Tensor:
+    """From b s c to b c."""
     pool = getattr(model, "pool", None)
     return features.mean(1) if pool is None else pool(features, None)
 

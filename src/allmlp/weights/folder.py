@@ -14,38 +14,51 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from allmlp import __version__
-from allmlp.data.preprocessing import copy_preprocessing, refuse_unfinished
+from allmlp.data.preprocessing import (
+    ImagePreprocessing,
+    TextPreprocessing,
+    copy_preprocessing,
+    known_preprocessing,
+    refuse_unfinished,
+)
 from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.files import RUN, write_atomically
 from allmlp.layers.stem import TokenEmbed
-from allmlp.models.grid import GridResize, Rule, make_dynamic
+from allmlp.models.grid import Rule, make_dynamic
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, override_all, to_json
-from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length, resize_model
+from allmlp.weights.int8 import SCALE, dequantize, quantize
+from allmlp.weights.resize import resize_model
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_CONFIG_BYTES = 2**20
 MAX_NAMES = 50
 """Parameter names listed in an error."""
-HEAD_PREFIXES = ("head.", "pool.")
-"""Parameters that may differ between tasks."""
 
 
 @suggest_keywords
-def save(model: Model, folder: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None) -> Path:
+def save(
+    model: Model,
+    folder: str | os.PathLike[str],
+    *,
+    like: str | os.PathLike[str] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Path:
     """Save `model` as `folder`: config.json and model.safetensors, each written atomically.
 
     >>> allmlp.save(model, "my_model")
+    >>> allmlp.save(model, "small_model", dtype=torch.int8)
     >>> model = allmlp.load("my_model")
 
-    The preprocessing and the tokenizer are copied from the folder `like`, if it is given.
+    The preprocessing and the tokenizer are copied from the folder `like`, if it is given. `dtype` is the precision of
+    the file, by default the model's: torch.int8 has a quarter of the size of float32 (see `allmlp.weights.int8`).
     """
     if like is not None and Path(folder).resolve() == Path(like).resolve():
         raise UserError(f"{folder} would be written over itself; name another folder")
     if like is not None and (Path(folder) / RUN).exists():
         raise UserError(f"{folder} holds a run, whose model would be written over; name another folder")
-    path = write_model(Path(folder), model.spec, model.state_dict())
+    path = write_model(Path(folder), model.spec, to_dtype(model.state_dict(), dtype))
     if like is not None:
         seq_len = next((part.seq_len for part in model.spec.children() if isinstance(part, TokenEmbed)), None)
         try:
@@ -53,6 +66,17 @@ def save(model: Model, folder: str | os.PathLike[str], *, like: str | os.PathLik
         except OSError as reason:
             raise UserError(f"cannot write to {path}: {one_line(reason)}") from reason
     return path
+
+
+def to_dtype(tensors: dict[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """The tensors as they are stored in precision `dtype`; None leaves them unchanged."""
+    if dtype is None:
+        return tensors
+    if dtype == torch.int8:
+        return quantize(tensors)
+    if not dtype.is_floating_point:
+        raise UserError(f"weights cannot be stored as {dtype}: choose torch.float32, float16, bfloat16 or int8")
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def write_model(path: Path, spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> Path:
@@ -88,12 +112,12 @@ def load(
     >>> model = allmlp.load("runs/cifar10", img_size=64, num_classes=5)
 
     With another `img_size` or `seq_len` the weights are resized (`rule`: "interpolate", or MLP-Mixer's "tile" for
-    multiples of the size). With another `num_classes` the head is new. `dtype=None` keeps the precision of the file.
-    With `dynamic=True` the model accepts images of any size. `overrides` set fields of the spec that do not change its
-    weights, such as {"drop_path.rate": 0.1}.
+    multiples of the size). With another `num_classes` the head is new. `dtype=None` keeps the precision of the file,
+    which for 8-bit weights is float32. With `dynamic=True` the model accepts images of any size. `overrides` set fields
+    of the spec that do not change its weights, such as {"drop_path.rate": 0.1}.
     """
-    changes = ModelChanges(num_classes, img_size, seq_len, rule, dtype, dynamic)
-    return changes.apply(read_model(Path(folder), device, overrides))
+    changes, path = ModelChanges(num_classes, img_size, seq_len, rule, dtype, dynamic), Path(folder)
+    return changes.apply(read_model(path, device, overrides), known_preprocessing(path))
 
 
 def read_model(path: Path, device: str | torch.device = "cpu", overrides: Mapping[str, Any] | None = None) -> Model:
@@ -117,7 +141,8 @@ class ModelChanges(NamedTuple):
     dtype: torch.dtype | None = torch.float32
     dynamic: bool = False
 
-    def apply(self, model: Model) -> Model:
+    def apply(self, model: Model, preprocessing: ImagePreprocessing | TextPreprocessing | None = None) -> Model:
+        """The changed model, with its preprocessing; of another number of classes the names are not known."""
         if self.dtype is not None:
             model = model.to(self.dtype)
         if self.img_size is not None or self.seq_len is not None:
@@ -127,31 +152,10 @@ class ModelChanges(NamedTuple):
             if reset is None:
                 raise UserError(f"{type(model.spec).__name__} models have no classifier to replace")
             model = reset(self.num_classes).eval()
-        return make_dynamic(model, self.rule or "interpolate") if self.dynamic else model
-
-
-def transfer(model: Model, folder: str | os.PathLike[str]) -> list[str]:
-    """Initialize `model` from the weights in `folder`; returns the keys that keep their initialization.
-
-    All weights must match, except for head and pool, which keep their initialization if they differ. Weights of the
-    same model at another image size or sequence length are resized.
-    """
-    found = load(folder, dtype=None)
-    source = found.state_dict()
-    if differs_in_img_size(found.spec, model.spec):
-        source = GridResize(found.spec, model.spec)(source)
-    elif differs_in_seq_len(found.spec, model.spec):
-        source = resize_length(source, model.spec)
-    own = model.state_dict()
-    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    given = {name: tuple(tensor.shape) for name, tensor in source.items()}
-    fresh = [name for name, shape in shapes.items() if name.startswith(HEAD_PREFIXES) and given.get(name) != shape]
-    body = {name: shape for name, shape in shapes.items() if name not in fresh}
-    check_shapes(
-        Path(folder), body, {name: s for name, s in given.items() if name in body or not name.startswith(HEAD_PREFIXES)}
-    )
-    model.load_state_dict({name: source[name] for name in body}, strict=False)
-    return fresh
+            preprocessing = preprocessing.replace(class_names=()) if preprocessing else None
+        model = make_dynamic(model, self.rule or "interpolate") if self.dynamic else model
+        model.preprocessing = preprocessing
+        return model
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -191,20 +195,25 @@ def read_spec(folder: Path) -> ModelSpec:
 def read_weights(
     file: Path, expected: dict[str, tuple[int, ...]], device: str | torch.device, config: str
 ) -> dict[str, torch.Tensor]:
-    """Read a safetensors file after checking the names and shapes in its header."""
+    """Read a safetensors file after checking the names and shapes in its header; 8-bit weights become float32."""
     if not file.is_file():
         raise UserError(f"{file.parent} has no {WEIGHTS}")
     try:
         with safe_open(file, framework="pt", device=str(device)) as source:
-            found = {name: tuple(source.get_slice(name).get_shape()) for name in source.keys()}  # noqa: SIM118
-            check_shapes(file, expected, found)
+            slices = {name: source.get_slice(name) for name in source.keys()}  # noqa: SIM118
+            found = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            quantized = [name for name, part in slices.items() if part.get_dtype() == "I8" and name in expected]
+            check_shapes(file, expected | {name + SCALE: expected[name][:1] for name in quantized}, found)
             recorded = (source.metadata() or {}).get("config")
             if recorded not in (None, config):
                 raise UserError(
                     f"{file.parent}: {CONFIG} does not match the weights: it was edited, or a save was "
                     f"interrupted; save the model again"
                 )
-            return {name: source.get_tensor(name) for name in found}
+            state = {name: source.get_tensor(name) for name in found}
+            for name in quantized:
+                state[name] = dequantize(state[name], state.pop(name + SCALE))
+            return state
     except (SafetensorError, OSError) as reason:
         raise UserError(f"{file} is damaged or not a safetensors file: {one_line(reason)}") from None
 

@@ -11,13 +11,12 @@ import torch
 
 import allmlp
 from allmlp.data.preprocessing import (
-    PREPROCESSING_FILE,
     ImagePreprocessing,
     TextPreprocessing,
     image_preprocessing,
-    read_preprocessing,
+    known_preprocessing,
 )
-from allmlp.errors import UserError, suggest_keywords
+from allmlp.errors import UserError, did_you_mean, suggest_keywords
 from allmlp.models.external import External
 from allmlp.models.grid import Rule
 from allmlp.models.model import Model
@@ -26,6 +25,7 @@ from allmlp.models.zoo import preset
 from allmlp.weights import folder
 from allmlp.weights.convert import build, is_model_folder, open_path, timm_pretrained
 from allmlp.weights.fetch import HUB_PREFIX, locate
+from allmlp.weights.model_card import README
 from allmlp.weights.published import published_weights
 
 
@@ -34,16 +34,56 @@ class Pretrained(NamedTuple):
     preprocessing: ImagePreprocessing
 
 
+BUNDLED_PREFIX = "allmlp:"
 BUNDLED = "allmlp:cifar10"
+BUNDLED_TEXT = "allmlp:text"
+"""The bundled models for images and for texts that are used where none is named."""
 
 
-def bundled() -> Path:
-    """The folder of the bundled model, a gMLP trained on CIFAR-10."""
+def bundled_models() -> dict[str, Path]:
+    """The models that come with this installation: `allmlp:NAME` -> folder."""
     package = Path(allmlp.__file__).parent
-    for place in (package / "weights" / "cifar10", package.parent.parent / "weights" / "cifar10"):
-        if (place / "config.json").is_file():
-            return place
-    raise UserError("this installation lacks the bundled CIFAR-10 model; pass a model folder instead")
+    # In a wheel the folders are in the package, in a checkout next to src.
+    places = (package / "weights", package.parent.parent / "weights")
+    folders = [path.parent for place in places for path in sorted(place.glob("*/config.json"))]
+    return {BUNDLED_PREFIX + path.name: path for path in reversed(folders)}
+
+
+def bundled(name: str = BUNDLED) -> Path:
+    """The folder of a bundled model: `allmlp:cifar10`, a gMLP trained on CIFAR-10, or another of `bundled_models`."""
+    found = bundled_models()
+    if name not in found:
+        have = f"only {', '.join(found)}" if found else "none at all: pass a model folder instead"
+        raise UserError(f"this installation has no bundled model {name}{did_you_mean(name, found)}, {have}")
+    return found[name]
+
+
+def model_path(name: str | os.PathLike[str]) -> Path:
+    """The folder of a bundled model (`allmlp:NAME`), or `name` as a path."""
+    text = os.fspath(name)
+    return bundled(text) if text.startswith(BUNDLED_PREFIX) else Path(text).expanduser()
+
+
+class BundledWeights(NamedTuple):
+    name: str
+    description: str
+    """The title of its model card."""
+    result: str
+    """The first row of the card's table."""
+    size: int
+    """Bytes of the folder."""
+
+
+def bundled_weights() -> list[BundledWeights]:
+    """A row for each bundled model, from its card."""
+    rows = []
+    for name, path in bundled_models().items():
+        lines = (path / README).read_text(encoding="utf8").splitlines()
+        title = next((line[2:] for line in lines if line.startswith("# ")), path.name)
+        cells = next((line.strip("| ").split("|") for line in lines if line.startswith("| ") and "%" in line), ["", ""])
+        size = sum(file.stat().st_size for file in path.iterdir())
+        rows.append(BundledWeights(name, title, f"{cells[0].strip()} {cells[1].partition('(')[0].strip()}", size))
+    return rows
 
 
 def pretrained(
@@ -55,11 +95,11 @@ def pretrained(
 ) -> Pretrained:
     """An image classifier in evaluation mode, with its preprocessing.
 
-    `name` is a model folder, the bundled model (`allmlp:cifar10`), a name of `allmlp list weights`,
+    `name` is a model folder, a bundled model (`allmlp:cifar10`), a name of `allmlp list weights`,
     `hf:ORGANIZATION/NAME` on the Hub, or `timm:NAME` or `hf:NAME` for the network of that package. Only models of this
     library take `img_size` and `dynamic`.
     """
-    path = bundled() if name == BUNDLED else Path(name)
+    path = model_path(name)
     if path.is_dir() or name in published_weights() or (name.startswith(HUB_PREFIX) and "/" in name):
         changes = folder.ModelChanges(img_size=img_size, dynamic=dynamic)
         model, preprocessing = open_model(str(path), changes, device)
@@ -101,10 +141,10 @@ def from_pretrained(
     >>> model = allmlp.from_pretrained("mixer_b16.google_in1k", num_classes=10)
     >>> model = allmlp.from_pretrained("timm:gmlp_s16_224", img_size=256)
 
-    `name` is a model folder, a weights file or folder of another library, a name of `allmlp list weights`, `timm:NAME`,
-    or a model on the Hugging Face Hub (`ORGANIZATION/NAME`), to which the last five options apply. The other options
-    are those of `allmlp.load`. `overrides` also set fields that the weights of another library do not determine:
-    {"block.token.num_heads": 4}.
+    `name` is a model folder, a bundled model (`allmlp:cifar10`), a weights file or folder of another library, a name of
+    `allmlp list weights`, `timm:NAME`, or a model on the Hugging Face Hub (`ORGANIZATION/NAME`), to which the last five
+    options apply. The other options are those of `allmlp.load`. `overrides` also set fields that the weights of another
+    library do not determine: {"block.token.num_heads": 4}.
     """
     hub = {
         "revision": revision,
@@ -125,10 +165,11 @@ def open_model(
     **hub: Any,
 ) -> tuple[Model, ImagePreprocessing | TextPreprocessing | None]:
     """The model called `name`, and its preprocessing if it is known."""
+    name = os.fspath(model_path(name)) if name.startswith(BUNDLED_PREFIX) else name
     located = None if name.startswith(PREFIX) else locate(name, **hub)
     if located is not None and is_model_folder(located.path):
-        model = changes.apply(folder.read_model(located.path, device, overrides))
-        return model, read_preprocessing(located.path) if (located.path / PREPROCESSING_FILE).is_file() else None
+        preprocessing = known_preprocessing(located.path)
+        return changes.apply(folder.read_model(located.path, device, overrides), preprocessing), preprocessing
     found = timm_pretrained(name) if located is None else open_path(located.path, overrides)
-    model = changes.apply(build(found, device))
-    return model, (located.preprocessing if located is not None else None) or found.preprocessing
+    preprocessing = (located.preprocessing if located is not None else None) or found.preprocessing
+    return changes.apply(build(found, device), preprocessing), preprocessing

@@ -1,4 +1,4 @@
-// The page of `allmlp serve`: a form for the endpoint of the served model, and its token-mixing weights.
+// The page of `allmlp serve`: a form for the endpoint of a served model, and its token-mixing weights.
 
 const $ = (id) => document.getElementById(id);
 const MAX_ATTEMPTS = 3;
@@ -18,6 +18,7 @@ function element(name, attributes = {}, ...children) {
   return node;
 }
 
+const api = (path) => `${model.path}/${path}`;
 const percent = (fraction) => `${(100 * fraction).toFixed(fraction < 0.0995 ? 2 : 1)} %`;
 
 // --- requests ---------------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ function startImages(samples) {
     };
     $("samples").append(element("li", {}, button));
   }
-  $("file").onchange = () => { classifyImage($("file").files[0]); $("file").value = ""; };
+  $("file").onchange = () => { classifyFiles([...$("file").files]); $("file").value = ""; };
   const stage = $("stage");
   stage.ondragover = (event) => { event.preventDefault(); stage.classList.add("over"); };
   stage.ondragleave = () => stage.classList.remove("over");
@@ -147,13 +148,74 @@ function startImages(samples) {
   document.ondrop = (event) => {
     event.preventDefault();
     stage.classList.remove("over");
-    classifyImage(event.dataTransfer.files[0]);
+    classifyFiles([...event.dataTransfer.files]);
   };
   document.onpaste = (event) => {
-    const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
-    if (file) classifyImage(file);
+    classifyFiles([...event.clipboardData.files].filter((one) => one.type.startsWith("image/")));
   };
   $("show-importance").onchange = () => { if (image) showImportance(importanceLabel); };
+}
+
+/** One image with its important patches, or a gallery of several. */
+function classifyFiles(files) {
+  if (files.length === 1) classifyImage(files[0]);
+  else if (files.length) classifyMany(files);
+}
+
+/** Files in groups that fit into one request; those that do not are left out. */
+function* groups(files) {
+  const room = model.max_body_bytes - 2 ** 12; // for the form around them
+  let group = [];
+  let size = 0;
+  for (const file of files.filter((one) => one.size + 2 ** 9 <= room)) {
+    if (group.length === model.max_inputs || size + file.size + 2 ** 9 > room) {
+      yield group;
+      [group, size] = [[], 0];
+    }
+    group.push(file);
+    size += file.size + 2 ** 9;
+  }
+  if (group.length) yield group;
+}
+
+async function classifyMany(files) {
+  for (const button of $("samples").querySelectorAll("button")) button.ariaPressed = "false";
+  image = null;
+  clearImportance();
+  $("stage").classList.add("empty");
+  const send = async (say) => {
+    const results = new Map(files.map((file) => [file, { error: `larger than ${model.max_body_bytes / 2 ** 20} MB` }]));
+    let timing = null;
+    let done = 0;
+    for (const group of groups(files)) {
+      const form = new FormData();
+      for (const file of group) form.append("files", file, file.name);
+      const response = await request(api("predict?top_k=1"), { method: "POST", body: form }, say);
+      group.forEach((file, index) => results.set(file, response.results[index]));
+      timing = response.timing;
+      done += group.length;
+      say(`${done} of ${files.length} images …`);
+    }
+    if (!timing) throw new RequestError(`The files are larger than ${model.max_body_bytes / 2 ** 20} MB.`, false);
+    return { results, timing };
+  };
+  await submit(send, ({ results }) => {
+    const gallery = element("ul", { className: "gallery" });
+    const counts = new Map();
+    for (const [file, { predictions, error }] of results) {
+      const url = URL.createObjectURL(file);
+      const shown = element("img", { src: url, alt: "", onload: () => URL.revokeObjectURL(url), onerror: () => URL.revokeObjectURL(url) });
+      const words = error ? element("span", { className: "wrong" }, error)
+        : element("span", {}, element("b", {}, predictions[0].label), ` ${percent(predictions[0].probability)}`);
+      const tile = element("button", { type: "button", title: file.name, onclick: () => classifyImage(file) }, shown, words, element("span", { className: "name" }, file.name));
+      gallery.append(element("li", {}, tile));
+      const label = error ? "not read" : predictions[0].label;
+      counts.set(label, (counts.get(label) || 0) + 1);
+    }
+    $("result").append(gallery);
+    const listed = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 5).map(([label, count]) => `${count} ${label}`);
+    return `${results.size} images: ${listed.join(", ")}${counts.size > 5 ? ", …" : ""}`;
+  });
 }
 
 async function classifyImage(file, sample = null) {
@@ -168,7 +230,7 @@ async function classifyImage(file, sample = null) {
     return;
   }
   image = file;
-  const send = (say) => request("predict?top_k=5", { method: "POST", body: file, headers: { "content-type": "application/octet-stream" } }, say);
+  const send = (say) => request(api("predict?top_k=5"), { method: "POST", body: file, headers: { "content-type": "application/octet-stream" } }, say);
   await submit(send, ({ predictions }) => {
     const [{ label, probability }] = predictions;
     $("result").append(bars(labels(predictions), showImportance));
@@ -218,7 +280,7 @@ async function showImportance(label) {
   }
   const file = image;
   try {
-    const path = `importance?label=${encodeURIComponent(label)}`;
+    const path = api(`importance?label=${encodeURIComponent(label)}`);
     const { importance } = await request(path, { method: "POST", body: file, headers: { "content-type": "application/octet-stream" } });
     if (file !== image || label !== importanceLabel || !$("show-importance").checked) return;
     const largest = Math.max(...importance.flat());
@@ -288,7 +350,7 @@ function submitText(endpoint) {
   const [first, second] = Object.keys(FORMS[endpoint].fields);
   const body = { [first]: $("first").value };
   if (second) body[second] = $("second").value;
-  const send = (say) => request(endpoint, { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } }, say);
+  const send = (say) => request(api(endpoint), { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } }, say);
   return submit(send, (response) => SHOW[endpoint](response, body));
 }
 
@@ -369,7 +431,7 @@ async function loadMaps() {
   $("layer-name").textContent = `${index + 1} of ${model.layers.length}`;
   $("layer").setAttribute("aria-valuetext", `${index + 1} of ${model.layers.length}: ${name}`);
   try {
-    const found = await request(`maps?layer=${encodeURIComponent(name)}`);
+    const found = await request(api(`maps?layer=${encodeURIComponent(name)}`));
     if (Number($("layer").value) !== index) return;
     const values = Int8Array.from(atob(found.data), (character) => character.charCodeAt(0));
     // The rows of a matrix over patches are arranged like the patches.
@@ -464,11 +526,22 @@ async function checkHealth() {
   pill.className = `pill ${status === "ok" ? "ok" : "bad"}`;
 }
 
+/** A choice of model reloads the page, so that its address can be kept. */
+function offerModels(models) {
+  if (models.length < 2) return;
+  $("models").hidden = false;
+  $("model").append(...models.map(({ name }) => element("option", { value: name, selected: name === model.name }, name)));
+  $("model").onchange = () => { location.search = `?model=${encodeURIComponent($("model").value)}`; };
+}
+
 async function start() {
   $("retry").onclick = () => lastRequest && lastRequest();
   try {
-    model = await request("model");
-    const samples = await request("samples");
+    const models = await request("models");
+    const chosen = new URLSearchParams(location.search).get("model");
+    model = models.find(({ name }) => name === chosen) || models[0];
+    offerModels(models);
+    const samples = await request(api("samples"));
     $("title").textContent = model.name;
     document.title = `${model.name} · allmlp`;
     const facts = [`${(model.num_parameters / 1e6).toFixed(2)} M parameters`, model.input_spec.replace("x", "×")];

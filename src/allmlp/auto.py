@@ -1,0 +1,453 @@
+"""The run of `allmlp train DATA`: every setting is chosen from the data and the device, with its reason.
+
+All of them are ordinary fields of the run: `--set FIELD=VALUE` changes one, and run.json repeats the run exactly.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from allmlp.data.augment import Augment, HorizontalFlip, Mixup, RandAugment, Translate
+from allmlp.data.corpus import TextDataset
+from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory, labels_of
+from allmlp.data.labeled_text import LabeledTextDataset
+from allmlp.data.parallel_corpus import TranslationDataset
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
+from allmlp.data.squad import SquadDataset
+from allmlp.errors import UserError
+from allmlp.head_init import HeadInit
+from allmlp.models.encoder import Encoder
+from allmlp.models.gmlp import gmlp, gmlp_text
+from allmlp.models.model import ModelSpec
+from allmlp.models.seq2seq import resmlp_seq2seq
+from allmlp.models.zoo import create, preset, presets
+from allmlp.optim import AdamW
+from allmlp.parallel import own_device
+from allmlp.run import Budget, Run
+from allmlp.schedule import CosineSchedule, LinearSchedule
+from allmlp.spec import hints, override
+from allmlp.tasks.causal_lm import CausalLM
+from allmlp.tasks.classify import Classify
+from allmlp.tasks.classify_text import ClassifyText
+from allmlp.tasks.masked_lm import MaskedLM
+from allmlp.tasks.question_answering import QuestionAnswering
+from allmlp.tasks.task import Task
+from allmlp.tasks.translate import Translation
+from allmlp.weights.start import Start, open_start, transfer
+
+IMAGE_STARTS = ("allmlp:image", "allmlp:cifar10")
+TEXT_STARTS = ("allmlp:text",)
+"""Models that come with the package, as far as this installation has them."""
+FEW, MANY = 2_000, 50_000
+"""Fewer examples: the strongest regularization. More, on a GPU: a larger model from random weights."""
+PROBE_EXAMPLES = 600
+"""Examples of either split, to compare starts with each other."""
+UNEVEN = 10.0
+"""Ratio of the largest to the smallest class from which on classes are balanced."""
+VAL_FRACTION = 0.15
+MAX_TFIDF = 50_000
+"""Training texts up to which the simple baseline is fitted as well."""
+
+
+class Reason(NamedTuple):
+    field: str
+    value: str
+    why: str
+
+
+class Choice(NamedTuple):
+    run: Run
+    reasons: list[Reason]
+
+    def table(self) -> str:
+        """Field, value and reason in aligned columns."""
+        widths = [max(len(row[k]) for row in self.reasons) for k in (0, 1)]
+        return "\n".join(f"{field:{widths[0]}}  {value:{widths[1]}}  {why}" for field, value, why in self.reasons)
+
+
+class Wishes(NamedTuple):
+    """What the user asks for; None leaves the choice open."""
+
+    model: str | None = None
+    epochs: float | None = None
+    minutes: float | None = None
+    size: int | None = None
+
+
+def choose_run(
+    data: Data,
+    *,
+    device: str | None = None,
+    model: str | None = None,
+    epochs: float | None = None,
+    minutes: float | None = None,
+    size: int | None = None,
+) -> Choice:
+    """A run for `data` on `device`. `model` is a name of `allmlp list`, which is trained from random weights, or a
+    trained model to start from, see `open_start`; `size` is the image size, or the number of tokens.
+    """
+    settings = Settings(data, own_device(device), Wishes(model, epochs, minutes, size))
+    dataset = settings.dataset
+    for kind, choose in CHOOSERS.items():
+        if isinstance(dataset, kind):
+            choose(settings)
+            return Choice(settings.run, settings.reasons)
+    raise UserError(f"no settings are known for {type(data).__name__}: choose a recipe of `allmlp list recipes`")
+
+
+class Settings:
+    """The run so far, and the reasons of its fields."""
+
+    def __init__(self, data: Data, device: torch.device, wishes: Wishes) -> None:
+        self.run = Run(model=None, task=Classify(), data=data)
+        self.device, self.wishes, self.reasons = device, wishes, list[Reason]()
+        self.dataset: Dataset = data.load()
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+    @property
+    def examples(self) -> int:
+        return len(self.dataset.train)
+
+    def set(self, field: str, value: Any, why: str, shown: str = "") -> None:
+        self.run = override(self.run, field, value) if "." in field else self.run.replace(**{field: value})
+        if why:
+            self.reasons.append(Reason(field, shown or show(value), why))
+
+    def reload(self) -> None:
+        """Load the data again, after a change of their settings or of the start."""
+        data = self.run.data
+        self.dataset = (data.for_model(open_start(self.run.init_from).folder) if self.run.init_from else data).load()
+
+    def has(self, field: str) -> bool:
+        """Whether the data have this field."""
+        return field in hints(type(self.run.data))
+
+
+def show(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) == 2:
+        return "x".join(f"{part:g}" for part in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# --- what all kinds of data share -------------------------------------------------------------------------
+
+
+def choose_validation(settings: Settings) -> None:
+    """Hold out a validation split where the data have none, and keep the weights that are best on it."""
+    if settings.dataset.validation is None and settings.has("val_fraction"):
+        settings.set("data.val_fraction", VAL_FRACTION, "the data have a test split, but none for validation")
+        settings.reload()
+    if settings.dataset.validation is not None:
+        count = f"{len(settings.dataset.validation):,} validation examples"
+        settings.set("keep_best", True, f"the best weights on {count} are kept and tested")
+        settings.set("patience", 6, "evaluations without a better one, then the run ends")
+
+
+def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
+    """`minutes` are for a CPU, so that a first result does not take hours."""
+    wishes = settings.wishes
+    if wishes.epochs is not None or wishes.minutes is not None:
+        settings.set("budget", Budget(epochs=wishes.epochs, minutes=wishes.minutes), "")
+        settings.reasons.append(Reason("budget", show_budget(settings.run.budget), "as asked for"))
+        return
+    settings.set("budget", Budget(epochs=epochs, minutes=minutes if settings.on_cpu else None), "")
+    why = f"for {settings.examples:,} examples"
+    why += "; on a CPU the time is limited: more with --minutes" if settings.on_cpu else ""
+    settings.reasons.append(Reason("budget", show_budget(settings.run.budget), why))
+
+
+def show_budget(budget: Budget) -> str:
+    parts = [f"{budget.epochs:g} epochs" if budget.epochs else "", f"{budget.minutes:g} min" if budget.minutes else ""]
+    return ", ".join(filter(None, parts))
+
+
+def choose_batch(settings: Settings, batch_size: int) -> None:
+    """The batch, and how often the run is logged, evaluated and saved: every epoch, if these are not too short."""
+    size = max(min(batch_size, settings.examples), 1)
+    why = "all examples" if size == settings.examples else "small batches for few examples or a CPU"
+    settings.set("batch_size", size, why if size < 128 else "enough examples for large batches")
+    steps = max(-(-settings.examples // size), 5)
+    settings.run = settings.run.replace(eval_every=steps, save_every=steps, log_every=max(steps // 4, 1))
+
+
+def choose_compilation(settings: Settings) -> None:
+    budget = settings.run.budget
+    steps = (budget.epochs or 10) * settings.examples / settings.run.batch_size
+    pays = not settings.on_cpu and steps > 2000
+    why = "not on a CPU" if settings.on_cpu else f"about {steps:,.0f} steps " + ("repay it" if pays else "are too few")
+    settings.set("compile", pays, why)
+
+
+def choose_balance(settings: Settings, num_classes: int) -> None:
+    labels = labels_of(settings.dataset.train)
+    counts = labels[labels >= 0].bincount(minlength=num_classes)
+    ratio = counts.max().item() / max(counts.min().item(), 1)
+    if ratio >= UNEVEN:
+        why = f"the largest class has {ratio:,.0f} times the examples of the smallest"
+        settings.set("task.class_balance", 0.5, why)
+
+
+def named_model(settings: Settings, options: tuple[str, ...]) -> Start | None:
+    """Set the model that is asked for, or else the start that probes best among `options`; returns the start."""
+    name = settings.wishes.model
+    if name is not None and name in presets() and not os.path.exists(name):
+        settings.set("model", preset(name).spec, "as asked for, from random weights", name)
+        return None
+    if name is not None:
+        start = open_start(name)
+        settings.set("init_from", name, "as asked for")
+        return start
+    found = [start for option in options if (start := bundled_start(option)) is not None]
+    return best_start(settings, [start for start in found if fits(start, settings.dataset)])
+
+
+def bundled_start(name: str) -> Start | None:
+    try:
+        return open_start(name)
+    except UserError:  # this installation lacks it
+        return None
+
+
+def fits(start: Start, dataset: Dataset) -> bool:
+    """Whether the model reads such data."""
+    if isinstance(dataset, ImageDataset):
+        return isinstance(start.preprocessing, ImagePreprocessing) and len(start.preprocessing.mean) == len(
+            dataset.mean
+        )
+    return isinstance(start.preprocessing, TextPreprocessing)
+
+
+def best_start(settings: Settings, starts: list[Start]) -> Start | None:
+    """The start whose frozen features classify the validation split best."""
+    if not starts:
+        return None
+    if len(starts) == 1 or not isinstance(settings.run.task, (Classify, ClassifyText)):
+        settings.set("init_from", starts[0].name, "the trained model that comes with the package")
+        return starts[0]
+    scores = {start.name: probe_accuracy(settings, start) for start in starts}
+    best = max(starts, key=lambda start: scores[start.name])
+    others = ", ".join(f"{name} {score:.1%}" for name, score in scores.items() if name != best.name)
+    why = f"best linear probe on the validation split: {scores[best.name]:.1%} (others: {others})"
+    settings.set("init_from", best.name, why)
+    return best
+
+
+def probe_accuracy(settings: Settings, start: Start) -> float:
+    """Accuracy of logistic regression on the features of `start`, fitted on a part of the training split."""
+    run = adapt_data(settings.run, start, start.model.spec.input_size)
+    dataset = run.data.for_model(start.folder).load()
+    model = create(run.task.configure_model(start.model.spec, dataset), seed=0, device=settings.device)
+    transfer(model, start)
+    task = run.task.build(model, dataset).to(settings.device)
+    return HeadInit().fit(model, task, dataset, seed=0, examples=PROBE_EXAMPLES).accuracy
+
+
+def adapt_data(run: Run, start: Start, size: tuple[int, int] | None) -> Run:
+    """The run with images of this size, normalized as for the start."""
+    known, changes = start.preprocessing, hints(type(run.data))
+    if size is not None and "img_size" in changes:
+        run = override(run, "data.img_size", size)
+    if isinstance(known, ImagePreprocessing) and "decode" in changes:
+        run = override(run, "data.decode.mean", known.mean)
+        run = override(run, "data.decode.std", known.std)
+        run = override(run, "data.decode.crop_pct", known.crop_pct)
+    return run
+
+
+def choose_fine_tuning(settings: Settings, lr: float, layer_decay: float) -> None:
+    """Fit the head first, then train everything, the lower layers more slowly."""
+    settings.set("head_init", HeadInit(), "logistic regression on the frozen features comes first", "HeadInit")
+    settings.set("optim", AdamW(lr=lr, weight_decay=0.05, layer_decay=layer_decay), "")
+    why = f"AdamW; a trained model changes slowly, each lower block {layer_decay:g} times as fast"
+    settings.reasons.append(Reason("optim.lr", show(lr), why))
+
+
+# --- images ------------------------------------------------------------------------------------------------
+
+
+def choose_images(settings: Settings) -> None:
+    choose_validation(settings)
+    dataset = settings.dataset
+    assert isinstance(dataset, ImageDataset)
+    few, many = settings.examples < FEW, settings.examples > MANY and not settings.on_cpu
+    start = named_model(settings, () if many else IMAGE_STARTS)
+    spec = settings.run.model if start is None else start.model.spec
+    size = image_size(settings, spec)
+    if start is not None:
+        settings.run = adapt_data(settings.run, start, size)
+        if size != start.model.spec.input_size:
+            settings.run = settings.run.replace(model=start.model.spec.configure(img_size=size))
+    elif spec is None:
+        model = image_model(settings, size[0], many)
+        why = f"{settings.examples:,} examples are enough" if many else "no trained model at hand reads such images"
+        settings.set("model", model, f"random weights: {why}", f"gMLP, {model.depth} blocks")
+    else:
+        settings.run = settings.run.replace(model=spec.configure(img_size=size, in_chans=len(dataset.mean)))
+    if settings.has("img_size"):
+        why = "as asked for" if settings.wishes.size else "the size of the model"
+        settings.set("data.img_size", size, why if start or spec else "for this many examples on this device")
+    choose_augmentation(settings, size[0], start is not None)
+    choose_balance(settings, len(dataset.class_names))
+    if start is not None:
+        choose_batch(settings, 16 if few else 32 if settings.on_cpu else 128)
+        choose_budget(settings, 20 if few else 10, 3 if few else 15)
+        choose_fine_tuning(settings, 1e-4, 0.75)
+    else:
+        choose_batch(settings, 32 if few else 64 if settings.on_cpu else 1024 if many else 128)
+        choose_budget(settings, 100 if few or not many else 60, 4 if few else 30)
+        settings.set("optim", AdamW(lr=1e-3, weight_decay=0.05), "random weights, which AdamW trains well", "AdamW")
+    settings.run = settings.run.replace(schedule=CosineSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
+    choose_compilation(settings)
+
+
+def image_size(settings: Settings, spec: ModelSpec | None) -> tuple[int, int]:
+    train = settings.dataset.train
+    if settings.wishes.size is not None:
+        return settings.wishes.size, settings.wishes.size
+    if spec is not None and spec.input_size is not None:
+        return spec.input_size
+    if isinstance(train, InMemory):
+        height, width = train.examples.images.shape[2:]
+        return height, width
+    side = 64 if settings.on_cpu else 224 if settings.examples > MANY else 128
+    return side, side
+
+
+def image_model(settings: Settings, size: int, many: bool) -> Encoder:
+    """A gMLP by the number of examples, with 16 to 256 patches."""
+    patch = next(side for side in range(max(size // 14, 2), size + 1) if size % side == 0)
+    depth, width = (30, 256) if many else (6, 96) if settings.examples < FEW or settings.on_cpu else (12, 192)
+    model = gmlp(depth, width, patch, size, len(settings.dataset.class_names))  # type: ignore[attr-defined]
+    return model.configure(in_chans=len(settings.dataset.mean), drop_path=0.1)  # type: ignore[attr-defined]
+
+
+def choose_augmentation(settings: Settings, size: int, trained: bool) -> None:
+    gray = len(settings.dataset.mean) == 1  # type: ignore[attr-defined]
+    flip = () if gray else (HorizontalFlip(),)  # gray images are often digits or letters
+    shift = (Translate(max(size // 8, 1)),) if isinstance(settings.dataset.train, InMemory) else ()
+    policy = () if gray or (trained and settings.examples < FEW) else (RandAugment(2, 9),)
+    task = Classify(augment=Augment((*flip, *shift, *policy)))
+    if not trained and settings.examples >= 500:
+        task = task.replace(label_smoothing=0.1, mix=Mixup(mixup_alpha=0.8, cutmix_alpha=1.0))
+    names = [*(type(part).__name__ for part in task.augment.transforms), *(["Mixup"] if task.mix else [])]
+    if settings.has("decode"):
+        settings.run = override(settings.run, "data.decode.scale", (0.35 if trained else 0.2, 1.0))
+        names.append("random crops")
+    why = "light, as the model is trained and the images are few" if not policy else "against overfitting"
+    settings.set("task", task, "")
+    settings.reasons.append(Reason("task.augment", ", ".join(names) or "none", why))
+
+
+# --- texts -------------------------------------------------------------------------------------------------
+
+
+def choose_labeled_texts(settings: Settings) -> None:
+    settings.run = settings.run.replace(task=ClassifyText())
+    choose_validation(settings)
+    dataset = settings.dataset
+    assert isinstance(dataset, LabeledTextDataset)
+    few = settings.examples < FEW
+    start = named_model(settings, TEXT_STARTS)
+    choose_seq_len(settings, start)
+    simple = settings.examples <= MAX_TFIDF and importlib.util.find_spec("sklearn") is not None
+    task = ClassifyText(dropout=0.1 if start else 0.5, tfidf=simple)
+    settings.run = settings.run.replace(task=task)
+    if simple:
+        settings.reasons.append(Reason("task.tfidf", "true", "what TF-IDF and logistic regression reach is told too"))
+    choose_balance(settings, len(dataset.class_names))
+    if start is not None:
+        choose_batch(settings, 16 if few else 32)
+        choose_budget(settings, 10 if few else 4, 3)
+        choose_fine_tuning(settings, 2e-4, 0.8)
+    else:
+        if settings.run.model is None:
+            model = gmlp_text(2, 96, 192, seq_len=settings.run.data.seq_len)  # type: ignore[attr-defined]
+            settings.set("model", model, "no trained text model is at hand: a small one", "gMLP, 2 blocks")
+        choose_batch(settings, 32)
+        choose_budget(settings, 20, 3)
+        settings.set("optim", AdamW(lr=2e-3, weight_decay=0.1), "random weights, which AdamW trains well", "AdamW")
+    settings.run = settings.run.replace(schedule=LinearSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
+    choose_compilation(settings)
+
+
+def choose_seq_len(settings: Settings, start: Start | None) -> None:
+    """Enough tokens for 95 % of the texts, in steps of 16, at most 512; the fewer, the faster."""
+    most = 512 if start is None else start.model.spec.stem.seq_len  # type: ignore[attr-defined]
+    if settings.wishes.size is not None:
+        settings.set("data.seq_len", settings.wishes.size, "as asked for")
+        return settings.reload()
+    settings.run = override(settings.run, "data.seq_len", most)
+    settings.reload()
+    pad = settings.dataset.tokenizer.pad_token_id  # type: ignore[attr-defined]
+    lengths = (settings.dataset.train.fetch(torch.arange(min(settings.examples, 10_000))).ids != pad).sum(1)
+    needed = int(torch.quantile(lengths.float(), 0.95).item())
+    fitted = min(max(-(-needed // 16) * 16, 16), most)
+    settings.set("data.seq_len", fitted, f"95 % of the texts have at most {needed} tokens")
+    settings.reload()
+    return None
+
+
+def choose_plain_text(settings: Settings) -> None:
+    start = named_model(settings, ())
+    spec = settings.run.model if start is None else start.model.spec
+    if settings.wishes.size is not None:
+        settings.set("data.seq_len", settings.wishes.size, "as asked for")
+    if spec is None:
+        seq_len = settings.run.data.seq_len  # type: ignore[attr-defined]
+        spec = gmlp_text(4, 128, 512, seq_len) if settings.on_cpu else gmlp_text(12, 256, 1536, seq_len)
+        settings.set("model", spec, "by the device", f"gMLP, {spec.depth} blocks")
+    causal = isinstance(spec, Encoder) and spec.block.causal
+    task: Task = CausalLM() if causal else MaskedLM()
+    why = "the model is causal" if causal else "texts without labels; --model gmlp_causal_tiny learns to write instead"
+    settings.set("task", task, why, type(task).__name__)
+    choose_batch(settings, 32 if settings.on_cpu else 256)
+    choose_budget(settings, 10 if settings.examples < MANY else 3, 15)
+    settings.set("optim", AdamW(lr=2e-3, weight_decay=0.05), "AdamW is cheap on every device", "AdamW")
+    settings.run = settings.run.replace(schedule=LinearSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
+    choose_compilation(settings)
+
+
+def choose_translation(settings: Settings) -> None:
+    start = named_model(settings, ())
+    if settings.wishes.size is not None:
+        settings.set("data.seq_len", settings.wishes.size, "as asked for")
+    if start is None and settings.run.model is None:
+        depth, width = (2, 128) if settings.on_cpu else (6, 256)
+        model = resmlp_seq2seq(depth, width, 4, settings.run.data.seq_len)  # type: ignore[attr-defined]
+        settings.set("model", model, "by the device", f"ResMLP, {depth} blocks")
+    settings.set("task", Translation(word_dropout=0.2), "words are dropped against overfitting", "Translation")
+    choose_batch(settings, 32 if settings.on_cpu else 256)
+    choose_budget(settings, 40 if settings.examples < MANY else 10, 15)
+    settings.set("optim", AdamW(lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98)), "AdamW, on every device", "AdamW")
+    settings.run = settings.run.replace(schedule=CosineSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
+    choose_compilation(settings)
+
+
+def choose_questions(settings: Settings) -> None:
+    start = named_model(settings, TEXT_STARTS)
+    if start is None:
+        raise UserError("answers to questions need a trained text model to start from: --model FOLDER")
+    settings.set("task", QuestionAnswering(), "answers are spans of the text", "QuestionAnswering")
+    settings.reload()
+    choose_batch(settings, 16 if settings.on_cpu else 32)
+    choose_budget(settings, 3, 15)
+    settings.set("optim", AdamW(lr=5e-5, weight_decay=0.01), "a trained model changes slowly", "AdamW")
+    settings.run = settings.run.replace(schedule=LinearSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
+    choose_compilation(settings)
+
+
+CHOOSERS: dict[type[Dataset], Callable[[Settings], None]] = {
+    ImageDataset: choose_images,
+    LabeledTextDataset: choose_labeled_texts,
+    TextDataset: choose_plain_text,
+    TranslationDataset: choose_translation,
+    SquadDataset: choose_questions,
+}

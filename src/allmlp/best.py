@@ -1,0 +1,62 @@
+"""The best evaluated weights of a run, and early stopping."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from allmlp.ema import ema_tensors, overwrite
+from allmlp.models.model import Model
+
+MINIMIZED = ("loss", "perplexity")
+"""Ends of the names of metrics of which less is better."""
+
+
+class Best:
+    """Keeps the weights of the best evaluation if `keep`, and counts the evaluations since."""
+
+    def __init__(self, keep: bool, patience: int | None) -> None:
+        self.keep, self.patience = keep, patience
+        self.step, self.results, self.waited = -1, dict[str, float](), 0
+        self.weights: dict[str, Tensor] = {}
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.patience is not None and self.waited >= self.patience
+
+    def update(self, step: int, results: dict[str, float], model: Model) -> bool:
+        """Whether these results of `model` are the best so far."""
+        if not results:
+            return False
+        self.waited += 1
+        if self.results and score(results) <= score(self.results):
+            return False
+        self.step, self.results, self.waited = step, dict(results), 0
+        if self.keep:
+            self.weights = {name: tensor.detach().clone() for name, tensor in ema_tensors(model).items()}
+        return True
+
+    def restore(self, model: Model) -> None:
+        """Put the best weights into `model`, if they are kept."""
+        if self.weights:
+            own = ema_tensors(model)
+            overwrite([own[name] for name in self.weights], list(self.weights.values()))
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint, beside the weights."""
+        return {"step": self.step, "results": self.results, "waited": self.waited}
+
+    def load(self, state: dict[str, Any], model: Model) -> None:
+        """Take over the state of a checkpoint, and make room for its weights."""
+        self.step, self.results, self.waited = state["step"], state["results"], state["waited"]
+        if self.keep and self.results:
+            self.weights = {name: tensor.detach().clone() for name, tensor in ema_tensors(model).items()}
+
+
+def score(results: dict[str, float]) -> tuple[float, float]:
+    """The metric that counts, the first one, then the loss: of equal accuracies the one with less loss is better."""
+    name, value = next(iter(results.items()))
+    values = (-value if name.endswith(MINIMIZED) else value), -results.get("loss", 0.0)
+    return tuple(value if math.isfinite(value) else -math.inf for value in values)  # type: ignore[return-value]

@@ -1,0 +1,115 @@
+"""allmlp embed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from allmlp.cli.app import app, console, examples
+from allmlp.cli.job import (
+    BatchOption,
+    ColumnOption,
+    ContextOption,
+    DeviceOption,
+    DtypeOption,
+    FastOption,
+    Job,
+    KeepOption,
+    ModelAndInputs,
+    PairOption,
+    PartOption,
+    split_model,
+)
+from allmlp.errors import UserError
+
+if TYPE_CHECKING:
+    from allmlp.prediction.inputs import Item
+    from allmlp.prediction.neighbors import Match
+
+
+@app.command(
+    epilog=examples(
+        "allmlp embed runs/photos photos/ --out features.npy",
+        "allmlp embed runs/photos photos/ --near query.jpg",
+        "allmlp embed runs/photos features.npy --near query.jpg --top-k 10",
+        "allmlp embed runs/text reviews.csv --out features.parquet",
+    )
+)
+def embed(
+    inputs: ModelAndInputs,
+    out: Annotated[
+        str | None,
+        typer.Option(help="Write .npy with names in .names.csv beside it, .parquet, or parts into a FOLDER/."),
+    ] = None,
+    near: Annotated[
+        str | None,
+        typer.Option(help="Print the inputs nearest to this file or text, by cosine. INPUTS may be saved features."),
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="Number of nearest inputs.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the nearest inputs as JSON.")] = False,
+    context: ContextOption = "",
+    column: ColumnOption = "",
+    pair_column: PairOption = "",
+    keep: KeepOption = None,
+    batch_size: BatchOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    fast: FastOption = None,
+    part_size: PartOption = 10_000,
+) -> None:
+    """Compute the features of images or texts: pooled, before the classifier; and search them for the nearest."""
+    import numpy as np
+
+    from allmlp.prediction.inputs import Columns
+    from allmlp.prediction.neighbors import are_features, collect, nearest, read_features
+    from allmlp.prediction.output import FEATURES, Parts, feature_record, write_features
+    from allmlp.prediction.stream import features
+
+    if (out is None) == (near is None):
+        raise UserError("embed needs either --out, to write the features, or --near, to search them")
+    model, places = split_model(inputs)
+    columns = Columns(column, pair_column, tuple(keep or ()))
+    saved = near is not None and len(places) == 1 and are_features(Path(places[0]))
+    job = Job([model, near] if saved and near is not None else inputs, columns, context, device, dtype, fast, out)
+    predictor = job.predictor
+
+    def answers(items: Iterable[Item]) -> Iterator[Any]:
+        return job.watch(features(predictor, items, batch_size))
+
+    if near is not None:
+        query = job.single(near)
+        (value,) = features(predictor, [query])
+        if value.error:
+            raise UserError(f"{near}: {value.error}")
+        bank = read_features(Path(places[0])) if saved else collect(answers(job.items))
+        print_matches(nearest(value.value, bank, top_k, query.name), job.inputs.reads, as_json)
+    elif job.is_folder:
+        parts = Parts(Path(out or ""), part_size, job.settings("embed", columns.keep, context, part_size), *job.process)
+        kinds = {"input": str, **dict.fromkeys(columns.keep, str), FEATURES: np.ndarray}
+        parts.write(
+            job.items,
+            kinds,
+            lambda items: ({**feature_record(one), FEATURES: one.value} for one in answers(items) if not one.error),
+            job.skip,
+        )
+    else:
+        write_features(Path(out or ""), columns.keep, answers(job.items))
+    job.next = ("embed", model, out, "--near", "QUERY") if out is not None else ()
+    job.finish()
+
+
+def print_matches(matches: list[Match], reads: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([match._asdict() for match in matches]))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("cosine", reads.removesuffix("s"), box=None, header_style="bold", pad_edge=False)
+    for match in matches:
+        table.add_row(f"{match.cosine:.4f}", escape(match.name))
+    console().print(table)

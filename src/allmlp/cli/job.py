@@ -1,0 +1,227 @@
+"""What predict and embed share: options, the choice of the model, progress, and inputs that could not be used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from allmlp.cli.app import next_command
+from allmlp.errors import UserError, lookup
+
+if TYPE_CHECKING:
+    from allmlp.prediction.inputs import Columns, Item
+    from allmlp.prediction.stream import Answer
+
+FAST_FROM = {"cpu": 100, "cuda": 1000}
+"""Images from which on the conversion by allmlp.fast() pays: on a CPU it takes half a second and saves a sixth of the
+time, on a GPU the first batch compiles kernels for some seconds.
+"""
+MAX_REPORTS = 10
+"""Inputs that are reported one by one if they cannot be used."""
+MAX_LABELS = 5
+"""In the summary."""
+MODEL_FILES = ("config.json", "run.json", "preprocessing.json")
+MODEL_PREFIXES = ("allmlp:", "timm:", "hf:")
+DTYPES = ("float32", "bfloat16", "float16")
+
+ModelAndInputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[MODEL] INPUTS...",
+        help="A model folder or name, then files, folders, patterns, tables (.csv, .tsv, .jsonl, .parquet), shards "
+        "(.tar), URLs such as s3://bucket/folder, texts, or - for standard input. Default: a bundled model.",
+    ),
+]
+ContextOption = Annotated[
+    str, typer.Option(help="The second sentence of a pair, or the paragraph that contains the answer.")
+]
+ColumnOption = Annotated[str, typer.Option(help="Column of a table with the texts or image files.")]
+PairOption = Annotated[str, typer.Option(help="Column of a table with the second sentence, or with the context.")]
+KeepOption = Annotated[list[str] | None, typer.Option(help="Column of a table to copy to the output; can be repeated.")]
+BatchOption = Annotated[int | None, typer.Option(help="Inputs per batch; default 32 on a CPU, 256 on a GPU.", min=1)]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one.")]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(help=f"{', '.join(DTYPES)}; default float32, with --fast on a GPU bfloat16."),
+]
+FastOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--fast/--no-fast",
+        help=f"Convert an image model by allmlp.fast(); default: from {FAST_FROM['cpu']} images on, on a GPU from "
+        f"{FAST_FROM['cuda']:,} on.",
+        show_default=False,
+    ),
+]
+PartOption = Annotated[int, typer.Option(help="Inputs per part where --out is a folder.", min=1)]
+
+
+class Job:
+    """A model and its inputs. What happens to them is told on stderr, by the first process only."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        columns: Columns,
+        context: str,
+        device: str | None,
+        dtype: str | None,
+        fast: bool | None,
+        out: str | None,
+    ) -> None:
+        import torch
+
+        from allmlp.parallel import own_device
+        from allmlp.prediction.inputs import Inputs
+        from allmlp.prediction.predictor import model_reads, open_predictor
+
+        if dtype is not None:
+            lookup(dtype, dict.fromkeys(DTYPES), "dtype")
+        self.arguments, self.out = [*arguments], out
+        self.rank, self.processes = self.process = (
+            int(os.environ.get("RANK", "0")),
+            int(os.environ.get("WORLD_SIZE", "1")),
+        )
+        self.is_folder = out is not None and (out.endswith("/") or Path(out).is_dir() or not Path(out).suffix)
+        self.model, rest = split_model(arguments)
+        self.inputs = Inputs(rest, model_reads(self.model), columns, context)
+        if self.processes > 1 and not (self.is_folder and self.inputs.repeatable):
+            raise UserError("several processes need inputs other than - and a folder to write parts to: --out FOLDER/")
+        items = iter(self.inputs)
+        if fast is None:
+            # Only names are listed here; nothing is decoded yet.
+            many = FAST_FROM[own_device(device).type]
+            first = list(islice(items, many)) if self.inputs.reads == "images" else []
+            fast, items = len(first) == many, chain(first, items)
+        self.items: Iterator[Item] = items
+        self.predictor = open_predictor(
+            self.model, device=device, dtype=getattr(torch, dtype) if dtype else None, fast=fast
+        )
+        self.done = self.failed = self.earlier = 0
+        self.error = ""
+        self.progress: Any = None
+        self.next: tuple[str, ...] = ()
+        """The command to suggest at the end."""
+
+    def watch(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        """Pass answers on, show how far it is, and report inputs that could not be used."""
+        progress, task = self.start_progress()
+        with progress:
+            for answer in answers:
+                if self.failed == 1 and self.done == 1:
+                    self.report(self.error)
+                self.done += 1
+                if answer.error:
+                    self.failed += 1
+                    self.error = f"{answer.item.name}: {answer.error}"
+                    if self.done > 1 and self.failed <= MAX_REPORTS:
+                        self.report(self.error)
+                progress.advance(task)
+                yield answer
+
+    def report(self, error: str) -> None:
+        self.progress.console.print(f"skipped {error}", markup=False, highlight=False, soft_wrap=True)
+
+    def start_progress(self) -> tuple[Any, Any]:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        screen = Console(stderr=True)
+        columns = SpinnerColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        quiet = not screen.is_terminal or self.rank > 0
+        if self.progress is None:
+            self.progress = Progress(*columns, console=screen, transient=True, disable=quiet)
+            self.bar = self.progress.add_task("", total=None)
+            if not quiet and self.inputs.repeatable and self.processes == 1:
+                threading.Thread(target=self.count, daemon=True).start()
+        return self.progress, self.bar
+
+    def count(self) -> None:
+        try:
+            self.progress.update(self.bar, total=sum(1 for _ in self.inputs))
+        except UserError:  # told when the input is reached
+            return
+
+    def single(self, text: str) -> Item:
+        """The one input that `text` names."""
+        from allmlp.prediction.inputs import Inputs
+
+        found = list(islice(Inputs([text], self.inputs.reads, self.inputs.columns, self.inputs.context), 2))
+        if len(found) > 1:
+            raise UserError(f"{text} has several {self.inputs.reads}: name one")
+        return found[0]
+
+    def skip(self, count: int) -> None:
+        """These inputs were done before."""
+        self.earlier += count
+
+    def settings(self, command: str, *options: Any) -> dict[str, Any]:
+        """All that the answers depend on besides the inputs; as JSON gives it back."""
+        precision = [str(self.predictor.dtype), self.predictor.fast]
+        found = {"model": model_checksum(self.predictor.name), "precision": precision, "options": options}
+        return json.loads(json.dumps({"command": command, **found}))
+
+    def finish(self, counts: Counter[str] | None = None) -> None:
+        """Say what was done, and how often each label was the answer; exit with 1 if inputs could not be used."""
+        if self.failed and self.failed == self.done:
+            several = f"none of the {self.done:,} inputs could be used; the last one: " if self.done > 1 else ""
+            raise UserError(several + self.error)
+        common = (counts or Counter()).most_common(MAX_LABELS)
+        more = f", {len(counts or ()) - MAX_LABELS} other labels" if len(counts or ()) > MAX_LABELS else ""
+        labels = f": {', '.join(f'{count:,} {label}' for label, count in common)}{more}" if common else ""
+        parts = [f"{self.done:,} {self.inputs.reads}{labels}"] if self.done > 1 or self.out else []
+        parts += [f"{self.earlier:,} done before"] if self.earlier else []
+        parts += [f"{self.failed:,} skipped"] if self.failed else []
+        parts += [f"written to {self.out}"] if self.out else []
+        if parts:
+            who = f"process {self.rank}: " if self.processes > 1 else ""
+            print(who + "; ".join(parts), file=sys.stderr)
+        if self.next:
+            next_command(*self.next)
+        if self.failed:
+            raise typer.Exit(1)
+
+
+def split_model(arguments: list[str]) -> tuple[str, list[str]]:
+    """The model, if the first argument is one, or the bundled one for such inputs; and the inputs."""
+    from allmlp.weights.published import published_weights
+
+    first = arguments[0]
+    is_folder = any((Path(first) / name).is_file() for name in MODEL_FILES)
+    if is_folder or first.startswith(MODEL_PREFIXES) or first in published_weights():
+        if len(arguments) == 1:
+            raise UserError(f"name what {first} is to read: an image file, a folder, a table or a text")
+        return first, arguments[1:]
+    if len(arguments) > 1 and not os.path.exists(first) and "/" in first and not any(map(str.isspace, first)):
+        raise UserError(f"{first} is neither a model folder nor an input")
+    from allmlp.prediction.inputs import guess_reads
+    from allmlp.weights.pretrained import BUNDLED, BUNDLED_TEXT, bundled_models
+
+    if guess_reads(first) != "texts":
+        return BUNDLED, arguments
+    if BUNDLED_TEXT not in bundled_models():
+        raise UserError(f"name the model that is to read {first!r}: allmlp predict MODEL TEXT")
+    return BUNDLED_TEXT, arguments
+
+
+def model_checksum(name: str) -> str:
+    """Of everything in a model folder that its answers depend on; the name of a model that is no folder."""
+    from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES
+    from allmlp.weights.folder import CONFIG, WEIGHTS
+
+    checksum = hashlib.sha256()
+    for file in (CONFIG, WEIGHTS, PREPROCESSING_FILE, *TOKENIZER_FILES):
+        if (Path(name) / file).is_file():
+            with open(Path(name) / file, "rb") as source:
+                checksum.update(hashlib.file_digest(source, "sha256").digest())
+    return checksum.hexdigest() if Path(name).is_dir() else name

@@ -1,0 +1,119 @@
+"""Class names of data and of models, matched by name, by ImageNet's identifiers, or by a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from allmlp.data.tables import read_table
+from allmlp.errors import UserError, did_you_mean
+
+MAX_NAMES = 5
+"""Class names listed in an error."""
+
+
+class ClassMatch(NamedTuple):
+    names: tuple[str, ...]
+    """Of the classes that are told apart: those of the model, some of them merged."""
+    columns: list[int]
+    """Class of the model -> index in `names`."""
+    labels: list[int]
+    """Class of the data -> index in `names`; -1 is left out."""
+
+
+@cache
+def imagenet_classes() -> dict[str, tuple[str, ...]]:
+    """WordNet identifier -> names of the 1,000 classes of ImageNet, in the order of a classifier's outputs."""
+    text = (files("allmlp.data") / "imagenet_classes.tsv").read_text(encoding="utf8")
+    rows = (line.split("\t") for line in text.splitlines())
+    return {wnid: tuple(names.split(", ")) for wnid, names in rows}
+
+
+def canonical(name: str) -> str:
+    """Case, spaces, underscores and hyphens do not count."""
+    return re.sub(r"[\s_-]+", "", name).casefold()
+
+
+def aliases(name: str) -> set[str]:
+    """A name, its parts separated by commas, and, of an ImageNet identifier, the names of the class."""
+    parts = [name, *name.split(","), *imagenet_classes().get(name.strip(), ())]
+    return {canonical(part) for part in parts}
+
+
+def model_class_names(names: Sequence[str], num_classes: int) -> tuple[str, ...]:
+    """`names`, or ImageNet's identifiers for 1,000 classes without names, or else numbers."""
+    if names:
+        return tuple(names)
+    return tuple(imagenet_classes()) if num_classes == 1000 else tuple(map(str, range(num_classes)))
+
+
+def match_classes(
+    data: Sequence[str], model: Sequence[str], table: Mapping[str, Iterable[str]] | None = None
+) -> ClassMatch:
+    """Match the classes of data with those of a model; what `table` says of a class counts more than its name.
+
+    A class of the data may be several of the model: its probability is then the sum of theirs. Numbers stand for the
+    outputs of the model in a table, and where the classes of the data are numbers and as many as the model's.
+    """
+    exact = {canonical(name): number for number, name in reversed(list(enumerate(model)))}
+    known: dict[str, set[int]] = {}
+    for number, name in enumerate(model):
+        for alias in aliases(name):
+            known.setdefault(alias, set()).add(number)
+
+    def find(name: str) -> set[int]:
+        if canonical(name) in exact:
+            return {exact[canonical(name)]}
+        return set().union(*(known.get(alias, ()) for alias in aliases(name)))
+
+    by_number = tuple(data) == tuple(map(str, range(len(model))))
+    given = {canonical(name): list(targets) for name, targets in (table or {}).items()}
+    members, missing = list[frozenset[int]](), list[str]()
+    for name in data:
+        found = set[int]()
+        for target in given.get(canonical(name), [name]):
+            same = find(target) if target else set()
+            if len(same) > 1:
+                listed = ", ".join(model[number] for number in sorted(same)[:MAX_NAMES])
+                raise UserError(f"class {target!r} may be any of {listed} of the model: choose in a table (--classes)")
+            if not same and target.isdecimal() and int(target) < len(model) and (by_number or canonical(name) in given):
+                same = {int(target)}
+            if target and not same:
+                missing.append(target)
+            found |= same
+        members.append(frozenset(found))
+    if missing:
+        listed = ", ".join(map(repr, missing[:MAX_NAMES])) + (", ..." if len(missing) > MAX_NAMES else "")
+        raise UserError(
+            f"the model has no class {listed}{did_you_mean(missing[0], model)}: leave it out, or map it to one of the "
+            "model's classes in a table (--classes)"
+        )
+    owner = dict[int, frozenset[int]]()
+    for name, group in zip(data, members, strict=True):
+        for number in group:
+            if owner.setdefault(number, group) != group:
+                raise UserError(f"class {model[number]!r} of the model stands for {name!r} and for another class")
+    merged = {min(group): name for name, group in zip(data, members, strict=True) if len(group) > 1}
+    first = [min(owner.get(number, {number})) for number in range(len(model))]
+    order = {number: column for column, number in enumerate(sorted(set(first)))}
+    names = tuple(merged.get(number) or imagenet_classes().get(model[number], (model[number],))[0] for number in order)
+    return ClassMatch(
+        names, [order[number] for number in first], [order[min(group)] if group else -1 for group in members]
+    )
+
+
+def read_class_table(file: str) -> dict[str, list[str]]:
+    """A table whose first column is a class of the data and whose second the class of the model, by name or number.
+
+    A class of the data may have several rows; with an empty second cell, it is left out.
+    """
+    table, found = read_table(file), dict[str, list[str]]()
+    if len(table.columns) < 2:
+        raise UserError(f"{file} has one column: it needs the class of the data and the class of the model")
+    for row in table:
+        name, target, *_ = row.values()
+        found.setdefault(name.strip(), []).append(target.strip())
+    return found

@@ -1,0 +1,142 @@
+"""Which columns of a table hold texts, images, labels and splits: by their names, else by their content."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from allmlp.data.decode import SUFFIXES
+from allmlp.data.tables import Table, is_number
+from allmlp.errors import UserError, did_you_mean
+
+TEXT_COLUMNS = (
+    *("sentence1", "premise", "question1", "text1", "text_a", "question", "sentence", "text", "review", "comment"),
+    *("tweet", "message", "content", "body", "document"),
+)
+TEXT_PAIR_COLUMNS = ("sentence2", "hypothesis", "question2", "text2", "text_b", "passage", "sentence")
+LABEL_COLUMNS = (
+    *("gold_label", "label", "labels", "entailment", "quality", "class", "class_name", "category", "sentiment"),
+    "target",
+)
+IMAGE_COLUMNS = ("image", "image_path", "img", "file", "filename", "file_name", "filepath", "file_path", "path")
+SPLIT_COLUMNS = ("split", "subset", "partition", "set", "semeval_set")
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "trial"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""Names of splits in folders and tables -> our names."""
+SAMPLE_ROWS = 2000
+"""Columns are judged by this many rows."""
+NO_LABEL = ("", "-")
+"""Labels of rows that have none; "-" where annotators did not agree (MNLI)."""
+MAX_SCATTER = 20
+"""More different labels than this, and than half of the rows, are not classes."""
+
+
+class ColumnSample(NamedTuple):
+    """The first values of a column that are not empty."""
+
+    name: str
+    values: list[str]
+
+    @property
+    def distinct(self) -> int:
+        return len(set(self.values))
+
+    @property
+    def mean_length(self) -> float:
+        return sum(map(len, self.values)) / max(len(self.values), 1)
+
+    @property
+    def is_numeric(self) -> bool:
+        return bool(self.values) and all(map(is_number, self.values))
+
+    @property
+    def is_text(self) -> bool:
+        """Most values are different, and have more than one word, or letters of scripts that may not divide words."""
+        several = sum(" " in value.strip() or not value.isascii() for value in self.values)
+        return not self.is_numeric and 2 * several > len(self.values) and 2 * self.distinct > len(self.values)
+
+    @property
+    def is_image(self) -> bool:
+        """All values are names of image files."""
+        return bool(self.values) and all(is_image_name(value) for value in self.values)
+
+    @property
+    def is_label(self) -> bool:
+        """Few different values, each more than once on average, and none of them long."""
+        few = 2 <= self.distinct <= max(len(self.values) // 2, 2)
+        return few and not self.is_text and not self.is_image and max(map(len, self.values)) <= 100
+
+    @property
+    def is_split(self) -> bool:
+        return bool(self.values) and all(value.strip().casefold() in SPLIT_NAMES for value in self.values)
+
+
+def is_image_name(value: str) -> bool:
+    return os.path.splitext(value)[1].lower() in SUFFIXES
+
+
+def sample_columns(table: Table) -> list[ColumnSample]:
+    rows = list(islice(table, SAMPLE_ROWS))
+    return [ColumnSample(name, [row[name] for row in rows if row[name].strip()]) for name in table.columns]
+
+
+def named_column(columns: Sequence[str], wanted: str, known: Iterable[str], file: str) -> str | None:
+    """The column that is asked for, else the first known name among the columns, in any case; None if there is none."""
+    if wanted:
+        if wanted not in columns:
+            raise UserError(
+                f"{file} has no column {wanted!r}{did_you_mean(wanted, columns)}, only {', '.join(columns)}"
+            )
+        return wanted
+    folded = {name.casefold().replace(" ", "_"): name for name in reversed(columns)}
+    return next((folded[name] for name in known if name in folded), None)
+
+
+def guess_label(samples: Sequence[ColumnSample], table: Table) -> str:
+    """The only column that can be the label."""
+    found = [sample.name for sample in samples if sample.is_label and not sample.is_split]
+    if len(found) != 1:
+        which = (
+            f"{', '.join(found)} all could be" if found else f"none of {', '.join(table.columns)} is known or could be"
+        )
+        raise UserError(f"{table.file}: {which} the label: set data.label_column")
+    return found[0]
+
+
+def find_split(samples: Sequence[ColumnSample]) -> str:
+    """The column that says which split a row belongs to; empty if there is none."""
+    found = (sample.name for sample in samples if sample.name.casefold() in SPLIT_COLUMNS and sample.is_split)
+    return next(found, "")
+
+
+def check_classes(labels: Sequence[str], column: str, source: str) -> None:
+    """Labels must be classes: more than one, and not different in almost every row."""
+    distinct = len(set(labels))
+    if distinct == 1:
+        raise UserError(f"{source} has only one class, {labels[0]!r}: at least two are needed")
+    if distinct > MAX_SCATTER and 2 * distinct > len(labels):
+        raise UserError(
+            f"{source}: column {column!r} has {distinct:,} different values in {len(labels):,} rows, so they are not "
+            "classes: set data.label_column"
+        )
+
+
+def guess_note(roles: dict[str, str]) -> str:
+    """What was taken for what, as field -> column, and how to change it."""
+    taken = ", ".join(f"{field}={column}" for field, column in roles.items())
+    return f"columns found by their content: {taken} (set data.{next(iter(roles))} to change this)"
+
+
+def label_order(label: str) -> tuple[bool, float, str]:
+    """Sort key: numbers in numeric order, then other labels; "nan" is not a number."""
+    try:
+        number = float(label)
+    except ValueError:
+        number = math.nan
+    return (True, 0.0, label) if math.isnan(number) else (False, number, label)

@@ -1,0 +1,245 @@
+"""Labeled image files: which of them can be read, which belong together, and their splits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from allmlp.data.dataset import Data, ImageDataset
+from allmlp.data.decode import CorruptImage, Decode, open_image
+from allmlp.data.encoded_images import EncodedImages, NumWorkers, check_corrupt, cores
+from allmlp.data.splits import group_by_keys, listing, overlap_notes, plural, single_example_note, split_by_group
+from allmlp.errors import UserError, one_line
+from allmlp.spec import Rate, Size
+
+MAX_INSPECTED = 100_000
+"""More files are not opened before training, nor compared."""
+MANY_GROUPS, LARGEST_SHARE = 5, 1 / 3
+FEW_GROUPS, SMALL_GROUP = 3, 5
+LAST_PART = re.compile(r"[ _.\-]*[(\[]?[^ _.\-()\[\]]+[)\]]?$")
+"""_a, -2 or (3) at the end of a name."""
+
+T = TypeVar("T")
+
+
+class LabeledFile(NamedTuple):
+    file: str
+    """Relative to the folder of its split."""
+    label: int
+
+
+class FileSplit(NamedTuple):
+    """The files of a split, and the folder they are in."""
+
+    root: Path
+    files: list[LabeledFile]
+
+    def path(self, index: int) -> str:
+        return os.path.join(self.root, self.files[index].file)
+
+    def take(self, indices: list[int]) -> FileSplit:
+        return self._replace(files=[self.files[index] for index in indices])
+
+
+class ImageFileData(Data, abstract=True):
+    """Image files with labels.
+
+    If the data have no test split, `test_fraction` of every class is held out for it, and `val_fraction` (by default
+    the same) for validation; if they have, `val_fraction` is 0 by default. Files with the same content are in the same
+    split. So are the files that their names show to belong together (cat_001_a.jpg and cat_001_b.jpg), unless
+    `group_by_name` is false. Other splits have another `split_seed`.
+    """
+
+    path: str
+    img_size: Size = (224, 224)
+    test: str = ""
+    val: str = ""
+    test_fraction: Rate = 0.15
+    val_fraction: Rate | None = None
+    split_seed: int = 0
+    group_by_name: bool = True
+    decode: Decode = Decode()
+    num_workers: NumWorkers = 0
+
+    def build(self, splits: dict[str, FileSplit], classes: tuple[str, ...], notes: list[str]) -> ImageDataset:
+        """The dataset of the splits "train", "validation" and "test", of which the last two are made if missing."""
+        notes = [*notes]
+        for name, split in splits.items():
+            if not split.files:
+                raise UserError(f"{split.root} has no {name} images")
+        if sum(len(split.files) for split in splits.values()) <= MAX_INSPECTED:
+            splits = {name: self.leave_out_corrupt(split, notes) for name, split in splits.items()}
+            contents = content_keys(splits)
+            notes += duplicate_notes(splits, contents, classes)
+        else:
+            contents = {name: [str(number) for number in range(len(split.files))] for name, split in splits.items()}
+        empty = set(range(len(classes))) - {label for _, label in splits["train"].files}
+        if empty:
+            raise UserError(f"class {classes[min(empty)]!r} has no training images: add some or remove it")
+        given = [name for name in splits if name != "train"]
+        val_fraction = self.val_fraction
+        if val_fraction is None:
+            val_fraction = 0.0 if "test" in splits else self.test_fraction
+        if "test" not in splits or ("validation" not in splits and val_fraction):
+            splits |= self.make_splits(splits, contents["train"], val_fraction, notes)
+            if not given:
+                notes += single_example_note([classes[label] for split in splits.values() for _, label in split.files])
+        mean, std = self.decode.statistics()
+        images = {
+            name: ImageFiles(split.root, split.files, self.img_size, self.decode, self.num_workers)
+            for name, split in splits.items()
+        }
+        return ImageDataset(
+            images["train"],
+            images["test"],
+            classes,
+            mean,
+            std,
+            self.decode.crop_pct,
+            validation=images.get("validation"),
+            notes=tuple(notes),
+        )
+
+    def leave_out_corrupt(self, split: FileSplit, notes: list[str]) -> FileSplit:
+        """The files whose header can be read; that the pixels can be decoded is only known when they are."""
+        reasons = map_files(lambda file: header_fault(file, self.decode), split)
+        corrupt = [index for index, reason in enumerate(reasons) if reason]
+        if corrupt:
+            check_corrupt(self.decode, split.path(corrupt[0]), reasons[corrupt[0]], len(corrupt), len(split.files))
+            named = [f"{split.path(index)} ({reasons[index]})" for index in corrupt]
+            notes.append(f"skipped {plural(len(corrupt), 'file', 'files')} that cannot be read: {listing(named)}")
+        return split.take([index for index, reason in enumerate(reasons) if not reason])
+
+    def make_splits(
+        self, splits: dict[str, FileSplit], contents: list[str], val_fraction: float, notes: list[str]
+    ) -> dict[str, FileSplit]:
+        whole = splits["train"]
+        stems = name_groups(whole.files) if self.group_by_name else [file for file, _ in whole.files]
+        sizes = Counter(stems)
+        together = [stem for stem, size in sizes.items() if size > 1]
+        if together:
+            notes.append(
+                f"{plural(len(together), 'group', 'groups')} of files by their names, such as {together[0]} "
+                f"({sizes[together[0]]} files), are kept in one split (data.group_by_name=false: not)"
+            )
+        keys: list[tuple[Hashable, Hashable]] = [(("name", stem), content) for stem, content in zip(stems, contents)]
+        found = split_by_group(
+            [label for _, label in whole.files],
+            group_by_keys(keys),
+            [file for file, _ in whole.files],
+            0.0 if "validation" in splits else val_fraction,
+            None if "test" in splits else self.test_fraction,
+            self.split_seed,
+        )
+        made = {name: whole.take(indices) for name, indices in found._asdict().items() if indices}
+        notes.append(
+            f"split with seed {self.split_seed}: " + ", ".join(f"{len(s.files):,} {n}" for n, s in made.items())
+        )
+        return made
+
+
+def map_files(function: Callable[[Path], T], split: FileSplit) -> list[T]:
+    with ThreadPoolExecutor(cores()) as pool:
+        return list(pool.map(lambda index: function(Path(split.path(index))), range(len(split.files))))
+
+
+def header_fault(file: Path, decode: Decode) -> str:
+    """Why the header of an image cannot be read; empty if it can."""
+    try:
+        if not file.stat().st_size:
+            return "the file is empty"
+        with open_image(file, decode):
+            return ""
+    except CorruptImage as reason:
+        return str(reason)
+    except OSError as reason:
+        return reason.strerror or one_line(reason)
+
+
+def content_keys(splits: dict[str, FileSplit]) -> dict[str, list[str]]:
+    """For each file a key that files of the same content share. Only files of equal size are read."""
+    sizes = {name: map_files(lambda file: file.stat().st_size, split) for name, split in splits.items()}
+    shared = Counter(size for found in sizes.values() for size in found)
+
+    def key(file: Path) -> str:
+        if shared[file.stat().st_size] == 1:
+            return str(file)
+        with open(file, "rb") as source:
+            return hashlib.file_digest(source, "sha256").hexdigest()
+
+    return {name: map_files(key, split) for name, split in splits.items()}
+
+
+def duplicate_notes(
+    splits: dict[str, FileSplit], contents: dict[str, list[str]], classes: tuple[str, ...]
+) -> list[str]:
+    """Notes about files that are in two splits, in two classes, or twice in one."""
+    others = {name: keys for name, keys in contents.items() if name != "train"}
+    notes = overlap_notes(contents["train"], others, "images")
+    first: dict[str, LabeledFile] = {}
+    repeated, conflicts = 0, list[str]()
+    for entry, key in zip(splits["train"].files, contents["train"]):
+        same = first.setdefault(key, entry)
+        repeated += same != entry
+        if same.label != entry.label:
+            conflicts.append(f"{same.file} = {entry.file}")
+    if repeated:
+        notes.append(f"{plural(repeated, 'training image is a copy', 'training images are copies')} of another")
+    if conflicts:
+        notes.append(f"{plural(len(conflicts), 'image is', 'images are')} in two classes: {listing(conflicts)}")
+    return notes
+
+
+def name_groups(files: list[LabeledFile]) -> list[str]:
+    """For each file the name it shares with those of its class that belong together, else its own.
+
+    A group shares all of its name but the last part, and has a digit in it. In a class where this gives few or large
+    groups, the shared part is no sign of that.
+    """
+    groups: dict[int, dict[str, list[int]]] = {}
+    for index, (file, label) in enumerate(files):
+        folder, name = os.path.split(os.path.splitext(file)[0])
+        head = LAST_PART.sub("", name)
+        shared = head if any(map(str.isdigit, head)) else name
+        groups.setdefault(label, {}).setdefault(os.path.join(folder, shared), []).append(index)
+    stems = [file for file, _ in files]
+    for found in groups.values():
+        count, largest = sum(map(len, found.values())), max(map(len, found.values()))
+        if (len(found) >= MANY_GROUPS and largest <= LARGEST_SHARE * count) or (
+            len(found) >= FEW_GROUPS and largest <= SMALL_GROUP
+        ):
+            for stem, indices in found.items():
+                for index in indices:
+                    stems[index] = stem
+    return stems
+
+
+class ImageFiles(EncodedImages):
+    """Image files under one folder."""
+
+    def __init__(
+        self, root: Path, listed: list[LabeledFile], img_size: tuple[int, int], decode: Decode, num_workers: int = 0
+    ) -> None:
+        super().__init__(torch.tensor([label for _, label in listed], dtype=torch.int64), img_size, decode, num_workers)
+        self.root, self.files = root, [file for file, _ in listed]
+
+    def read(self, index: int) -> bytes:
+        try:
+            return Path(self.name(index)).read_bytes()
+        except OSError as reason:
+            raise CorruptImage(f"cannot be read ({reason.strerror or one_line(reason)})") from reason
+
+    def name(self, index: int) -> str:
+        return os.path.join(self.root, self.files[index])
+
+    def content(self) -> Iterator[Any]:
+        yield os.fsencode("\n".join(self.files))
+        yield from super().content()

@@ -1,0 +1,150 @@
+"""A table of image files and their labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from allmlp.data.columns import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    NO_LABEL,
+    SPLIT_NAMES,
+    check_classes,
+    find_split,
+    guess_label,
+    guess_note,
+    is_image_name,
+    label_order,
+    named_column,
+    sample_columns,
+)
+from allmlp.data.dataset import ImageDataset
+from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
+from allmlp.data.splits import listing, plural
+from allmlp.data.tables import read_table
+from allmlp.data.text_files import find_files
+from allmlp.errors import UserError, did_you_mean
+
+MAX_MISSING = 0.1
+"""Fraction of files that may be missing."""
+
+
+class ImageTable(ImageFileData):
+    """Tables (`data.tables`) with the columns image and label for training (`path`), validation and testing.
+
+    Files are named relative to `folder`, by default that of the table; their suffix may be missing, and also the
+    folders they are in if their names are unique. Columns that are not given are found by their names, else by their
+    content. If there is no `test`, a column called split assigns the rows. Without that, splits are made as
+    `ImageFileData` says.
+    """
+
+    folder: str = ""
+    image_column: str = ""
+    label_column: str = ""
+
+    def load(self) -> ImageDataset:
+        notes: list[str] = []
+        found = {"train": list(self.read(self.path, notes))}
+        for name, paths in (("validation", self.val), ("test", self.test)):
+            if paths:
+                found[name] = list(self.read(paths, notes))
+        if len(found) == 1 and {"train", "test"} <= {split for _, _, split in found["train"]}:
+            rows = found["train"]
+            found = {name: [row for row in rows if row[2] == name] for name in ("validation", "test")}
+            found = {name: part for name, part in found.items() if part}
+            found["train"] = [row for row in rows if row[2] not in found]
+        labels = [label for _, label, _ in found["train"]]
+        if not labels:
+            raise UserError(f"{self.path} has no labeled images")
+        check_classes(labels, self.label_column or "label", self.path)
+        classes = tuple(sorted(set(labels), key=label_order))
+        numbers = {label: number for number, label in enumerate(classes)}
+        splits = {}
+        for name in ("train", "validation", "test"):
+            if name in found:
+                for _, label, _ in found[name]:
+                    if label not in numbers:
+                        raise UserError(f"unknown label {label!r} in the {name} split{did_you_mean(label, classes)}")
+                splits[name] = FileSplit(
+                    self.root(), [LabeledFile(file, numbers[label]) for file, label, _ in found[name]]
+                )
+        return self.build(splits, classes, notes)
+
+    def root(self) -> Path:
+        return Path(self.folder or Path(find_files(self.path)[0]).parent).expanduser()
+
+    def read(self, paths: str, notes: list[str]) -> Iterator[tuple[str, str, str]]:
+        """File, label and split of every row whose file is there."""
+        root = self.root()
+        for file in find_files(paths):
+            table, guessed = read_table(file), dict[str, str]()
+            samples = sample_columns(table)
+            image = named_column(table.columns, self.image_column, IMAGE_COLUMNS, file)
+            if image is None:
+                image = next((sample.name for sample in samples if sample.is_image), None)
+                if image is None:
+                    raise UserError(
+                        f"{file}: none of {', '.join(table.columns)} holds names of images: set data.image_column"
+                    )
+                guessed["image_column"] = image
+            label = named_column(table.columns, self.label_column, LABEL_COLUMNS, file)
+            if label is None:
+                label = guess_label([sample for sample in samples if sample.name != image], table)
+                guessed["label_column"] = label
+            if guessed:
+                notes.append(guess_note(guessed))
+            finder = FileFinder(root if self.folder else Path(file).parent)
+            split, missing, count = find_split(samples), list[str](), 0
+            for row in table:
+                if row[label].strip() in NO_LABEL or not row[image].strip():
+                    continue
+                count += 1
+                if path := finder.find(row[image].strip()):
+                    yield (
+                        os.path.relpath(path, root),
+                        row[label].strip(),
+                        SPLIT_NAMES.get(row.get(split, "").strip().casefold(), ""),
+                    )
+                else:
+                    missing.append(row[image])
+            if len(missing) > max(MAX_MISSING * count, 1):
+                raise UserError(
+                    f"{file}: {len(missing):,} of {count:,} images are not in {finder.root}, such as {missing[0]}: set "
+                    "data.folder to the folder of the images"
+                )
+            if missing:
+                notes.append(
+                    f"skipped {plural(len(missing), 'image', 'images')} not in {finder.root}: {listing(missing)}"
+                )
+
+
+class FileFinder:
+    """Finds image files by their path below a folder, with or without suffix, or by their name alone."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.known: dict[str, str] | None = None
+
+    def find(self, name: str) -> str | None:
+        direct = os.path.join(self.root, name)
+        if os.path.isfile(direct):
+            return direct
+        if self.known is None:
+            self.known = self.list_names()
+        plain = os.path.normpath(name)
+        return self.known.get(plain) or self.known.get(os.path.basename(plain)) or None
+
+    def list_names(self) -> dict[str, str]:
+        """Path without suffix, name and name without suffix -> path; empty for names that occur twice."""
+        known: dict[str, str] = {}
+        for folder, inner, names in os.walk(self.root):
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            for name in sorted(filter(is_image_name, names)):
+                path = os.path.join(folder, name)
+                stem = os.path.splitext(name)[0]
+                below = os.path.splitext(os.path.relpath(path, self.root))[0]
+                for key in {below, name, stem}:
+                    known[key] = path if known.get(key, path) == path else ""
+        return known

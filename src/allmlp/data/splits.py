@@ -1,0 +1,135 @@
+"""Training, validation and test splits of data that have none: seeded, of every class alike, by whole groups.
+
+Images that show the same thing, or texts that share a sentence, form a group and stay in one split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from allmlp.errors import UserError
+
+SHOWN = 3
+"""Examples named in a note."""
+
+
+class SplitIndices(NamedTuple):
+    """Positions of the examples of each split, in order."""
+
+    train: list[int]
+    validation: list[int]
+    test: list[int]
+
+
+def group_by_keys(keys: Iterable[Iterable[Hashable]]) -> list[int]:
+    """The group of each example. Examples that share a key, directly or through others, are in the same group."""
+    parents: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while parents.setdefault(key, key) != key:
+            parents[key] = key = parents[parents[key]]
+        return key
+
+    firsts = []
+    for first, *others in keys:
+        firsts.append(first)
+        for other in others:
+            parents[root(first)] = root(other)
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(root(first), len(numbers)) for first in firsts]
+
+
+def split_by_group(
+    labels: Sequence[Hashable],
+    groups: Sequence[int],
+    names: Sequence[str],
+    val_fraction: float,
+    test_fraction: float | None,
+    seed: int,
+) -> SplitIndices:
+    """Hold out about these fractions of every class, in whole groups; every class keeps a group for training.
+
+    The test split has at least one group; without a `test_fraction` there is none.
+
+    The order in which groups are held out is that of a hash of the seed and their first name, so that few examples
+    change their split when others are added. Classes too small for a share get none or one, such that the totals are
+    right.
+    """
+    if val_fraction + (test_fraction or 0.0) >= 1:
+        raise UserError(f"val_fraction={val_fraction:g} and test_fraction={test_fraction:g} leave nothing to train on")
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    keys = {group: hash_name(seed, min(names[index] for index in inside)) for group, inside in members.items()}
+    counts = Counter(labels)
+    left = Counter(label for inside in members.values() for label in {labels[index] for index in inside})
+    """Groups of each class that may still be needed for training."""
+    room = {"test": shares(counts, test_fraction, 0.5)} if test_fraction is not None else {}
+    room |= {"validation": shares(counts, val_fraction, 0.0)} if val_fraction else {}
+    splits = {"train": list[int](), "validation": list[int](), "test": list[int]()}
+    for group in sorted(members, key=keys.__getitem__):
+        inside = members[group]
+        size = Counter(labels[index] for index in inside)
+        chosen = "train"
+        if all(left[label] > 1 for label in size):
+            wanted = {name: sum(max(min(size[c], free[c]), 0) for c in size) for name, free in room.items()}
+            # A group larger than the room is held out if at least half of it is wanted.
+            chosen = next((name for name in wanted if 2 * wanted[name] >= len(inside)), "train")
+        splits[chosen] += inside
+        if chosen != "train":
+            left.subtract(size.keys())
+            room[chosen].subtract(size)
+    for name in room:
+        if not splits[name]:
+            raise UserError(
+                f"{len(labels)} examples in {len(members)} groups and {len(counts)} classes are too few for a {name} "
+                f"split: add examples, or set data.{name.removesuffix('idation')}"
+            )
+    return SplitIndices(*(sorted(splits[name]) for name in ("train", "validation", "test")))
+
+
+def shares(counts: Counter[Hashable], fraction: float, start: float) -> Counter[Hashable]:
+    """This fraction of each class, rounded so that the rounding errors of many small classes cancel; at least one."""
+    found: Counter[Hashable] = Counter()
+    due = start
+    for label, count in counts.items():
+        due += fraction * count
+        found[label] = int(due + 1e-6)  # 0.15 + 0.15 + ... may be slightly below a whole number
+        due -= found[label]
+    if not found.total():
+        found[counts.most_common(1)[0][0]] = 1
+    return found
+
+
+def hash_name(seed: int, name: str) -> bytes:
+    return hashlib.blake2b(f"{seed} {name}".encode("utf8", "surrogatepass"), digest_size=8).digest()
+
+
+def single_example_note(labels: Sequence[str]) -> list[str]:
+    """A note about the classes with one example, which no split but the training split can have."""
+    single = [label for label, count in Counter(labels).items() if count == 1]
+    return [f"{plural(len(single), 'class has', 'classes have')} one example: {listing(single)}"] if single else []
+
+
+def overlap_notes(train: Iterable[Hashable], others: Mapping[str, Sequence[Hashable]], noun: str) -> list[str]:
+    """A note for each split that has examples of the training split."""
+    known = set(train)
+    found = {name: sum(key in known for key in keys) for name, keys in others.items()}
+    return [
+        f"{count:,} of {len(others[name]):,} {name} {noun} are also training {noun}"
+        for name, count in found.items()
+        if count
+    ]
+
+
+def plural(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def listing(names: Sequence[str]) -> str:
+    """The first few names."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,342 @@
+"""Tables with cells of text: CSV, TSV, JSON lines, a JSON array, Parquet; local or at any fsspec URL.
+
+Rows are read one after another, so that a table of any size needs little memory. Text is UTF-8 (or UTF-16 with a byte
+order mark) and may be compressed (.gz, .xz, .zst).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
+
+from allmlp.data.text_files import open_file
+from allmlp.errors import UserError, one_line, require
+
+COMPRESSED = (".gz", ".xz", ".zst")
+SEPARATORS = {".csv": ",;\t|", ".tsv": "\t,;|"}
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TABLE_SUFFIXES = (*SEPARATORS, *JSON_SUFFIXES, ".parquet")
+SAMPLE_CHARS = 2**20
+"""Separator, quotes and header are found in this much of a file."""
+SAMPLE_RECORDS = 1000
+"""The columns of JSON are the keys of this many records."""
+MAX_CHARS = 2**24
+"""A longer line, cell or JSON record is an error."""
+NO_SEPARATOR = "\x1f"
+"""Separator of a table with one column: a character that no text has."""
+MAX_NAME = 64
+"""A longer first cell is not the name of a column."""
+
+csv.field_size_limit(MAX_CHARS)
+
+TableRow = dict[str, str]
+
+
+class Table:
+    """Rows of a file. Every iteration reads the file again; missing values are empty strings."""
+
+    def __init__(
+        self, file: str, columns: tuple[str, ...], rows: Callable[[], Iterator[TableRow]], header: bool = True
+    ):
+        self.file, self.columns, self.rows = file, columns, rows
+        self.header = header
+        """Whether the file names its columns; if not, they are called column_1, column_2, ..."""
+
+    def __iter__(self) -> Iterator[TableRow]:
+        return self.rows()
+
+
+def is_table(path: str | Path) -> bool:
+    """Whether a file is a table by its name."""
+    return table_suffix(path) in TABLE_SUFFIXES
+
+
+def table_suffix(path: str | Path) -> str:
+    """The suffix in lower case, without that of a compression."""
+    name = PurePosixPath(str(path).lower())
+    return PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
+
+
+def read_table(file: str | Path) -> Table:
+    """Open a table of any format. Columns are known at once, rows are read by iterating."""
+    file, suffix = str(file), table_suffix(file)
+    if suffix not in TABLE_SUFFIXES:
+        raise UserError(f"{file} is not a table: its name should end in {', '.join(TABLE_SUFFIXES)}")
+    if suffix == ".parquet":
+        return read_parquet(file)
+    return read_json(file) if suffix in JSON_SUFFIXES else read_separated(file, SEPARATORS[suffix])
+
+
+@contextmanager
+def open_text(file: str, newline: str | None) -> Iterator[IO[str]]:
+    """Open a text file; it is an error if it turns out not to be one while it is read."""
+    try:
+        with open_file(file) as binary:
+            mark = binary.read(2)
+        with open_file(file) as binary:
+            encoding = "utf-16" if mark in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+            yield io.TextIOWrapper(binary, encoding=encoding, newline=newline)
+    except UnicodeError as reason:
+        raise UserError(f"{file} is not UTF-8 text ({one_line(reason)}): save it as UTF-8") from None
+    except OSError as reason:
+        raise UserError(f"cannot read {file}: {reason.strerror or one_line(reason)}") from reason
+
+
+def read_lines(text: IO[str], file: str) -> Iterator[str]:
+    """Lines with their ends."""
+    for number, line in enumerate(iter(lambda: text.readline(MAX_CHARS + 1), ""), 1):
+        if len(line) > MAX_CHARS:
+            raise UserError(f"{file}, line {number}: more than {MAX_CHARS:,} characters in a line")
+        if "\0" in line:
+            raise UserError(f"{file}, line {number}: a NUL character; the file is damaged or not text")
+        yield line
+
+
+def read_sample(file: str) -> tuple[str, bool]:
+    """The beginning of a file, up to the end of a line, and whether that is all."""
+    with open_text(file, "") as text:
+        sample = text.read(SAMPLE_CHARS)
+        if not sample.strip():
+            raise UserError(f"{file} is empty")
+        return sample + text.readline(MAX_CHARS), not text.read(1)
+
+
+# --- CSV and TSV ----------------------------------------------------------------------------------------
+
+
+class CellFormat(NamedTuple):
+    """How lines are split into cells."""
+
+    separator: str
+    quoted: bool
+    newline: str = ""
+    """As for `open`; quoted cells may contain line ends of any kind."""
+
+
+def read_separated(file: str, separators: str) -> Table:
+    cell_format, sample = sniff(file, separators)
+    header = has_header(sample)
+    names = [name.strip() if header else "" for name in sample[0]]
+    columns = tuple(unique(name or f"column_{number}" for number, name in enumerate(names, 1)))
+
+    def rows() -> Iterator[TableRow]:
+        with open_text(file, cell_format.newline) as text:
+            found = split_cells(read_lines(text, file), cell_format, file)
+            for number, cells in islice(found, int(header), None):
+                while len(cells) > len(columns) and not cells[-1]:
+                    cells.pop()
+                if len(cells) != len(columns):
+                    raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(columns)}")
+                yield dict(zip(columns, cells))
+
+    return Table(file, columns, rows, header)
+
+
+def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of every row that is not blank."""
+    if not cell_format.quoted:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield number, line.rstrip("\r\n").split(cell_format.separator)
+        return
+    reader = csv.reader(lines, delimiter=cell_format.separator, strict=True)
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield reader.line_num, cells
+    except csv.Error as reason:
+        raise UserError(
+            f"{file}, line {reader.line_num}: {reason}; a quote inside quotes must be doubled, and the cell closed"
+        ) from None
+
+
+def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
+    """The format in which the most rows at the beginning of a file have as many cells as the first, and these rows.
+
+    The first separator and quotes win among equals. In a file with tabs, quotes often mean nothing (GLUE); there they
+    win only if they are as a CSV writer sets them.
+    """
+    text, whole = read_sample(file)
+    newline = "\n" if "\n" in text else "\r"
+    best, share, chosen = CellFormat(NO_SEPARATOR, False, newline), 0.0, list[list[str]]()
+    for separator in (*separators, NO_SEPARATOR):
+        if separator == NO_SEPARATOR and chosen:
+            break
+        formats = [CellFormat(separator, True), CellFormat(separator, False, newline)]
+        parsed = [parse_sample(text, cell_format, file, whole) for cell_format in formats]
+        if separator == "\t" and not writes_quotes(parsed[1][0]):
+            formats, parsed = formats[::-1], parsed[::-1]
+        for cell_format, (rows, failed) in zip(formats, parsed):
+            if rows and (len(rows[0]) > 1 or separator == NO_SEPARATOR):
+                equal = sum(len(row) == len(rows[0]) for row in rows) / (len(rows) + failed)
+                if equal > share:
+                    best, share, chosen = cell_format, equal, rows
+    if not chosen:
+        raise UserError(f"{file} is not a table: its first line has no columns")
+    return best, chosen
+
+
+def parse_sample(text: str, cell_format: CellFormat, file: str, whole: bool) -> tuple[list[list[str]], bool]:
+    """The rows up to the first that does not fit the format, and whether there is one."""
+    rows: list[list[str]] = []
+    try:
+        for _, cells in split_cells(io.StringIO(text, newline=cell_format.newline), cell_format, file):
+            rows.append(cells)
+    except UserError as reason:
+        return rows, whole or "unexpected end" not in str(reason)  # a quoted cell may go on after the sample
+    return rows, False
+
+
+def writes_quotes(rows: list[list[str]]) -> bool:
+    """Whether cells that were split regardless of quotes look as a CSV writer writes them.
+
+    Every cell with a quote is then enclosed in quotes, and one has doubled quotes inside or all of its column are
+    enclosed.
+    """
+    inner = [
+        cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else '"'
+        for row in rows
+        for cell in row
+        if '"' in cell
+    ]
+    if any('"' in cell.replace('""', "") for cell in inner):
+        return False
+    return any('""' in cell for cell in inner) or any(all('"' in cell for cell in column) for column in zip(*rows[1:]))
+
+
+def has_header(rows: list[list[str]]) -> bool:
+    """Whether the first row names the columns: its cells are short, no numbers, and do not occur further down."""
+    first, below = rows[0], [row for row in rows[1:] if row != rows[0]]
+    if any(len(cell) > MAX_NAME or is_number(cell) for cell in first) or (len(first) == 1 and " " in first[0].strip()):
+        return False
+    return not any(
+        cell.strip() and cell in {row[place] for row in below if len(row) > place} for place, cell in enumerate(first)
+    )
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return any(map(str.isdigit, text))
+
+
+def unique(names: Iterable[str]) -> Iterator[str]:
+    """The names, with a number after those that occurred before."""
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        yield name if seen[name] == 1 else f"{name}_{seen[name]}"
+
+
+# --- JSON -----------------------------------------------------------------------------------------------
+
+
+def read_json(file: str) -> Table:
+    sample, _ = read_sample(file)
+    read_records = json_array if sample.lstrip().startswith("[") else json_lines
+
+    def records() -> Iterator[dict[str, Any]]:
+        with open_text(file, "\n") as text:
+            yield from read_records(text, file)
+
+    columns = tuple(dict.fromkeys(name for record in islice(records(), SAMPLE_RECORDS) for name in record))
+    if not columns:
+        raise UserError(f"{file} has no records with columns")
+    return Table(file, columns, lambda: ({name: as_text(row.get(name)) for name in columns} for row in records()))
+
+
+def json_lines(text: IO[str], file: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(read_lines(text, file), 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict):
+                raise UserError(
+                    f"{file}, line {number}: not a JSON object; a table has one per line, or a list of them"
+                )
+            yield record
+
+
+def json_array(text: IO[str], file: str) -> Iterator[dict[str, Any]]:
+    """The objects of an array, without reading all of it into memory."""
+    decoder, buffer, number, size = json.JSONDecoder(), "", 0, 2**16
+    mark = "["
+    while True:
+        buffer = buffer.lstrip()
+        if not buffer and not (buffer := text.read(size)):
+            raise UserError(f"{file} ends within a JSON array")
+        if not (buffer := buffer.lstrip()):
+            continue
+        if buffer[0] == "]" and mark != "[":
+            return
+        if mark:
+            if buffer[0] != mark:
+                raise UserError(f"{file}: no {mark!r} before record {number + 1} of a JSON array")
+            buffer, mark = buffer[1:], ""
+            continue
+        try:
+            record, end = decoder.raw_decode(buffer)
+        except (ValueError, RecursionError):
+            more = text.read(max(len(buffer), size)) if len(buffer) <= MAX_CHARS else ""
+            if not more:
+                raise UserError(f"{file}: record {number + 1} is not valid JSON") from None
+            buffer += more
+            continue
+        number += 1
+        if not isinstance(record, dict):
+            raise UserError(f"{file}: record {number} is not a JSON object")
+        yield record
+        buffer, mark = buffer[end:], ","
+
+
+def as_text(value: Any) -> str:
+    """A cell: nothing and not-a-number are empty, lists and objects are JSON."""
+    if value is None or value != value:  # noqa: PLR0124
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
+
+
+# --- Parquet --------------------------------------------------------------------------------------------
+
+
+def read_parquet(file: str) -> Table:
+    """The columns of text, numbers, dates and truth values; nested and binary ones are left out."""
+    parquet, arrow = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
+
+    def batches(names: list[str] | None = None) -> Iterator[Any]:
+        source = require("fsspec", "train").open(file, "rb").open() if "://" in file else file
+        try:
+            with parquet.ParquetFile(source) as found:
+                if names is None:
+                    yield found.schema_arrow
+                else:
+                    yield from found.iter_batches(1024, columns=names)
+        except (OSError, arrow.ArrowException) as reason:
+            raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
+
+    schema = next(batches())
+    types = arrow.types
+    columns = [
+        field.name
+        for field in schema
+        if not (types.is_nested(field.type) or types.is_binary(field.type) or types.is_large_binary(field.type))
+    ]
+    if not columns:
+        raise UserError(f"{file} has no columns of text or numbers")
+
+    def rows() -> Iterator[TableRow]:
+        for batch in batches(columns):
+            for values in zip(*(column.to_pylist() for column in batch.columns)):
+                yield dict(zip(columns, map(as_text, values)))
+
+    return Table(file, tuple(columns), rows)

@@ -1,0 +1,170 @@
+"""Initialization of a classifier head by logistic regression on the features of the frozen model (a linear probe)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allmlp.data.dataset import Dataset, Split, labels_of, subset
+from allmlp.data.sampler import eval_batches
+from allmlp.errors import UserError
+from allmlp.models.model import Model
+from allmlp.spec import Count, NonNegative, Spec
+from allmlp.tasks.task import TaskModule
+
+BATCH_SIZE = 64
+MAX_ITERATIONS = 100
+HELD_OUT = 0.2
+"""Fraction of the training examples that choose the L2 penalty where the data have no validation split."""
+
+
+class HeadInit(Spec):
+    """Fit the classifier W, b on pooled features f of the frozen model before the first step.
+
+        minimize  mean_i w_i CE(W z_i + b, y_i) + l2 / 2 ||W||^2,   z = (f - mean) / std over the training examples
+
+    w are the class weights of the task. The penalty with the smallest loss on the validation split is used. The
+    standardization is folded into W and b, so that the model is unchanged.
+    """
+
+    l2: tuple[NonNegative, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    """Candidates for the penalty."""
+    max_examples: Count = 20_000
+    """Training examples to fit on at most, of every class alike."""
+
+    def check(self) -> None:
+        if not self.l2:
+            raise UserError("HeadInit.l2 needs at least one penalty")
+
+    def initialize(self, model: Model, task: TaskModule, dataset: Dataset, seed: int) -> LinearProbe:
+        """Set the weights of the classifier of `model`; the same in every process."""
+        layer = classifier(model)
+        probe = self.fit(model, task, dataset, seed)
+        with torch.no_grad():
+            layer.weight.copy_(probe.weight)
+            layer.bias.copy_(probe.bias)
+        return probe
+
+    def fit(
+        self, model: Model, task: TaskModule, dataset: Dataset, seed: int, examples: int | None = None
+    ) -> LinearProbe:
+        """The best linear classifier of the features, and how well it does on the validation split. At most `examples`
+        are used of either split.
+        """
+        limit = min(self.max_examples, examples or self.max_examples)
+        train = features_of(model, task, sample_classes(dataset.train, limit, seed))
+        if dataset.validation is not None:
+            held_out = features_of(model, task, sample_classes(dataset.validation, limit, seed))
+            return fit_linear(train, held_out, self.l2, task)
+        order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
+        count = max(round(HELD_OUT * len(order)), 1)
+        chosen = fit_linear(train.take(order[count:]), train.take(order[:count]), self.l2, task)
+        whole = fit_linear(train, train, (chosen.l2,), task)
+        return whole._replace(accuracy=chosen.accuracy, loss=chosen.loss)
+
+
+class Features(NamedTuple):
+    values: Tensor
+    """float32, n c, on the CPU."""
+    labels: Tensor
+
+    def take(self, indices: Tensor) -> Features:
+        return Features(self.values[indices], self.labels[indices])
+
+
+class LinearProbe(NamedTuple):
+    weight: Tensor
+    """k c."""
+    bias: Tensor
+    l2: float
+    accuracy: float
+    """On the validation split."""
+    loss: float
+
+
+def classifier(model: Model) -> nn.Linear:
+    """The linear layer that computes the class scores: the last one of the model."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers or layers[-1].bias is None:
+        raise UserError(
+            f"head_init needs a model that ends in a linear classifier; {type(model.spec).__name__} does not"
+        )
+    return layers[-1]
+
+
+@torch.no_grad()
+def features_of(model: Model, task: TaskModule, split: Split) -> Features:
+    """The inputs of the classifier for every labeled example, preprocessed as for evaluation."""
+    found: list[Tensor] = []
+    labels: list[Tensor] = []
+
+    def batches() -> Iterator[Any]:
+        for examples in eval_batches(split, BATCH_SIZE, model.device):
+            labels.append(examples.labels.cpu())
+            yield examples
+
+    hook = classifier(model).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
+    modes = {module: module.training for module in task.modules()}
+    task.eval()
+    try:
+        task.evaluate(model, batches())
+    finally:
+        hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    values = torch.cat(found)
+    if values.ndim != 2 or len(values) != sum(map(len, labels)):
+        raise UserError("head_init needs a classifier with one vector per example")
+    features = Features(values, torch.cat(labels))
+    return features.take((features.labels >= 0).nonzero().flatten())
+
+
+def sample_classes(split: Split, examples: int, seed: int) -> Split:
+    """At most `examples` of a split, with as many of each class as there are, up to an equal share."""
+    if len(split) <= examples:
+        return split
+    labels = labels_of(split).cpu()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    # Rank of each example within its class: the first of every class come first, then the second, ...
+    by_class = order[labels[order].argsort(stable=True)]
+    counts = labels[by_class].unique_consecutive(return_counts=True)[1]
+    rank = torch.cat([torch.arange(int(count)) for count in counts])
+    return subset(split, by_class[rank.argsort(stable=True)[:examples]].sort().values)
+
+
+def fit_linear(train: Features, held_out: Features, penalties: tuple[float, ...], task: TaskModule) -> LinearProbe:
+    """Multinomial logistic regression by L-BFGS, once per penalty from the largest on, each from the one before."""
+    mean, std = train.values.double().mean(0), train.values.double().std(0, correction=0).clamp(min=1e-6)
+    inputs, tests = ((part.values.double() - mean) / std for part in (train, held_out))
+    class_weights: Tensor = task.class_weights.double().cpu()  # type: ignore[union-attr]
+    weights = class_weights[train.labels]
+    weight = torch.zeros(len(class_weights), inputs.shape[1], dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(len(class_weights), dtype=torch.float64, requires_grad=True)
+    best: LinearProbe | None = None
+    for l2 in sorted(penalties, reverse=True):
+        optimizer = torch.optim.LBFGS(
+            [weight, bias], max_iter=MAX_ITERATIONS, tolerance_change=1e-7, line_search_fn="strong_wolfe"
+        )
+
+        def objective(l2: float = l2, optimizer: torch.optim.LBFGS = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            losses = F.cross_entropy(F.linear(inputs, weight, bias), train.labels, reduction="none")
+            total = (weights * losses).mean() + l2 / 2 * weight.square().sum()
+            total.backward()
+            return total
+
+        with torch.enable_grad():
+            optimizer.step(objective)
+        with torch.no_grad():
+            scores = F.linear(tests, weight, bias)
+            loss = (class_weights[held_out.labels] * F.cross_entropy(scores, held_out.labels, reduction="none")).mean()
+            if best is None or loss < best.loss:
+                folded = weight / std
+                accuracy = (scores.argmax(1) == held_out.labels).double().mean().item()
+                best = LinearProbe(folded.clone(), bias - folded @ mean, l2, accuracy, loss.item())
+    assert best is not None
+    return best

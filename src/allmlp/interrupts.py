@@ -1,0 +1,114 @@
+"""Stopping a run by Ctrl-C or SIGTERM: within seconds, with a checkpoint where the current step ends in time."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+GRACE, GRACE_OF_MANY = 4.0, 20.0
+"""Seconds for the end of the current step; under torchrun, where all processes have to come to the same step and are
+killed after 30 seconds.
+"""
+FORCE = 1.0
+"""Seconds in which Python has to leave a step that is given up."""
+
+
+class Interrupts:
+    """Collects SIGINT and SIGTERM inside a `with` block.
+
+    After the first signal `requested` is true, and the loop saves and ends after the current step. A step that takes
+    longer than `GRACE` is given up: KeyboardInterrupt is raised in it and, where that does not help (a backward pass is
+    one call, in which Python handles no signals), the process exits. A second signal does this at once. `lost` tells
+    what is lost then.
+
+    A thread waits for the signals, because Python calls its own handlers only between two instructions of the main
+    thread. Under torchrun SIGTERM ends at once: it is sent when another process has died, which this one may wait for.
+    An interactive Python, such as a notebook, is never ended.
+    """
+
+    def __init__(self) -> None:
+        self.requested, self.given_up, self.is_saving = False, False, False
+        self.lost: Callable[[], str] = lambda: "stopped before the first step"
+        self.is_interactive = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+        self.grace = GRACE_OF_MANY if "RANK" in os.environ else GRACE
+        self.handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self.signals, self.written = socket.socketpair()
+            self.written.setblocking(False)
+            self.wakeup = signal.set_wakeup_fd(self.written.fileno(), warn_on_full_buffer=False)
+            numbers = [signal.SIGINT] if "RANK" in os.environ else [signal.SIGINT, signal.SIGTERM]
+            self.handlers = {number: signal.signal(number, self.note) for number in numbers}
+            threading.Thread(target=self.watch, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        if self.handlers:
+            signal.set_wakeup_fd(self.wakeup)
+            self.written.close()  # the thread ends
+
+    def note(self, number: int, frame: Any) -> None:
+        """The handler in the main thread."""
+        if self.requested or self.given_up:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A checkpoint may take as long as it needs."""
+        self.is_saving = True
+        try:
+            yield
+        finally:
+            self.is_saving = False
+
+    def watch(self) -> None:
+        """Wait for a first signal, then for the end of the block, a second signal or the end of the grace."""
+        with self.signals:
+            first = self.receive(None)
+            if first is None:
+                return
+            while (second := self.receive(self.grace)) == 0 and self.is_saving:
+                pass
+            if second is None:
+                return
+            self.given_up = True
+            if second == 0:
+                _thread.interrupt_main()
+            if self.is_interactive or self.ends_within(FORCE):
+                return
+            show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
+            print(show_cursor + self.lost(), file=sys.stderr, flush=True)
+            os._exit(128 + first)
+
+    def receive(self, timeout: float | None) -> int | None:
+        """The next signal, 0 after `timeout` seconds, None at the end of the block."""
+        while select.select([self.signals], [], [], timeout)[0]:
+            number = self.signals.recv(1)
+            if not number:
+                return None
+            if number[0] in self.handlers:
+                return number[0]
+        return 0
+
+    def ends_within(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while (number := self.receive(max(end - time.monotonic(), 0))) is not None:
+            if number == 0:
+                return False
+        return True

@@ -1,0 +1,99 @@
+"""What a run tells about itself: before the first step, when its duration is known, when it is stopped, at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allmlp import checkpoint
+from allmlp.accuracy import format_accuracy
+from allmlp.data.dataset import Dataset
+from allmlp.layers.mixers.mixer import TokenMixer
+from allmlp.log import format_duration, format_values
+from allmlp.models.model import ModelSpec
+from allmlp.optim import Muon
+from allmlp.parallel import World
+from allmlp.provenance import cpu_name
+from allmlp.record import split_sizes
+from allmlp.run import Run
+from allmlp.threads import limit
+
+LONG = 3600.0
+"""Seconds from which on a run is warned about."""
+
+
+def header(
+    run: Run, out: Path, spec: ModelSpec, parameters: int, dataset: Dataset, steps: int | None, world: World
+) -> str:
+    """Model, data, device, start, length and folder of a run, a line each."""
+    sizes = ", ".join(f"{count:,} {name}" for name, count in split_sizes(dataset).items())
+    mixers = dict.fromkeys(type(part).__name__ for part in spec.children() if isinstance(part, TokenMixer))
+    name = " and ".join(mixers) or type(spec).__name__
+    batches = f"batches of {run.batch_size:,}"
+    minutes = f"{run.budget.minutes:g} minutes" if run.budget.minutes is not None else ""
+    count = f"{steps:,} steps ({steps * run.batch_size / len(dataset.train):,.3g} epochs)" if steps else ""
+    rows = {
+        "model": f"{name}, {parameters:,} parameters, {spec.input_spec}",
+        "start": run.init_from or f"random weights, seed {run.seed}",
+        "data": f"{getattr(run.data, 'path', '') or type(run.data).__name__}: {sizes}",
+        "training": f"{type(run.task).__name__}, {' or '.join(filter(None, [count, minutes]))}, {batches}",
+        "device": describe_device(world),
+        "folder": str(out),
+    }
+    lines = [f"{label:9} {text}" for label, text in rows.items()]
+    return "\n".join([*lines, *(f"note      {note}" for note in dataset.notes)])
+
+
+def describe_device(world: World) -> str:
+    if world.device.type == "cuda":
+        return f"{world.size} x {torch.cuda.get_device_name()}"
+    processes = f", {world.size} processes" if world.size > 1 else ""
+    return f"CPU, {cpu_name()}, {limit()} core{'s' * (limit() > 1)}{processes}"
+
+
+def describe_duration(run: Run, world: World, left: float) -> str:
+    """How long the run will take and, if that is long, how it would take less."""
+    about = f"about {format_duration(left)} to go"
+    if left < LONG:
+        return about
+    settings = ["--set budget.minutes=30, which fits the schedule into half an hour"]
+    if world.device.type == "cpu":
+        settings += ["--set compile=false"] if run.compile else []
+        settings += ["--set optim=AdamW, cheaper on a CPU"] if isinstance(run.optim, Muon) else []
+        settings += ["--set freeze_fraction=1 to train the head only"] if run.init_from else []
+    return f"warning: {about} on this device; quicker with a new --out and {'; '.join(settings)}"
+
+
+def describe_stop(out: Path, step: int) -> str:
+    """What a run that stops after `step` steps has kept."""
+    kept = checkpoint.last_step(out)
+    if kept is None:
+        return f"stopped at step {step}, before the first checkpoint: nothing is kept"
+    lost = f" the last checkpoint is of step {kept};" if kept < step else ""
+    return f"stopped at step {step};{lost} resume with: allmlp train --resume {out}"
+
+
+def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float], dataset: Dataset) -> str:
+    """The evaluation of the saved model, how sure it is, and where the model is."""
+    lines = []
+    for split in ("validation", "test"):
+        values = {name: value for name, value in result.get(split, {}).items() if name not in floors}
+        if values:
+            lines.append(
+                f"{split:10} {format_values(values)}{interval(values, len(getattr(dataset, split) or dataset.test))}"
+            )
+    if floors:
+        lines.append(f"without a model: {format_values(floors)}")
+    best = f"the weights of step {result['best_step']}, " if "best_step" in result else ""
+    steps = f"{result['steps']:,} steps in {format_duration(result['seconds'])}"
+    return "\n".join([*lines, f"saved {best}after {steps}: {out}"])
+
+
+def interval(values: dict[str, float], examples: int) -> str:
+    """The interval of an accuracy that is a fraction of so many examples."""
+    accuracy = values.get("accuracy")
+    if accuracy is None or abs(round(accuracy * examples) / examples - accuracy) > 1e-9:
+        return ""
+    return f"  of {examples:,} examples: {format_accuracy(round(accuracy * examples), examples)}"

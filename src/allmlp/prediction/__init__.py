@@ -1,0 +1,18 @@
+"""Prediction and embedding with trained models: images and texts, one or millions."""
+
+from __future__ import annotations
+
+from allmlp.prediction.answers import Prediction, check_classes, most_probable
+from allmlp.prediction.predictor import ImagePredictor, Predictor, TextPredictor, generate, open_predictor, open_text
+
+__all__ = [
+    "ImagePredictor",
+    "Prediction",
+    "Predictor",
+    "TextPredictor",
+    "check_classes",
+    "generate",
+    "most_probable",
+    "open_predictor",
+    "open_text",
+]

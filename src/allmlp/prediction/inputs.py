@@ -1,0 +1,294 @@
+"""What a user names as input: files, folders, patterns, tables, shards, URLs, standard input and plain texts.
+
+Everything is listed lazily and in a fixed order, so that millions of inputs need little memory and two processes see
+the same ones.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+from allmlp.data.columns import IMAGE_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, named_column, sample_columns
+from allmlp.data.decode import SUFFIXES
+from allmlp.data.shards import Shard, expand_range
+from allmlp.data.tables import Table, is_table, read_table
+from allmlp.data.text_files import read_documents
+from allmlp.errors import UserError, one_line, require
+from allmlp.prediction.predictor import Reads
+
+STDIN = "-"
+TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst")
+SHARD_SUFFIX = ".tar"
+
+
+class Item(NamedTuple):
+    """One input."""
+
+    name: str
+    """The path, or the text itself."""
+    source: Any
+    """What `Predictor.decode` takes."""
+    columns: Mapping[str, str] = MappingProxyType({})
+    """Cells of a table's row that go with the answer."""
+
+
+class Columns(NamedTuple):
+    """Columns of tables; where they are not named, they are found by common names."""
+
+    input: str = ""
+    pair: str = ""
+    keep: tuple[str, ...] = ()
+    """Columns that are copied beside the answer."""
+
+
+class Inputs:
+    """The inputs for a model that reads images or texts; every iteration lists them again.
+
+    An image model takes image files, tables with a column of paths, and WebDataset shards; in folders, images and
+    shards are found at any depth. A text model takes tables with a column of texts, text files with one text per line,
+    and anything else as a text. `context` belongs to every text that has no second one of its own.
+    """
+
+    def __init__(self, arguments: Iterable[str], reads: Reads, columns: Columns = Columns(), context: str = "") -> None:
+        self.reads, self.columns, self.context = reads, columns, context
+        self.places = [(argument, self.resolve(argument)) for argument in arguments]
+
+    def __iter__(self) -> Iterator[Item]:
+        for argument, items in self.places:
+            found = False
+            for item in items():
+                found = True
+                yield item
+            if not found:
+                raise UserError(f"{'standard input' if argument == STDIN else argument} has no {self.reads}")
+
+    @property
+    def repeatable(self) -> bool:
+        return all(argument != STDIN for argument, _ in self.places)
+
+    def resolve(self, argument: str) -> Callable[[], Iterator[Item]]:
+        """Check at once that an argument is there; it is listed later."""
+        if argument == STDIN:
+            return self.lines
+        one_word = not any(letter.isspace() for letter in argument)
+        if "://" in argument and one_word:
+            return lambda: chain.from_iterable(map(self.remote_items, expand_range(argument)))
+        path = os.path.expanduser(argument)
+        if os.path.isdir(path) or os.path.isfile(path):
+            return lambda: self.local_items(path)
+        if self.reads == "images" or one_word:
+            patterns = expand_range(path) if self.reads == "images" or looks_like_file(path) else [path]
+            found = [name for pattern in patterns for name in sorted(glob.glob(pattern, recursive=True))]
+            if found:
+                return lambda: chain.from_iterable(map(self.local_items, found))
+        if self.reads == "texts" and not looks_like_file(argument):
+            return lambda: iter([Item(argument, (argument, self.context))])
+        hint = f"; if it is a text, write it to standard input: allmlp predict MODEL {STDIN}"
+        raise UserError(f"there is no file {argument}{hint if self.reads == 'texts' else ''}")
+
+    def lines(self) -> Iterator[Item]:
+        for line in map(str.strip, sys.stdin):
+            if line:
+                yield Item(line, (line, self.context)) if self.reads == "texts" else image_item(line)
+
+    # --- local -----------------------------------------------------------------------------------------------
+
+    def local_items(self, path: str) -> Iterator[Item]:
+        return self.folder_items(path) if os.path.isdir(path) else self.file_items(path)
+
+    def folder_items(self, folder: str) -> Iterator[Item]:
+        for place, folders, files in os.walk(folder, onerror=cannot_list):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(files):
+                if not name.startswith(".") and self.is_wanted(name):
+                    yield from self.file_items(os.path.join(place, name))
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether a file in a folder is read; by name alone, others stay unread."""
+        name = name.lower()
+        if self.reads == "images":
+            return os.path.splitext(name)[1] in {*SUFFIXES, SHARD_SUFFIX}
+        return is_table(name) or name.endswith(TEXT_SUFFIXES)
+
+    def file_items(self, path: str) -> Iterator[Item]:
+        if is_table(path):
+            return self.rows(read_table(path))
+        if path.lower().endswith(SHARD_SUFFIX):
+            return self.members(Shard(path))
+        if self.reads == "images":
+            return iter([image_item(path)])
+        if os.path.splitext(path)[1].lower() in SUFFIXES:
+            raise UserError(f"{path} is an image; the model reads texts")
+        return self.documents(path)
+
+    def documents(self, file: str) -> Iterator[Item]:
+        for text in read_documents([file], "line"):
+            yield Item(text, (text, self.context))
+
+    # --- object stores ---------------------------------------------------------------------------------------
+
+    def remote_items(self, url: str) -> Iterator[Item]:
+        fsspec = require("fsspec", "train")
+        try:
+            store, path = fsspec.core.url_to_fs(url)
+            if glob.has_magic(path):
+                files = sorted(store.glob(path))
+            else:
+                files = self.remote_folder(store, path) if store.isdir(path) else [path]
+            for file in files:
+                name = store.unstrip_protocol(file)
+                if is_table(file):
+                    yield from self.rows(read_table(name))
+                elif file.lower().endswith(SHARD_SUFFIX):
+                    yield from self.members(Shard(file, store))
+                elif self.reads == "images":
+                    yield Item(name, partial(fetch, store, file))
+                else:
+                    yield from self.documents(name)
+        except (UserError, GeneratorExit):
+            raise
+        except Exception as reason:  # unknown protocol, missing package, no network, no such file
+            raise UserError(f"cannot read {url}: {one_line(reason) or type(reason).__name__}") from reason
+
+    def remote_folder(self, store: Any, path: str) -> Iterator[str]:
+        for place, _, files in store.walk(path):
+            yield from (f"{place}/{name}" for name in sorted(files) if self.is_wanted(name))
+
+    # --- tables and shards -----------------------------------------------------------------------------------
+
+    def rows(self, table: Table) -> Iterator[Item]:
+        kept = [named_column(table.columns, name, (), table.file) or name for name in self.columns.keep]
+        if self.reads == "images":
+            column = image_column(table, self.columns.input)
+            folder = table.file.rpartition("/")[0]
+            for row in table:
+                path = row[column]
+                is_relative = folder and "://" not in path and not os.path.isabs(path)
+                yield image_item(f"{folder}/{path}" if is_relative else path, **{name: row[name] for name in kept})
+            return
+        column, pair = text_columns(table, self.columns)
+        for number, row in enumerate(table, 1):
+            source = row[column], (row[pair] if pair else "") or self.context
+            name = row[column] or f"{table.file}, row {number}"
+            yield Item(name, source, {name: row[name] for name in kept})
+
+    def members(self, shard: Shard) -> Iterator[Item]:
+        """Images, or texts, of a tar file; only its headers are read now."""
+        wanted = SUFFIXES if self.reads == "images" else frozenset({".txt"})
+        try:
+            with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
+                for member in tar:
+                    if member.isfile() and os.path.splitext(member.name)[1].lower() in wanted:
+                        source = partial(shard.read, member.offset_data, member.size)
+                        yield Item(f"{shard}/{member.name}", source)
+                # tarfile treats a damaged header as the end of the archive, which is a block of zeros.
+                file.seek(tar.offset)
+                if file.read(512) != bytes(512):
+                    raise tarfile.ReadError(f"truncated or damaged at byte {tar.offset:,}")
+        except (OSError, tarfile.TarError) as reason:
+            raise UserError(f"{shard} is damaged or not a tar file: {one_line(reason)}") from reason
+
+
+def looks_like_file(argument: str) -> bool:
+    """Whether someone who writes this means a file: one word with a slash or the suffix of an image, table or text."""
+    if any(letter.isspace() for letter in argument):
+        return False
+    name = argument.lower()
+    known = {*SUFFIXES, SHARD_SUFFIX}
+    return "/" in name or os.path.splitext(name)[1] in known or is_table(name) or name.endswith(TEXT_SUFFIXES)
+
+
+def guess_reads(argument: str) -> Reads:
+    """Whether an input without a model is meant for one that reads images or one that reads texts."""
+    path = os.path.expanduser(argument)
+    if argument == STDIN:
+        raise UserError("standard input needs a model: allmlp predict MODEL -")
+    if os.path.isdir(path):
+        has_images = any(
+            os.path.splitext(name)[1].lower() in SUFFIXES for _, _, names in os.walk(path) for name in names
+        )
+        return "images" if has_images else "texts"
+    if os.path.isfile(path) and is_table(path):
+        return "images" if any(sample.is_image for sample in sample_columns(read_table(path))) else "texts"
+    name = path.lower()
+    is_image = os.path.splitext(name)[1] in {*SUFFIXES, SHARD_SUFFIX} or (
+        os.path.isfile(path) and not name.endswith(TEXT_SUFFIXES)
+    )
+    return "images" if is_image or "://" in argument else "texts"
+
+
+def image_item(path: str, **columns: str) -> Item:
+    return Item(path, partial(fetch_url, path) if "://" in path else Path(path), columns)
+
+
+def cannot_list(reason: OSError) -> NoReturn:
+    raise UserError(f"cannot list {reason.filename}: {reason.strerror}") from reason
+
+
+def fetch(store: Any, path: str) -> bytes:
+    try:
+        return store.cat_file(path)
+    except Exception as reason:  # file systems raise many types
+        raise UserError(f"cannot read it: {one_line(reason) or type(reason).__name__}") from reason
+
+
+def fetch_url(url: str) -> bytes:
+    store, path = require("fsspec", "train").core.url_to_fs(url)
+    return fetch(store, path)
+
+
+# --- columns ------------------------------------------------------------------------------------------------
+
+
+def image_column(table: Table, wanted: str) -> str:
+    """The column that is asked for, else one with names of image files, else one with a common name."""
+    found = [] if wanted else [sample.name for sample in sample_columns(table) if sample.is_image]
+    column = found[0] if found else named_column(table.columns, wanted, IMAGE_COLUMNS, table.file)
+    if column is None:
+        raise UserError(f"{table.file}: none of {', '.join(table.columns)} names image files: set --column")
+    return column
+
+
+def text_columns(table: Table, wanted: Columns) -> tuple[str, str | None]:
+    """The columns of the texts and of the second texts, if there are any: by their names, else by their content."""
+    first = named_column(table.columns, wanted.input, TEXT_COLUMNS, table.file)
+    pairs = [name for name in (*TEXT_PAIR_COLUMNS, "context") if name != (first or "").casefold()]
+    second = named_column(table.columns, wanted.pair, pairs, table.file)
+    if first is None:
+        samples = [sample for sample in sample_columns(table) if sample.name != second and not sample.is_numeric]
+        texts = [sample.name for sample in samples if sample.is_text] or [
+            sample.name for sample in sorted(samples, key=lambda sample: -sample.mean_length)[:1]
+        ]
+        if not texts or len(texts) > 2 - bool(second):
+            which = f"{', '.join(texts)} all could be" if texts else f"none of {', '.join(table.columns)} is"
+            raise UserError(f"{table.file}: {which} the text: set --column")
+        first, second = texts[0], second or next(iter(texts[1:]), None)
+    return first, second
+
+
+# --- from Python --------------------------------------------------------------------------------------------
+
+
+def as_items(inputs: Any, reads: Reads, context: str = "") -> Iterator[Item]:
+    """The inputs of a call from Python: one or a sequence. Paths may be anything that the command line takes.
+
+    For a text model a string is a text, whatever it looks like, a pair of strings is a pair, and a `Path` is a file.
+    """
+    is_array = getattr(inputs, "ndim", 4) < 4
+    single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array
+    for number, source in enumerate([inputs] if single else inputs):
+        if isinstance(source, os.PathLike) or (isinstance(source, str) and reads == "images"):
+            yield from Inputs([os.fspath(source)], reads, context=context)
+        elif isinstance(source, str):
+            yield Item(source, (source, context))
+        else:
+            yield Item(source[0] if isinstance(source, tuple) else f"input {number}", source)

@@ -1,0 +1,339 @@
+"""A model that is ready to answer: it decodes one input at a time and predicts or embeds batches of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allmlp.data.decode import CorruptImage, Decode, crop_and_resize, decode_image
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing
+from allmlp.data.tokenizer import load_tokenizer
+from allmlp.errors import UserError, one_line, require
+from allmlp.inference import fast as convert
+from allmlp.layers.stem import TokenEmbed
+from allmlp.models.encoder import EncoderModel
+from allmlp.models.model import Model
+from allmlp.parallel import own_device
+from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
+from allmlp.tasks import causal_lm
+from allmlp.tasks.classify_text import classify_texts, encode_pairs
+from allmlp.tasks.masked_lm import fill_masks
+from allmlp.tasks.probe import pooled_features
+from allmlp.tasks.task import Normalize
+from allmlp.weights.folder import load
+from allmlp.weights.pretrained import model_path, pretrained
+
+Reads = Literal["images", "texts"]
+Rows = list[list[Prediction]]
+"""The answer to one input: one row, best first; a text with several [MASK] tokens has a row for each."""
+
+
+class ImagePredictor:
+    """A model that reads images, with its preprocessing.
+
+    With `fast`, batches run through `allmlp.fast` where it supports the model.
+    """
+
+    reads: Reads = "images"
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        preprocessing: ImagePreprocessing,
+        dtype: torch.dtype | None = None,
+        fast: bool = False,
+    ) -> None:
+        self.name, self.preprocessing, self.device = name, preprocessing, model.device
+        size = model.spec.input_size
+        if size is None:
+            raise UserError(f"the input of the model is {model.spec.input_spec}, not an image")
+        self.img_size = size
+        color = "rgb" if len(preprocessing.mean) == 3 else "gray"
+        self.decoding = Decode(crop_pct=preprocessing.crop_pct, color=color)
+        self.normalize = Normalize(preprocessing.mean, preprocessing.std).to(self.device)
+        self.task = preprocessing.task
+        self.fast, self.dtype = fast, dtype
+        self.original = model.requires_grad_(False)
+        self.class_names = preprocessing.class_names
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the outputs; their indices where they have none."""
+        with torch.inference_mode():
+            black = torch.zeros(self.decoding.channels, *self.img_size, dtype=torch.uint8)
+            outputs = self.original(self.collate([black]).to(self.original.dtype))
+        if self.task == "values":
+            outputs = outputs.flatten(1)
+        else:
+            check_classes(self.name, outputs, self.class_names)
+        count = outputs.shape[1]
+        return self.class_names if len(self.class_names) == count else tuple(map(str, range(count)))
+
+    @cached_property
+    def model(self) -> Callable[[Tensor], Tensor]:
+        """From normalized images to outputs."""
+        return self.prepare(self.original)
+
+    def prepare(self, model: Model) -> Callable[[Tensor], Tensor]:
+        """The fast version of a model, or the model itself, for float32 inputs."""
+        if self.fast:
+            try:
+                return convert(model, self.dtype)
+            except UserError:  # an architecture that it does not support
+                self.fast = False
+        dtype = self.dtype or torch.float32
+        model = model.to(dtype)
+        return lambda images: model(images.to(dtype))
+
+    def read(self, source: Any) -> Tensor:
+        """Pixels (uint8, c h w), resized and cropped as for evaluation; threads may call this.
+
+        `source` is a path, the bytes of an image file or a function that returns them, a PIL image, or uint8 pixels: a
+        numpy array (h w c, or h w) or a tensor (c h w).
+        """
+        if callable(source) and not hasattr(source, "getexif"):
+            source = source()
+        if isinstance(source, (str, os.PathLike)):
+            try:
+                source = Path(source).read_bytes()
+            except OSError as reason:
+                raise UserError(f"cannot read it: {reason.strerror}") from None
+        if isinstance(source, bytes):
+            return decode_image(source, self.img_size, self.decoding)
+        image = source if hasattr(source, "getexif") else pil_image(source)
+        try:
+            return crop_and_resize(image, self.img_size, self.decoding, None)
+        except OSError as reason:  # a PIL image is decoded only now
+            raise CorruptImage(one_line(reason)) from reason
+
+    decode = read
+
+    @torch.inference_mode()
+    def outputs(self, images: list[Tensor]) -> Tensor:
+        """What the model outputs for decoded images, float32, n k."""
+        return self.model(self.collate(images)).float()
+
+    def collate(self, images: list[Tensor]) -> Tensor:
+        batch = torch.stack(images)
+        if self.device.type == "cuda":
+            batch = batch.pin_memory().to(self.device, non_blocking=True)
+        return self.normalize(batch)
+
+    def probabilities(self, images: list[Tensor]) -> Tensor:
+        """Of the classes, n k."""
+        return self.outputs(images).softmax(1)
+
+    def predict(self, images: list[Tensor], top_k: int = 5) -> list[Rows]:
+        """The `top_k` most probable classes of each image; of a regression, all values."""
+        labels = self.labels
+        if self.task == "values":
+            return [[row] for row in name_values(self.outputs(images).flatten(1), labels)]
+        return [[row] for row in most_probable(self.probabilities(images), labels, top_k)]
+
+    @cached_property
+    def encoder(self) -> Callable[[Tensor], Tensor]:
+        if self.fast and isinstance(self.original, EncoderModel):
+            return self.prepare(without_head(self.original))
+        dtype = self.dtype or torch.float32
+        model = self.original.to(dtype)
+        return lambda images: pooled_features(model, images.to(dtype))
+
+    @torch.inference_mode()
+    def embed(self, images: list[Tensor]) -> Tensor:
+        """Pooled features before the head, float32, n c."""
+        features = self.encoder(self.collate(images)).float()
+        return features.mean(1) if features.ndim == 3 else features
+
+
+def without_head(model: EncoderModel) -> EncoderModel:
+    """The same weights without the head: the output is the pooled features."""
+    with torch.device("meta"):
+        bare = model.spec.replace(head=None).build()
+    state = {name: value for name, value in model.state_dict().items() if not name.startswith("head.")}
+    bare.load_state_dict(state, assign=True)
+    return bare.eval().requires_grad_(False)
+
+
+def pil_image(pixels: Any) -> Any:
+    """uint8 pixels as an image."""
+    if isinstance(pixels, Tensor):
+        pixels = pixels.detach().cpu().movedim(0, -1).numpy() if pixels.ndim == 3 else pixels.detach().cpu().numpy()
+    if not isinstance(pixels, np.ndarray):
+        raise UserError(f"an image is a path, bytes, a PIL image, an array or a tensor, not {type(pixels).__name__}")
+    if pixels.dtype != np.uint8:
+        raise UserError(f"pixels must be uint8 from 0 to 255, not {pixels.dtype}")
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] not in (3, 4)):
+        raise UserError(f"an array is (height, width, 3), a tensor (3, height, width), not {list(pixels.shape)}")
+    return require("PIL.Image", "train").fromarray(np.ascontiguousarray(pixels))
+
+
+class TextPredictor:
+    """A model that reads text, with its tokenizer."""
+
+    reads: Reads = "texts"
+
+    def __init__(self, name: str, model: Model, preprocessing: TextPreprocessing) -> None:
+        self.name, self.preprocessing, self.device = name, preprocessing, model.device
+        self.model = self.original = model.requires_grad_(False)
+        self.fast, self.dtype = False, model.dtype
+        self.tokenizer = load_tokenizer(Path(name))
+        parts = list(model.spec.children())
+        vocab_size = next((getattr(part, "vocab_size", None) for part in parts if hasattr(part, "vocab_size")), None)
+        if vocab_size != len(self.tokenizer):
+            raise UserError(
+                f"the tokenizer in {name} has {len(self.tokenizer)} tokens, the model {vocab_size}: they do not match"
+            )
+        self.task = preprocessing.task
+        self.class_names = preprocessing.class_names
+        block = getattr(model.spec, "block", None)
+        self.causal = block is not None and block.causal
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes; their indices where they have none."""
+        if self.task != "classes" or self.class_names:
+            return self.class_names
+        return tuple(map(str, range(self.probabilities([("a", "")]).shape[1])))
+
+    def read(self, source: Any) -> tuple[str, str]:
+        """A text and the one that belongs to it, or ""; threads may call this.
+
+        `source` is a text, a pair (the second sentence, or the paragraph with the answer to a question), or a function
+        that returns the bytes of a text.
+        """
+        source = source().decode("utf8", "replace").strip() if callable(source) else source
+        if not isinstance(source, (str, tuple)):
+            raise UserError(f"the model in {self.name} reads text, not {type(source).__name__}")
+        text, context = (source, "") if isinstance(source, str) else source
+        if not text.strip():
+            raise UserError("the text is empty")
+        return text, context
+
+    def decode(self, source: Any) -> tuple[str, str]:
+        """As `read`; raises UserError where the task of the model cannot be done for this text."""
+        text, context = self.read(source)
+        if self.task == "span" and not context:
+            raise UserError("a question needs the paragraph that contains its answer: --context")
+        if self.task == "text":
+            if self.causal:
+                raise UserError(f"the model in {self.name} is a causal language model: use allmlp generate")
+            ids, limit = self.tokenizer.encode([text])[0], self.original.spec.stem.seq_len - 2
+            if self.tokenizer.mask_token_id not in ids:
+                raise UserError("the text has no [MASK] to fill in")
+            if len(ids) > limit:
+                raise UserError(f"the text has {len(ids)} tokens; the model reads at most {limit}")
+        return text, context
+
+    def probabilities(self, pairs: list[tuple[str, str]]) -> Tensor:
+        """Of the classes, n k."""
+        probabilities = classify_texts(self.model, self.tokenizer, pairs)
+        check_classes(self.name, probabilities, self.class_names)
+        return probabilities
+
+    def predict(self, pairs: list[tuple[str, str]], top_k: int = 5) -> list[Rows]:
+        """Tokens for every [MASK], classes, answers from the context, or a translation, by the model's task."""
+        if self.task == "classes":
+            return [[row] for row in most_probable(self.probabilities(pairs), self.labels, top_k)]
+        if self.task == "text":
+            found = fill_masks(self.model, self.tokenizer, [text for text, _ in pairs], top_k)
+            return [[[Prediction(*pair) for pair in row] for row in rows] for rows in found]
+        if self.task == "span":
+            from allmlp.tasks.question_answering import answer_question
+
+            answers = [answer_question(self.model, self.tokenizer, *pair)[:top_k] for pair in pairs]
+            return [[[Prediction(one.text, one.probability) for one in found]] for found in answers]
+        from allmlp.tasks.translate import translate
+
+        translations = translate(self.model, self.tokenizer, [text for text, _ in pairs])
+        return [[[Prediction(text)]] for text in translations]
+
+    @torch.inference_mode()
+    def embed(self, pairs: list[tuple[str, str]]) -> Tensor:
+        """Pooled features before the head, or the mean over the tokens where the model has no pool; float32, n c."""
+        model = self.original
+        if not isinstance(model, EncoderModel):
+            raise UserError(f"the model in {self.name} is an encoder-decoder: embed needs an encoder")
+        ids, segments = encode_pairs(model, self.tokenizer, pairs)
+        mask = ids != self.tokenizer.pad_token_id
+        stem = model.spec.stem
+        has_segments = isinstance(stem, TokenEmbed) and stem.segments is not None
+        features = model.forward_features(ids, mask, segments=segments if has_segments else None)
+        if model.pool is not None:
+            return model.pool(features, mask).float()
+        weight = mask[:, :, None].to(features.dtype)
+        return ((features * weight).sum(1) / weight.sum(1)).float()
+
+
+Predictor = ImagePredictor | TextPredictor
+
+
+def model_reads(model: str | os.PathLike[str]) -> Reads:
+    """What a model reads, without loading it."""
+    folder = model_folder(os.fspath(model))
+    is_text = folder is not None and isinstance(read_preprocessing(folder), TextPreprocessing)
+    return "texts" if is_text else "images"
+
+
+def model_folder(name: str) -> Path | None:
+    """The folder of a model; None for one that is loaded by its name."""
+    folder = model_path(name)
+    return folder if folder.is_dir() else None
+
+
+def open_predictor(
+    model: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    fast: bool = False,
+) -> Predictor:
+    """Open a model by its folder or name, as in `allmlp.from_pretrained`.
+
+    `device` is "cpu", "cuda", or None for a GPU if there is one. The default `dtype` is float32, and bfloat16 for a
+    fast model on a GPU.
+    """
+    name, place = os.fspath(model), own_device(device)
+    folder = model_folder(name)
+    if folder is None:
+        found = pretrained(name, device=place)
+        return ImagePredictor(name, found.model, found.preprocessing, dtype, fast)
+    preprocessing = read_preprocessing(folder)
+    if isinstance(preprocessing, ImagePreprocessing):
+        return ImagePredictor(str(folder), load(folder, device=place), preprocessing, dtype, fast)
+    return TextPredictor(str(folder), load(folder, device=place, dtype=dtype or torch.float32), preprocessing)
+
+
+def generate(
+    folder: Path,
+    prompt: str = "",
+    max_new_tokens: int = 50,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int | None = None,
+) -> str:
+    """The prompt and the text that the causal language model in `folder` generates after it."""
+    predictor = open_predictor(folder, device="cpu")
+    if not isinstance(predictor, TextPredictor):
+        raise UserError(f"the model in {folder} reads images, not text")
+    if predictor.task != "text" or not predictor.causal:
+        raise UserError(f"the model in {folder} is not a causal language model: it cannot generate text")
+    model, tokenizer = predictor.original, predictor.tokenizer
+    start = tokenizer.encode([prompt])[0] if prompt else []
+    tokens = causal_lm.generate(model, tokenizer, prompt, max_new_tokens, temperature, top_k, seed)
+    return tokenizer.decode([*start, *tokens])
+
+
+def open_text(folder: Path) -> tuple[Any, Any, Any]:
+    predictor = open_predictor(folder, device="cpu")
+    assert isinstance(predictor, TextPredictor)
+    return predictor.original, predictor.tokenizer, predictor.preprocessing

@@ -1,0 +1,102 @@
+"""The record of a run, run.json in its folder.
+
+It holds `run` (the configuration), `processes`, `environment` (command, commit, versions, device, time), `data`
+(checksum and number of examples), and, once the run has ended, `result`: the evaluation of the saved model by split,
+with what is reached without a model (`Task.floors`), `parameters`, `steps`, `epochs` and `seconds` of training, and
+`best_step` where the best weights are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from allmlp import checkpoint, pace, threads
+from allmlp.data.dataset import Dataset
+from allmlp.errors import UserError
+from allmlp.files import RUN, write_atomically
+from allmlp.parallel import World
+from allmlp.provenance import environment
+from allmlp.run import Run
+from allmlp.spec import from_dict, to_dict
+
+
+def check_folder(out: Path, run: Run) -> None:
+    """Refuse a folder that holds another run, or that cannot be written to. A run without a checkpoint is replaced."""
+    before = read_run(out) if (out / RUN).exists() else None
+    if before not in (None, run) and checkpoint.complete(out):
+        changes = ", ".join(differences(to_dict(before), to_dict(run)))
+        raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or choose another --out")
+    place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not place.is_dir():
+        raise UserError(f"cannot write to {out}: {place} is not a folder")
+    if not os.access(place, os.W_OK):
+        raise UserError(f"cannot write to {out}: no permission for {place}")
+
+
+def claim(out: Path, run: Run, world: World) -> None:
+    """Write run.json, unless it is there."""
+    before = read_run(out) if (out / RUN).exists() else None
+    world.barrier()
+    if before != run and world.is_main:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            for name in (pace.FILE, threads.FILE):
+                (out / name).unlink(missing_ok=True)
+            write_record(out, {"run": to_dict(run), "processes": world.size, "environment": environment(world.device)})
+        except OSError as reason:
+            raise UserError(f"cannot write to {out}: {reason}") from reason
+    world.barrier()
+
+
+def describe_data(dataset: Dataset) -> dict[str, Any]:
+    return {"sha256": dataset.checksum()} | split_sizes(dataset)
+
+
+def split_sizes(dataset: Dataset) -> dict[str, int]:
+    splits = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    return {name: len(split) for name, split in splits.items() if split}
+
+
+def add_to_record(out: Path, world: World, make: Callable[[], dict[str, Any]]) -> None:
+    """Add an entry to run.json. What is there stays: a run that is resumed has begun with the first environment."""
+    if world.is_main:
+        record = read_record(out)
+        write_record(out, make() | record)
+
+
+def write_record(out: Path, record: dict[str, Any]) -> None:
+    order = [name for name in ("run", "processes", "environment", "data", "result") if name in record]
+    text = json.dumps({name: record[name] for name in order}, indent=1)
+    write_atomically(out / RUN, lambda temporary: temporary.write_text(text, encoding="utf8"))
+
+
+def read_record(out: Path) -> dict[str, Any]:
+    file = out / RUN
+    if not file.is_file():
+        raise UserError(f"{out} is not a run: it has no {RUN}")
+    try:
+        record = json.loads(file.read_text(encoding="utf8"))
+    except (OSError, ValueError) as reason:
+        raise UserError(f"{file}: {reason}") from None
+    return record if isinstance(record, dict) else {}
+
+
+def read_run(out: Path) -> Run:
+    file = out / RUN
+    try:
+        run = from_dict(read_record(out).get("run"), "run")
+    except ValueError as reason:
+        raise UserError(f"{file}: {reason}") from None
+    if not isinstance(run, Run):
+        raise UserError(f"{file} does not describe a run")
+    return run
+
+
+def differences(a: Any, b: Any, path: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict) and a.get("kind") == b.get("kind"):
+        return [line for name in a for line in differences(a[name], b[name], f"{path}.{name}" if path else name)]
+    return [] if a == b else [path]

@@ -1,0 +1,145 @@
+"""Labels that may be wrong: examples that a classifier trained on the others assigns to another class.
+
+The features of a frozen model are classified by logistic regression in k-fold cross-validation. An example with label y
+is suspected where another class j is more probable than y, and as probable as in the mean over the examples of class j:
+
+    p_j > p_y  and  p_j >= t_j,   t_j = mean of p_j over the examples labeled j
+
+Source: Northcutt et al., Confident Learning: Estimating Uncertainty in Dataset Labels, 2021.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmlp.analysis.target import affordable_images
+from allmlp.analysis.token_filters import evenly_spaced
+from allmlp.data.dataset import labels_of, subset
+from allmlp.errors import UserError
+from allmlp.head_init import Features, HeadInit, features_of, fit_linear
+from allmlp.models.model import Model
+from allmlp.report.images import EmbeddedImage
+from allmlp.report.predictions import evaluator, file_name, viewer
+from allmlp.run import Run
+from allmlp.tasks.task import TaskModule
+from allmlp.weights import folder
+from allmlp.weights.start import open_start, transfer
+
+FOLDS = 5
+MAX_EXAMPLES, MIN_EXAMPLES = 5000, 500
+"""Classified at most, and however slow the model is."""
+MAX_SHOWN = 24
+
+
+class SuspectLabel(NamedTuple):
+    split: str
+    """train, validation or test."""
+    index: int
+    label: int
+    probability: float
+    """Of the label."""
+    suggested: int
+    suggested_probability: float
+    image: EmbeddedImage | None
+    text: str
+    """Where there is no image."""
+    file: str
+
+
+class SuspectLabels(NamedTuple):
+    found: list[SuspectLabel]
+    """At most MAX_SHOWN, the least probable label first."""
+    count: int
+    examples: int
+    about: str
+
+
+def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
+    """Suspected labels among the examples of all splits of a run; of large data, among evenly spaced ones."""
+    model, source = frozen_model(run, place)
+    dataset, task = evaluator(model.to(device), run, str(place))
+    everything = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    splits = {name: split for name, split in everything.items() if split is not None}
+    labels = {name: labels_of(split).cpu() for name, split in splits.items()}
+    labeled = [(name, index) for name, some in labels.items() for index in (some >= 0).nonzero().flatten().tolist()]
+    most = affordable_images(model, MAX_EXAMPLES, least=MIN_EXAMPLES)
+    chosen = [labeled[number] for number in evenly_spaced(len(labeled), most)]
+    parts = []
+    for name, split in splits.items():
+        indices = torch.tensor([index for where, index in chosen if where == name], dtype=torch.int64)
+        if len(indices):
+            parts.append(features_of(model, task, subset(split, indices)))
+    features = Features(*(torch.cat(tensors) for tensors in zip(*parts)))
+    probabilities = out_of_fold(features, task)
+    suggested = suspects(probabilities, features.labels)
+    own = probabilities[torch.arange(len(chosen)), features.labels]
+    rows = (suggested >= 0).nonzero().flatten()
+    found = []
+    for row in rows[own[rows].argsort(stable=True)][:MAX_SHOWN].tolist():
+        (name, index), other = chosen[row], int(suggested[row])
+        shown = viewer(dataset, splits[name])(index)
+        image, text = (shown, "") if isinstance(shown, EmbeddedImage) else (None, shown)
+        values = float(own[row]), other, float(probabilities[row, other])
+        file = file_name(splits[name], index)
+        found.append(SuspectLabel(name, index, int(features.labels[row]), *values, image, text, file))
+    about = f"{FOLDS}-fold cross-validation of a logistic regression on the features of {source}."
+    return SuspectLabels(found, len(rows), len(chosen), about)
+
+
+def frozen_model(run: Run, place: Path) -> tuple[Model, str]:
+    """The model that the run started from; else the trained one, which has seen the labels of the training split."""
+    model = folder.load(place).float()
+    if run.init_from:
+        try:
+            transfer(model, open_start(run.init_from))
+            return model, f"{run.init_from}, the frozen model that the run started from"
+        except (UserError, OSError):
+            pass
+    return model, "the trained model, which may have learned wrong labels of the training split by heart"
+
+
+def out_of_fold(features: Features, task: TaskModule) -> Tensor:
+    """Probabilities of the classes for every example by a classifier that was not fitted on it, n k.
+
+    Copies of an example are in the same fold. The penalty is chosen on the first fold.
+    """
+    fold, penalties, found = folds(features), HeadInit().l2, []
+    order = []
+    for number in fold.unique().tolist():
+        inside, outside = ((fold == number) == which for which in (True, False))
+        rows = inside.nonzero().flatten()
+        held_out = features.take(rows)
+        probe = fit_linear(features.take(outside.nonzero().flatten()), held_out, penalties, task)
+        penalties = (probe.l2,)
+        found.append((held_out.values.double() @ probe.weight.T + probe.bias).softmax(1))
+        order.append(rows)
+    return torch.cat(found)[torch.cat(order).argsort()]
+
+
+def folds(features: Features) -> Tensor:
+    """The fold of each example: every class is in all of them alike."""
+    unique, group = features.values.unique(dim=0, return_inverse=True)
+    if len(unique) < 2 * FOLDS:
+        raise UserError(f"--suspect-labels needs at least {2 * FOLDS} different examples, not {len(unique)}")
+    label = torch.zeros(len(unique), dtype=torch.int64).scatter_(0, group, features.labels)
+    order = torch.randperm(len(unique), generator=torch.Generator().manual_seed(0))
+    order = order[label[order].argsort(stable=True)]
+    fold = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)) % FOLDS)
+    return fold[group]
+
+
+def suspects(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """The class that each example seems to belong to; -1 where its label is not suspected, n.
+
+    A class of fewer than FOLDS examples is too small to say anything about them.
+    """
+    counts = labels.bincount(minlength=probabilities.shape[1])
+    own = probabilities.gather(1, labels[:, None])
+    total = torch.zeros(probabilities.shape[1], dtype=torch.float64).index_add_(0, labels, own[:, 0])
+    likely = (probabilities >= total / counts.clamp(min=1)) & (probabilities > own) & (counts >= FOLDS)
+    suggested = probabilities.masked_fill(~likely, -1).argmax(1)
+    return torch.where(likely.any(1) & (counts[labels] >= FOLDS), suggested, -1)

@@ -1,0 +1,172 @@
+"""What `allmlp train X` trains. X is, in this order:
+
+1. the name of a recipe (`allmlp list recipes`), or NAME/ROW for one run of a table
+2. FILE.py:NAME, a `Run` in a Python file, or a function that returns one or a table of them
+3. a run.json, or the folder of a run: the same run again
+4. data, as `allmlp.data.detect` finds out: settings are chosen by `allmlp.auto`
+
+A name that is both a recipe and a file or folder here is refused: `recipe:NAME` is the recipe, `./NAME` the path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from allmlp import recipes
+from allmlp.auto import Reason, Wishes, choose_run, show
+from allmlp.errors import UserError, did_you_mean, lookup
+from allmlp.files import RUN
+from allmlp.models.zoo import preset, presets
+from allmlp.record import read_run
+from allmlp.run import Budget, Run
+from allmlp.spec import hints, override, override_all
+from allmlp.weights.folder import CONFIG
+from allmlp.weights.start import open_start
+
+RECIPE_PREFIX = "recipe:"
+RUNS = Path("runs")
+
+
+class Resolved(NamedTuple):
+    """A run with its default folder, and why its settings are as they are, where they were chosen."""
+
+    run: Run
+    folder: Path
+    reasons: list[Reason]
+
+
+def resolve(
+    source: str,
+    wishes: Wishes = Wishes(),
+    overrides: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    out: Path | None = None,
+) -> dict[str, Resolved]:
+    """The runs that `source` stands for, by name, with the settings that are asked for. The folder of a run is `out`,
+    or one in it for a run of a table; by default it is in runs.
+    """
+    overrides = overrides or {}
+    path = Path(source).expanduser()
+    named = source.removeprefix(RECIPE_PREFIX)
+    is_recipe = named.partition("/")[0] in recipes.recipes() and not source.startswith((".", "/", "~"))
+    if is_recipe and path.exists() and named == source:
+        raise UserError(
+            f"{source} is a recipe and also a {'folder' if path.is_dir() else 'file'} here: write "
+            f"{RECIPE_PREFIX}{source} or ./{source}"
+        )
+    if is_recipe or source.startswith(RECIPE_PREFIX):
+        return changed(recipes.runs(named), wishes, overrides, out)
+    file, colon, name = source.rpartition(":")
+    if colon and file.endswith(".py"):
+        return changed(read_python(Path(file).expanduser(), name), wishes, overrides, out)
+    if path.name == RUN or (path / RUN).is_file():
+        folder = path.parent if path.name == RUN else path
+        name = folder.resolve().name
+        if (out or RUNS / name).resolve() == folder.resolve():
+            raise UserError(
+                f"{folder} is the run itself: name another folder with --out to repeat it, or continue it with "
+                f"allmlp train --resume {folder}"
+            )
+        return changed({name: read_run(folder)}, wishes, overrides, out)
+    if (path / CONFIG).is_file():
+        raise UserError(f"{source} is a model: name the data to train it on, allmlp train DATA --model {source}")
+    if not path.exists() and re.fullmatch(r"[\w./-]+", source):
+        hint = did_you_mean(source, [*recipes.recipes(), *(file.name for file in Path().iterdir())])
+        raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
+    from allmlp.data.detect import detect_data
+
+    choice = choose_run(detect_data(source), device=device, **wishes._asdict())
+    run = override_all(choice.run, overrides)
+    check_sizes(run, overrides)
+    name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
+    reasons = [reason for reason in choice.reasons if reason.field not in overrides]
+    return {name: Resolved(run, out or free_folder(name, run), reasons)}
+
+
+def changed(
+    runs: dict[str, Run], wishes: Wishes, overrides: Mapping[str, Any], out: Path | None
+) -> dict[str, Resolved]:
+    found = {}
+    for name, run in runs.items():
+        made = override_all(with_wishes(run, wishes), overrides)
+        check_sizes(made, overrides)
+        found[name] = Resolved(made, RUNS / name if out is None else out / name.partition("/")[2], [])
+    return found
+
+
+def with_wishes(run: Run, wishes: Wishes) -> Run:
+    """`run` with another model, budget or input size."""
+    name = wishes.model
+    if name is not None and name in presets() and not Path(name).exists():
+        model, before = preset(name).spec, run.model
+        if before is not None and before.input_size and model.input_size:
+            model = model.configure(img_size=before.input_size)
+        run = run.replace(model=model, init_from=None)
+    elif name is not None:
+        run = run.replace(model=None, init_from=name)
+        run = with_size(run, open_start(name).model.spec.input_size)
+    if wishes.epochs is not None:
+        run = run.replace(budget=Budget(epochs=wishes.epochs, minutes=wishes.minutes))
+    elif wishes.minutes is not None:
+        run = run.replace(budget=run.budget.replace(minutes=wishes.minutes))
+    if wishes.size is None:
+        return run
+    if "seq_len" in hints(type(run.data)):
+        return override(run, "data.seq_len", wishes.size)
+    if run.model is None and run.init_from is None:
+        raise UserError("--size needs a model: name one with --model")
+    model = run.model or open_start(str(run.init_from)).model.spec
+    return with_size(run.replace(model=model.configure(img_size=wishes.size)), (wishes.size, wishes.size))
+
+
+def with_size(run: Run, size: tuple[int, int] | None) -> Run:
+    """`run` with images of this size, where the data can be of any."""
+    return override(run, "data.img_size", size) if size and "img_size" in hints(type(run.data)) else run
+
+
+def check_sizes(run: Run, overrides: Mapping[str, Any]) -> None:
+    """Refuse images that are set to another size than the model's: they would be resized twice."""
+    own = run.model.input_size if run.model is not None else None
+    given = getattr(run.data, "img_size", None)
+    if "data.img_size" in overrides and own is not None and given != own:
+        raise UserError(f"data.img_size {show(given)} is not the model's {show(own)}: --size sets both")
+
+
+def free_folder(name: str, run: Run) -> Path:
+    """runs/NAME, or runs/NAME_2 and so on where another run is; the same run is continued."""
+    for number in count(1):
+        folder = RUNS / (name if number == 1 else f"{name}_{number}")
+        try:
+            if not (folder / RUN).exists() or read_run(folder) == run:
+                return folder
+        except UserError:  # of another version, or damaged
+            continue
+    raise AssertionError
+
+
+def read_python(file: Path, name: str) -> dict[str, Run]:
+    """The run, or the table of runs, called `name` in a user's file; NAME/ROW is one of a table."""
+    if not file.is_file():
+        raise UserError(f"{file} does not exist")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # where dataclasses look for the names in annotations
+    spec.loader.exec_module(module)
+    table, _, row = name.partition("/")
+    public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    made = lookup(table, public, f"name in {file},")
+    made = made() if callable(made) else made
+    if isinstance(made, Run):
+        return {table: made}
+    if not isinstance(made, dict) or not all(isinstance(run, Run) for run in made.values()):
+        raise UserError(f"{file}:{table} is {type(made).__name__}, neither a Run nor a function that returns one")
+    if row:
+        lookup(row, made, f"row of {table}")
+    return {f"{table}/{key}": run for key, run in made.items() if row in ("", key)}

@@ -1,0 +1,195 @@
+"""The batching engine: one thread that runs models on whatever is queued. It needs no HTTP and no event loop.
+
+    with BatchingEngine(max_batch_size=64) as engine:
+        futures = [engine.submit(predictor.probabilities, image) for image in images]
+        results = [future.result().value for future in futures]
+
+There is no fixed batching delay. Items that arrive while a batch runs form the next one, so a single item is not
+delayed and batches grow with the load.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from allmlp.threads import Threads
+
+BatchFunction = Callable[[list[Any]], Any]
+"""Maps a list of inputs to the results in the same order: a list, or a tensor with the inputs along its first axis."""
+
+
+class BatchResult(NamedTuple):
+    """The result of one item, with its timing in seconds."""
+
+    value: Any
+    queue_seconds: float
+    model_seconds: float
+    """For the whole batch."""
+    batch_size: int
+    decode_seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class QueuedItem:
+    function: BatchFunction
+    item: Any
+    batched: bool
+    future: Future[BatchResult] = field(default_factory=Future)
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+class RunningBatch(NamedTuple):
+    items: list[QueuedItem]
+    values: Any
+    start: float
+    ready: Any
+    """A CUDA event, or None if the values are there."""
+
+
+class BatchingEngine:
+    """Run items in batches of at most `max_batch_size`, those of one function together, the oldest first.
+
+    On a CPU the number of threads is chosen by measurement for every function and size of batch, unless
+    `fixed_threads` is given. On a GPU, the next full batch is prepared while one runs.
+    """
+
+    def __init__(self, max_batch_size: int = 16, fixed_threads: int | None = None) -> None:
+        self.max_batch_size, self.fixed_threads = max_batch_size, fixed_threads
+        self.seconds: dict[BatchFunction, float] = {}
+        """Moving average of the time for one item."""
+        self.on_batch: Callable[[int, float], None] = lambda size, seconds: None
+        self.queue: deque[QueuedItem] = deque()
+        self.condition = threading.Condition()
+        self.stopped = False
+        self.thread = threading.Thread(target=self.run, name="model", daemon=True)
+        self.threads: dict[tuple[BatchFunction, int], Threads] = {}
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if not self.thread.is_alive():
+            self.thread.start()
+
+    def stop(self) -> None:
+        """Complete what is queued, and end the thread."""
+        with self.condition:
+            self.stopped = True
+            self.condition.notify()
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def submit(self, function: BatchFunction, item: Any, batched: bool = True) -> Future[BatchResult]:
+        """Queue an item, to run `batched` with others of the same function. If cancelled in time, it does not run.
+
+        Work that does not get faster in a batch should run unbatched, so that other items get their turn in between.
+        """
+        queued = QueuedItem(function, item, batched)
+        with self.condition:
+            self.queue.append(queued)
+            self.condition.notify()
+        return queued.future
+
+    # --- model thread ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        if self.fixed_threads:
+            torch.set_num_threads(self.fixed_threads)
+        running: RunningBatch | None = None
+        while True:
+            items = self.next_batch(only_full=running is not None)
+            launched = self.launch(items) if items else None
+            if running is not None:
+                self.finish(running)
+            elif not items:
+                return
+            running = launched
+            if running is not None and running.ready is None:
+                self.finish(running)
+                running = None
+
+    def next_batch(self, only_full: bool) -> list[QueuedItem]:
+        """Wait for the oldest item, and take those of the same function; none once the engine has stopped.
+
+        With `only_full`, do not wait: take nothing unless the batch is full.
+        """
+        with self.condition:
+            while not only_full and not self.queue and not self.stopped:
+                self.condition.wait()
+            if not self.queue:
+                return []
+            first = self.queue[0]
+            size = self.max_batch_size if first.batched else 1
+            chosen, others = list[QueuedItem](), list[QueuedItem]()
+            while self.queue and len(chosen) < size:
+                one = self.queue.popleft()
+                (chosen if (one.function, one.batched) == (first.function, first.batched) else others).append(one)
+            if only_full and len(chosen) < size:
+                chosen, others = [], sorted(chosen + others, key=lambda one: one.queued_at)
+            self.queue.extendleft(reversed(others))
+        if only_full and not chosen:
+            return []
+        found = [one for one in chosen if one.future.set_running_or_notify_cancel()]
+        return found or self.next_batch(only_full)
+
+    def launch(self, items: list[QueuedItem]) -> RunningBatch | None:
+        """Run a batch; on a GPU, only start it."""
+        start, function = time.monotonic(), items[0].function
+        try:
+            with self.thread_count(function, len(items)):
+                values = function([one.item for one in items])
+            if not isinstance(values, torch.Tensor) or values.device.type != "cuda":
+                return RunningBatch(items, values, start, None)
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            return RunningBatch(items, host, start, torch.cuda.current_stream().record_event())
+        except Exception as error:
+            self.fail(items, error)
+            return None
+
+    def thread_count(self, function: BatchFunction, size: int) -> Threads:
+        """Measures and sets the number of threads for batches of about this size."""
+        key = function, size.bit_length()
+        if key not in self.threads:
+            self.threads[key] = Threads(active=self.fixed_threads is None)
+        return self.threads[key]
+
+    def finish(self, batch: RunningBatch) -> None:
+        items, values, start, ready = batch
+        try:
+            if ready is not None:
+                ready.synchronize()
+            values = list(values)
+        except Exception as error:
+            self.fail(items, error)
+            return
+        seconds = time.monotonic() - start
+        known = self.seconds.get(items[0].function)
+        each = seconds / len(items)
+        self.seconds[items[0].function] = each if known is None else (known + each) / 2
+        self.on_batch(len(items), seconds)
+        for one, value in zip(items, values, strict=True):
+            one.future.set_result(BatchResult(value, start - one.queued_at, seconds, len(items)))
+
+    def fail(self, items: list[QueuedItem], error: Exception) -> None:
+        """Run the items one by one: an invalid one must not fail the others."""
+        if len(items) == 1:
+            items[0].future.set_exception(error)
+            return
+        for one in items:
+            batch = self.launch([one])
+            if batch is not None:
+                self.finish(batch)

@@ -1,0 +1,216 @@
+"""How many threads PyTorch computes with on a CPU: chosen by measurement, and measured again while it is used.
+
+Threads wait for one another many times in every layer. Where other processes use the same cores, a thread that has lost
+its core holds up all others, and a small model is many times slower on all cores than on one. Which number is best
+depends on the model and on what else runs, so it is measured on the work itself: from `limit()` down by halves, as long
+as it gets faster.
+
+    threads = Threads()
+    for batch in batches:
+        with threads:
+            model(batch)
+
+The number of threads changes the order of summation, and thereby the last digits. With a `file` the numbers that were
+used are recorded there before they are used, and a run that is resumed uses them again: up to the end of the record it
+computes the same bits. OMP_NUM_THREADS sets the number once and for all; so does torchrun, which sets it to 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+
+from allmlp.errors import UserError
+from allmlp.files import write_atomically
+
+T = TypeVar("T")
+FILE = "threads.json"
+SAMPLE = 0.3
+"""Seconds that each number of threads is tried for, or as long as one unit of work takes."""
+STRETCH = 2.0
+"""Seconds between two looks at the speed."""
+DRIFT = 1.5
+"""Work that takes this many times longer or shorter than when it was measured is measured again."""
+REST = 5, 50
+"""Times the duration of a measurement until the next one: at the earliest, and in any case."""
+FLAT = 1.1
+"""Fewer threads are tried as long as the last number was at most this much slower than the best."""
+WORTH = 1.05
+"""The fewest threads that are at most this much slower than the fastest number are used."""
+
+
+def limit() -> int:
+    """The most threads that can run at once: cores that the process may use, within the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(math.floor(min(cores, quota())), 1)
+
+
+def quota(root: Path = Path("/")) -> float:
+    """Processors' worth of time that the control groups (v1, v2) of this process allow; infinite without a quota."""
+    found = [math.inf]
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf8").splitlines()
+    except OSError:
+        return math.inf
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            place, files = root / "sys/fs/cgroup", ("cpu.max",)
+        elif "cpu" in controllers.split(","):
+            place, files = root / "sys/fs/cgroup" / controllers, ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        else:
+            continue
+        # Inside a container the path may be the one of the host, whose own part is mounted at the root.
+        group = place / path.strip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(place):
+                break
+            try:
+                numbers = " ".join((folder / name).read_text(encoding="utf8") for name in files).split()
+                allowed, period = map(float, numbers)
+            except (OSError, ValueError):  # no such file; "max" is no quota
+                continue
+            if allowed > 0:
+                found.append(allowed / period)
+    return min(found)
+
+
+def is_fixed() -> bool:
+    """Whether the user has set the number of threads."""
+    return "OMP_NUM_THREADS" in os.environ
+
+
+def choose(work: Callable[[], object]) -> int:
+    """Set the number of threads that `work` is fastest with, and return it. Call it in the thread that will compute."""
+    threads = Threads()
+    while threads.is_measuring:
+        with threads:
+            work()
+    threads.apply()
+    return torch.get_num_threads()
+
+
+class Threads:
+    """Sets the number of threads of each unit of work, such as a training step, which is done inside `with threads`.
+
+    `start` is the number of the first unit. Inactive, it leaves torch's number as it is.
+    """
+
+    def __init__(self, file: Path | None = None, start: int = 0, active: bool = True) -> None:
+        self.file, self.unit, self.active = file, start, active and not is_fixed()
+        self.candidates = halves(limit())
+        self.plan: list[tuple[int, int]] = [(start, self.candidates[0])]
+        """Numbers of threads, each with the first unit that has it."""
+        self.until = start
+        """The plan holds for the units before this one."""
+        if self.active and file is not None and file.exists():
+            self.plan, self.until = read(file)
+        self.seconds: dict[int, float] = {}
+        """Duration of a unit by number of threads, as measured last."""
+        self.spent, self.units, self.is_warm = 0.0, 0, False
+        self.began, self.measured, self.cost = time.monotonic(), -math.inf, 0.0
+        self.is_measuring = self.active and self.until <= start and len(self.candidates) > 1
+
+    @property
+    def count(self) -> int:
+        """The number of threads of the next unit."""
+        return ([count for first, count in self.plan if first <= self.unit] or [self.plan[0][1]])[-1]
+
+    def apply(self) -> None:
+        if self.active and torch.get_num_threads() != self.count:
+            torch.set_num_threads(self.count)
+
+    def __enter__(self) -> Self:
+        if self.active and self.unit >= self.until and not self.units:
+            self.use(self.plan[-1][1], 1)
+        self.apply()
+        self.entered = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.active or error is not None:
+            return
+        self.spent, self.units, self.unit = self.spent + time.monotonic() - self.entered, self.units + 1, self.unit + 1
+        if self.unit >= self.until:
+            (self.measure if self.is_measuring else self.watch)()
+
+    def over(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield the batches; what the caller does with one before it asks for the next is a unit of work."""
+        for batch in batches:
+            with self:
+                yield batch
+
+    def measure(self) -> None:
+        """Go on with the number of threads that is tried, or with the next one, or end with the best."""
+        count, first = self.plan[-1][1], not self.is_warm
+        self.is_warm = True
+        # The first unit after a change starts threads, that of a process allocates and compiles: they do not count.
+        if first and (self.spent < SAMPLE or not self.seconds):
+            self.use(count, 1)
+        elif self.spent < SAMPLE:
+            self.until += self.units
+            self.record()
+        else:
+            self.seconds[count] = self.spent / self.units
+            smaller = self.candidates[self.candidates.index(count) + 1 :]
+            fastest = min(self.seconds.values())
+            self.is_warm = False
+            if smaller and self.seconds[count] <= FLAT * fastest:
+                self.use(smaller[0], 1)
+                return
+            best = min(count for count, seconds in self.seconds.items() if seconds <= WORTH * fastest)
+            self.measured = time.monotonic()
+            self.is_measuring, self.cost = False, self.measured - self.began
+            self.use(best, stretch(self.seconds[best]))
+
+    def watch(self) -> None:
+        """Go on, or measure again: when the speed has changed, and from time to time."""
+        count, now, duration = self.plan[-1][1], time.monotonic(), self.spent / self.units
+        drifted = not 1 / DRIFT < duration / self.seconds.get(count, math.inf) < DRIFT
+        if self.candidates != [count] and now - self.measured > self.cost * REST[not drifted]:
+            self.is_measuring, self.began, self.candidates = True, now, halves(limit())
+            self.seconds.clear()
+            self.use(self.candidates[0], 1)
+        else:
+            self.use(count, stretch(duration))
+
+    def use(self, count: int, units: int) -> None:
+        """Compute the next `units` with `count` threads, and time them."""
+        self.spent, self.units, self.until = 0.0, 0, self.unit + units
+        if self.plan[-1][1] != count:
+            self.plan = [*self.plan, (self.unit, count)] if self.file is not None else [(self.unit, count)]
+        self.record()
+
+    def record(self) -> None:
+        if self.file is not None:
+            text = json.dumps({"plan": self.plan, "until": self.until})
+            write_atomically(self.file, lambda file: file.write_text(text, encoding="utf8"))
+
+
+def stretch(duration: float) -> int:
+    """The number of units of this duration between two looks at the speed."""
+    return max(math.floor(STRETCH / max(duration, 1e-6)), 1)
+
+
+def halves(most: int) -> list[int]:
+    """`most`, and its halves down to 1."""
+    return [most, *halves(most // 2)] if most > 1 else [1]
+
+
+def read(file: Path) -> tuple[list[tuple[int, int]], int]:
+    """The recorded numbers, each with its first unit, and the unit up to which they hold."""
+    try:
+        record = json.loads(file.read_text(encoding="utf8"))
+        return [(int(first), int(count)) for first, count in record["plan"]], int(record["until"])
+    except (OSError, ValueError, TypeError, KeyError) as reason:
+        raise UserError(f"cannot read {file}: {reason}; remove it to choose the number of threads anew") from None

@@ -1,0 +1,74 @@
+"""The trained model that a run starts from (`Run.init_from`), by name."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
+from allmlp.errors import UserError
+from allmlp.models.external import External
+from allmlp.models.grid import GridResize
+from allmlp.models.model import Model
+from allmlp.models.zoo import preset
+from allmlp.weights import folder
+from allmlp.weights.fetch import locate
+from allmlp.weights.pretrained import model_path, open_model
+from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length
+
+HEAD_PREFIXES = ("head.", "pool.")
+"""Parameters that may differ between tasks."""
+
+
+class Start(NamedTuple):
+    name: str
+    model: Model
+    """In evaluation mode, on the CPU, in the precision of the file."""
+    preprocessing: ImagePreprocessing | TextPreprocessing | None
+    folder: str
+    """Where its tokenizer is; empty for a network of another package, which reads images."""
+
+
+def open_start(name: str | os.PathLike[str]) -> Start:
+    """Open a model folder, a run, a bundled model (`allmlp:NAME`), a name of `allmlp list weights`, a model on the Hub
+    (`hf:ORGANIZATION/NAME`), or an image classifier of another package (`timm:NAME`, `hf:NAME`).
+    """
+    text = os.fspath(name)
+    path = model_path(text)
+    if not path.exists() and ":" in text and "/" not in text:
+        spec = preset(text).spec
+        if not isinstance(spec, External):
+            raise UserError(f"{text} is not a trained model")
+        trained = spec.pretrained()
+        preprocessing = ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop_pct)
+        return Start(text, trained.model.eval(), preprocessing, "")
+    where = path if path.exists() else locate(text).path
+    model, known = open_model(str(where), folder.ModelChanges(dtype=None), "cpu")
+    return Start(text, model, known, str(where if where.is_dir() else where.parent))
+
+
+def transfer(model: Model, start: Start) -> list[str]:
+    """Initialize `model` with the weights of `start`; returns the keys that keep their initialization.
+
+    All weights must match, except for head and pool, which keep their initialization if they differ. Weights of the
+    same model at another image size or sequence length are resized.
+    """
+    source, found = start.model.state_dict(), start.model.spec
+    if differs_in_img_size(found, model.spec):
+        source = GridResize(found, model.spec)(source)
+    elif differs_in_seq_len(found, model.spec):
+        source = resize_length(source, model.spec)
+    prefixes = (*HEAD_PREFIXES, f"{model.parts().get('head', 'head')}.")
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in source.items()}
+    fresh = [name for name, shape in shapes.items() if name.startswith(prefixes) and given.get(name) != shape]
+    body = {name: shape for name, shape in shapes.items() if name not in fresh}
+    others = {name for name in given if name not in body and not name.startswith(prefixes)}
+    differing = others | {name for name, shape in body.items() if given.get(name) != shape}
+    if differing:
+        raise UserError(
+            f"{start.name} is another model than that of the run: {len(differing)} weights differ, such as "
+            f"{min(differing)}; to take its architecture as well, use --model {start.name}"
+        )
+    model.load_state_dict({name: source[name] for name in body}, strict=False)
+    return fresh

@@ -1,0 +1,111 @@
+"""Any number of inputs in bounded memory, decoded in threads, broken ones left out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from allmlp import UserError
+from allmlp.prediction import open_predictor
+from allmlp.prediction.inputs import Inputs, Item
+from allmlp.prediction.stream import answers, predictions
+from allmlp.threads import limit
+
+BATCH = 16
+AHEAD = 3 * BATCH + limit()
+"""One batch that is computed, two and one input per thread that are decoded."""
+
+
+class Decoded:
+    """Counts how many of its kind are in memory."""
+
+    alive = most = 0
+    lock = threading.Lock()
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        with Decoded.lock:
+            Decoded.alive += 1
+            Decoded.most = max(Decoded.most, Decoded.alive)
+
+    def __del__(self) -> None:
+        with Decoded.lock:
+            Decoded.alive -= 1
+
+
+def decode(number: int) -> Decoded:
+    assert threading.current_thread().name.startswith("decode")
+    if number % 7 == 3:
+        raise UserError("broken")
+    return Decoded(number)
+
+
+def compute(batch: list[Decoded]) -> list[int]:
+    assert threading.current_thread() is threading.main_thread() and 0 < len(batch) <= BATCH
+    assert len({one.number // BATCH for one in batch}) == 1, "consecutive inputs are one batch, without the broken ones"
+    return [one.number**2 for one in batch]
+
+
+def test_ten_thousand_inputs_in_flat_memory() -> None:
+    listed = 0
+
+    def items() -> Iterator[Item]:
+        nonlocal listed
+        for number in range(10_000):
+            listed += 1
+            yield Item(str(number), number)
+
+    Decoded.alive = Decoded.most = 0
+    count = 0
+    for number, answer in enumerate(answers(items(), decode, compute, BATCH)):
+        assert answer.item.name == str(number) and listed - number <= AHEAD
+        assert answer.error == "broken" if number % 7 == 3 else answer.value == number**2
+        count += 1
+    assert count == 10_000 and 2 * BATCH <= Decoded.most <= AHEAD
+
+
+def test_stopping_early_ends_the_threads() -> None:
+    before = threading.active_count()
+    found = answers((Item(str(number), number) for number in range(1000)), decode, compute, BATCH)
+    next(found)
+    assert threading.active_count() > before
+    found.close()
+    assert threading.active_count() == before
+
+
+def test_errors_that_are_no_fault_of_an_input_end_it() -> None:
+    items = [Item(str(number), number) for number in range(50)]
+    before = threading.active_count()
+
+    def crash(batch: list[Any]) -> list[Any]:
+        raise RuntimeError("bug")
+
+    def exhaust(batch: list[Any]) -> list[Any]:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(RuntimeError, match="bug"):
+        list(answers(items, decode, crash, BATCH))
+    with pytest.raises(RuntimeError, match="bug"):
+        list(answers(items, crash, compute, BATCH))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="batches of 16 do not fit into memory: use a smaller --batch-size"):
+        list(answers(items, decode, exhaust, BATCH))
+    assert threading.active_count() == before
+    assert [answer.error for answer in answers([Item("3", 3)] * 40, decode, compute, BATCH)] == ["broken"] * 40
+
+
+def test_a_broken_image_leaves_the_answers_of_others_as_they_are(images: Path, photos: Path) -> None:
+    predictor, threads = open_predictor(images, device="cpu"), torch.get_num_threads()
+    whole = {one.item.name: one.value for one in predictions(predictor, Inputs([str(photos)], "images"), 3, 4)}
+    (photos / "2.png").write_bytes(b"not an image")
+    found = list(predictions(predictor, Inputs([str(photos)], "images"), 3, 4))
+    assert [one.item.name for one in found] == [*whole] and torch.get_num_threads() == threads
+    for one in found:
+        if one.item.name.endswith("2.png"):
+            assert one.value is None and one.error.startswith("not an image, or not one of the formats")
+        else:
+            assert [(p.label, pytest.approx(p.probability, rel=1e-5)) for p in one.value[0]] == whole[one.item.name][0]
