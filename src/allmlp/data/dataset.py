@@ -176,6 +176,19 @@ def labels_of(split: Split) -> Tensor:
 class Data(Spec, abstract=True):
     """Spec of a dataset."""
 
+    @staticmethod
+    def of(train: Any, test: Any = None, **options: Any) -> Data:
+        """Data of a run from any indexable collection of (image, label): a torch Dataset, a Hugging Face table, a list.
+
+        >>> run = run.replace(data=Data.of(torchvision_dataset, test_dataset))
+
+        Items may also be mappings with an image and a label. Without `test`, a part of every class is held out.
+        Options: `validation`, `class_names`, `img_size`, `name` and `decode` (crops).
+        """
+        from allmlp.data.objects import data_of
+
+        return data_of(train, test, **options)
+
     def load(self) -> Dataset:
         raise NotImplementedError
 
