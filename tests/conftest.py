@@ -20,6 +20,8 @@ from allmlp.models.torchvision import define_missing_operators
 
 # The models are small: more threads would slow them down.
 THREADS = min(torch.get_num_threads(), 4)
+# A number that is measured would change the last digits from run to run.
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 # timm and transformers are imported by name in many tests.
 define_missing_operators()
@@ -43,7 +45,7 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True, scope="session")
 def peak_flops() -> Iterator[None]:
-    """Measuring the peak of the CPU takes as long as ten steps of a small run."""
+    """Measuring the peak of a GPU takes as long as many steps of a small run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("allmlp.meter.peak_flops", lambda device: 1e11)
         yield

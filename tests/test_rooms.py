@@ -34,7 +34,8 @@ BELOW = {
     "ema": {"models"},
     "log": {"errors", "files"},
     "provenance": set(),
-    "parallel": {"errors", "layers", "models"},
+    "device": {"errors"},
+    "parallel": {"device", "layers", "models"},
     "checkpoint": {"ema", "errors", "files", "parallel"},
     "run": {"errors", "spec", "models", "data", "tasks", "optim", "schedule", "parallel", "whitening", "head_init"},
     "threads": {"errors", "files"},
@@ -96,7 +97,7 @@ BELOW = {
         "record",
         "train_step",
     },
-    "prediction": {"errors", "files", "models", "weights", "data", "tasks", "layers", "inference", "parallel", "threads"},
+    "prediction": {"errors", "files", "models", "weights", "data", "tasks", "layers", "inference", "device", "threads"},
     "serve": {"errors", "spec", "files", "models", "weights", "data", "tasks", "prediction", "analysis", "threads"},
     "report": {
         "accuracy",

@@ -58,15 +58,37 @@ def train(
 
 
 @suggest_keywords
-def evaluate(folder: PathLike, *, device: str | None = None, knn: int | None = None) -> dict[str, float]:
-    """Evaluate the model of a finished run on its test split; with `knn`, its features by so many nearest neighbors.
+def evaluate(
+    model: PathLike,
+    data: PathLike | None = None,
+    *,
+    classes: PathLike | None = None,
+    knn: int | None = None,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    batch_size: int | None = None,
+) -> dict[str, float]:
+    """Evaluate a finished run on its test split, or any model on `data`.
 
     >>> accuracy = allmlp.evaluate("runs/digits")["accuracy"]
-    """
-    from allmlp.tasks.probe import KnnEval
-    from allmlp.training import evaluate_checkpoint
+    >>> allmlp.evaluate("allmlp:cifar10", "photos")
 
-    return evaluate_checkpoint(Path(folder), device, KnnEval(knn) if knn else None)
+    `data` are labeled images or texts in any format of `allmlp train`, or a name such as "cifar10"; the test split is
+    evaluated, or everything if there is none. Classes are matched by name; `classes` is a table of the classes of the
+    data and those of the model, for names that differ. With `knn`, the features of a run are evaluated by so many
+    nearest neighbors. `evaluation.evaluate_model` also returns the results by class.
+    """
+    from allmlp.evaluation import evaluate_model
+
+    return evaluate_model(
+        os.fspath(model),
+        None if data is None else os.fspath(data),
+        classes=None if classes is None else os.fspath(classes),
+        knn=knn,
+        device=device,
+        dtype=dtype,
+        batch_size=batch_size,
+    ).metrics
 
 
 @suggest_keywords

@@ -19,6 +19,7 @@ from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.parallel_corpus import TranslationDataset
 from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
 from allmlp.data.squad import SquadDataset
+from allmlp.device import own_device
 from allmlp.errors import UserError
 from allmlp.head_init import HeadInit
 from allmlp.models.encoder import Encoder
@@ -27,7 +28,6 @@ from allmlp.models.model import ModelSpec
 from allmlp.models.seq2seq import resmlp_seq2seq
 from allmlp.models.zoo import create, preset, presets
 from allmlp.optim import AdamW
-from allmlp.parallel import own_device
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule, LinearSchedule
 from allmlp.spec import hints, override

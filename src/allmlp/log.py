@@ -24,6 +24,8 @@ MAX_PANELS = 4
 
 FIRST_SILENCE, LATER_SILENCE = 4.0, 30.0
 """Seconds without a line on the screen, before the first one and later."""
+SLOW = 2.0
+"""Seconds after which preparations are announced."""
 
 
 class RunLog:
@@ -112,8 +114,8 @@ class RunLog:
 
 @contextmanager
 def announced(text: str, enabled: bool = True) -> Iterator[None]:
-    """Print `text` if what is inside the `with` block takes more than two seconds."""
-    timer = threading.Timer(2.0, lambda: print(f"{text} ...", file=sys.stderr, flush=True))
+    """Print `text` if what is inside the `with` block takes long."""
+    timer = threading.Timer(SLOW, lambda: print(f"{text} ...", file=sys.stderr, flush=True))
     timer.daemon = True
     if enabled:
         timer.start()
@@ -188,8 +190,8 @@ def progress_bar(steps: int | None, start: int) -> Any:
 
 
 def draw_curves(out: Path) -> list[Path]:
-    """The loss and each rate in percent over the steps, on axes of their own, as PNG and SVG; nothing where matplotlib
-    is missing.
+    """The loss and every evaluated metric over the steps, each on axes of its own, as PNG and SVG; nothing where
+    matplotlib is missing.
     """
     try:
         require("matplotlib", "analysis").use("Agg")
@@ -199,16 +201,15 @@ def draw_curves(out: Path) -> list[Path]:
         return []
 
     records = read_metrics(out / METRICS)
-    evaluated = dict.fromkeys(name for record in records if record["kind"] == "eval" for name in record)
-    rates = [name for name in evaluated if is_percentage(name)]
-    panels = ["loss", *(rates or ["accuracy"])][:MAX_PANELS]
+    logged = [name for record in records for name in record if record["kind"] == "eval" or is_percentage(name)]
+    panels = [name for name in dict.fromkeys(["loss", *logged]) if name not in ("kind", "step", "time")][:MAX_PANELS]
     figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 4), constrained_layout=True, squeeze=False)
-    harder = training_target(out)
     for axis, name in zip(axes[0], panels, strict=True):
         for kind, word in (("train", "training"), ("eval", "evaluation")):
             points = [(record["step"], record[name]) for record in records if record["kind"] == kind and name in record]
             if points:
-                label = f"{word} ({harder})" if harder and kind == "train" else word
+                about = difference(out, name) if kind == "train" else ""
+                label = f"{word} ({about})" if about else word
                 axis.plot(*zip(*points, strict=True), label=label, color=COLORS[kind], marker="." * (len(points) < 30))
         axis.set(xlabel="step", title=name.replace("_", " "))
         axis.grid(alpha=0.3)
@@ -223,13 +224,12 @@ def draw_curves(out: Path) -> list[Path]:
     return files
 
 
-def training_target(out: Path) -> str:
-    """Why the training loss is above that of evaluation: "label smoothing 0.1, mixed images"."""
+def difference(out: Path, metric: str) -> str:
+    """Why a metric is worse in training than in evaluation: "label smoothing 0.1, mixed images"."""
     try:
         task = json.loads((out / RUN).read_text(encoding="utf8"))["run"]["task"]
-    except (OSError, ValueError, KeyError, TypeError):
+        smoothing, mixes = float(task.get("label_smoothing") or 0), task.get("mix") is not None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
-    smoothing = task.get("label_smoothing")
-    return ", ".join(
-        filter(None, [f"label smoothing {smoothing:g}" if smoothing else "", "mixed images" if task.get("mix") else ""])
-    )
+    reasons = [f"label smoothing {smoothing:g}"] if smoothing and metric == "loss" else []
+    return ", ".join([*reasons, "mixed images"] if mixes else reasons)

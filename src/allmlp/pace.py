@@ -64,7 +64,7 @@ class Pace:
         self.began, self.spent = time.monotonic() - spent, spent
         self.excluded, self.shortest = 0.0, math.inf
         self.measured: tuple[int, float] | None = None
-        self.first_step_end = 0.0
+        self.timed: tuple[int, float] | None = None
 
     @property
     def steps(self) -> int:
@@ -86,18 +86,19 @@ class Pace:
             return self.seconds - self.elapsed
         return self.elapsed * (self.steps - step) / step
 
-    def first_estimate(self, step: int) -> float | None:
-        """Seconds left once a few steps of this process have been timed, the first one excluded; None before."""
-        passed, own_steps = time.monotonic() - self.first_step_end, step - self.start
-        if own_steps < 2 or passed < ESTIMATE_AFTER or math.isfinite(self.seconds):
+    def first_estimate(self, step: int, settled: bool) -> float | None:
+        """Seconds left, once a few steps have been timed; None before, and while the speed has not `settled`."""
+        now = time.monotonic()
+        if not settled or self.timed is None:
+            self.timed = (step, now)  # not from the start: the first step allocates and compiles
+        first, began = self.timed
+        if now - began < ESTIMATE_AFTER or math.isfinite(self.seconds):
             return None
-        return passed / (own_steps - 1) * (self.steps - step)
+        return (now - began) / (step - first) * (self.steps - step)
 
     def update(self, step: int) -> None:
         """After `step` steps: measure their duration, and plan anew where the plan does not hold."""
         own_steps = step - self.start
-        if own_steps == 1:
-            self.first_step_end = time.monotonic()
         if not math.isfinite(self.seconds) or (own_steps > WARMUP_STEPS + 1 and step < self.next_check):
             return
         if self.world.device.type == "cuda":

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
-from allmlp.errors import UserError
+from allmlp.device import own_device
 from allmlp.layers.block import BlockLayer
 from allmlp.models.model import Model
 
 Sharding = Literal["ddp", "fsdp"]
 GROUPS = itertools.count()
+COLLECTIVES = {"cuda": "nccl", "xpu": "xccl"}
 FORWARD_METHODS = ("forward_features", "forward_head", "encode", "decode")
 """Methods beside `forward` that tasks call: FSDP must gather the weights for these too."""
 
@@ -53,7 +54,7 @@ class World:
                         register_fsdp_forward_method(module, name)
             fully_shard(task, mp_policy=policy)
             return task
-        return DistributedDataParallel(task, device_ids=[self.device] if self.device.type == "cuda" else None)
+        return DistributedDataParallel(task, device_ids=None if self.device.type == "cpu" else [self.device])
 
     def sync(self, task: nn.Module, when: bool) -> Any:
         """Reduce gradients over the processes only in the last of the accumulated passes."""
@@ -82,18 +83,6 @@ class World:
             dist.barrier()
 
 
-def own_device(device: str | None = None) -> torch.device:
-    """The device of this process: "cpu", "cuda", or None for a GPU if there is one."""
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind not in ("cpu", "cuda"):
-        raise UserError(f"unknown device {kind!r}: use cpu or cuda")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
-    if kind == "cuda" and "RANK" in os.environ:
-        return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device(kind)
-
-
 @contextmanager
 def join(device: str | None = None) -> Iterator[World]:
     """Join the process group described by torchrun's environment variables; a single process without them."""
@@ -101,13 +90,13 @@ def join(device: str | None = None) -> Iterator[World]:
     if "RANK" not in os.environ:
         yield World(0, 1, own)
         return
-    if own.type == "cuda":
-        torch.cuda.set_device(own)
+    if own.type != "cpu":
+        torch.accelerator.set_device_index(own)
     store, rank, size = next(dist.rendezvous("env://"))
     # The store outlives a process group, be it of restarted workers or of an earlier run of the same ones: without a
     # prefix of its own, the next group would read stale addresses.
     fresh = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(GROUPS)}", store)
-    dist.init_process_group("nccl" if own.type == "cuda" else "gloo", store=fresh, rank=rank, world_size=size)
+    dist.init_process_group(COLLECTIVES.get(own.type, "gloo"), store=fresh, rank=rank, world_size=size)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), own)
     finally:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from allmlp import recipes
 from allmlp.auto import Reason, Wishes, choose_run, show
+from allmlp.data.detect import detect_data
 from allmlp.errors import UserError, did_you_mean, lookup
 from allmlp.files import RUN
 from allmlp.models.zoo import preset, presets
@@ -79,8 +80,6 @@ def resolve(
     if not path.exists() and re.fullmatch(r"[\w./-]+", source):
         hint = did_you_mean(source, [*recipes.recipes(), *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
-    from allmlp.data.detect import detect_data
-
     choice = choose_run(detect_data(source), device=device, **wishes._asdict())
     run = override_all(choice.run, overrides)
     check_sizes(run, overrides)

@@ -122,7 +122,7 @@ class Threads:
     @property
     def count(self) -> int:
         """The number of threads of the next unit."""
-        return ([count for first, count in self.plan if first <= self.unit] or [self.plan[0][1]])[-1]
+        return next((count for first, count in reversed(self.plan) if first <= self.unit), self.plan[0][1])
 
     def apply(self) -> None:
         if self.active and torch.get_num_threads() != self.count:

@@ -123,7 +123,8 @@ def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Inter
     call = RecordedStep(train_step) if records else train_step
     meter = Meter(run.batch_size, task, world.device, world.size)
     pace = Pace(path, world, steps, seconds, step, seconds_spent)
-    threads = Threads(path / THREADS, step, world.device.type == "cpu" and world.size == 1)
+    # Compiled code is made for one number of threads.
+    threads = Threads(path / THREADS, step, world.device.type == "cpu" and world.size == 1 and not run.compile)
     with announced("computing the checksum of the data", world.is_main):
         add_to_record(path, world, lambda: {"data": describe_data(dataset)})
     floors, results = run.task.floors(dataset, evaluated), dict[str, float]()
@@ -175,7 +176,7 @@ def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Inter
                 values |= {"lr": float(optimizer.param_groups[0]["lr"]), "epoch": sampler.epoch(step)}
                 window.clear()
                 log.write("train", step, values, pace.seconds_left(step))
-            if not estimated and not threads.is_measuring and (left := pace.first_estimate(step)) is not None:
+            if not estimated and (left := pace.first_estimate(step, not threads.is_measuring)) is not None:
                 log.message(describe_duration(run, world, left))
                 estimated = True
             seconds_spent = pace.elapsed

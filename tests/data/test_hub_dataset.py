@@ -12,7 +12,7 @@ import pytest
 import torch
 from sample_images import encode, scene
 
-from allmlp.data.dataset import ImageDataset
+from allmlp.data.dataset import ImageDataset, labels_of
 from allmlp.data.decode import CorruptImage, Decode
 from allmlp.data.hub_dataset import HubDataset, HubImages
 from allmlp.errors import MissingExtra, UserError
@@ -71,6 +71,17 @@ def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def read(name: str, **fields: Any) -> ImageDataset:
     return HubDataset(name, img_size=(8, 8), **fields).load()
+
+
+def test_only_a_training_split(library: dict[str, Any]) -> None:
+    library["x"] = {"train": table([0, 1] * 10, ClassLabel(["a", "b"]))}
+    data = read("x", test_fraction=0.2)
+    assert [labels_of(split).bincount().tolist() for split in (data.train, data.validation, data.test)] == [
+        [6, 6],
+        [2, 2],
+        [2, 2],
+    ]
+    assert len({image.sum().item() for image in data.train.fetch(torch.arange(12)).images}) == 12
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from sample_images import encode, scene
 
 from allmlp.data import shards
-from allmlp.data.dataset import ImageDataset, Split
+from allmlp.data.dataset import ImageDataset, Split, labels_of
 from allmlp.data.decode import CorruptImage, Decode
 from allmlp.data.shards import ShardImages, Shards, expand_range, find
 from allmlp.errors import UserError
@@ -227,12 +227,26 @@ def test_json_labels_that_are_none(answer: bytes, tmp_path: Path) -> None:
         read(folder)
 
 
+def test_without_test_shards_a_part_of_every_class_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(
+        tar(
+            [
+                entry
+                for n in range(20)
+                for entry in ((f"{n:02}.png", encode(scene(seed=n))), (f"{n:02}.cls", b"%d" % (n % 2)))
+            ]
+        )
+    )
+    data = read(tmp_path, test_fraction=0.2)
+    found = [labels_of(split).bincount().tolist() for split in (data.train, data.validation, data.test)]
+    assert found == [[6, 6], [2, 2], [2, 2]]
+    assert data.checksum() != read(tmp_path, test_fraction=0.2, split_seed=1).checksum()
+
+
 def test_other_mistakes(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     with pytest.raises(UserError, match=r"absent.tar does not exist"):
         read(folder / "absent.tar")
-    with pytest.raises(UserError, match="no test shards"):
-        read(folder / "train-0.tar")
     with pytest.raises(UserError, match="no train shards"):
         read(f"{folder}/absent-*.tar", test=str(folder / "val-0.tar"))
     with pytest.raises(UserError, match="is not a valid range"):

@@ -96,7 +96,7 @@ def test_shards_and_object_stores(photos: Path, images: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     predictor = open_predictor(images, device="cpu")
     pictures = {f"{number}.jpg": encode(scene(30, 20, number), "JPEG") for number in range(3)}
-    tar = write_tar({name: data for name, data in pictures.items()} | {"0.cls": b"1", "notes.txt": b"x"})
+    tar = write_tar({**pictures, "0.cls": b"1", "notes.txt": b"x"})
     (photos / "shard-0.tar").write_bytes(tar)
     store = fsspec.filesystem("memory")
     store.pipe({"/photos/deep/a.png": encode(scene(9, 9)), "/photos/notes.md": b"x", "/photos/s.tar": tar})

@@ -66,7 +66,7 @@ def test_ten_thousand_inputs_in_flat_memory() -> None:
         assert answer.item.name == str(number) and listed - number <= AHEAD
         assert answer.error == "broken" if number % 7 == 3 else answer.value == number**2
         count += 1
-    assert count == 10_000 and 2 * BATCH <= Decoded.most <= AHEAD
+    assert count == 10_000 and BATCH // 2 < Decoded.most <= AHEAD
 
 
 def test_stopping_early_ends_the_threads() -> None:
@@ -108,4 +108,5 @@ def test_a_broken_image_leaves_the_answers_of_others_as_they_are(images: Path, p
         if one.item.name.endswith("2.png"):
             assert one.value is None and one.error.startswith("not an image, or not one of the formats")
         else:
-            assert [(p.label, pytest.approx(p.probability, rel=1e-5)) for p in one.value[0]] == whole[one.item.name][0]
+            expected = [(p.label, pytest.approx(p.probability, rel=1e-5), None) for p in whole[one.item.name][0]]
+            assert [tuple(p) for p in one.value[0]] == expected

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -14,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allmlp.accuracy import format_accuracy
 from allmlp.cli import main
 from allmlp.errors import UserError
 from allmlp.models.mixer import mixer
 from allmlp.report.filters import Filters
-from allmlp.report.page import COLORS, EXAMPLES, RunDetail, columns, differences, table, write
+from allmlp.report.page import COLORS, EXAMPLES, RunDetail, columns, differences, recipe, table, write, write_run_report
 from allmlp.report.runs import read_logged
 from report.folders import EVIL, LIVELY, NamedBlobs, curve, trained, written
 from train.runs import language, small
@@ -112,6 +115,50 @@ def test_the_number_of_examples(runs: Path, tmp_path: Path) -> None:
     assert "10 of 32 test examples, evenly spread" in text
     write([runs / "resmlp"], tmp_path / "none.html", examples=0)
     assert "disabled by --examples 0" in (tmp_path / "none.html").read_text()
+
+
+def test_the_page_of_one_run(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `allmlp train` writes at the end: accuracy with its interval on the whole test split, how to repeat it."""
+    file = write_run_report(runs / "resmlp")
+    assert file == runs / "resmlp" / "report.html"
+    read = Reader(file.read_text(encoding="utf8"))
+    text = " ".join(read.text.split())
+    logged = read_logged("resmlp", runs / "resmlp")
+    assert logged.proportion is not None
+    split, correct, total = logged.proportion
+    assert (split, total) == ("test", 32) and correct / total == logged.config["result"]["test"]["accuracy"]
+    assert f"test accuracy{format_accuracy(correct, total)}" in text and "runs compared" not in text
+    assert f"allmlp train {runs / 'resmlp' / 'run.json'} --out {runs / 'resmlp_again'}" in text
+    assert "Label smoothing is part of the training loss only." in text
+    (table,) = [attributes for tag, attributes in read.tags if attributes.get("id") == "runs"]
+    assert "hidden" in table
+    file.unlink()
+    assert (
+        write_run_report(runs / "notes")
+        == f"no run to report on: {runs / 'notes'} has no run.json and no metrics.jsonl"
+    )
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert write_run_report(runs / "resmlp") == "this needs jinja2: pip install 'allmlp[analysis]'"
+    assert not file.exists()
+
+
+def test_an_accuracy_of_other_examples_has_no_interval(runs: Path, tmp_path: Path) -> None:
+    """Of tokens, or of one of several test sets: it is no fraction of the examples of the split."""
+    shutil.copytree(runs / "resmlp", tmp_path / "a")
+    record = json.loads((tmp_path / "a" / "run.json").read_text())
+    record["result"]["test"]["accuracy"] = 0.7
+    (tmp_path / "a" / "run.json").write_text(json.dumps(record))
+    assert read_logged("a", tmp_path / "a").proportion is None
+
+
+def test_the_command_to_repeat_names_the_processes(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "resmlp", tmp_path / "a b")
+    record = json.loads((tmp_path / "a b" / "run.json").read_text())
+    record |= {"processes": 8, "environment": {"command": ["train.py", "--fast now"]}}
+    (tmp_path / "a b" / "run.json").write_text(json.dumps(record))
+    found = recipe(read_logged("a b", tmp_path / "a b"))
+    assert found["command"] == "train.py '--fast now'"
+    assert found["again"].startswith(f"torchrun --nproc-per-node 8 -m allmlp train '{tmp_path}/a b/run.json' --out ")
 
 
 def test_missing_data_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,9 +323,12 @@ def test_the_legend_names_the_runs_that_are_drawn(tab: Any) -> None:
     assert items.filter(visible=True).count() == len(names) - 1
 
 
-def test_the_table_of_runs_fits_a_laptop(tab: Any) -> None:
-    """At 1280 pixels no column is cut off."""
-    assert tab.locator("#table").evaluate("table => table.parentNode.scrollWidth <= table.parentNode.clientWidth")
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_table_of_runs_fits_a_phone_and_a_laptop(browser: Any, file: Path, width: int) -> None:
+    """No column is cut off."""
+    for page in open_tab(browser, file, viewport={"width": width, "height": 800}):
+        assert page.locator("#table").evaluate("table => table.parentNode.scrollWidth <= table.parentNode.clientWidth")
+        assert page.locator("#table tbody input").first.is_visible()
 
 
 def test_columns_are_sorted(tab: Any) -> None:

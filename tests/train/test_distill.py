@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import allmlp
 from allmlp import training as loop
@@ -62,6 +64,40 @@ def test_alpha_mixes_both_losses(teacher: str, tmp_path: Path) -> None:
     loop.train(small(budget=Budget(steps=1)), tmp_path / "classify", "cpu")
     assert found[0.0] == pytest.approx(losses(tmp_path / "classify")[1], rel=1e-5)
     assert found[1.0] != pytest.approx(found[0.0], rel=1e-3)
+
+
+def test_feature_weight_adds_the_cosine_distance(teacher: str) -> None:
+    dataset, student = Blobs().load(), allmlp.create(small().model.configure(num_classes=4, drop_path=0.0), seed=1)
+    images, labels = dataset.test.fetch(torch.arange(8))
+    parts = {}
+    for weight in (0.0, 3.0):
+        torch.manual_seed(0)
+        task = Distill(teacher, alpha=1.0, feature_weight=weight).build(student, dataset)
+        none = torch.empty(8, 0)
+        parts[weight] = task.compute_loss(images, labels, none, none)
+    own = student.forward_features(task.normalize(images)).mean(1)  # type: ignore[operator]
+    target = task.teacher(images.float() / 255).features  # type: ignore[operator]
+    similarity = torch.cosine_similarity(own @ task.proj.weight.T, target).mean()  # type: ignore[union-attr]
+    torch.testing.assert_close(parts[3.0].total - parts[0.0].total, 3 * (1 - similarity))
+    torch.testing.assert_close(parts[3.0].metrics["similarity"], similarity)
+    parts[3.0].total.backward()
+    assert task.proj.weight.grad is not None  # type: ignore[union-attr]
+
+
+def test_student_learns_the_features_of_a_network_of_another_package(tmp_path: Path) -> None:
+    """The teacher is a convnet of timm in a model folder; the projection is not saved."""
+    pytest.importorskip("timm")
+    convnet = allmlp.create("timm:resnet10t", num_classes=4, img_size=32, in_chans=1)
+    allmlp.save(convnet, tmp_path / "convnet")
+    write_preprocessing(tmp_path / "convnet", ImagePreprocessing((0.3,), (0.25,)))
+    task = Distill(str(tmp_path / "convnet"), small().task, "soft", alpha=1.0, feature_weight=1.0)
+    run = small(task=task, budget=Budget(steps=30), ema_decay=None, log_every=1, eval_every=30, save_every=30)
+    loop.train(run, tmp_path / "run", "cpu")
+    found = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    similarity = [record["similarity"] for record in found if record["kind"] == "train"]
+    assert sum(similarity[-5:]) / 5 > sum(similarity[:5]) / 5 + 0.2
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert weights.keys() == allmlp.load(tmp_path / "run").state_dict().keys()
 
 
 def test_teacher_is_neither_trained_nor_saved(teacher: str) -> None:
@@ -168,5 +204,6 @@ def test_bundled_model_is_a_teacher() -> None:
     dataset = ImageDataset(split, split, names, (0.5,) * 3, (0.5,) * 3)
     student = allmlp.create("mixer_nano")
     task = Distill(BUNDLED).build(student, dataset)
-    logits = task.teacher(torch.rand(2, 3, 32, 32))  # type: ignore[operator]
-    assert logits.shape == (2, 10) and math.isfinite(logits.sum().item())
+    found = task.teacher(torch.rand(2, 3, 32, 32))  # type: ignore[operator]
+    assert found.logits.shape == (2, 10) and math.isfinite(found.logits.sum().item())
+    assert found.features.shape == (2, 256)

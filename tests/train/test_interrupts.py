@@ -24,7 +24,6 @@ from allmlp import interrupts
 interrupts.GRACE, interrupts.FORCE = {grace}, 0.3
 with interrupts.Interrupts() as signals:
     signals.lost = lambda: "given up"
-    {saving}
     print("ready", flush=True)
     try:
         {work}
@@ -74,28 +73,28 @@ def interrupt(code: str, *numbers: int) -> tuple[int, str, float]:
 
 
 def test_a_call_that_handles_no_signals_is_ended() -> None:
-    code = BLOCK.format(grace=0.5, saving="", work=BLOCKED)
+    code = BLOCK.format(grace=0.5, work=BLOCKED)
     status, output, seconds = interrupt(code, signal.SIGTERM)
     assert status == 128 + signal.SIGTERM and "given up" in output and 0.5 < seconds < 30
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    code = BLOCK.format(grace=1000, saving="", work=BLOCKED)
+    code = BLOCK.format(grace=1000, work=BLOCKED)
     status, output, _ = interrupt(code, signal.SIGINT, signal.SIGINT)
     assert status == 128 + signal.SIGINT and "given up" in output
 
 
 def test_python_is_left_in_order() -> None:
     """Where Python handles signals, the exception is enough, and everything is cleaned up."""
-    code = BLOCK.format(grace=0.5, saving="", work=SLEEPING)
+    code = BLOCK.format(grace=0.5, work=SLEEPING)
     assert interrupt(code, signal.SIGTERM)[:2] == (0, "left\n")
-    code = BLOCK.format(grace=1000, saving="", work=SLEEPING)
+    code = BLOCK.format(grace=1000, work=SLEEPING)
     assert interrupt(code, signal.SIGINT, signal.SIGINT)[:2] == (0, "left\n")
 
 
 def test_a_checkpoint_is_waited_for() -> None:
     work = "time.sleep(0.1)\n        with signals.saving(): time.sleep(2)\n        print('saved')"
-    status, output, seconds = interrupt(BLOCK.format(grace=0.3, saving="", work=work), signal.SIGINT)
+    status, output, seconds = interrupt(BLOCK.format(grace=0.3, work=work), signal.SIGINT)
     assert (status, output) == (0, "saved\n") and seconds > 1
 
 

@@ -554,10 +554,10 @@ def test_a_run_without_a_budget_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(allmlp.UserError, match="unknown device 'gpu': use cpu or cuda"):
+    with pytest.raises(allmlp.UserError, match="unknown device 'gpu': use cpu, cuda"):
         train(small(), tmp_path, "gpu")
     if not torch.cuda.is_available():
-        with pytest.raises(allmlp.UserError, match="torch sees no CUDA device"):
+        with pytest.raises(allmlp.UserError, match="torch sees no cuda device"):
             train(small(), tmp_path, "cuda")
 
 

@@ -255,7 +255,7 @@ def bench(
     """Run the benchmark. `keep` receives the partial report after every cell, so an interrupted run loses nothing."""
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
+        raise UserError("torch sees no cuda device here: use --device cpu, or install a CUDA build of torch")
     wanted = [parse_backend(name) for name in options.backends]  # fails before anything is measured
     if options.train:
         for _, mode in wanted:

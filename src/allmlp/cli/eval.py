@@ -2,24 +2,134 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples, print_results
+from allmlp.cli.app import app, console, examples, next_command
+from allmlp.cli.job import DTYPES, DeviceOption
+from allmlp.errors import lookup
+
+if TYPE_CHECKING:
+    from allmlp.evaluation import Evaluation
+
+MAX_SKIPPED = 5
+"""Unreadable files that are listed."""
 
 
-@app.command("eval", epilog=examples("allmlp eval runs/a", "allmlp eval runs/a --knn 20"))
+@app.command(
+    "eval",
+    epilog=examples(
+        "allmlp eval runs/photos",
+        "allmlp eval runs/photos other_photos/ --per-class",
+        "allmlp eval allmlp:cifar10 cifar10",
+        "allmlp eval runs/reviews reviews.csv --json",
+        "allmlp eval timm:mixer_b16_224 photos/ --classes classes.csv",
+    ),
+)
 def eval_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    knn: Annotated[
-        int | None, typer.Option(help="Evaluate its features by this many nearest neighbors.", min=1)
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A run, a model folder, allmlp:cifar10, a name of `allmlp list weights`, timm:NAME, hf:NAME."
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="Labeled images or texts, as for `allmlp train`, or a name such as cifar10; by default the test split "
+            "of the run."
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    classes: Annotated[
+        Path | None,
+        typer.Option(help="Table for names that differ: class of the data, class of the model (or empty: left out)."),
+    ] = None,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Print a table with a row for each class.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    knn: Annotated[
+        int | None, typer.Option(help="Evaluate the features of a run by this many nearest neighbors.", min=1)
+    ] = None,
+    device: DeviceOption = None,
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DTYPES)}; default float32, or the precision of the run.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples per batch.", min=1)] = None,
 ) -> None:
-    """Evaluate a trained model on its test split."""
-    from allmlp.tasks.probe import KnnEval
-    from allmlp.training import evaluate_checkpoint
+    """Evaluate a trained model on the test split of its run, or on other data. Nothing is trained.
 
-    print_results({str(run): evaluate_checkpoint(run, device, KnnEval(knn) if knn else None)})
+    Images are resized, cropped and normalized as the model expects. Data without a test split are evaluated as a whole.
+    """
+    import torch
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from allmlp.evaluation import evaluate_model
+
+    chosen = lookup(dtype, {name: getattr(torch, name) for name in DTYPES}, "dtype") if dtype else None
+    screen, is_main = Console(stderr=True), os.environ.get("RANK", "0") == "0"
+    bar = Progress(
+        MofNCompleteColumn(), TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal
+    )
+    with bar:
+        row = bar.add_task("", total=None)
+        found = evaluate_model(
+            model,
+            data,
+            classes=str(classes) if classes else None,
+            knn=knn,
+            device=device,
+            dtype=chosen,
+            batch_size=batch_size,
+            progress=lambda done, total: bar.update(row, completed=done, total=total),
+        )
+    if not is_main:
+        return
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    print_evaluation(found, per_class)
+    if found.class_results and not per_class:
+        next_command("eval", model, *([data] if data else []), "--per-class")
+
+
+def print_evaluation(found: Evaluation, per_class: bool) -> None:
+    from rich.table import Table
+
+    from allmlp.accuracy import format_accuracy
+    from allmlp.log import format_value
+
+    for file in found.skipped[:MAX_SKIPPED]:
+        print(f"skipped {file}", file=sys.stderr)
+    if len(found.skipped) > MAX_SKIPPED:
+        print(f"skipped {len(found.skipped):,} files that cannot be read in all", file=sys.stderr)
+    print(f"{found.model} on {found.data}: {found.examples:,} examples")
+    if found.left_out:
+        print(f"{found.left_out:,} examples of classes without a counterpart are left out")
+    values = {name: format_value(name, value) for name, value in found.metrics.items()}
+    if found.class_results:
+        correct = sum(row.correct for row in found.class_results)
+        values["accuracy"] = format_accuracy(correct, found.examples)
+        del values["accuracy_low"], values["accuracy_high"]
+    names = {"top5_accuracy": "top-5 accuracy", "calibration_error": "calibration error", "majority": "largest class"}
+    width = max(len(names.get(name, name)) for name in values)
+    for name, value in values.items():
+        print(f"  {names.get(name, name):<{width}}  {value}")
+    if found.confusions:
+        print("most confused")
+        for row in found.confusions:
+            print(
+                f"  {row.name} as {row.predicted}: {row.count:,} of {row.examples:,} ({row.count / row.examples:.1%})"
+            )
+    if per_class:
+        table = Table("class", box=None, pad_edge=False)
+        for title in ("examples", "accuracy", "precision"):
+            table.add_column(title, justify="right")
+        for one in found.class_results:
+            precision = f"{one.correct / one.predicted:.1%}" if one.predicted else "-"
+            table.add_row(one.name, f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)
+        console().print(table)

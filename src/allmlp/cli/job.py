@@ -81,7 +81,7 @@ class Job:
     ) -> None:
         import torch
 
-        from allmlp.parallel import own_device
+        from allmlp.device import own_device
         from allmlp.prediction.inputs import Inputs
         from allmlp.prediction.predictor import model_reads, open_predictor
 

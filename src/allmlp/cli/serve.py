@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from allmlp.cli.app import app, examples
+from allmlp.cli.job import DTYPES, DeviceOption
 from allmlp.errors import lookup, require
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @app.command(
@@ -34,7 +33,7 @@ def serve(
         str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from other machines.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
+    device: DeviceOption = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; by default bfloat16 on a GPU, float32 on a CPU.")
     ] = None,
@@ -61,10 +60,10 @@ def serve(
     import torch
 
     from allmlp.serve.server import run
-    from allmlp.weights.pretrained import BUNDLED
+    from allmlp.weights.pretrained import BUNDLED, BUNDLED_TEXT, bundled_models
 
     run(
-        models or [BUNDLED],
+        models or [name for name in (BUNDLED, BUNDLED_TEXT) if name in bundled_models()],
         host,
         port,
         device=device,

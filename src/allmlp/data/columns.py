@@ -58,7 +58,9 @@ class ColumnSample(NamedTuple):
     @property
     def is_text(self) -> bool:
         """Most values are different, and have more than one word, or letters of scripts that may not divide words."""
-        several = sum(" " in value.strip() or not value.isascii() for value in self.values)
+        several = sum(
+            (" " in value.strip() and any(map(str.isalpha, value))) or not value.isascii() for value in self.values
+        )
         return not self.is_numeric and 2 * several > len(self.values) and 2 * self.distinct > len(self.values)
 
     @property
@@ -120,7 +122,8 @@ def check_classes(labels: Sequence[str], column: str, source: str) -> None:
     distinct = len(set(labels))
     if distinct == 1:
         raise UserError(f"{source} has only one class, {labels[0]!r}: at least two are needed")
-    if distinct > MAX_SCATTER and 2 * distinct > len(labels):
+    numbers = all(map(is_number, set(labels))) and not all(float(label).is_integer() for label in set(labels))
+    if distinct > MAX_SCATTER and (numbers or 2 * distinct > len(labels)):
         raise UserError(
             f"{source}: column {column!r} has {distinct:,} different values in {len(labels):,} rows, so they are not "
             "classes: set data.label_column"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -22,6 +21,7 @@ from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.data.text_files import SampleBy, find_files, read_documents
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.errors import UserError
+from allmlp.files import lock
 from allmlp.spec import Count, Rate, to_json
 
 MAX_BYTES_IN_MEMORY = 2**31
@@ -99,8 +99,7 @@ def load_corpus(spec: Corpus, stamps: list[str], train: Documents, test: Documen
     try:
         root.mkdir(parents=True, exist_ok=True)
         # One process tokenizes, the others wait.
-        with open(root / f"{key}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock(root / f"{key}.lock"):
             if not folder.is_dir():
                 write(folder, spec, train, test, tokenizer)
     except OSError as reason:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from allmlp.data.dataset import Data, ImageDataset
+from allmlp.data.dataset import Data, ImageDataset, Split
 from allmlp.data.decode import CorruptImage, Decode
 from allmlp.data.encoded_images import EncodedImages, NumWorkers
+from allmlp.data.splits import divide
 from allmlp.errors import UserError, lookup, one_line, require
-from allmlp.spec import Size
+from allmlp.spec import Rate, Size
 
 TEST_SPLITS = ("validation", "valid", "val", "test")
 
@@ -21,7 +22,8 @@ TEST_SPLITS = ("validation", "valid", "val", "test")
 class HubDataset(Data):
     """A dataset by its name ("uoft-cs/cifar100") or local folder; needs `pip install datasets`.
 
-    Columns and test split are found by type and name if they are not given.
+    Columns and test split (validation, else test) are found by type and name if they are not given. If the dataset has
+    only the training split, `test_fraction` of every class is for testing and as much for validation.
     """
 
     name: str
@@ -32,6 +34,8 @@ class HubDataset(Data):
     test_split: str = ""
     image_column: str = ""
     label_column: str = ""
+    test_fraction: Rate = 0.15
+    split_seed: int = 0
     decode: Decode = Decode()
     num_workers: NumWorkers = 0
 
@@ -39,8 +43,8 @@ class HubDataset(Data):
         library = require("datasets", "hub")
         tables = self.load_splits(library)
         train = lookup(self.train_split, tables, f"split of {self.name}")
-        chosen = self.test_split or next((name for name in TEST_SPLITS if name in tables), TEST_SPLITS[0])
-        test = lookup(chosen, tables, f"split of {self.name}")
+        chosen = self.test_split or next((name for name in TEST_SPLITS if name in tables), "")
+        tested = {chosen: lookup(chosen, tables, f"split of {self.name}")} if chosen else {}
         features = train.features
         images = [name for name, feature in features.items() if isinstance(feature, library.Image)]
         image = self.image_column or next(iter(images), "image")
@@ -54,13 +58,16 @@ class HubDataset(Data):
         if len(classes) < 2:
             raise UserError(f"column {label!r} of {self.name} has fewer than two classes")
         mean, std = self.decode.statistics()
-        splits = []
-        for name, table in ((self.train_split, train), (chosen, test)):
+        splits: list[Split] = []
+        for name, table in ((self.train_split, train), *tested.items()):
             numbers = class_indices(table[label], classes, f"split {name!r} of {self.name}")
             encoded = table.cast_column(image, library.Image(decode=False))
             source = f"{self.name}, {name}"
             splits.append(HubImages(encoded, image, numbers, source, self.img_size, self.decode, self.num_workers))
-        return ImageDataset(splits[0], splits[1], classes, mean, std, self.decode.crop_pct)
+        train_images, validation, test_images = (
+            (splits[0], None, splits[1]) if tested else divide(splits[0], self.test_fraction, self.split_seed)
+        )
+        return ImageDataset(train_images, test_images, classes, mean, std, self.decode.crop_pct, validation=validation)
 
     def load_splits(self, library: Any) -> Any:
         """The splits by name, from the Hub, a local dataset or a folder written by `save_to_disk`."""

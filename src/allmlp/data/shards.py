@@ -25,9 +25,10 @@ from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import SUFFIXES, Decode
 from allmlp.data.encoded_images import EncodedImages, NumWorkers, cores
 from allmlp.data.paths import cache_folder
+from allmlp.data.splits import divide
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import write_atomically
-from allmlp.spec import Size
+from allmlp.spec import Rate, Size
 
 MAX_CLASSES = 1_000_000
 INDEX_VERSION = 1
@@ -37,8 +38,9 @@ class Shards(Data):
     """Shards with key.jpg (.png, .webp, ...) and key.cls, or key.json with an integer at `label_key`.
 
     `path` and `test` are folders, files, patterns (*, ?) or ranges ({0000..0099}), local or URLs, separated by commas.
-    Without `test`, shards whose names start with val or test are for testing. `class_names_file` is a text file with
-    one class name per line. The index is written next to its shard, or else to `cache` ($ALLMLP_CACHE,
+    Without `test`, shards whose names start with val or test are for testing; if there are none, `test_fraction` of
+    every class is for testing and as much for validation. `class_names_file` is a text file with one class name per
+    line. The index is written next to its shard, or else to `cache` ($ALLMLP_CACHE,
     ~/.cache/allmlp).
     """
 
@@ -48,6 +50,8 @@ class Shards(Data):
     label_key: str = "label"
     class_names_file: str = ""
     cache: str = ""
+    test_fraction: Rate = 0.15
+    split_seed: int = 0
     decode: Decode = Decode()
     num_workers: NumWorkers = 0
 
@@ -56,14 +60,13 @@ class Shards(Data):
         if not self.test:
             test = [shard for shard in train if re.match("val|test", Path(shard.path).name)]
             train = [shard for shard in train if shard not in test]
-        for what, listed in (("train", train), ("test", test)):
-            if not listed:
-                raise UserError(
-                    f"no {what} shards in {self.path}: set data.path and data.test to folders or patterns such as "
-                    f"shards/train-{{0000..0099}}.tar"
-                )
-        train_images, test_images = self.split(train), self.split(test)
-        count = int(max(train_images.labels.max(), test_images.labels.max())) + 1
+        if not train:
+            raise UserError(
+                f"no train shards in {self.path}: set data.path and data.test to folders or patterns such as "
+                f"shards/train-{{0000..0099}}.tar"
+            )
+        images = [self.split(part) for part in (train, test) if part]
+        count = int(max(split.labels.max() for split in images)) + 1
         classes = read_class_names(self.class_names_file) if self.class_names_file else tuple(map(str, range(count)))
         if count > len(classes):
             raise UserError(
@@ -72,7 +75,10 @@ class Shards(Data):
         if len(classes) == 1:
             raise UserError(f"{self.path} has only one class: at least two are needed")
         mean, std = self.decode.statistics()
-        return ImageDataset(train_images, test_images, classes, mean, std, self.decode.crop_pct)
+        train_images, validation, test_images = (
+            (images[0], None, images[1]) if test else divide(images[0], self.test_fraction, self.split_seed)
+        )
+        return ImageDataset(train_images, test_images, classes, mean, std, self.decode.crop_pct, validation=validation)
 
     def split(self, shards: list[Shard]) -> ShardImages:
         with ThreadPoolExecutor(self.num_workers or cores()) as pool:

@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
+
+from allmlp.data.dataset import Split, labels_of, subset
 from allmlp.errors import UserError
 
 SHOWN = 3
@@ -89,6 +92,15 @@ def split_by_group(
                 f"split: add examples, or set data.{name.removesuffix('idation')}"
             )
     return SplitIndices(*(sorted(splits[name]) for name in ("train", "validation", "test")))
+
+
+def divide(split: Split, fraction: float, seed: int) -> tuple[Split, Split, Split]:
+    """Training, validation and test part of a labeled split, this fraction for each of the last two."""
+    labels = labels_of(split).tolist()
+    numbers = list(range(len(labels)))
+    found = split_by_group(labels, numbers, list(map(str, numbers)), fraction, fraction, seed)
+    train, validation, test = (subset(split, torch.tensor(indices)) for indices in found)
+    return train, validation, test
 
 
 def shares(counts: Counter[Hashable], fraction: float, start: float) -> Counter[Hashable]:

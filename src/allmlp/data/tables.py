@@ -159,14 +159,15 @@ def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Ite
 def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
     """The format in which the most rows at the beginning of a file have as many cells as the first, and these rows.
 
-    The first separator and quotes win among equals. In a file with tabs, quotes often mean nothing (GLUE); there they
-    win only if they are as a CSV writer sets them.
+    If those are fewer than half in any format, the table has one column. The first separator and quotes win among
+    equals. In a file with tabs, quotes often mean nothing (GLUE); there they win only if they are as a CSV writer sets
+    them.
     """
     text, whole = read_sample(file)
     newline = "\n" if "\n" in text else "\r"
     best, share, chosen = CellFormat(NO_SEPARATOR, False, newline), 0.0, list[list[str]]()
     for separator in (*separators, NO_SEPARATOR):
-        if separator == NO_SEPARATOR and chosen:
+        if share == 1 or (separator == NO_SEPARATOR and chosen):
             break
         formats = [CellFormat(separator, True), CellFormat(separator, False, newline)]
         parsed = [parse_sample(text, cell_format, file, whole) for cell_format in formats]
@@ -175,7 +176,7 @@ def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
         for cell_format, (rows, failed) in zip(formats, parsed):
             if rows and (len(rows[0]) > 1 or separator == NO_SEPARATOR):
                 equal = sum(len(row) == len(rows[0]) for row in rows) / (len(rows) + failed)
-                if equal > share:
+                if equal > share and equal >= 0.5:
                     best, share, chosen = cell_format, equal, rows
     if not chosen:
         raise UserError(f"{file} is not a table: its first line has no columns")

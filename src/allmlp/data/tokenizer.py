@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 from collections.abc import Iterable
 from functools import cached_property
@@ -16,7 +15,7 @@ from torch import Tensor
 from allmlp.data.dataset import Data
 from allmlp.data.paths import cache_folder
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import write_atomically
+from allmlp.files import lock, write_atomically
 from allmlp.spec import Count, Spec
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -52,8 +51,7 @@ class TokenizerConfig(Spec):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             # One process trains, the others wait.
-            with open(file.with_suffix(".lock"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with lock(file.with_suffix(".lock")):
                 if not file.is_file():
                     json = train_tokenizer(self, texts).to_json()
                     write_atomically(file, lambda temporary: temporary.write_text(json, encoding="utf8"))

@@ -202,11 +202,14 @@ class TokenEmbedLayer(nn.Module):
         self.positions = spec.positions.build(ctx.tokens, ctx.channels) if spec.positions else None
         self.norm = build_norm(spec.norm, ctx.channels)
 
-    def forward(self, ids: Tensor, segments: Tensor | None, start: int, embedding: Tensor | None) -> Tensor:
-        self.validate(ids, start)
+    def forward(
+        self, ids: Tensor, segments: Tensor | None, start: int, embedding: Tensor | None, embedded: bool = False
+    ) -> Tensor:
+        """With `embedded`, `ids` are rows of the embedding already, b s c."""
+        self.validate(ids, start, embedded)
         weight = embedding if self.embedding is None else self.embedding.weight
         assert weight is not None, "a stem without an embedding is called with one"
-        x = F.embedding(ids, weight)
+        x = ids if embedded else F.embedding(ids, weight)
         if self.spec.scale:
             x = x * math.sqrt(x.shape[-1])
         if self.segments is not None:
@@ -215,8 +218,13 @@ class TokenEmbedLayer(nn.Module):
             x = self.positions(x, start)
         return F.dropout(self.norm(x), self.spec.dropout, self.training)
 
-    def validate(self, ids: Tensor, start: int) -> None:
-        if ids.dim() != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+    def validate(self, ids: Tensor, start: int, embedded: bool) -> None:
+        if embedded and (ids.dim() != 3 or not ids.is_floating_point()):
+            raise UserError(
+                f"expected embedded tokens of shape [B, S, C], got {str(ids.dtype).removeprefix('torch.')} "
+                f"{list(ids.shape)}"
+            )
+        if not embedded and (ids.dim() != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
             raise UserError(
                 f"expected token ids of shape [B, S], got {str(ids.dtype).removeprefix('torch.')} {list(ids.shape)}"
             )
@@ -227,7 +235,7 @@ class TokenEmbedLayer(nn.Module):
                 f"or resize the model: allmlp resize FOLDER TARGET --seq-len {seq_len}"
             )
         # Reading values back would synchronize a GPU and break tracing: there the embedding itself raises.
-        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+        if not embedded and ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
             low, high = ids.aminmax()
             if low < 0 or high >= self.spec.vocab_size:
                 bad = int(low if low < 0 else high)

@@ -115,7 +115,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | None = None,
         mask: Tensor | None = None,
         *,
         segments: Tensor | None = None,
@@ -123,19 +123,28 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         memory_mask: Tensor | None = None,
         cache: Cache | None = None,
         embedding: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """Logits for images [B, C, H, W] or token ids [B, S].
 
         mask [B, S] is True at real tokens, False at padding. With a `cache`, x holds the tokens after the cached ones.
+        A text model takes embedded tokens `inputs_embeds` [B, S, C] instead of x; positions and segments are added.
         """
         features = self.forward_features(
-            x, mask, segments=segments, memory=memory, memory_mask=memory_mask, cache=cache, embedding=embedding
+            x,
+            mask,
+            segments=segments,
+            memory=memory,
+            memory_mask=memory_mask,
+            cache=cache,
+            embedding=embedding,
+            inputs_embeds=inputs_embeds,
         )
         return self.forward_head(features, mask, embedding)
 
     def forward_features(
         self,
-        x: Tensor,
+        x: Tensor | None = None,
         mask: Tensor | None = None,
         *,
         segments: Tensor | None = None,
@@ -143,11 +152,15 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         memory_mask: Tensor | None = None,
         cache: Cache | None = None,
         embedding: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         intermediates: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Tokens after the last norm, [B, S, C]. Activations on the way are stored in `intermediates`."""
-        context = self.context(x, mask, memory, memory_mask, cache)
-        x = self.embed(x, segments, context, embedding)
+        inputs = x if inputs_embeds is None else inputs_embeds
+        if inputs is None or (x is not None and inputs_embeds is not None):
+            raise UserError("pass either images or token ids, or inputs_embeds")
+        context = self.context(inputs, mask, memory, memory_mask, cache)
+        x = self.embed(inputs, segments, context, embedding, embedded=inputs_embeds is not None)
         record(intermediates, "stem", x)
         x = self.run_blocks(x, context, intermediates)
         if cache is not None:
@@ -224,9 +237,18 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         bias = None if self.relative is None else self.relative(start, start + x.shape[1])
         return Context(mask, memory, memory_mask, bias, cache)
 
-    def embed(self, x: Tensor, segments: Tensor | None, context: Context, embedding: Tensor | None) -> Tensor:
+    def embed(
+        self,
+        x: Tensor,
+        segments: Tensor | None,
+        context: Context,
+        embedding: Tensor | None,
+        embedded: bool = False,
+    ) -> Tensor:
         if isinstance(self.stem, TokenEmbedLayer):
-            return self.stem(x, segments, context.start, embedding)
+            return self.stem(x, segments, context.start, embedding, embedded)
+        if embedded:
+            raise UserError(f"a model of {self.spec.input_spec} takes no inputs_embeds")
         return self.stem(x)
 
     def parts(self) -> dict[str, str]:

@@ -240,7 +240,7 @@ class Parts(NamedTuple):
             changed = [name for name in self.settings if found.get(name) != self.settings[name]]
             if changed:
                 raise UserError(
-                    f"{self.folder} holds answers with another {', '.join(changed)}: name another folder, or remove it"
+                    f"{self.folder} holds answers of other settings ({', '.join(changed)}): name another folder"
                 )
 
     def metadata(self, file: Path) -> dict[bytes, bytes]:

@@ -1,4 +1,7 @@
-"""A model that is ready to answer: it decodes one input at a time and predicts or embeds batches of them."""
+"""A model that is ready to answer: it decodes one input at a time and predicts or embeds batches of them.
+
+What only some models need is imported when they need it: `allmlp predict photo.jpg` takes mostly as long as imports do.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,12 @@ from torch import Tensor
 from allmlp.data.decode import CorruptImage, Decode, crop_and_resize, decode_image
 from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing
 from allmlp.data.tokenizer import load_tokenizer
+from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
-from allmlp.inference import fast as convert
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
-from allmlp.parallel import own_device
 from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
-from allmlp.tasks import causal_lm
-from allmlp.tasks.classify_text import classify_texts, encode_pairs
-from allmlp.tasks.masked_lm import fill_masks
-from allmlp.tasks.probe import pooled_features
 from allmlp.tasks.task import Normalize
 from allmlp.weights.folder import load
 from allmlp.weights.pretrained import model_path, pretrained
@@ -85,8 +83,10 @@ class ImagePredictor:
     def prepare(self, model: Model) -> Callable[[Tensor], Tensor]:
         """The fast version of a model, or the model itself, for float32 inputs."""
         if self.fast:
+            from allmlp.inference import fast
+
             try:
-                return convert(model, self.dtype)
+                return fast(model, self.dtype)
             except UserError:  # an architecture that it does not support
                 self.fast = False
         dtype = self.dtype or torch.float32
@@ -142,6 +142,8 @@ class ImagePredictor:
     def encoder(self) -> Callable[[Tensor], Tensor]:
         if self.fast and isinstance(self.original, EncoderModel):
             return self.prepare(without_head(self.original))
+        from allmlp.tasks.probe import pooled_features
+
         dtype = self.dtype or torch.float32
         model = self.original.to(dtype)
         return lambda images: pooled_features(model, images.to(dtype))
@@ -236,6 +238,8 @@ class TextPredictor:
 
     def probabilities(self, pairs: list[tuple[str, str]]) -> Tensor:
         """Of the classes, n k."""
+        from allmlp.tasks.classify_text import classify_texts
+
         probabilities = classify_texts(self.model, self.tokenizer, pairs)
         check_classes(self.name, probabilities, self.class_names)
         return probabilities
@@ -245,6 +249,8 @@ class TextPredictor:
         if self.task == "classes":
             return [[row] for row in most_probable(self.probabilities(pairs), self.labels, top_k)]
         if self.task == "text":
+            from allmlp.tasks.masked_lm import fill_masks
+
             found = fill_masks(self.model, self.tokenizer, [text for text, _ in pairs], top_k)
             return [[[Prediction(*pair) for pair in row] for row in rows] for rows in found]
         if self.task == "span":
@@ -263,6 +269,8 @@ class TextPredictor:
         model = self.original
         if not isinstance(model, EncoderModel):
             raise UserError(f"the model in {self.name} is an encoder-decoder: embed needs an encoder")
+        from allmlp.tasks.classify_text import encode_pairs
+
         ids, segments = encode_pairs(model, self.tokenizer, pairs)
         mask = ids != self.tokenizer.pad_token_id
         stem = model.spec.stem
@@ -327,6 +335,8 @@ def generate(
         raise UserError(f"the model in {folder} reads images, not text")
     if predictor.task != "text" or not predictor.causal:
         raise UserError(f"the model in {folder} is not a causal language model: it cannot generate text")
+    from allmlp.tasks import causal_lm
+
     model, tokenizer = predictor.original, predictor.tokenizer
     start = tokenizer.encode([prompt])[0] if prompt else []
     tokens = causal_lm.generate(model, tokenizer, prompt, max_new_tokens, temperature, top_k, seed)

@@ -1,11 +1,12 @@
 """Labels that may be wrong: examples that a classifier trained on the others assigns to another class.
 
 The features of a frozen model are classified by logistic regression in k-fold cross-validation. An example with label y
-is suspected where another class j is more probable than y, and as probable as in the mean over the examples of class j:
+is suspected where another class j is more probable than y, and as probable as in the mean over the examples of class j,
+or CONFIDENT where that mean is close to 1:
 
-    p_j > p_y  and  p_j >= t_j,   t_j = mean of p_j over the examples labeled j
+    p_j > p_y  and  p_j >= min(t_j, CONFIDENT),   t_j = mean of p_j over the examples labeled j
 
-Source: Northcutt et al., Confident Learning: Estimating Uncertainty in Dataset Labels, 2021.
+Source, without CONFIDENT: Northcutt et al., Confident Learning: Estimating Uncertainty in Dataset Labels, 2021.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from allmlp.accuracy import format_accuracy, wilson_interval
 from allmlp.analysis.target import affordable_images
 from allmlp.analysis.token_filters import evenly_spaced
 from allmlp.data.dataset import labels_of, subset
@@ -33,6 +35,7 @@ FOLDS = 5
 MAX_EXAMPLES, MIN_EXAMPLES = 5000, 500
 """Classified at most, and however slow the model is."""
 MAX_SHOWN = 24
+CONFIDENT = 0.9
 
 
 class SuspectLabel(NamedTuple):
@@ -75,7 +78,13 @@ def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
             parts.append(features_of(model, task, subset(split, indices)))
     features = Features(*(torch.cat(tensors) for tensors in zip(*parts)))
     probabilities = out_of_fold(features, task)
+    right = int((probabilities.argmax(1) == features.labels).sum())
+    about = f"{FOLDS}-fold cross-validation of a logistic regression on the features of {source}, accuracy "
+    about += format_accuracy(right, len(chosen))
     suggested = suspects(probabilities, features.labels)
+    if wilson_interval(right, len(chosen))[0] <= int(features.labels.bincount().max()) / len(chosen):
+        suggested.fill_(-1)
+        about += ": the features do not tell the classes apart, so that nothing can be said about the labels"
     own = probabilities[torch.arange(len(chosen)), features.labels]
     rows = (suggested >= 0).nonzero().flatten()
     found = []
@@ -86,8 +95,7 @@ def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
         values = float(own[row]), other, float(probabilities[row, other])
         file = file_name(splits[name], index)
         found.append(SuspectLabel(name, index, int(features.labels[row]), *values, image, text, file))
-    about = f"{FOLDS}-fold cross-validation of a logistic regression on the features of {source}."
-    return SuspectLabels(found, len(rows), len(chosen), about)
+    return SuspectLabels(found, len(rows), len(chosen), f"{about}.")
 
 
 def frozen_model(run: Run, place: Path) -> tuple[Model, str]:
@@ -140,6 +148,7 @@ def suspects(probabilities: Tensor, labels: Tensor) -> Tensor:
     counts = labels.bincount(minlength=probabilities.shape[1])
     own = probabilities.gather(1, labels[:, None])
     total = torch.zeros(probabilities.shape[1], dtype=torch.float64).index_add_(0, labels, own[:, 0])
-    likely = (probabilities >= total / counts.clamp(min=1)) & (probabilities > own) & (counts >= FOLDS)
+    least = (total / counts.clamp(min=1)).clamp(max=CONFIDENT)
+    likely = (probabilities >= least) & (probabilities > own) & (counts >= FOLDS)
     suggested = probabilities.masked_fill(~likely, -1).argmax(1)
     return torch.where(likely.any(1) & (counts[labels] >= FOLDS), suggested, -1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import resource
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -110,7 +110,11 @@ class Connection(H11Protocol):
 
 
 def max_connections() -> int:
-    """The connection limit, lower if the process may open few files."""
+    """The connection limit, lower if the process may open few files, which Windows does not limit so."""
+    if sys.platform == "win32":
+        return MAX_CONNECTIONS
+    import resource
+
     return min(MAX_CONNECTIONS, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64, 8))
 
 

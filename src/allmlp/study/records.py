@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from allmlp.errors import UserError
+from allmlp.files import lock
 from allmlp.record import differences
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
@@ -59,21 +60,15 @@ def append(file: Path, record: Record) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second process from working on the same study."""
-    import fcntl
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as reason:
-        raise UserError(f"cannot write to {folder}: {reason}") from None
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock(folder / ".lock", wait=False))
         except BlockingIOError:
             raise UserError(f"another `allmlp study` runs in {folder}: wait for it, or choose another --out") from None
+        except OSError as reason:
+            raise UserError(f"cannot write to {folder}: {reason}") from None
         yield
-    finally:
-        os.close(handle)
 
 
 def match(records: list[Record], trials: list[Trial]) -> Matched:

@@ -1,0 +1,313 @@
+"""What data a path holds, seen from names and contents of its files.
+
+A folder is, in this order: a dataset in its official layout (CIFAR-10, CIFAR-100, MNIST), a dataset saved by the
+`datasets` package, tar shards, folders of images, a table of images, other tables, SQuAD files, aligned files of two
+languages, plain text. A table is, in this order: images with labels, translations, labeled texts, plain text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from allmlp.data.cifar import Cifar10, Cifar100
+from allmlp.data.columns import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    SPLIT_NAMES,
+    TEXT_COLUMNS,
+    is_image_name,
+    named_column,
+    sample_columns,
+)
+from allmlp.data.corpus import Corpus
+from allmlp.data.dataset import Data
+from allmlp.data.hub_dataset import HubDataset
+from allmlp.data.image_folder import ImageFolder, folders
+from allmlp.data.image_table import FileFinder, ImageTable
+from allmlp.data.labeled_text import LabeledText
+from allmlp.data.mnist import Mnist
+from allmlp.data.parallel_corpus import ParallelCorpus
+from allmlp.data.shards import Shards
+from allmlp.data.squad import Squad
+from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
+from allmlp.data.text_files import find_files, open_file
+from allmlp.errors import UserError, one_line, require
+
+OFFICIAL = (
+    (r"cifar-10-(batches|binary|python).*|data_batch_1(\.bin)?|cifar10-train1\.zip", Cifar10),
+    (r"cifar-100-(binary|python).*|cifar100-train1\.zip", Cifar100),
+    (r"train-images.idx3-ubyte(\.gz)?", Mnist),
+)
+"""Names of files and folders that only this dataset has."""
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+NOT_DATA = re.compile(r"readme|license|licence|copying|changelog|requirements|classes|labels\.txt|class_names", re.I)
+"""Text files that come with data."""
+LANGUAGES = frozenset(
+    re.findall(
+        r"\w+",
+        """ar bg bn ca cs da de el en es et eu fa fi fr gl he hi hr hu is it ja ka ko lt lv mk ms mt nb nl pl pt ro ru
+        sk sl sq sr sv sw ta th tr uk ur vi zh source target src tgt""",
+    )
+)
+"""Columns of a translation table, and suffixes of aligned files; not id and no, which have other meanings."""
+SOURCE_FIRST = ("source", "src")
+PEEKED_BYTES = 2**16
+
+
+def detect_data(place: str) -> Data:
+    """The dataset at a file, folder, pattern or URL, at two aligned files joined by +, or hf: and a name of the Hub."""
+    if place.startswith("hf:"):
+        return detect_hub(place.removeprefix("hf:"))
+    path = Path(place).expanduser()
+    if "://" not in place and path.is_dir():
+        return detect_folder(path)
+    if "+" in place and not path.exists() and all(Path(side).expanduser().is_file() for side in place.split("+", 1)):
+        return ParallelCorpus(place)
+    try:
+        files = find_files(place)
+    except UserError:
+        raise UserError(f"there is no file or folder {place}") from None
+    return detect_files(files, place)
+
+
+def detect_files(files: list[str], place: str) -> Data:
+    """The dataset of files of one kind."""
+    name = PurePosixPath(files[0]).name
+    official = next((kind for pattern, kind in OFFICIAL if re.fullmatch(pattern, name)), None)
+    if official:
+        return official(place)
+    if name.endswith(".tar"):
+        return Shards(place)
+    if is_image_name(name):
+        raise UserError(
+            f"{place} is an image: training needs a folder with one folder of images per class, or a table with the "
+            "columns image and label"
+        )
+    if is_squad(files[0]):
+        raise UserError(
+            f"{place} is one SQuAD file: training and test files must be in one folder, train*.json and dev*.json"
+        )
+    if is_table(name):
+        return detect_tables({"train": [PeekedTable(file) for file in files]})
+    with open_file(files[0]) as binary:
+        if b"\0" in binary.read(PEEKED_BYTES):
+            raise UserError(f"{place} is neither a table nor text")
+    return Corpus(place)
+
+
+# --- folders --------------------------------------------------------------------------------------------
+
+
+def detect_folder(folder: Path) -> Data:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    for pattern, kind in OFFICIAL:
+        if any(re.fullmatch(pattern, name) for name in names):
+            fashion = kind is Mnist and "fashion" in folder.resolve().name.casefold()
+            return Mnist(str(folder), "fashion") if fashion else kind(str(folder))
+    if {"train", "test", "meta"} <= {name for name in names if (folder / name).is_file()}:
+        return Cifar100(str(folder))
+    if "dataset_dict.json" in names:
+        return HubDataset(str(folder))
+    if any(name.endswith(".tar") for name in names):
+        classes = next((str(folder / name) for name in ("classes.txt", "class_names.txt") if name in names), "")
+        return Shards(str(folder), class_names_file=classes)
+    files = [folder / name for name in names if (folder / name).is_file()]
+    tables = [PeekedTable(str(file)) for file in files if is_table(file) and not is_squad(str(file))]
+    listings = [table for table in tables if table.lists_images() and table.label]
+    with_images = [name for name in folders(folder) if mostly_images(folder / name)]
+    if listings and len(with_images) > 1:
+        raise UserError(
+            f"{folder} has folders of images and a table of images, {Path(listings[0].file).name}: for the table, name "
+            f'it, {listings[0].file}; for the folders, set data={{"kind": "ImageFolder", "path": "{folder}"}}'
+        )
+    if listings:
+        return tables_in(folder, listings)
+    if any(map(is_image_name, names)) or (with_images and 2 * len(with_images) >= len(folders(folder))):
+        return ImageFolder(str(folder))
+    if tables:
+        return tables_in(folder, tables)
+    return (
+        detect_squad(folder, [str(file) for file in files if is_squad(str(file))])
+        or detect_aligned(files)
+        or detect_text(folder)
+    )
+
+
+def mostly_images(folder: Path) -> bool:
+    """Whether at least half of the files below a folder are images."""
+    names = list(walk(folder))
+    return 0 < len(names) <= 2 * sum(map(is_image_name, names))
+
+
+def tables_in(folder: Path, tables: list[PeekedTable]) -> Data:
+    """The dataset of tables in one folder, whose names say which split they are."""
+    splits: dict[str, list[PeekedTable]] = {}
+    for table in tables:
+        splits.setdefault(split_of(Path(table.file).name), []).append(table)
+    train = splits.get("train") or (tables if len(tables) == 1 else [])
+    if not train or len({table.table.columns for table in train}) > 1:
+        named = ", ".join(Path(table.file).name for table in tables[:4])
+        raise UserError(
+            f"{folder} has {len(tables)} tables, such as {named}: name one, or several as 'a.csv,b.csv', or call the "
+            "tables of one dataset train, val and test"
+        )
+    return detect_tables({**splits, "train": train})
+
+
+def split_of(name: str) -> str:
+    """The split that a file name tells: sst2-train.tsv, dev.tsv, test_2016.csv.gz; empty if none or several."""
+    found = {SPLIT_NAMES[word] for word in re.split("[^a-z]+", name.casefold()) if word in SPLIT_NAMES}
+    return found.pop() if len(found) == 1 else ""
+
+
+def detect_squad(folder: Path, files: list[str]) -> Data | None:
+    if not files:
+        return None
+    splits = {split_of(Path(file).name): file for file in reversed(files)}
+    test = splits.get("validation") or splits.get("test")
+    if "train" not in splits or not test:
+        raise UserError(f"{folder} needs SQuAD files for training and testing, called train*.json and dev*.json")
+    return Squad(splits["train"], test)
+
+
+def is_squad(file: str) -> bool:
+    if table_suffix(file) != ".json":
+        return False
+    with open_file(file) as binary:
+        start = binary.read(PEEKED_BYTES)
+    return start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{") and b'"paragraphs"' in start
+
+
+def detect_aligned(files: list[Path]) -> Data | None:
+    """Aligned files of two languages, such as train.de and train.en."""
+    stems: dict[str, dict[str, str]] = {}
+    for file in files:
+        name = PurePosixPath(file.stem if file.suffix in COMPRESSED else file.name)
+        language = name.suffix[1:]
+        if language in LANGUAGES and not NOT_DATA.search(name.stem):
+            stems.setdefault(name.stem, {})[language] = str(file)
+    pairs = {stem: found for stem, found in stems.items() if len(found) == 2}
+    if not pairs:
+        return None
+    languages = {tuple(sorted(found)) for found in pairs.values()}
+    splits = {split_of(stem) or "train": stem for stem in reversed(pairs)}
+    if len(languages) > 1 or "train" not in splits:
+        raise UserError(
+            f"{files[0].parent} has aligned files of several kinds: join two by a plus sign, "
+            f"{'+'.join(next(iter(pairs.values())).values())}"
+        )
+    source, target = direction([*languages.pop()])
+    named = {split: f"{pairs[stem][source]}+{pairs[stem][target]}" for split, stem in splits.items()}
+    return ParallelCorpus(
+        named["train"], named.get("test", ""), source_lang=source, target_lang=target, val=named.get("validation", "")
+    )
+
+
+def direction(languages: list[str]) -> tuple[str, str]:
+    """Source and target: as their names say, else into English, else in order."""
+    first, second, *_ = languages
+    return (second, first) if second in SOURCE_FIRST or first == "en" else (first, second)
+
+
+def detect_text(folder: Path) -> Data:
+    """Plain text, or an error that says what a folder could be."""
+    suffixes = sorted({suffix for suffix in map(text_suffix, walk(folder)) if suffix})
+    if not suffixes:
+        raise UserError(
+            f"{folder} has no known data: no folders of images, no table (.csv, .tsv, .jsonl, .parquet), no text (.txt)"
+        )
+    return Corpus(",".join(f"{folder}/**/*{suffix}" for suffix in suffixes))
+
+
+def walk(folder: Path) -> Iterator[str]:
+    for _, inner, names in os.walk(folder):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        yield from names
+
+
+def text_suffix(name: str) -> str:
+    """.txt, .md, .txt.xz, ...; empty for other files."""
+    if name.startswith(".") or NOT_DATA.match(name) or table_suffix(name) not in TEXT_SUFFIXES:
+        return ""
+    suffixes = PurePosixPath(name).suffixes
+    return "".join(suffixes[-2:] if suffixes[-1].lower() in COMPRESSED else suffixes[-1:])
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+class PeekedTable:
+    """A table and what its first rows tell."""
+
+    def __init__(self, file: str) -> None:
+        self.file, self.table = file, read_table(file)
+        self.samples = sample_columns(self.table)
+
+    def named(self, known: tuple[str, ...]) -> str | None:
+        return named_column(self.table.columns, "", known, self.file)
+
+    @property
+    def label(self) -> str | None:
+        """A column of labels; any of several."""
+        return self.named(LABEL_COLUMNS) or next((sample.name for sample in self.samples if sample.is_label), None)
+
+    def lists_images(self) -> bool:
+        """Whether a column names image files that are there."""
+        if "://" in self.file:
+            return False
+        column, finder = self.named(IMAGE_COLUMNS), FileFinder(Path(self.file).parent)
+        chosen = [sample for sample in self.samples if sample.is_image or sample.name == column]
+        return any(finder.find(value.strip()) for sample in chosen for value in sample.values[:10])
+
+
+def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
+    """The dataset of tables by split: images, translations, labeled texts or plain text."""
+    first = splits["train"][0]
+    label, text, columns = first.label, first.named(TEXT_COLUMNS), first.table.columns
+    if label:  # the test files of GLUE have no labels
+        splits = {name: tables for name, tables in splits.items() if label in tables[0].table.columns}
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    train, val, test = (
+        ",".join(table.file for table in splits.get(name, [])) for name in ("train", "validation", "test")
+    )
+    if first.lists_images():
+        return ImageTable(train, test=test, val=val)
+    languages = [name for name in columns if name.casefold() in LANGUAGES]
+    if len(languages) > 1 and not label:
+        source, target = direction(languages)
+        return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
+    texts = text or any(sample.is_text for sample in first.samples)
+    if label and texts:
+        return LabeledText(train, test, val)
+    if text and table_suffix(first.file) not in (".csv", ".tsv"):
+        return Corpus(train, test, text_field=text)
+    if any(sample.is_image for sample in first.samples):
+        return ImageTable(train, test=test, val=val)  # whose error says which files are missing
+    what = "column of labels, called label or with few different values" if texts else "column of texts or images"
+    raise UserError(f"{first.file} has no {what}, among {', '.join(columns)}: name the columns text and label")
+
+
+# --- Hugging Face Hub -----------------------------------------------------------------------------------
+
+
+def detect_hub(name: str) -> Data:
+    """A dataset of the Hub: its tables if they are texts, else the dataset by its name."""
+    try:
+        system = require("fsspec", "train").core.url_to_fs("hf://")[0]
+        files = [system.unstrip_protocol(file) for file in sorted(system.find(f"datasets/{name}"))]
+    except Exception as reason:  # no network, no such dataset, huggingface_hub missing: many types
+        raise UserError(
+            f"cannot list the files of {name!r} on the Hugging Face Hub: {type(reason).__name__}: {one_line(reason)}; "
+            "if offline, give the path of a local copy"
+        ) from reason
+    splits: dict[str, list[PeekedTable]] = {}
+    for file in files:
+        if is_table(file) and (split := split_of(PurePosixPath(file).name)):
+            splits.setdefault(split, []).append(PeekedTable(file))
+    if "train" in splits and any(sample.is_text for sample in splits["train"][0].samples):
+        return detect_tables(splits)
+    return HubDataset(name)

@@ -1,0 +1,39 @@
+"""Which device a process computes on."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from allmlp.errors import UserError
+
+INSTALL = {"cuda": "a CUDA build of torch", "xpu": "torch for Intel GPUs", "mps": "torch for macOS"}
+"""The accelerators in order of preference, and what to install for each."""
+
+
+def own_device(device: str | None = None) -> torch.device:
+    """The device of this process: "cpu", "cuda", "cuda:1", "mps", "xpu", or None for an accelerator if there is one."""
+    name = device or next((kind for kind in INSTALL if count_devices(kind)), "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", *INSTALL) or (number and (kind == "cpu" or not number.isdecimal())):
+        raise UserError(f"unknown device {name!r}: use cpu, cuda, cuda:1, mps or xpu")
+    if kind == "cpu":
+        return torch.device(kind)
+    count = count_devices(kind)
+    if not count:
+        raise UserError(f"torch sees no {kind} device here: use --device cpu, or install {INSTALL[kind]}")
+    if "RANK" in os.environ:
+        if kind == "mps" or number:
+            raise UserError(f"under torchrun every process has its own GPU: use --device cuda or cpu, not {name}")
+        number = os.environ.get("LOCAL_RANK", "0")
+    if number and int(number) >= count:
+        raise UserError(f"there is no device {kind}:{number}: torch sees {count}, numbered from 0")
+    return torch.device(kind, int(number)) if number else torch.device(kind)
+
+
+def count_devices(kind: str) -> int:
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    module = getattr(torch, kind)
+    return module.device_count() if module.is_available() else 0

@@ -1,0 +1,253 @@
+"""allmlp predict: the same answers on the screen, in files and from Python."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import allmlp
+from allmlp.prediction import ImagePredictor
+from data.sample_images import encode, scene
+from prediction.conftest import Command
+from serve.folders import CLASSES, text_folder
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    with open(file, newline="") as source:
+        return list(csv.DictReader(source, delimiter="\t" if file.suffix == ".tsv" else ","))
+
+
+def read_parquet(file: Path) -> list[dict[str, Any]]:
+    return pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist()
+
+
+# --- one set of answers in every form -----------------------------------------------------------------------
+
+
+def test_files_screen_and_python_agree_to_the_bit(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
+    options = ("--batch-size", 3, "--device", "cpu")
+    expected = allmlp.predict(images, photos, top_k=2, device="cpu", batch_size=3)
+    names = [str(photos / name) for name in ("0.png", "2.png", "4.png", "6.png", "b/1.png", "b/3.png", "b/5.png")]
+    for kind in ("csv", "tsv", "jsonl", "parquet"):
+        code, out, err = command("predict", images, photos, "--top-k", 2, "--out", tmp_path / f"a.{kind}", *options)
+        assert (code, out) == (0, "") and err.endswith(f"written to {tmp_path}/a.{kind}\n")
+    answers = [((a.label, a.probability), (b.label, b.probability)) for a, b in expected]
+    for rows in (read_csv(tmp_path / "a.csv"), read_csv(tmp_path / "a.tsv"), read_parquet(tmp_path / "a.parquet")):
+        assert [row["input"] for row in rows] == names and not any(row["error"] for row in rows)
+        keys = ("label", "probability"), ("label_2", "probability_2")
+        assert [tuple((row[a], float(row[b])) for a, b in keys) for row in rows] == answers
+    printed = json.loads(command("predict", images, photos, "--top-k", 2, "--json", *options)[1])
+    assert printed == [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [tuple((p["label"], p["probability"]) for p in row["predictions"]) for row in printed] == answers
+    code, out, err = command("predict", images, photos, "--top-k", 2, *options)
+    assert code == 0 and out == "".join(f"{n}: {a}  {b}\n" for n, (a, b) in zip(names, expected, strict=True))
+    assert not [file.name for file in tmp_path.iterdir() if file.name.startswith(".")], "no temporary files are left"
+
+
+def test_one_forward_pass_by_hand(images: Path, photos: Path) -> None:
+    """The engine computes softmax(model((pixels / 255 - mean) / std))."""
+    from allmlp.data.decode import Decode, decode_image
+
+    model = allmlp.load(images)
+    pixels = decode_image((photos / "4.png").read_bytes(), (8, 12), Decode(crop_pct=0.9))
+    with torch.no_grad():
+        expected = model((pixels[None].float() / 255 - 0.4) / 0.2).softmax(1)[0]
+    (row,) = allmlp.predict(images, photos / "4.png", device="cpu")
+    assert {one.label: one.probability for one in row} == pytest.approx(dict(zip(CLASSES, expected.tolist())))
+    assert [one.probability for one in row] == sorted(expected.tolist(), reverse=True)
+
+
+def test_fast_and_other_dtypes_agree_closely(images: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = allmlp.predict(images, photos, top_k=3, device="cpu")
+    for options, tolerance in (({"fast": True}, 1e-5), ({"dtype": torch.bfloat16}, 0.05), ({"batch_size": 2}, 1e-5)):
+        found = allmlp.predict(images, photos, top_k=3, device="cpu", **options)
+        for row, other in zip(found, expected, strict=True):
+            assert {p.label: p.probability for p in row} == pytest.approx(
+                {p.label: p.probability for p in other}, abs=tolerance
+            )
+
+
+def test_fast_is_chosen_for_many_images(
+    images: Path, photos: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[bool] = []
+    outputs = ImagePredictor.outputs
+
+    def watch(self: ImagePredictor, batch: list[torch.Tensor]) -> torch.Tensor:
+        result = outputs(self, batch)
+        chosen.append(self.fast)
+        return result
+
+    monkeypatch.setattr(ImagePredictor, "outputs", watch)
+    monkeypatch.setattr("allmlp.cli.job.FAST_FROM", {"cpu": 7, "cuda": 7})
+    for arguments in (
+        ["predict", images, photos],
+        ["predict", images, photos / "b"],
+        ["predict", images, photos, "--no-fast"],
+    ):
+        assert command(*arguments, "--device", "cpu")[0] == 0
+    assert chosen == [True, False, False]
+
+
+# --- what is asked for --------------------------------------------------------------------------------------
+
+
+def test_a_table_of_texts_is_read(texts: Path, tmp_path: Path, command: Command) -> None:
+    """The name of a file was once classified as if it were a text."""
+    rows = [("1", "the cat sat"), ("2", "a dog, jumped"), ("3", "one two three")]
+    file = tmp_path / "dev.tsv"
+    file.write_text("id\tsentence\tlabel\n" + "".join(f"{number}\t{text}\t0\n" for number, text in rows))
+    out = tmp_path / "answers.csv"
+    code, _, err = command("predict", texts, file, "--out", out, "--keep", "id", "--probabilities", "--device", "cpu")
+    found = read_csv(out)
+    assert code == 0 and err.startswith("3 texts: ")
+    assert [(row["id"], row["input"]) for row in found] == rows
+    expected = allmlp.predict(texts, [text for _, text in rows], top_k=3, device="cpu")
+    assert [{name: float(row[f"p({name})"]) for name in CLASSES} for row in found] == [
+        {one.label: one.probability for one in row} for row in expected
+    ]
+    assert [row["label"] for row in found] == [row[0].label for row in expected]
+
+
+def test_threshold_leaves_the_label_empty(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
+    best = [row[0].probability for row in allmlp.predict(images, photos, top_k=1, device="cpu")]
+    middle = sorted(best)[3]
+    options = ("--threshold", middle, "--device", "cpu")
+    assert command("predict", images, photos, "--out", tmp_path / "a.csv", *options)[0] == 0
+    rows = read_csv(tmp_path / "a.csv")
+    assert [bool(row["label"]) for row in rows] == [p >= middle for p in best]
+    assert sum(not row["label"] for row in rows) == 3 and all(row["probability"] for row in rows)
+    printed = json.loads(command("predict", images, photos, "--json", *options)[1])
+    assert [row["label"] is None for row in printed] == [p < middle for p in best]
+    _, out, err = command("predict", images, photos, *options)
+    assert out.count(": unsure:  ") == 3 and "3 unsure" in err
+
+
+def test_top_k_and_threshold_are_checked(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
+    assert command("predict", images, photos, "--out", tmp_path / "a.csv", "--top-k", 99)[0] == 0
+    assert [name for name in read_csv(tmp_path / "a.csv")[0] if name.startswith("label")] == [
+        "label",
+        "label_2",
+        "label_3",
+    ]
+    masked = text_folder(tmp_path / "masked", "text")
+    for arguments, message in (
+        (("predict", images, photos, "--threshold", "2"), "--threshold"),
+        (("predict", images, photos, "--dtype", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
+        (("predict", images, photos, "--device", "gpu"), "unknown device 'gpu': use cpu, cuda"),
+        (("predict", images, photos, "--out", tmp_path / "a.xml"), "must end in .csv, .tsv, .jsonl, .parquet, or in /"),
+        (("predict", images), "an image file, a folder, a table or a text"),
+        (("predict", "runs/no-model", photos), "runs/no-model is neither a model folder nor an input"),
+        (("predict", images, tmp_path / "no.png"), "there is no file"),
+        (("predict", masked, "the [MASK]", "--probabilities"), "--probabilities is for classifiers"),
+    ):
+        code, out, err = command(*arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1) and message in err, err
+
+
+def test_tokens_of_every_mask(tmp_path: Path, command: Command) -> None:
+    masked = text_folder(tmp_path / "masked", "text")
+    text = "the [MASK] sat on the [MASK] mat"
+    rows = allmlp.predict(masked, text, top_k=2, device="cpu")
+    assert command("predict", masked, text, "--top-k", 2, "--out", tmp_path / "a.csv", "--device", "cpu")[0] == 0
+    found = read_csv(tmp_path / "a.csv")
+    assert [(row["input"], row["label"], row["label_2"]) for row in found] == [
+        (text, a.label, b.label) for a, b in rows
+    ]
+    assert len(rows) == 2
+
+
+# --- broken inputs ------------------------------------------------------------------------------------------
+
+
+def test_a_broken_file_is_reported_and_skipped(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
+    (photos / "2.png").write_bytes(b"not an image")
+    (photos / "4.png").write_bytes(b"")
+    code, _, err = command("predict", images, photos, "--out", tmp_path / "a.csv")
+    lines = err.splitlines()
+    assert code == 1 and lines[0].startswith(f"skipped {photos}/2.png: not an image")
+    assert lines[1] == f"skipped {photos}/4.png: the file is empty" and "; 2 skipped; " in lines[2]
+    rows = read_csv(tmp_path / "a.csv")
+    assert len(rows) == 7 and [row["error"] for row in rows if row["error"]][1] == "the file is empty"
+    assert all(bool(row["label"]) != bool(row["error"]) for row in rows)
+    assert [("error" in row) for row in json.loads(command("predict", images, photos, "--json")[1])].count(True) == 2
+
+
+def test_only_broken_files_are_an_error(images: Path, photos: Path, command: Command) -> None:
+    for file in photos.rglob("[0-9].png"):
+        file.write_bytes(b"x")
+    code, out, err = command("predict", images, photos / "0.png")
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith(f"error: {photos}/0.png: not an image")
+    code, out, err = command("predict", images, photos)
+    assert (code, out) == (2, "") and "none of the 7 inputs could be used" in err.splitlines()[-1]
+    with pytest.raises(allmlp.UserError, match=r"0\.png: not an image"):
+        allmlp.predict(images, photos)
+
+
+def test_many_broken_files_are_not_all_listed(images: Path, tmp_path: Path, command: Command) -> None:
+    for number in range(30):
+        (tmp_path / f"{number:02}.png").write_bytes(b"x" if number else encode(scene()))
+    code, _, err = command("predict", images, tmp_path)
+    assert code == 1 and err.count("skipped /") == 10 and "; 29 skipped" in err
+
+
+def test_a_file_is_there_completely_or_not_at_all(
+    images: Path, photos: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict, calls = ImagePredictor.predict, 0
+
+    def crash(self: ImagePredictor, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise allmlp.UserError("out of luck")
+        return predict(self, *arguments)
+
+    monkeypatch.setattr(ImagePredictor, "predict", crash)
+    out = tmp_path / "out"
+    for kind in ("csv", "jsonl", "parquet"):
+        calls = 0
+        assert command("predict", images, photos, "--batch-size", 2, "--out", out / f"a.{kind}")[0] == 2
+        assert not list(out.iterdir())
+
+
+# --- terminal -----------------------------------------------------------------------------------------------
+
+
+def test_the_table_on_a_terminal_fits(
+    images: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("deep" * 12) / "[bold]er"
+    long.mkdir(parents=True)
+    for number in range(60):
+        (long / f"{number:02}.png").write_bytes(encode(scene(9, 9, number)))
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True, raising=False)
+    code, out, err = command("predict", images, long, "--device", "cpu")
+    lines = out.splitlines()
+    assert code == 0 and len(lines) == 52 and lines[-1] == "... and 10 more"
+    assert all(len(line) <= 90 for line in lines) and lines[0].split() == ["image", "answer", "then"]
+    assert all(f"[bold]er/{number:02}.png" in line for number, line in enumerate(lines[1:51]))
+    assert all(any(name in line and "%" in line for name in CLASSES) for line in lines[1:51])
+    assert err.splitlines()[-1] == f"next: allmlp predict {images} {str(long)!r} --out answers.csv"
+
+
+def test_reading_standard_input(texts: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat sat\ndev.tsv\n"))
+    code, out, _ = command("predict", texts, "-", "--top-k", 1)
+    assert code == 0 and [line.partition(":")[0] for line in out.splitlines()] == ["the cat sat", "dev.tsv"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert command("predict", texts, "-") == (2, "", "error: standard input has no texts\n")
+
+
+def test_the_bundled_model_reads_images(photos: Path, command: Command) -> None:
+    code, out, _ = command("predict", photos / "0.png", "--top-k", 1)
+    assert code == 0 and out.startswith(f"{photos}/0.png: ")

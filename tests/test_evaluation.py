@@ -1,0 +1,267 @@
+"""Evaluation on other data: figures computed by hand from predictions, matched classes, splits, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import allmlp
+from allmlp.accuracy import wilson_interval
+from allmlp.cli import main
+from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names, read_class_table
+from allmlp.data.digits import Digits
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.evaluation import evaluate_model, fit
+from allmlp.training import evaluate_checkpoint
+from data.sample_images import encode, scene
+from serve.folders import CLASSES, image_folder, text_folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_folder(tmp_path_factory.mktemp("model"))
+
+
+def photos(folder: Path, names: tuple[str, ...], each: int = 4, first: int = 0) -> Path:
+    for number, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for seed in range(each):
+            (folder / name / f"{seed}.png").write_bytes(encode(scene(30, 20, first + 10 * number + seed)))
+    return folder
+
+
+def by_hand(model: Path, files: list[Path], labels: list[str]) -> dict[str, float]:
+    """Accuracy and loss from the predictions of every file."""
+    rows = allmlp.predict(model, files, top_k=len(CLASSES), device="cpu")
+    chances = [{one.label: one.probability or 0.0 for one in row} for row in rows]
+    correct = [row[0].label == label for row, label in zip(rows, labels, strict=True)]
+    losses = [-math.log(chance[label]) for chance, label in zip(chances, labels, strict=True)]
+    return {"accuracy": sum(correct) / len(correct), "loss": sum(losses) / len(losses)}
+
+
+def test_figures_are_those_of_the_predictions(model: Path, tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", ("DOG", "Sh_ip"))
+    files = sorted(folder.rglob("*.png"))
+    labels = ["dog" if file.parent.name == "DOG" else "ship" for file in files]
+    found = evaluate_model(str(model), str(folder), device="cpu", batch_size=3)
+    assert {name: found.metrics[name] for name in ("accuracy", "loss")} == pytest.approx(by_hand(model, files, labels))
+    assert (found.examples, found.data) == (8, str(folder)) and "top5_accuracy" not in found.metrics
+    correct = sum(row.correct for row in found.class_results)
+    interval = (found.metrics["accuracy_low"], found.metrics["accuracy_high"])
+    assert interval == wilson_interval(correct, 8) and found.metrics["majority"] == 0.5
+    assert [(row.name, row.examples) for row in found.class_results] == [("dog", 4), ("ship", 4)]
+    assert sum(row.count for row in found.confusions) == 8 - correct
+    predicted = [row[0].label for row in allmlp.predict(model, files, device="cpu")]
+    for row in found.confusions:
+        pairs = [pair for pair in zip(labels, predicted, strict=True) if pair == (row.name, row.predicted)]
+        assert len(pairs) == row.count and row.name != row.predicted and row.examples == 4
+
+
+def test_the_test_folder_is_evaluated_where_there_is_one(model: Path, tmp_path: Path) -> None:
+    photos(tmp_path / "train", CLASSES, each=2)
+    photos(tmp_path / "val", CLASSES, each=1, first=50)
+    files = sorted(photos(tmp_path / "test", ("cat", "dog"), each=3, first=100).rglob("*.png"))
+    found = evaluate_model(str(model), str(tmp_path), device="cpu")
+    assert found.data == f"test folder of {tmp_path}" and found.examples == 6
+    assert found.metrics["loss"] == pytest.approx(by_hand(model, files, [file.parent.name for file in files])["loss"])
+
+
+def test_one_class_is_enough(model: Path, tmp_path: Path) -> None:
+    found = evaluate_model(str(model), str(photos(tmp_path / "photos", ("cat",))), device="cpu")
+    assert found.examples == 4 and found.metrics["majority"] == 1.0
+
+
+def test_tables_of_images(model: Path, tmp_path: Path) -> None:
+    photos(tmp_path / "files", ("a", "b"))
+    rows = [
+        {"image": f"files/{name}/{n}.png", "label": label, "split": "train" if n else "test"}
+        for name, label in (("a", "cat"), ("b", "ship"))
+        for n in range(4)
+    ]
+    with open(tmp_path / "images.csv", "w", newline="", encoding="utf8") as file:
+        writer = csv.DictWriter(file, ["image", "label", "split"])
+        writer.writeheader()
+        writer.writerows(rows)
+    found = evaluate_model(str(model), str(tmp_path / "images.csv"), device="cpu")
+    assert found.data == f"test split of {tmp_path / 'images.csv'}" and found.examples == 2
+    files = [tmp_path / "files" / name / "0.png" for name in "ab"]
+    assert found.metrics["loss"] == pytest.approx(by_hand(model, files, ["cat", "ship"])["loss"])
+
+
+def test_unreadable_images_are_named_and_do_not_count(model: Path, tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", ("cat", "dog"), each=10)
+    good = evaluate_model(str(model), str(folder), device="cpu")
+    (folder / "cat" / "4a.png").write_bytes(b"no image")
+    found = evaluate_model(str(model), str(folder), device="cpu", batch_size=4)
+    assert found.metrics == pytest.approx(good.metrics) and found.examples == 20
+    assert len(found.skipped) == 1 and "4a.png: not an image" in found.skipped[0]
+
+
+def test_classes_the_model_does_not_have(model: Path, tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", ("cat", "shipp", "zebra"))
+    with pytest.raises(
+        allmlp.UserError, match=r"no class 'shipp', 'zebra'; did you mean 'ship'\?: leave it out, or map"
+    ):
+        evaluate_model(str(model), str(folder), device="cpu")
+    table = tmp_path / "classes.csv"
+    table.write_text("data,model\nshipp,ship\nzebra,\n", encoding="utf8")
+    found = evaluate_model(str(model), str(folder), classes=str(table), device="cpu")
+    assert (found.examples, found.left_out) == (8, 4)
+    files = [*sorted((folder / "cat").iterdir()), *sorted((folder / "shipp").iterdir())]
+    assert found.metrics["loss"] == pytest.approx(by_hand(model, files, ["cat"] * 4 + ["ship"] * 4)["loss"])
+
+
+def test_several_classes_of_the_model_may_be_one_of_the_data(model: Path, tmp_path: Path) -> None:
+    folder, table = photos(tmp_path / "photos", ("animal", "ship")), tmp_path / "classes.csv"
+    table.write_text("data,model\nanimal,cat\nanimal,dog\n", encoding="utf8")
+    found = evaluate_model(str(model), str(folder), classes=str(table), device="cpu")
+    files = sorted((folder / "animal").iterdir())
+    rows = allmlp.predict(model, [*files, *sorted((folder / "ship").iterdir())], device="cpu")
+    ships = [next(one.probability or 0.0 for one in row if one.label == "ship") for row in rows]
+    losses = [-math.log(1 - p) for p in ships[:4]] + [-math.log(p) for p in ships[4:]]
+    assert found.metrics["loss"] == pytest.approx(sum(losses) / 8, rel=1e-4)
+    assert [row.name for row in found.class_results] == ["animal", "ship"]
+    assert found.metrics["accuracy"] == sum([p < 0.5 for p in ships[:4]] + [p > 0.5 for p in ships[4:]]) / 8
+
+
+def test_data_in_memory_by_name(tmp_path: Path) -> None:
+    """A model without class names, on digits of another size: numbers stand for its outputs."""
+    pytest.importorskip("sklearn")
+    image_folder(tmp_path, channels=1)
+    allmlp.save(allmlp.load(tmp_path, num_classes=10), tmp_path)
+    write_preprocessing(tmp_path, ImagePreprocessing((0.4,), (0.2,), crop_pct=0.9))
+    found = evaluate_model(str(tmp_path), "digits", device="cpu")
+    test = Digits().load().test
+    images, labels = test.fetch(torch.arange(len(test)))
+    pixels = fit(images, (8, 12), 0.9, 1).float() / 255
+    with torch.inference_mode():
+        logits = allmlp.load(tmp_path)((pixels - 0.4) / 0.2)
+    assert found.metrics["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
+    assert found.metrics["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    best = logits.topk(5).indices
+    assert found.metrics["top5_accuracy"] == pytest.approx(float((best == labels[:, None]).any(1).double().mean()))
+    assert found.data == "test split of digits" and found.examples == len(test)
+
+
+def test_images_in_memory_are_resized_and_cropped() -> None:
+    images = torch.arange(2 * 3 * 6 * 4, dtype=torch.uint8).view(2, 3, 6, 4)
+    assert torch.equal(fit(images, (6, 4), 0.5, 3), images)
+    assert fit(images, (8, 8), 0.8, 3).shape == (2, 3, 8, 8)
+    uniform = torch.full((1, 1, 5, 9), 77, dtype=torch.uint8)
+    assert torch.equal(fit(uniform, (4, 4), 0.7, 3), torch.full((1, 3, 4, 4), 77, dtype=torch.uint8))
+    assert torch.equal(fit(uniform.expand(-1, 3, -1, -1), (4, 4), 1.0, 1), torch.full((1, 1, 4, 4), 77).byte())
+    # The center is kept.
+    wide = torch.zeros(1, 1, 4, 12, dtype=torch.uint8)
+    wide[..., 4:8] = 200
+    assert fit(wide, (2, 2), 1.0, 1).float().mean() > 190
+
+
+def test_texts(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    folder = text_folder(tmp_path / "model", "classes")
+    table = tmp_path / "texts.csv"
+    table.write_text(
+        'text,label\n"the cat sat, on the mat",CAT\na dog jumped,dog\nthe red ship,ship\none two three,cat\n' * 3,
+        encoding="utf8",
+    )
+    found = evaluate_model(str(folder), str(table), device="cpu", batch_size=5)
+    texts = ["the cat sat, on the mat", "a dog jumped", "the red ship", "one two three"] * 3
+    labels = ["cat", "dog", "ship", "cat"] * 3
+    rows = allmlp.predict(folder, texts, device="cpu")
+    assert found.metrics["accuracy"] == sum(row[0].label == label for row, label in zip(rows, labels, strict=True)) / 12
+    assert found.examples == 12 and found.data == str(table)
+
+
+@pytest.mark.parametrize("task", ["text", "causal"])
+def test_language_models(tmp_path: Path, task: str) -> None:
+    pytest.importorskip("tokenizers")
+    folder = text_folder(tmp_path / "model", task)
+    (tmp_path / "text.txt").write_text("the cat sat on the red mat\n\none two three four five\n" * 20, encoding="utf8")
+    found = evaluate_model(str(folder), str(tmp_path / "text.txt"), device="cpu")
+    assert 0 < found.metrics["loss"] < 20 and found.examples > 0 and not found.class_results
+
+
+def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    trained = allmlp.train("digits_mixer", tmp_path / "run", device="cpu", overrides={"budget": {"steps": 2}})
+    found = evaluate_model(str(tmp_path / "run"), device="cpu")
+    again = evaluate_checkpoint(tmp_path / "run", "cpu")
+    assert {name: found.metrics[name] for name in again} == pytest.approx(again)
+    assert found.metrics["accuracy"] == pytest.approx(trained["accuracy"])
+    assert sum(row.examples for row in found.class_results) == found.examples == 360
+    # The same data by name, read as any other.
+    other = evaluate_model(str(tmp_path / "run"), "digits", device="cpu")
+    for name in ("accuracy", "loss", "top5_accuracy"):
+        assert other.metrics[name] == pytest.approx(found.metrics[name], rel=1e-4)
+
+
+def test_user_errors(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = photos(tmp_path / "photos", CLASSES, each=1)
+    for arguments, words in (
+        ([model], "is a model without a run, so it has no data of its own: name some"),
+        ([model, folder, "--knn", "3"], "leave out the data"),
+        ([model, tmp_path / "none"], "there is no file or folder"),
+        ([model, folder, "--dtype", "int8"], "unknown dtype 'int8'"),
+        ([tmp_path / "nothing", folder], "is not a folder"),
+        ([model, "--classes", "x.csv"], "--classes is for other data"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["eval", *map(str, arguments), "--device", "cpu"])
+        message = capsys.readouterr().err
+        assert caught.value.code == 2 and words in message and message.count("\n") == 1, message
+
+
+def test_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = photos(tmp_path / "photos", CLASSES)
+
+    def run(*options: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main(["eval", str(model), str(folder), "--device", "cpu", *options])
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    found: dict[str, Any] = json.loads(run("--json"))
+    lines = run("--per-class").splitlines()
+    assert lines[0] == f"{model} on {folder}: 12 examples"
+    low, high = found["accuracy_low"], found["accuracy_high"]
+    assert lines[1].split() == f"accuracy {found['accuracy']:.2%} (95% interval {low:.1%} to {high:.1%})".split()
+    assert found["examples"] == 12 and len(found["class_results"]) == 3
+    for row, line in zip(found["class_results"], lines[-3:], strict=True):
+        assert line.split()[:3] == [row["name"], "4", f"{row['correct'] / 4:.1%}"]
+
+
+# --- class names ------------------------------------------------------------------------------------------------------
+
+
+def test_imagenet_names_and_identifiers() -> None:
+    assert len(imagenet_classes()) == 1000
+    names = model_class_names((), 1000)
+    data = ["n01440764", "English springer", "cassette_player", "GOLF BALL", "n03126707"]
+    assert match_classes(data, names).labels == [0, 217, 482, 574, 517]
+    assert match_classes(["n01440764"], ("goldfish", "tench")).labels == [1]
+    assert match_classes(["tench"], ("n01443537", "n01440764")).labels == [1]
+    with pytest.raises(allmlp.UserError, match="class 'crane' may be any of n02012849, n03126707"):
+        match_classes(["crane"], names)
+
+
+def test_numbers_are_outputs_only_where_all_classes_are_numbers() -> None:
+    assert match_classes(["0", "1"], ("cat", "dog")).labels == [0, 1]
+    with pytest.raises(allmlp.UserError, match="no class '0', '1'"):
+        match_classes(["0", "1"], ("cat", "dog", "ship"))
+    assert match_classes(["x", "y"], ("cat", "dog", "ship"), {"x": ["2"], "y": ["dog"]}).labels == [2, 1]
+
+
+def test_class_tables(tmp_path: Path) -> None:
+    table = tmp_path / "classes.tsv"
+    table.write_text("data\tmodel\na\tcat\na\tdog\nb\t\n", encoding="utf8")
+    assert read_class_table(str(table)) == {"a": ["cat", "dog"], "b": [""]}
+    found = match_classes(["a", "b"], ("cat", "ship", "dog"), {"a": ["cat", "dog"], "b": [""]})
+    assert (found.names, found.columns, found.labels) == (("a", "ship"), [0, 1, 0], [0, -1])
+    with pytest.raises(allmlp.UserError, match="'dog' of the model stands for 'b' and for another class"):
+        match_classes(["a", "b"], ("cat", "dog"), {"a": ["cat", "dog"], "b": ["dog"]})
