@@ -166,15 +166,13 @@ def test_texts(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     folder = text_folder(tmp_path / "model", "classes")
     table = tmp_path / "texts.csv"
-    table.write_text(
-        'text,label\n"the cat sat, on the mat",CAT\na dog jumped,dog\nthe red ship,ship\none two three,cat\n' * 3,
-        encoding="utf8",
-    )
+    rows = '"the cat sat, on the mat",CAT\na dog jumped,dog\nthe red ship,ship\none two three,cat\n' * 3
+    table.write_text(f"text,label\n{rows}", encoding="utf8")
     found = evaluate_model(str(folder), str(table), device="cpu", batch_size=5)
     texts = ["the cat sat, on the mat", "a dog jumped", "the red ship", "one two three"] * 3
     labels = ["cat", "dog", "ship", "cat"] * 3
-    rows = allmlp.predict(folder, texts, device="cpu")
-    assert found.metrics["accuracy"] == sum(row[0].label == label for row, label in zip(rows, labels, strict=True)) / 12
+    predicted = [row[0].label for row in allmlp.predict(folder, texts, device="cpu")]
+    assert found.metrics["accuracy"] == sum(map(str.__eq__, predicted, labels)) / 12
     assert found.examples == 12 and found.data == str(table)
 
 
@@ -189,7 +187,7 @@ def test_language_models(tmp_path: Path, task: str) -> None:
 
 def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    trained = allmlp.train("digits_mixer", tmp_path / "run", device="cpu", overrides={"budget": {"steps": 2}})
+    trained = allmlp.train("digits_mixer", tmp_path / "run", device="cpu", overrides={"budget.steps": 2})
     found = evaluate_model(str(tmp_path / "run"), device="cpu")
     again = evaluate_checkpoint(tmp_path / "run", "cpu")
     assert {name: found.metrics[name] for name in again} == pytest.approx(again)

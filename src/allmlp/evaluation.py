@@ -18,6 +18,7 @@ from allmlp.data.class_names import ClassMatch, match_classes, model_class_names
 from allmlp.data.columns import label_order
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Data, ImageDataset, Split, labels_of
+from allmlp.data.detect import detect_data
 from allmlp.data.digits import Digits
 from allmlp.data.encoded_images import EncodedImages
 from allmlp.data.image_files import ImageFiles, LabeledFile

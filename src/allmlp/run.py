@@ -10,6 +10,7 @@ from allmlp.head_init import HeadInit
 from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW, Optim
 from allmlp.parallel import Sharding
+from allmlp.plugins import plugins
 from allmlp.schedule import CosineSchedule, Schedule
 from allmlp.spec import Count, NonNegative, Range, Rate, Spec, discover
 from allmlp.tasks.task import Task
@@ -80,3 +81,6 @@ class Run(Spec):
     def check(self) -> None:
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
+
+
+plugins()  # last, because their recipes import Run

@@ -39,7 +39,7 @@ def test_more_than_a_chunk() -> None:
 
 def test_only_images(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
-    (tmp_path / "a.txt").write_text("one two three\n\nfour five six\n\n" * 50)
+    (tmp_path / "a.txt").write_text("\n\n".join(f"one two three {number}" for number in range(50)))
     text = Corpus(str(tmp_path / "a.txt"), test_fraction=0.5, cache=str(tmp_path / "cache"))
     with pytest.raises(allmlp.UserError, match="Decoded needs a source of images, not Corpus"):
         Decoded(text).load()

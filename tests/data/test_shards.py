@@ -267,8 +267,8 @@ def test_a_corrupt_image(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     (folder / "train-1.tar").write_bytes(tar([("a.jpg", b"?"), ("a.cls", b"1"), *members(5, 3)]))
     with pytest.raises(CorruptImage, match=r"train-1.tar, image at byte 512: not an image"):
-        read(folder).train.fetch(torch.tensor([4]))
-    split = ranges(read(folder, decode=Decode(on_corrupt="skip")).train)
+        read(folder, decode=Decode(on_corrupt="error")).train.fetch(torch.tensor([4]))
+    split = ranges(read(folder).train)
     assert split.fetch(torch.tensor([4])).labels.tolist() == [2] and split.skipped == 1
 
 

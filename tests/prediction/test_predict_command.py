@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,17 @@ def test_reading_standard_input(texts: Path, command: Command, monkeypatch: pyte
 def test_the_bundled_model_reads_images(photos: Path, command: Command) -> None:
     code, out, _ = command("predict", photos / "0.png", "--top-k", 1)
     assert code == 0 and out.startswith(f"{photos}/0.png: ")
+
+
+def test_one_image_needs_few_imports(images: Path, photos: Path) -> None:
+    """torch._dynamo and torch.distributed.fsdp take longer to import than torch itself."""
+    code = f"""
+import subprocess
+import sys
+from allmlp.prediction import open_predictor
+predictor = open_predictor({str(images)!r}, device="cpu")
+assert predictor.predict([predictor.decode({str(photos / "0.png")!r})])
+print([name for name in ("torch._dynamo", "torch.distributed.fsdp", "allmlp.tasks.classify") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"

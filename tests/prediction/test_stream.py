@@ -17,8 +17,8 @@ from allmlp.prediction.stream import answers, predictions
 from allmlp.threads import limit
 
 BATCH = 16
-AHEAD = 3 * BATCH + limit()
-"""One batch that is computed, two and one input per thread that are decoded."""
+AHEAD = 3 * BATCH + limit() + 1
+"""One batch that is computed, two and one input per thread that are decoded, and the last input of the batch before."""
 
 
 class Decoded:

@@ -37,7 +37,7 @@ class MislabeledBlobs(Data):
 
 
 def test_wrong_labels_of_a_run_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start = trained(tmp_path / "start", quiet().replace(task=Classify(), budget=Budget(steps=80), eval_every=80))
+    start = trained(tmp_path / "start", quiet().replace(task=Classify(), budget=Budget(steps=60), eval_every=60))
     folder = trained(tmp_path / "run", small(data=MislabeledBlobs(), init_from=str(start)))
     found = find_suspects(read_run(folder), folder, torch.device("cpu"))
     assert found.examples == 64 + 32 and f"{start}, the frozen model" in found.about

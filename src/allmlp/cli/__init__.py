@@ -5,6 +5,7 @@ Each file holds one command, or two related ones; COMMANDS is the order in --hel
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from importlib import import_module
@@ -46,13 +47,22 @@ def fail(message: object) -> NoReturn:
     sys.exit(2)
 
 
-def suggest_set(error: Any) -> str:
-    """For an unknown option of a command with --set: the field that it may stand for."""
+def explain(error: Any) -> str:
+    """The message; of an unknown option with a typo's correction, the field of --set it may stand for, or the commands
+    that have it.
+    """
     option: str | None = getattr(error, "option_name", None)
-    if option is None or error.possibilities or not any("--set" in param.opts for param in error.cmd.params):
-        return ""
-    name = option.lstrip("-").replace("-", "_")
-    return f"; did you mean --set {SYNONYMS.get(name, (name,))[-1]}=VALUE?"
+    if option is None:
+        return error.format_message()
+    message, known = f"No such option: {option}", [name for param in error.cmd.params for name in param.opts]
+    if close := difflib.get_close_matches(option, known, cutoff=0.75):
+        return f"{message}; did you mean {' or '.join(close)}?"
+    if "--set" in known:
+        name = option.lstrip("-").replace("-", "_")
+        return f"{message}; did you mean --set {SYNONYMS.get(name, (name,))[-1]}=VALUE?"
+    others = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    having = [f"allmlp {name}" for name, command in others if any(option in param.opts for param in command.params)]
+    return f"{message}; {' and '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else message
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -62,7 +72,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except UserError as reason:
         fail(reason)
     except CommandError as reason:
-        fail(reason.format_message() + suggest_set(reason))  # type: ignore[attr-defined]
+        fail(explain(reason))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import shlex
+import shutil
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from allmlp import __version__
 from allmlp.errors import UserError
@@ -22,6 +27,30 @@ def examples(*lines: str) -> str:
     return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
+VERBS = {
+    "classify": "predict",
+    "compare": "report",
+    "evaluate": "eval",
+    "benchmark": "bench",
+    "download": "convert",
+    "features": "embed",
+    "fine-tune": "train",
+    "finetune": "train",
+    "fit": "train",
+    "help": "--help",
+    "infer": "predict",
+    "info": "show",
+    "models": "list",
+    "quantize": "export",
+    "recipes": "list recipes",
+    "test": "eval",
+    "val": "eval",
+    "validate": "eval",
+    "visualize": "analyze",
+}
+"""Other tools' words -> our commands."""
+
+
 class Commands(TyperGroup):
     """Lists commands with the whole first paragraph of their help, where click would cut it to one line."""
 
@@ -32,17 +61,96 @@ class Commands(TyperGroup):
                 [(name, (one.help or "").partition("\n\n")[0]) for name, one in commands if one is not None]
             )
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        meant = nearest_command(name, self.commands)
+        hint = f"did you mean allmlp {meant}?" if meant else "see allmlp --help"
+        raise UserError(f"No such command {name!r}; {hint}")
 
-app = typer.Typer(
+
+def nearest_command(name: str, commands: Iterable[str]) -> str:
+    """What may have been meant by a first word that is no command: another tool's word, a file, a model, a typo."""
+    close = difflib.get_close_matches(name, [*commands, *VERBS], n=1)
+    if close:
+        return VERBS.get(close[0], close[0])
+    path = Path(name)
+    if path.exists():
+        data = path.is_dir() or path.suffix in (".csv", ".tsv", ".jsonl", ".parquet")
+        verb = "report" if (path / "run.json").is_file() else "train" if data else "predict"
+        return f"{verb} {shlex.quote(name)}"
+    found = difflib.get_close_matches(name, complete_name(""), n=1)
+    return f"show {found[0]}" if found else ""
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Recipes whose name starts like this, for the shell."""
+    from allmlp.recipes import recipes
+
+    return [name for name in recipes() if name.startswith(incomplete)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    from allmlp.models.catalog import read_catalog
+
+    return [entry.name for entry in read_catalog() if entry.name.startswith(incomplete)]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    return complete_model(incomplete) + complete_recipe(incomplete)
+
+
+class Command(TyperCommand):
+    """Names values in the help as other programs do: --gpus INT, not --gpus <int range>."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = ["[OPTIONS]"]
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                name = argument_name(param) + ("..." if param.nargs != 1 else "")
+                pieces.append(name if param.required else f"[{name}]")
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                names, text = record
+                if param.param_type_name == "argument":
+                    names = argument_name(param)
+                elif param.metavar:
+                    names = f"{', '.join(param.opts)} {param.metavar}"
+                sections[param.param_type_name].append((re.sub(r"<(?:list\[)?(\w+).*>", value_name, names), text))
+        for title, records in sections.items():
+            if records:
+                with formatter.section(f"{title.capitalize()}s"):
+                    formatter.write_dl(records, col_max=32)
+
+
+def argument_name(param: Any) -> str:
+    return param.metavar or param.name.upper()
+
+
+def value_name(found: re.Match[str]) -> str:
+    return {"str": "TEXT", "directory": "FOLDER"}.get(found[1], found[1].upper())
+
+
+class Application(typer.Typer):
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        return super().command(name, cls=Command, **options)
+
+
+app = Application(
     cls=Commands,
     help="All-MLP networks for images and language: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.",
     epilog=examples(
-        "allmlp list gmlp",
+        "allmlp train photos/                      # a folder of images per class",
+        "allmlp predict runs/photos new_photos/",
+        "allmlp predict photo.jpg                  # with the bundled model",
+        "allmlp list recipes cifar10",
         "allmlp show mixer_b16",
-        "allmlp train digits_mixer",
-        "allmlp predict photo.jpg",
     ),
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -61,18 +169,29 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="Import a module with own mixers, models, recipes (plug-in)."),
+    ] = None,
 ) -> None:
+    if modules:
+        from allmlp.plugins import VARIABLE
+
+        # A variable, so that the processes of a study import them as well.
+        os.environ[VARIABLE] = ",".join([*filter(None, [os.environ.get(VARIABLE)]), *modules])
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
+def width() -> int:
+    """Columns to write in: those of the terminal, at most 100, also when the output is a file."""
+    return min(shutil.get_terminal_size((100, 0)).columns, 100)
+
+
 def console() -> Console:
-    """Tables are at most 100 columns wide, also when the output is a file."""
     from rich.console import Console
 
-    screen = Console(highlight=False)
-    screen.width = min(screen.width, 100) if screen.is_terminal else 100
-    return screen
+    return Console(highlight=False, width=width())
 
 
 def millions(count: float) -> str:

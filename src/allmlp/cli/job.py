@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -167,8 +166,10 @@ class Job:
 
     def settings(self, command: str, *options: Any) -> dict[str, Any]:
         """All that the answers depend on besides the inputs; as JSON gives it back."""
+        from allmlp.prediction.predictor import model_checksum
+
         precision = [str(self.predictor.dtype), self.predictor.fast]
-        found = {"model": model_checksum(self.predictor.name), "precision": precision, "options": options}
+        found = {"model": model_checksum(self.model), "precision": precision, "options": options}
         return json.loads(json.dumps({"command": command, **found}))
 
     def finish(self, counts: Counter[str] | None = None) -> None:
@@ -212,16 +213,3 @@ def split_model(arguments: list[str]) -> tuple[str, list[str]]:
     if BUNDLED_TEXT not in bundled_models():
         raise UserError(f"name the model that is to read {first!r}: allmlp predict MODEL TEXT")
     return BUNDLED_TEXT, arguments
-
-
-def model_checksum(name: str) -> str:
-    """Of everything in a model folder that its answers depend on; the name of a model that is no folder."""
-    from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES
-    from allmlp.weights.folder import CONFIG, WEIGHTS
-
-    checksum = hashlib.sha256()
-    for file in (CONFIG, WEIGHTS, PREPROCESSING_FILE, *TOKENIZER_FILES):
-        if (Path(name) / file).is_file():
-            with open(Path(name) / file, "rb") as source:
-                checksum.update(hashlib.file_digest(source, "sha256").digest())
-    return checksum.hexdigest() if Path(name).is_dir() else name

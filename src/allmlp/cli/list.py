@@ -56,8 +56,13 @@ def select(names: list[str], pattern: str, noun: str) -> list[str]:
 
 def list_models(pattern: str, as_json: bool) -> None:
     from allmlp.models.catalog import read_catalog
+    from allmlp.plugins import plugins
 
     catalog = {entry.name: entry for entry in read_catalog()}
+    for added in filter(None, (getattr(module, "PRESETS", None) for module in plugins())):
+        from allmlp.models.zoo import catalog_entries
+
+        catalog |= {entry.name: entry for entry in catalog_entries(added)}
     entries = [catalog[name] for name in select(list(catalog), pattern, "model")]
     if as_json:
         print(json.dumps([entry._asdict() for entry in entries], indent=2))

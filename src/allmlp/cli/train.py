@@ -101,12 +101,15 @@ def tell_choice(resolved: Resolved) -> None:
 
 
 def finish(folder: Path) -> None:
-    """Tell where a simple baseline is better, and what to do next."""
+    """Write the page on the run, tell where a simple baseline is better, and what to do next."""
     if os.environ.get("RANK", "0") != "0":
         return
     from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing
     from allmlp.record import read_record
+    from allmlp.report.page import write_run_report
 
+    page = write_run_report(folder)
+    print(f"report: {page}" if isinstance(page, Path) else f"no report: {page}", file=sys.stderr)
     result = read_record(folder).get("result", {})
     values = result.get("validation") or result.get("test") or {}
     if values.get("tfidf_accuracy", 0.0) > values.get("accuracy", 1.0):

@@ -276,8 +276,8 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
     )
     if first.lists_images():
         return ImageTable(train, test=test, val=val)
-    languages = [name for name in columns if name.casefold() in LANGUAGES]
-    if len(languages) > 1 and not label:
+    languages = [sample.name for sample in first.samples if sample.name.casefold() in LANGUAGES and not sample.is_label]
+    if len(languages) > 1 and first.named(LABEL_COLUMNS) in (None, *languages):
         source, target = direction(languages)
         return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
     texts = text or any(sample.is_text for sample in first.samples)
@@ -299,14 +299,17 @@ def detect_hub(name: str) -> Data:
     try:
         system = require("fsspec", "train").core.url_to_fs("hf://")[0]
         files = [system.unstrip_protocol(file) for file in sorted(system.find(f"datasets/{name}"))]
+        if not files:
+            raise FileNotFoundError("there is no such dataset")
     except Exception as reason:  # no network, no such dataset, huggingface_hub missing: many types
         raise UserError(
             f"cannot list the files of {name!r} on the Hugging Face Hub: {type(reason).__name__}: {one_line(reason)}; "
             "if offline, give the path of a local copy"
         ) from reason
+    tables = [file for file in files if is_table(file)]
     splits: dict[str, list[PeekedTable]] = {}
-    for file in files:
-        if is_table(file) and (split := split_of(PurePosixPath(file).name)):
+    for file in tables:
+        if split := "train" if len(tables) == 1 else split_of(PurePosixPath(file).name):
             splits.setdefault(split, []).append(PeekedTable(file))
     if "train" in splits and any(sample.is_text for sample in splits["train"][0].samples):
         return detect_tables(splits)

@@ -33,7 +33,8 @@ class Normal(Distribution):
     std: NonNegative
 
     def fill(self, tensor: Tensor, fan_in: int) -> None:
-        nn.init.normal_(tensor, std=self.std)
+        if not tensor.is_meta:  # there normal_ has nothing to fill, and imports torch._dynamo, which takes seconds
+            nn.init.normal_(tensor, std=self.std)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from allmlp.errors import lookup
+from allmlp.plugins import plugins
 from allmlp.spec import discover
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class Preset(NamedTuple):
 
 @cache
 def presets() -> dict[str, Preset]:
-    """All presets in this package: a new family is a new file with a PRESETS table."""
+    """All presets of this package, where a new family is a new file with a PRESETS table, and of plug-ins."""
     found: dict[str, Preset] = {}
-    for module in discover("allmlp.models"):
+    for module in (*discover("allmlp.models"), *plugins()):
         for name, entry in getattr(module, "PRESETS", {}).items():
             if name in found:
                 raise TypeError(f"two presets are called {name}")

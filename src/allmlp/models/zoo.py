@@ -16,7 +16,7 @@ from allmlp.models.cost import measure
 from allmlp.models.external import External
 from allmlp.models.grid import make_dynamic
 from allmlp.models.model import Model, ModelSpec
-from allmlp.models.preset import preset, presets
+from allmlp.models.preset import Preset, preset, presets
 from allmlp.spec import override_all
 
 __all__ = ["build_catalog", "configure", "create", "family", "list_models", "preset", "presets"]
@@ -125,8 +125,12 @@ def kinds(spec: ModelSpec) -> frozenset[type]:
 
 def build_catalog() -> list[CatalogEntry]:
     """Every preset with its counts, for zoo.json."""
+    return catalog_entries(presets())
+
+
+def catalog_entries(table: Mapping[str, Preset]) -> list[CatalogEntry]:
     entries = []
-    for name, entry in presets().items():
+    for name, entry in table.items():
         cost, printed = measure(entry.spec), entry.published
         text = "" if printed is None else f"{printed.parameters} M" + (f", {printed.macs} G" if printed.macs else "")
         spec = entry.spec.input_spec

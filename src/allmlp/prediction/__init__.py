@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allmlp.prediction.answers import Prediction, check_classes, most_probable
-from allmlp.prediction.predictor import ImagePredictor, Predictor, TextPredictor, generate, open_predictor, open_text
+from allmlp.prediction.predictor import ImagePredictor, Predictor, TextPredictor, generate, open_predictor
 
 __all__ = [
     "ImagePredictor",
@@ -14,5 +14,4 @@ __all__ = [
     "generate",
     "most_probable",
     "open_predictor",
-    "open_text",
 ]

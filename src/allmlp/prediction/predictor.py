@@ -5,6 +5,7 @@ What only some models need is imported when they need it: `allmlp predict photo.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from functools import cached_property
@@ -16,7 +17,13 @@ import torch
 from torch import Tensor
 
 from allmlp.data.decode import CorruptImage, Decode, crop_and_resize, decode_image
-from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing
+from allmlp.data.preprocessing import (
+    PREPROCESSING_FILE,
+    TOKENIZER_FILES,
+    ImagePreprocessing,
+    TextPreprocessing,
+    read_preprocessing,
+)
 from allmlp.data.tokenizer import load_tokenizer
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
@@ -25,7 +32,7 @@ from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
 from allmlp.tasks.task import Normalize
-from allmlp.weights.folder import load
+from allmlp.weights.folder import CONFIG, WEIGHTS, load
 from allmlp.weights.pretrained import model_path, pretrained
 
 Reads = Literal["images", "texts"]
@@ -298,6 +305,19 @@ def model_folder(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def model_checksum(name: str) -> str:
+    """Of everything in a model folder that its answers depend on; the name of a model that is no folder."""
+    folder = model_folder(name)
+    if folder is None:
+        return name
+    checksum = hashlib.sha256()
+    for file in (CONFIG, WEIGHTS, PREPROCESSING_FILE, *TOKENIZER_FILES):
+        if (folder / file).is_file():
+            with open(folder / file, "rb") as source:
+                checksum.update(hashlib.file_digest(source, "sha256").digest())
+    return checksum.hexdigest()
+
+
 def open_predictor(
     model: str | os.PathLike[str],
     *,
@@ -341,9 +361,3 @@ def generate(
     start = tokenizer.encode([prompt])[0] if prompt else []
     tokens = causal_lm.generate(model, tokenizer, prompt, max_new_tokens, temperature, top_k, seed)
     return tokenizer.decode([*start, *tokens])
-
-
-def open_text(folder: Path) -> tuple[Any, Any, Any]:
-    predictor = open_predictor(folder, device="cpu")
-    assert isinstance(predictor, TextPredictor)
-    return predictor.original, predictor.tokenizer, predictor.preprocessing

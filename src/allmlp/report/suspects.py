@@ -1,12 +1,11 @@
 """Labels that may be wrong: examples that a classifier trained on the others assigns to another class.
 
 The features of a frozen model are classified by logistic regression in k-fold cross-validation. An example with label y
-is suspected where another class j is more probable than y, and as probable as in the mean over the examples of class j,
-or CONFIDENT where that mean is close to 1:
+is suspected where the most probable class j is much more probable:
 
-    p_j > p_y  and  p_j >= min(t_j, CONFIDENT),   t_j = mean of p_j over the examples labeled j
+    p_j >= RATIO p_y
 
-Source, without CONFIDENT: Northcutt et al., Confident Learning: Estimating Uncertainty in Dataset Labels, 2021.
+See Northcutt et al., Confident Learning: Estimating Uncertainty in Dataset Labels, 2021.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FOLDS = 5
 MAX_EXAMPLES, MIN_EXAMPLES = 5000, 500
 """Classified at most, and however slow the model is."""
 MAX_SHOWN = 24
-CONFIDENT = 0.9
+RATIO = 10
 
 
 class SuspectLabel(NamedTuple):
@@ -146,9 +145,6 @@ def suspects(probabilities: Tensor, labels: Tensor) -> Tensor:
     A class of fewer than FOLDS examples is too small to say anything about them.
     """
     counts = labels.bincount(minlength=probabilities.shape[1])
-    own = probabilities.gather(1, labels[:, None])
-    total = torch.zeros(probabilities.shape[1], dtype=torch.float64).index_add_(0, labels, own[:, 0])
-    least = (total / counts.clamp(min=1)).clamp(max=CONFIDENT)
-    likely = (probabilities >= least) & (probabilities > own) & (counts >= FOLDS)
-    suggested = probabilities.masked_fill(~likely, -1).argmax(1)
-    return torch.where(likely.any(1) & (counts[labels] >= FOLDS), suggested, -1)
+    best, suggested = probabilities.masked_fill(counts < FOLDS, 0).max(1)
+    likely = best >= RATIO * probabilities[torch.arange(len(labels)), labels]
+    return torch.where(likely & (counts[labels] >= FOLDS), suggested, -1)

@@ -111,11 +111,12 @@ def class_logits(model: Model, ids: Tensor, segments: Tensor, mask: Tensor | Non
 
 
 def encode_pairs(model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """Ids and segments, n s, of sentence pairs as the model reads them; the second sentence may be empty."""
+    """Ids and segments of sentence pairs, n s, as wide as the longest one; the second sentence may be empty."""
     firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
     rows = [join_pair(a, b, tokenizer, model.spec.stem.tokens) for a, b in zip(firsts, seconds)]
     ids, segments = (torch.tensor([row[side] for row in rows], device=model.device) for side in (0, 1))
-    return ids, segments
+    width = int((ids != tokenizer.pad_token_id).sum(1).max())
+    return ids[:, :width], segments[:, :width]
 
 
 def classify_texts(model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]]) -> Tensor:

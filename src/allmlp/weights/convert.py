@@ -124,8 +124,9 @@ def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> Convert
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether it is a folder of this library, whose config.json has a "kind"."""
-    return "kind" in huggingface.read_json(path / folder.CONFIG)
+    """Whether it is a folder of this library, whose config.json has a "kind", or of `allmlp.hf`."""
+    config = huggingface.read_json(path / folder.CONFIG)
+    return "kind" in config or config.get("model_type") == folder.WRAPPED_TYPE
 
 
 def import_state(

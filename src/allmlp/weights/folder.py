@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,8 @@ from allmlp.weights.int8 import SCALE, dequantize, quantize
 from allmlp.weights.resize import resize_model
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WRAPPED_TYPE, WRAPPED_PREFIX = "allmlp", "model."
+"""The model type and the prefix of weights in folders of `allmlp.hf`."""
 MAX_CONFIG_BYTES = 2**20
 MAX_NAMES = 50
 """Parameter names listed in an error."""
@@ -182,7 +185,7 @@ def read_spec(folder: Path) -> ModelSpec:
     if file.stat().st_size > MAX_CONFIG_BYTES:
         raise UserError(f"{file} is larger than {MAX_CONFIG_BYTES:,} bytes; it is not read")
     try:
-        spec = from_json(file.read_bytes())
+        spec = from_json(unwrap_config(file.read_bytes()))
     except UserError as reason:
         raise UserError(f"{file}: {reason}") from None
     except (OSError, UnicodeError, OverflowError) as reason:
@@ -190,6 +193,16 @@ def read_spec(folder: Path) -> ModelSpec:
     if not isinstance(spec, ModelSpec):
         raise UserError(f"{file} contains {type(spec).__name__}, which is not a model")
     return spec
+
+
+def unwrap_config(text: bytes) -> str | bytes:
+    """The spec in the configuration of a model of `allmlp.hf`; the text of any other."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):  # from_json says what is wrong
+        return text
+    wrapped = isinstance(config, dict) and config.get("model_type") == WRAPPED_TYPE
+    return json.dumps(config.get("spec")) if wrapped else text
 
 
 def read_weights(
@@ -200,7 +213,10 @@ def read_weights(
         raise UserError(f"{file.parent} has no {WEIGHTS}")
     try:
         with safe_open(file, framework="pt", device=str(device)) as source:
-            slices = {name: source.get_slice(name) for name in source.keys()}  # noqa: SIM118
+            stored = list(source.keys())
+            # The models of `allmlp.hf` have a module `model` around ours.
+            prefix = WRAPPED_PREFIX if all(name.startswith(WRAPPED_PREFIX) for name in stored) else ""
+            slices = {name.removeprefix(prefix): source.get_slice(name) for name in stored}
             found = {name: tuple(part.get_shape()) for name, part in slices.items()}
             quantized = [name for name, part in slices.items() if part.get_dtype() == "I8" and name in expected]
             check_shapes(file, expected | {name + SCALE: expected[name][:1] for name in quantized}, found)
@@ -210,7 +226,7 @@ def read_weights(
                     f"{file.parent}: {CONFIG} does not match the weights: it was edited, or a save was "
                     f"interrupted; save the model again"
                 )
-            state = {name: source.get_tensor(name) for name in found}
+            state = {name: source.get_tensor(prefix + name) for name in found}
             for name in quantized:
                 state[name] = dequantize(state[name], state.pop(name + SCALE))
             return state

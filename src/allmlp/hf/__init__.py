@@ -1,0 +1,202 @@
+"""This library's models inside Hugging Face transformers. Importing this module registers them with the Auto classes.
+
+>>> import allmlp.hf
+>>> model = allmlp.hf.wrap("runs/photos")
+>>> model.save_pretrained("photos"), allmlp.hf.processor("runs/photos").save_pretrained("photos")
+>>> classify = transformers.pipeline("image-classification", "photos")
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from allmlp.data.tokenizer import CLS_TOKEN, MASK_TOKEN, PAD_TOKEN, SEP_TOKEN, UNK_TOKEN, load_tokenizer
+from allmlp.errors import UserError, lookup, require
+from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
+from allmlp.layers.stem import PatchEmbed, TokenEmbed
+from allmlp.models.encoder import Encoder, EncoderModel
+from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
+from allmlp.models.model import Model
+from allmlp.models.torchvision import define_missing_operators
+from allmlp.spec import to_dict
+from allmlp.weights.pretrained import from_pretrained, model_path
+
+define_missing_operators()
+transformers: Any = require("transformers", "hf")
+
+from allmlp.hf import modeling  # noqa: E402
+from allmlp.hf.code import export_code  # noqa: E402
+from allmlp.hf.modeling import (  # noqa: E402
+    AllMlpConfig,
+    AllMlpForCausalLM,
+    AllMlpForImageClassification,
+    AllMlpForMaskedLM,
+    AllMlpForQuestionAnswering,
+    AllMlpForSeq2SeqLM,
+    AllMlpForSequenceClassification,
+    AllMlpImageProcessor,
+    AllMlpModel,
+    AllMlpPreTrainedModel,
+)
+
+__all__ = [
+    "TASKS",
+    "AllMlpConfig",
+    "AllMlpForCausalLM",
+    "AllMlpForImageClassification",
+    "AllMlpForMaskedLM",
+    "AllMlpForQuestionAnswering",
+    "AllMlpForSeq2SeqLM",
+    "AllMlpForSequenceClassification",
+    "AllMlpImageProcessor",
+    "AllMlpModel",
+    "export_code",
+    "processor",
+    "wrap",
+]
+
+TASKS: dict[str, type[AllMlpPreTrainedModel]] = {
+    "image-classification": AllMlpForImageClassification,
+    "text-classification": AllMlpForSequenceClassification,
+    "fill-mask": AllMlpForMaskedLM,
+    "text-generation": AllMlpForCausalLM,
+    "question-answering": AllMlpForQuestionAnswering,
+    "translation": AllMlpForSeq2SeqLM,
+    "feature-extraction": AllMlpModel,
+}
+"""Tasks as transformers calls them -> classes."""
+
+
+def register() -> None:
+    """Make the Auto classes know the model type "allmlp"."""
+    transformers.AutoConfig.register(AllMlpConfig.model_type, AllMlpConfig, exist_ok=True)
+    for auto, name in modeling.AUTO_MAP.items():
+        if auto.startswith("AutoModel"):
+            getattr(transformers, auto).register(AllMlpConfig, getattr(modeling, name), exist_ok=True)
+    transformers.AutoImageProcessor.register(
+        AllMlpConfig,
+        image_processor_classes={"pil": AllMlpImageProcessor, "torchvision": AllMlpImageProcessor},
+        exist_ok=True,
+    )
+    transformers.AutoTokenizer.register(
+        AllMlpConfig, fast_tokenizer_class=transformers.PreTrainedTokenizerFast, exist_ok=True
+    )
+
+
+register()
+
+
+def wrap(model: Model | str | os.PathLike[str], task: str | None = None, **options: Any) -> Any:
+    """A model of this library, or its folder or name, as a model of transformers.
+
+    >>> allmlp.hf.wrap(allmlp.create("gmlp_s16", num_classes=10))
+    >>> allmlp.hf.wrap("runs/wiki_gmlp", "text-classification", num_labels=3)
+
+    Without a `task` (a key of `TASKS`) it is that of the model's head; for another task the head is new. `options` are
+    fields of the configuration, such as num_labels, id2label and problem_type. With the same head, the weights are
+    those of `model` itself, not copies.
+    """
+    path = None if isinstance(model, Model) else model_path(model)
+    found: Any = model if isinstance(model, Model) else from_pretrained(model)
+    if not isinstance(found, (EncoderModel, EncoderDecoderModel)):
+        raise UserError(f"only models of this library can be wrapped, not {type(found.spec).__name__}")
+    kind = lookup(task or head_task(found.spec), TASKS, "task")
+    config = make_config(found, path, options)
+    spec = kind.adapt(kind.check_task(found.spec), config)
+    wrapped: Any = kind(config)
+    if spec == found.spec:
+        wrapped.model = found
+    else:
+        state = {name: value for name, value in found.state_dict().items() if not name.startswith(("head.", "pool."))}
+        wrapped.model.load_state_dict(state, strict=False)
+    if wrapped.can_generate() and config.pad_token_id is not None and path is not None:
+        # [SEP], which ends the text, is the only special token that may be generated.
+        known = load_tokenizer(path)
+        wrapped.generation_config.suppress_tokens = [
+            known.pad_token_id,
+            known.unk_token_id,
+            known.cls_token_id,
+            known.mask_token_id,
+        ]
+    return wrapped.train(found.training)
+
+
+def head_task(spec: Any) -> str:
+    """The task of the model's head."""
+    if isinstance(spec, EncoderDecoder):
+        return "translation"
+    if isinstance(spec.head, (ClassifierHead, PooledHead)):
+        return "image-classification" if isinstance(spec.stem, PatchEmbed) else "text-classification"
+    if isinstance(spec.head, LMHead):
+        return "text-generation" if spec.block.causal else "fill-mask"
+    return "question-answering" if isinstance(spec.head, QAHead) else "feature-extraction"
+
+
+def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, options: dict[str, Any]) -> AllMlpConfig:
+    fields: dict[str, Any] = {"spec": to_dict(model.spec)}
+    names = model.preprocessing.class_names if model.preprocessing is not None else ()
+    if names and "num_labels" not in options:
+        fields["id2label"] = dict(enumerate(names))
+        fields["label2id"] = {name: number for number, name in enumerate(names)}
+    if isinstance(model, EncoderModel) and isinstance(model.spec.stem, PatchEmbed):
+        known = model.pretrained_cfg
+        fields |= {"image_mean": list(known["mean"]), "image_std": list(known["std"]), "crop_pct": known["crop_pct"]}
+        if getattr(model.preprocessing, "task", None) == "values":
+            fields["problem_type"] = "regression"
+    elif path is not None:
+        tokens = load_tokenizer(path)
+        fields |= {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token_id": tokens.pad_token_id,
+            "bos_token_id": tokens.cls_token_id,
+            "eos_token_id": tokens.sep_token_id,
+            "decoder_start_token_id": tokens.cls_token_id,
+        }
+    return AllMlpConfig(**fields | options)
+
+
+def processor(model: Model | str | os.PathLike[str]) -> Any:
+    """What prepares the inputs of a model, or of its folder: an image processor or a tokenizer of transformers."""
+    found: Any = model if isinstance(model, Model) else from_pretrained(model)
+    spec = found.spec
+    if isinstance(spec, Encoder) and isinstance(spec.stem, PatchEmbed):
+        height, width = spec.stem.img_size
+        known = found.pretrained_cfg
+        return AllMlpImageProcessor(
+            {"height": height, "width": width}, list(known["mean"]), list(known["std"]), known["crop_pct"]
+        )
+    if isinstance(model, Model):
+        raise UserError("the tokenizer of a text model is in its folder: pass the folder")
+    return make_tokenizer(model_path(model), spec)
+
+
+def make_tokenizer(path: Path, spec: Any) -> Any:
+    """The tokenizer in a model's folder, with the special tokens that the model was trained with."""
+    known, encoder = load_tokenizer(path), spec.encoder if isinstance(spec, EncoderDecoder) else spec
+    if not isinstance(encoder, Encoder) or not isinstance(encoder.stem, TokenEmbed):
+        raise UserError(f"the model in {path} reads {spec.input_spec}, not text")
+    tokenizers = require("tokenizers", "text")
+    causal = isinstance(spec, Encoder) and spec.block.causal
+    single = f"$A {SEP_TOKEN}" if isinstance(spec, EncoderDecoder) else f"{CLS_TOKEN} $A {SEP_TOKEN}"
+    backend = tokenizers.Tokenizer.from_str(known.to_json())
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{CLS_TOKEN} $A" if causal else single,
+        pair=f"{CLS_TOKEN} $A {SEP_TOKEN} $B:1 {SEP_TOKEN}:1",
+        special_tokens=[(CLS_TOKEN, known.cls_token_id), (SEP_TOKEN, known.sep_token_id)],
+    )
+    segments = ["token_type_ids"] if (encoder.stem.segments or 0) > 1 else []
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=encoder.stem.tokens,
+        padding_side="left" if causal else "right",
+        model_input_names=["input_ids", *segments, "attention_mask"],
+        bos_token=CLS_TOKEN,
+        eos_token=SEP_TOKEN,
+        unk_token=UNK_TOKEN,
+        sep_token=SEP_TOKEN,
+        pad_token=PAD_TOKEN,
+        cls_token=CLS_TOKEN,
+        mask_token=MASK_TOKEN,
+    )

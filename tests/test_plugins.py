@@ -1,0 +1,68 @@
+"""A package outside of this one adds a mixer, a model, data, a task, an optimizer and a recipe."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).parent / "plugin"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip has installed the package."""
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", str(target), str(PLUGIN)], check=True, timeout=200)
+    return target
+
+
+def allmlp(*arguments: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "allmlp", *arguments]
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.slow
+def test_an_installed_package_is_found(installed: Path, tmp_path: Path) -> None:
+    """Listed, shown, trained, evaluated from its folder, all by the command, without a word about the package."""
+    listed = allmlp("list", "shift", path=installed, cwd=tmp_path)
+    assert "shift_tiny" in listed.stdout, listed.stderr
+    trained = allmlp("train", "shift_stripes", "--out", "a", "--device", "cpu", path=installed, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    changed = "model.block.token.distance=2"
+    again = allmlp("train", "shift_stripes", "--set", changed, "--out", "b", path=installed, cwd=tmp_path)
+    assert again.returncode == 0 and '"distance": 2' in (tmp_path / "b" / "run.json").read_text(), again.stderr
+    evaluated = allmlp("eval", "a", "--device", "cpu", path=installed, cwd=tmp_path)
+    assert "accuracy" in evaluated.stdout, evaluated.stderr
+    missing = allmlp("train", "shift_stripes", path=tmp_path, cwd=tmp_path)
+    assert missing.returncode == 2 and "shift_stripes" in missing.stderr
+
+
+@pytest.mark.slow
+def test_a_module_is_imported_by_name(tmp_path: Path) -> None:
+    """From the current folder, with --import; one that is not there is an error."""
+    (tmp_path / "mine.py").write_text((PLUGIN / "allmlp_shift.py").read_text())
+    shown = allmlp("--import", "mine", "show", "shift_tiny", path=tmp_path, cwd=tmp_path)
+    assert shown.returncode == 0 and "TokenShift" in shown.stdout, shown.stderr
+    missing = allmlp("--import", "yours", "list", "shift", path=tmp_path, cwd=tmp_path)
+    assert missing.returncode == 2
+    assert missing.stderr == "error: cannot import 'yours' (--import): ModuleNotFoundError: No module named 'yours'\n"
+
+
+@pytest.mark.slow
+def test_a_plug_in_that_fails_is_named_and_left_out(installed: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    info = broken / "broken-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[allmlp.plugins]\nbad = bad_module\n")
+    (broken / "bad_module.py").write_text("raise RuntimeError('half installed')\n")
+    both = Path(f"{broken}{os.pathsep}{installed}")
+    listed = allmlp("list", "shift", path=both, cwd=tmp_path)
+    assert listed.returncode == 0 and "shift_tiny" in listed.stdout, listed.stderr
+    assert "plug-in bad is left out: RuntimeError: half installed" in listed.stderr
