@@ -262,7 +262,7 @@ def serve_plain() -> None:
     from allmlp.prediction import most_probable
     from allmlp.serve.images import ImageService
     from allmlp.serve.server import address, listen
-    from allmlp.weights.pretrained import bundled
+    from allmlp.weights.bundled import bundled
 
     service, app = ImageService(bundled()), FastAPI()
 

@@ -34,14 +34,16 @@ def test_train_evaluate_predict(tmp_path: Path) -> None:
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(allmlp.UserError, match="unknown recipe 'digits_mixr'; did you mean 'digits_mixer'"):
+    with pytest.raises(allmlp.UserError, match="'digits_mixr' is neither a recipe .* did you mean 'digits_mixer'"):
         allmlp.train("digits_mixr", tmp_path)
     with pytest.raises(
         allmlp.UserError, match=r"cifar10_ablations is a table of 10 runs; .* 'cifar10_ablations/linear'"
     ):
         allmlp.train("cifar10_ablations", tmp_path)
-    with pytest.raises(TypeError, match=r"train\(\) has no argument 'epochs'"):
-        allmlp.train("digits_mixer", tmp_path, epochs=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"train\(\) has no argument 'num_epochs'; did you mean 'epochs'"):
+        allmlp.train("digits_mixer", tmp_path, num_epochs=3)  # type: ignore[call-arg]
+    with pytest.raises(allmlp.UserError, match="a Run needs a folder"):
+        allmlp.train(runs("digits_mixer")["digits_mixer"])
     with pytest.raises(allmlp.UserError, match=r"did you mean 'optim\.lr'"):
         allmlp.train("digits_mixer", tmp_path, overrides={"learning_rate": 1})
     assert not any(tmp_path.iterdir())

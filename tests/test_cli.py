@@ -204,7 +204,7 @@ def test_list_of_recipes_is_searched_and_wrapped(capsys: pytest.CaptureFixture[s
         (["show"], "Missing argument"),
         (["show", "mixer_b16", "--imge", "3"], "No such option: --imge"),
         (["shwo"], "No such command 'shwo'"),
-        (["train", "digits_mixer", "--epochs", "3"], "--epochs; did you mean --set budget.epochs=VALUE?"),
+        (["train", "digits_mixer", "--steps", "3"], "--steps; did you mean --set budget.steps=VALUE?"),
         (["train", "digits_mixer", "--batch-size", "3"], "did you mean --set batch_size=VALUE?"),
         (["train", "digits_mixer", "--set", "model=mixer_nanno"], "did you mean 'mixer_nano'"),
         (["list", "zebra"], "no model matches 'zebra'"),

@@ -159,7 +159,7 @@ def test_images_in_memory_are_resized_and_cropped() -> None:
     # The center is kept.
     wide = torch.zeros(1, 1, 4, 12, dtype=torch.uint8)
     wide[..., 4:8] = 200
-    assert fit(wide, (2, 2), 1.0, 1).float().mean() > 190
+    assert fit(wide, (2, 2), 1.0, 1).float().mean() > 180
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:
     again = evaluate_checkpoint(tmp_path / "run", "cpu")
     assert {name: found.metrics[name] for name in again} == pytest.approx(again)
     assert found.metrics["accuracy"] == pytest.approx(trained["accuracy"])
-    assert sum(row.examples for row in found.class_results) == found.examples == 360
+    assert sum(row.examples for row in found.class_results) == found.examples == 297
     # The same data by name, read as any other.
     other = evaluate_model(str(tmp_path / "run"), "digits", device="cpu")
     for name in ("accuracy", "loss", "top5_accuracy"):

@@ -17,11 +17,12 @@ from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory, labels_of
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.parallel_corpus import TranslationDataset
-from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing
 from allmlp.data.squad import SquadDataset
 from allmlp.device import own_device
 from allmlp.errors import UserError
 from allmlp.head_init import HeadInit
+from allmlp.log import announced
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.model import ModelSpec
@@ -38,11 +39,9 @@ from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.question_answering import QuestionAnswering
 from allmlp.tasks.task import Task
 from allmlp.tasks.translate import Translation
+from allmlp.weights.pretrained import bundled_models
 from allmlp.weights.start import Start, open_start, transfer
 
-IMAGE_STARTS = ("allmlp:image", "allmlp:cifar10")
-TEXT_STARTS = ("allmlp:text",)
-"""Models that come with the package, as far as this installation has them."""
 FEW, MANY = 2_000, 50_000
 """Fewer examples: the strongest regularization. More, on a GPU: a larger model from random weights."""
 PROBE_EXAMPLES = 600
@@ -50,6 +49,8 @@ PROBE_EXAMPLES = 600
 UNEVEN = 10.0
 """Ratio of the largest to the smallest class from which on classes are balanced."""
 VAL_FRACTION = 0.15
+ORDER = ("init_from", "model", "data", "task", "head_init", "batch_size", "budget", "optim", "keep_best", "patience")
+"""Of the reasons; other fields come last."""
 MAX_TFIDF = 50_000
 """Training texts up to which the simple baseline is fitted as well."""
 
@@ -96,8 +97,13 @@ def choose_run(
     for kind, choose in CHOOSERS.items():
         if isinstance(dataset, kind):
             choose(settings)
-            return Choice(settings.run, settings.reasons)
+            return Choice(settings.run, sorted(settings.reasons, key=rank))
     raise UserError(f"no settings are known for {type(data).__name__}: choose a recipe of `allmlp list recipes`")
+
+
+def rank(reason: Reason) -> int:
+    name = reason.field.partition(".")[0]
+    return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 class Settings:
@@ -106,7 +112,8 @@ class Settings:
     def __init__(self, data: Data, device: torch.device, wishes: Wishes) -> None:
         self.run = Run(model=None, task=Classify(), data=data)
         self.device, self.wishes, self.reasons = device, wishes, list[Reason]()
-        self.dataset: Dataset = data.load()
+        with announced("reading the data"):
+            self.dataset: Dataset = data.load()
 
     @property
     def on_cpu(self) -> bool:
@@ -195,8 +202,10 @@ def choose_balance(settings: Settings, num_classes: int) -> None:
         settings.set("task.class_balance", 0.5, why)
 
 
-def named_model(settings: Settings, options: tuple[str, ...]) -> Start | None:
-    """Set the model that is asked for, or else the start that probes best among `options`; returns the start."""
+def named_model(settings: Settings, bundled: bool = True) -> Start | None:
+    """Set the model that is asked for, or else the best of those that come with the package, if `bundled`; returns the
+    trained model.
+    """
     name = settings.wishes.model
     if name is not None and name in presets() and not os.path.exists(name):
         settings.set("model", preset(name).spec, "as asked for, from random weights", name)
@@ -205,24 +214,16 @@ def named_model(settings: Settings, options: tuple[str, ...]) -> Start | None:
         start = open_start(name)
         settings.set("init_from", name, "as asked for")
         return start
-    found = [start for option in options if (start := bundled_start(option)) is not None]
-    return best_start(settings, [start for start in found if fits(start, settings.dataset)])
+    paths = bundled_models() if bundled else {}
+    fitting = [name for name, path in paths.items() if fits(read_preprocessing(path), settings.dataset)]
+    return best_start(settings, [open_start(name) for name in fitting])
 
 
-def bundled_start(name: str) -> Start | None:
-    try:
-        return open_start(name)
-    except UserError:  # this installation lacks it
-        return None
-
-
-def fits(start: Start, dataset: Dataset) -> bool:
-    """Whether the model reads such data."""
+def fits(known: ImagePreprocessing | TextPreprocessing, dataset: Dataset) -> bool:
+    """Whether a model with this preprocessing reads such data."""
     if isinstance(dataset, ImageDataset):
-        return isinstance(start.preprocessing, ImagePreprocessing) and len(start.preprocessing.mean) == len(
-            dataset.mean
-        )
-    return isinstance(start.preprocessing, TextPreprocessing)
+        return isinstance(known, ImagePreprocessing) and len(known.mean) == len(dataset.mean)
+    return isinstance(known, TextPreprocessing)
 
 
 def best_start(settings: Settings, starts: list[Start]) -> Start | None:
@@ -232,7 +233,8 @@ def best_start(settings: Settings, starts: list[Start]) -> Start | None:
     if len(starts) == 1 or not isinstance(settings.run.task, (Classify, ClassifyText)):
         settings.set("init_from", starts[0].name, "the trained model that comes with the package")
         return starts[0]
-    scores = {start.name: probe_accuracy(settings, start) for start in starts}
+    with announced("comparing the trained models that come with the package"):
+        scores = {start.name: probe_accuracy(settings, start) for start in starts}
     best = max(starts, key=lambda start: scores[start.name])
     others = ", ".join(f"{name} {score:.1%}" for name, score in scores.items() if name != best.name)
     why = f"best linear probe on the validation split: {scores[best.name]:.1%} (others: {others})"
@@ -278,7 +280,7 @@ def choose_images(settings: Settings) -> None:
     dataset = settings.dataset
     assert isinstance(dataset, ImageDataset)
     few, many = settings.examples < FEW, settings.examples > MANY and not settings.on_cpu
-    start = named_model(settings, () if many else IMAGE_STARTS)
+    start = named_model(settings, bundled=not many)
     spec = settings.run.model if start is None else start.model.spec
     size = image_size(settings, spec)
     if start is not None:
@@ -355,7 +357,7 @@ def choose_labeled_texts(settings: Settings) -> None:
     dataset = settings.dataset
     assert isinstance(dataset, LabeledTextDataset)
     few = settings.examples < FEW
-    start = named_model(settings, TEXT_STARTS)
+    start = named_model(settings)
     choose_seq_len(settings, start)
     simple = settings.examples <= MAX_TFIDF and importlib.util.find_spec("sklearn") is not None
     task = ClassifyText(dropout=0.1 if start else 0.5, tfidf=simple)
@@ -396,7 +398,7 @@ def choose_seq_len(settings: Settings, start: Start | None) -> None:
 
 
 def choose_plain_text(settings: Settings) -> None:
-    start = named_model(settings, ())
+    start = named_model(settings, bundled=False)
     spec = settings.run.model if start is None else start.model.spec
     if settings.wishes.size is not None:
         settings.set("data.seq_len", settings.wishes.size, "as asked for")
@@ -416,7 +418,7 @@ def choose_plain_text(settings: Settings) -> None:
 
 
 def choose_translation(settings: Settings) -> None:
-    start = named_model(settings, ())
+    start = named_model(settings, bundled=False)
     if settings.wishes.size is not None:
         settings.set("data.seq_len", settings.wishes.size, "as asked for")
     if start is None and settings.run.model is None:
@@ -432,7 +434,7 @@ def choose_translation(settings: Settings) -> None:
 
 
 def choose_questions(settings: Settings) -> None:
-    start = named_model(settings, TEXT_STARTS)
+    start = named_model(settings)
     if start is None:
         raise UserError("answers to questions need a trained text model to start from: --model FOLDER")
     settings.set("task", QuestionAnswering(), "answers are spans of the text", "QuestionAnswering")

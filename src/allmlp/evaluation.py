@@ -276,7 +276,7 @@ def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
         )
         title = f"test shards of {place}" if tests and len(tests) < len(shards) else place
     else:
-        if hasattr(data, "img_size"):
+        if hasattr(data, "decode"):
             data = data.replace(img_size=predictor.img_size, decode=decode)
         dataset = data.load()
         if not isinstance(dataset, ImageDataset):

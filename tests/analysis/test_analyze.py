@@ -21,7 +21,7 @@ from allmlp.data.dataset import ImageDataset, InMemory
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.errors import UserError
 from allmlp.training import train
-from allmlp.weights.pretrained import BUNDLED, bundled
+from allmlp.weights.bundled import BUNDLED, bundled
 from tiny import IMAGES, tiny_model
 from train.runs import small
 

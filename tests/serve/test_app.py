@@ -28,7 +28,7 @@ from allmlp.serve.batching import Batcher
 from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
 from allmlp.serve.limits import RequestLimits
 from allmlp.serve.page import page_files, samples
-from allmlp.weights.pretrained import bundled
+from allmlp.weights.bundled import bundled
 from data.sample_images import CORRUPT, encode, scene
 from serve.folders import CLASSES, TASKS, image_folder, text_folder
 

@@ -25,7 +25,7 @@ from allmlp.cli import main
 from allmlp.serve import server
 from allmlp.serve.batching import Batcher
 from allmlp.serve.limits import RequestLimits
-from allmlp.weights.pretrained import bundled
+from allmlp.weights.bundled import bundled
 from data.sample_images import encode, scene
 from serve.folders import image_folder, running
 

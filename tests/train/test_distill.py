@@ -19,7 +19,8 @@ from allmlp.models import huggingface
 from allmlp.run import Budget
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.distill import Distill, distillation_loss
-from allmlp.weights.pretrained import BUNDLED, pretrained
+from allmlp.weights.bundled import BUNDLED
+from allmlp.weights.pretrained import pretrained
 from train.runs import Blobs, small
 from train.test_train import losses, same_weights, train_interrupted
 

@@ -41,7 +41,7 @@ from allmlp.tasks.distill import Distill
 from allmlp.tasks.distill_classify_text import DistillClassifyText
 from allmlp.tasks.distill_masked_lm import DistillMaskedLM
 from allmlp.tasks.task import Task
-from allmlp.weights.pretrained import bundled
+from allmlp.weights.bundled import bundled
 
 
 class Noise(Data):
@@ -273,4 +273,4 @@ def test_bundled_model(tmp_path: Path) -> None:
 def test_resume_takes_no_other_options(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["train", "--resume", str(tmp_path), *more])
-    assert caught.value.code == 2 and "it takes neither --set nor --out" in capsys.readouterr().err
+    assert caught.value.code == 2 and "it takes no other option than --device" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import create
 from allmlp.tasks.task import Normalize
 from allmlp.weights import folder
-from allmlp.weights.pretrained import BUNDLED, BUNDLED_PREFIX, model_path
+from allmlp.weights.bundled import BUNDLED, BUNDLED_PREFIX, model_path
 
 MAC_BUDGET = 5e11
 """Multiply-adds of one section unless more is asked for: half a minute on a CPU core."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -186,6 +188,29 @@ def root(
 def width() -> int:
     """Columns to write in: those of the terminal, at most 100, also when the output is a file."""
     return min(shutil.get_terminal_size((100, 0)).columns, 100)
+
+
+def wrap_text(text: str, columns: int) -> list[str]:
+    """The lines of a docstring in this width; commands and indented lines stay as they are."""
+    lines: list[str] = []
+    for paragraph in text.split("\n\n"):
+        lines += [""] if lines else []
+        for kept, group in itertools.groupby(paragraph.splitlines(), is_command):
+            found = list(group)
+            lines += found if kept else textwrap.wrap(" ".join(found), columns)
+    return lines
+
+
+def is_command(line: str) -> bool:
+    return line.startswith((" ", "allmlp ", "torchrun "))
+
+
+def print_described(texts: Mapping[str, str], columns: int) -> None:
+    """Names, each with the first paragraph of its text beside it."""
+    indent = max(map(len, texts)) + 2
+    for name, text in texts.items():
+        first, *rest = textwrap.wrap(" ".join(text.partition("\n\n")[0].split()), max(columns - indent, 20)) or [""]
+        print(f"{name:<{indent}}{first}", *(" " * indent + line for line in rest), sep="\n")
 
 
 def console() -> Console:

@@ -206,7 +206,7 @@ def split_model(arguments: list[str]) -> tuple[str, list[str]]:
     if len(arguments) > 1 and not os.path.exists(first) and "/" in first and not any(map(str.isspace, first)):
         raise UserError(f"{first} is neither a model folder nor an input")
     from allmlp.prediction.inputs import guess_reads
-    from allmlp.weights.pretrained import BUNDLED, BUNDLED_TEXT, bundled_models
+    from allmlp.weights.bundled import BUNDLED, BUNDLED_TEXT, bundled_models
 
     if guess_reads(first) != "texts":
         return BUNDLED, arguments

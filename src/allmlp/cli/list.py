@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, billions, console, examples, millions
+from allmlp.cli.app import app, billions, console, examples, millions, next_command, print_described, width
 from allmlp.errors import UserError, did_you_mean
-
-WIDTH = 100
 
 
 @app.command(
@@ -28,19 +26,28 @@ def list_command(
     what: Annotated[
         str, typer.Argument(metavar="WHAT", help="A word in the name or a shell pattern; or: recipes, weights.")
     ] = "*",
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Of recipes or weights: the same.")] = "*",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORD", help="Of recipes: words of the name or the description; of weights: as for models."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List models with their input, size, cost and published figures; or recipes; or published weights.
 
     `list recipes` names what `allmlp train` can run, `list weights` what `allmlp convert` can fetch.
     """
+    words = words or []
     if what == "recipes":
-        list_recipes(pattern, as_json)
-    elif what == "weights":
-        list_weights(pattern, as_json)
-    elif pattern != "*":
-        raise UserError(f"a second pattern is only for `list recipes` and `list weights`, not for {what!r}")
+        list_recipes(words, as_json)
+        return
+    if len(words) > (what == "weights"):
+        raise UserError(
+            f"more words are only for `list recipes` and `list weights`, not for {' '.join([what, *words])!r}"
+        )
+    if what == "weights":
+        list_weights(words[0] if words else "*", as_json)
     else:
         list_models(what, as_json)
 
@@ -78,20 +85,24 @@ def list_models(pattern: str, as_json: bool) -> None:
         counts = millions(entry.parameters), billions(entry.macs), entry.published
         view.add_row(entry.name, entry.family, entry.input_spec, *counts)
     console().print(view)
+    next_command("show", entries[0].name)
 
 
-def list_recipes(pattern: str, as_json: bool) -> None:
+def list_recipes(words: list[str], as_json: bool) -> None:
+    from allmlp.models.catalog import matching
     from allmlp.recipes import recipes
 
-    texts = {name: recipes()[name].text for name in select(list(recipes()), pattern, "recipe")}
+    texts = {name: declared.text for name, declared in recipes().items()}
+    for word in words:
+        named = matching(texts, word)
+        texts = {name: text for name, text in texts.items() if name in named or word.lower() in text.lower()}
+    if not texts:
+        raise UserError(f"no recipe matches {' '.join(words)!r}{did_you_mean(words[0], recipes())}")
     if as_json:
         print(json.dumps(texts, indent=2))
         return
-    width = max(map(len, texts)) + 2
-    for name, text in texts.items():
-        summary = " ".join(text.partition("\n\n")[0].split())
-        first, *rest = wrap(summary, WIDTH - width) or [""]
-        print(f"{name:<{width}}{first}", *(" " * width + line for line in rest), sep="\n")
+    print_described(texts, width())
+    next_command("show", next(iter(texts)))
 
 
 def list_weights(pattern: str, as_json: bool) -> None:
@@ -119,4 +130,5 @@ def list_weights(pattern: str, as_json: bool) -> None:
     console().print(view)
     for note in dict.fromkeys(row.note for row in rows if row.note):
         names = ", ".join(row.name for row in rows if row.note == note)
-        print("", *wrap(f"{names}: {note}.", WIDTH), sep="\n")
+        print("", *wrap(f"{names}: {note}.", width()), sep="\n")
+    next_command("convert", rows[0].name, "FOLDER")

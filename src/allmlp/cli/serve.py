@@ -60,7 +60,7 @@ def serve(
     import torch
 
     from allmlp.serve.server import run
-    from allmlp.weights.pretrained import BUNDLED, BUNDLED_TEXT, bundled_models
+    from allmlp.weights.bundled import BUNDLED, BUNDLED_TEXT, bundled_models
 
     run(
         models or [name for name in (BUNDLED, BUNDLED_TEXT) if name in bundled_models()],

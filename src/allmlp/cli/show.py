@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, billions, console, examples, millions
+from allmlp.cli.app import (
+    app,
+    assignments,
+    billions,
+    complete_name,
+    console,
+    examples,
+    millions,
+    next_command,
+    print_described,
+    width,
+    wrap_text,
+)
 from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from allmlp.run import Run
     from allmlp.show import ModelSummary
 
 
@@ -29,7 +44,11 @@ if TYPE_CHECKING:
 def show(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A model of `allmlp list`, timm:MODEL, a model folder, or a recipe."),
+        typer.Argument(
+            metavar="NAME",
+            help="A model of `allmlp list`, timm:MODEL, a model folder, or a recipe of `allmlp list recipes`.",
+            autocompletion=complete_name,
+        ),
     ],
     num_classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
     img_size: Annotated[str | None, typer.Option(help="Image size: 224 or 160x256 (height x width).")] = None,
@@ -42,7 +61,9 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a model: config, equations, cost by part, published figures, state-dict keys; or a recipe and its config."""
+    """Show a model: config, equations, cost by part, published figures, state-dict keys; or a recipe before it runs:
+    model, data, budget, optimizer, expected time.
+    """
     from allmlp.models.preset import preset, presets
     from allmlp.models.zoo import configure
     from allmlp.recipes import recipes
@@ -76,6 +97,8 @@ def show(
         print(json.dumps(summary.as_json(), indent=2))
     else:
         print_summary(summary)
+        if not is_folder:
+            next_command("bench", name)
 
 
 def show_recipe(name: str, changes: dict[str, str], as_json: bool) -> None:
@@ -84,15 +107,77 @@ def show_recipe(name: str, changes: dict[str, str], as_json: bool) -> None:
 
     text = recipe(name.partition("/")[0]).text
     found = {row: override_all(run, changes) for row, run in runs(name).items()}
+    summaries = {row: summarize_run(row, run) for row, run in found.items()}
     if as_json:
-        print(json.dumps({"name": name, "text": text, "runs": {row: to_dict(run) for row, run in found.items()}}))
+        configs = {row: to_dict(run) for row, run in found.items()}
+        print(json.dumps({"name": name, "text": text, "summaries": summaries, "runs": configs}))
         return
-    print(text)
+    print(*wrap_text(text, width()), "", sep="\n")
     if len(found) == 1:
-        (run,) = found.values()
+        (run,), (facts,) = found.values(), summaries.values()
+        indent = max(map(len, facts)) + 2
+        for title, value in facts.items():
+            print(textwrap.fill(f"{title:<{indent}}{value}", width(), subsequent_indent=" " * indent))
         print("\nConfig", format_spec(run), sep="\n")
     else:
-        print("\nRuns (allmlp show NAME/RUN prints the config of one)", *found, sep="\n")
+        print("Runs (allmlp show NAME/RUN prints everything about one)")
+        print_described(
+            {row: "; ".join(facts[key] for key in ("model", "budget")) for row, facts in summaries.items()}, width()
+        )
+    no_model = all(run.model is None and run.init_from is None for run in found.values())
+    settings = [f"{field}={value}" for field, value in changes.items()] + ["init_from=FOLDER"] * no_model
+    next_command("train", name, *(word for setting in settings for word in ("--set", setting)))
+
+
+def summarize_run(name: str, run: Run) -> dict[str, str]:
+    """What a run is and takes, before it runs."""
+    from allmlp.models.cost import measure
+    from allmlp.report.runs import describe
+    from allmlp.spec import format_spec
+    from allmlp.weights.folder import CONFIG, read_spec
+
+    start = Path(run.init_from or "")
+    spec = run.model or (read_spec(start) if run.init_from and (start / CONFIG).is_file() else None)
+    facts = {
+        "model": f"that of {run.init_from}"
+        if run.init_from
+        else "none: --set init_from=FOLDER names the one to start from"
+    }
+    if spec is not None:
+        cost = measure(spec)
+        sizes = f"{millions(cost.parameters)} parameters, {billions(cost.macs)} multiply-adds per example"
+        facts["model"] = f"{describe(spec)}, input {spec.input_spec}, about {sizes}"
+    if run.init_from:
+        facts["start"] = run.init_from
+    limits = {"epochs": run.budget.epochs, "steps": run.budget.steps, "minutes": run.budget.minutes}
+    budget = " or ".join(f"{limit:,g} {unit}" for unit, limit in limits.items() if limit is not None)
+    facts |= {
+        "data": one_line_spec(format_spec(run.data)),
+        "task": one_line_spec(format_spec(run.task)),
+        "budget": f"{budget or 'none'}, batches of {run.batch_size:,}",
+        "optimizer": one_line_spec(f"{format_spec(run.optim)}, {format_spec(run.schedule)}"),
+        "precision": f"{run.precision}{', compiled' if run.compile else ''}",
+        "time": expected_time(name, run),
+    }
+    return facts
+
+
+def one_line_spec(text: str) -> str:
+    return re.sub(r", ([)\]])", r"\1", " ".join(text.split())).replace("( ", "(").replace("[ ", "[")
+
+
+def expected_time(name: str, run: Run) -> str:
+    """Of one H200, where the size of the data is known and the speed of such models is measured."""
+    from allmlp.log import format_duration
+    from allmlp.plan.forecast import expected_seconds
+    from allmlp.plan.jobs import from_run
+
+    try:
+        seconds, source = expected_seconds(from_run(name, run, None, None, {"gpus": 1}))
+    except UserError:
+        most = f"at most {run.budget.minutes:g} minutes" if run.budget.minutes else "not known yet"
+        return f"{most}; `allmlp train` tells it when it starts"
+    return f"about {format_duration(seconds)} on one H200, from the speed of {source}; `allmlp plan` tells more"
 
 
 def print_summary(summary: ModelSummary) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, console, examples
+from allmlp.cli.app import app, assignments, complete_recipe, console, examples, print_described, width
 from allmlp.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -33,7 +32,11 @@ LOCATIONS = ("data.path", "data.cache", "data.download")
 )
 def study(
     name: Annotated[
-        str | None, typer.Argument(help="A study from `allmlp study --list`, or a recipe from `allmlp list recipes`.")
+        str | None,
+        typer.Argument(
+            help="A study from `allmlp study --list`, or a recipe from `allmlp list recipes`.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     sweep: Annotated[
         list[str] | None,
@@ -117,11 +120,7 @@ def split_values(text: str) -> list[str]:
 def list_studies() -> None:
     from allmlp.studies import studies
 
-    width = max(map(len, studies())) + 2
-    for name, declared in studies().items():
-        summary = " ".join(declared.text.partition("\n\n")[0].split())
-        first, *rest = wrap(summary, 100 - width) or [""]
-        print(f"{name:<{width}}{first}", *(" " * width + line for line in rest), sep="\n")
+    print_described({name: declared.text for name, declared in studies().items()}, width())
 
 
 def say(text: str) -> None:

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from allmlp.data.tokenizer import CLS_TOKEN, MASK_TOKEN, PAD_TOKEN, SEP_TOKEN, UNK_TOKEN, load_tokenizer
 from allmlp.errors import UserError, lookup, require
 from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
@@ -26,17 +28,16 @@ from allmlp.weights.pretrained import from_pretrained, model_path
 define_missing_operators()
 transformers: Any = require("transformers", "hf")
 
-from allmlp.hf import modeling  # noqa: E402
 from allmlp.hf.code import export_code  # noqa: E402
+from allmlp.hf.config import AUTO_CLASSES, AllMlpConfig  # noqa: E402
+from allmlp.hf.image_processor import AllMlpImageProcessor  # noqa: E402
 from allmlp.hf.modeling import (  # noqa: E402
-    AllMlpConfig,
     AllMlpForCausalLM,
     AllMlpForImageClassification,
     AllMlpForMaskedLM,
     AllMlpForQuestionAnswering,
     AllMlpForSeq2SeqLM,
     AllMlpForSequenceClassification,
-    AllMlpImageProcessor,
     AllMlpModel,
     AllMlpPreTrainedModel,
 )
@@ -72,9 +73,9 @@ TASKS: dict[str, type[AllMlpPreTrainedModel]] = {
 def register() -> None:
     """Make the Auto classes know the model type "allmlp"."""
     transformers.AutoConfig.register(AllMlpConfig.model_type, AllMlpConfig, exist_ok=True)
-    for auto, name in modeling.AUTO_MAP.items():
+    for auto, name in AUTO_CLASSES.items():
         if auto.startswith("AutoModel"):
-            getattr(transformers, auto).register(AllMlpConfig, getattr(modeling, name), exist_ok=True)
+            getattr(transformers, auto).register(AllMlpConfig, globals()[name], exist_ok=True)
     transformers.AutoImageProcessor.register(
         AllMlpConfig,
         image_processor_classes={"pil": AllMlpImageProcessor, "torchvision": AllMlpImageProcessor},
@@ -104,22 +105,19 @@ def wrap(model: Model | str | os.PathLike[str], task: str | None = None, **optio
         raise UserError(f"only models of this library can be wrapped, not {type(found.spec).__name__}")
     kind = lookup(task or head_task(found.spec), TASKS, "task")
     config = make_config(found, path, options)
-    spec = kind.adapt(kind.check_task(found.spec), config)
-    wrapped: Any = kind(config)
-    if spec == found.spec:
+    same = kind.adapt(found.spec, config) == found.spec
+    with torch.device("meta" if same else found.device):
+        wrapped: Any = kind(config)
+    if same:
         wrapped.model = found
     else:
-        state = {name: value for name, value in found.state_dict().items() if not name.startswith(("head.", "pool."))}
-        wrapped.model.load_state_dict(state, strict=False)
-    if wrapped.can_generate() and config.pad_token_id is not None and path is not None:
+        parts = wrapped.to(found.dtype).model.state_dict()
+        state = {name: value for name, value in found.state_dict().items() if name in parts}
+        wrapped.model.load_state_dict({n: v for n, v in state.items() if not n.startswith("head.")}, strict=False)
+    if wrapped.can_generate() and path is not None:
         # [SEP], which ends the text, is the only special token that may be generated.
-        known = load_tokenizer(path)
-        wrapped.generation_config.suppress_tokens = [
-            known.pad_token_id,
-            known.unk_token_id,
-            known.cls_token_id,
-            known.mask_token_id,
-        ]
+        special = load_tokenizer(path).special_tokens_mask.nonzero().flatten().tolist()
+        wrapped.generation_config.suppress_tokens = [token for token in special if token != config.eos_token_id]
     return wrapped.train(found.training)
 
 

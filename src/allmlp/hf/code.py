@@ -16,8 +16,8 @@ import allmlp
 
 MODELING_FILE = "modeling_allmlp.py"
 ROOT = Path(allmlp.__file__).parent
-MODELING = "allmlp.hf.modeling"
-WHOLE = ("allmlp.layers", "allmlp.models.encoder", "allmlp.models.encoder_decoder", MODELING)
+LAST = ("allmlp.hf.modeling", "allmlp.hf.image_processor")
+WHOLE = ("allmlp.layers", "allmlp.models.encoder", "allmlp.models.encoder_decoder", "allmlp.hf")
 """Modules that are taken as a whole: JSON names their classes, so no code has to refer to them."""
 STUBS = {
     "allmlp.hf.code": f"""
@@ -162,10 +162,11 @@ def import_lines(modules: dict[str, Module], names: set[str]) -> list[str]:
 def export_code() -> str:
     """The source of the modelling file."""
     modules: dict[str, Module] = {}
-    mixers = sorted((ROOT / "layers").rglob("*.py"))
-    for file in [file for file in mixers if file.name != "__init__.py"]:
-        read_modules(".".join(("allmlp", *file.relative_to(ROOT).with_suffix("").parts)), modules)
-    read_modules(MODELING, modules)
+    layers = [file for file in sorted((ROOT / "layers").rglob("*.py")) if file.name != "__init__.py"]
+    for name in [".".join(("allmlp", *file.relative_to(ROOT).with_suffix("").parts)) for file in layers]:
+        read_modules(name, modules)
+    for name in LAST:
+        read_modules(name, modules)
     used = list(used_definitions(modules))
     names = {name for one in used for name in one.references} | {"Path", "Tensor"}
     parts = [HEADER.format(version=allmlp.__version__), *import_lines(modules, names)]

@@ -258,6 +258,13 @@ def forecast(job: Job, runs: int = 500, seed: int = 0) -> Forecast:
     )
 
 
+def expected_seconds(job: Job) -> tuple[float, str]:
+    """Training time without failures, checkpoints and evaluation, and the measurement that the speed comes from."""
+    speed = training_speed(job.family, job.modality, cost(job.model).macs)
+    step = step_time(job.model, job.batch_size, job.gpus, job.card, job.mfu or speed.mfu, "ddp", False)
+    return job.steps * step.seconds, speed.description
+
+
 def strategy(job: Job, mfu: float, sharding: Sharding, grad_checkpointing: bool) -> Strategy:
     used = memory(
         job.model,

@@ -15,6 +15,8 @@ from allmlp.run import Run
 OPTIMIZERS: dict[str, type[Optim]] = {"adamw": AdamW, "sgd": Sgd, "adagrad": Adagrad, "lamb": Lamb, "muon": Muon}
 BATCH_SIZES = {"image": 4096, "text": 2048}
 """The papers': MLP-Mixer and gMLP on ImageNet, gMLP's masked language models."""
+TRAIN_EXAMPLES = {"Cifar10": 50_000, "Cifar100": 50_000}
+"""Of datasets of a known size."""
 
 
 def job(name: str, samples: float | None = None, epochs: float | None = None, **options: Any) -> Job:
@@ -45,7 +47,8 @@ def from_run(name: str, run: Run, samples: float | None, epochs: float | None, g
     batch_size = given.pop("batch_size", run.batch_size)
     if samples is None and epochs is None and run.budget.steps is not None:
         samples, epochs = run.budget.steps * run.batch_size, 1.0
-    samples = samples if samples is not None else TRAIN_IMAGES.get(getattr(run.data, "path", ""))
+    known = TRAIN_IMAGES.get(getattr(run.data, "path", "")) or TRAIN_EXAMPLES.get(type(run.data).__name__)
+    samples = samples if samples is not None else known
     epochs = epochs if epochs is not None else run.budget.epochs
     if samples is None or epochs is None:
         raise UserError(f"the size of the training set of {name} is unknown; pass --samples N --epochs E")

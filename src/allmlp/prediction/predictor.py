@@ -32,8 +32,9 @@ from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
 from allmlp.tasks.task import Normalize
+from allmlp.weights.bundled import model_path
 from allmlp.weights.folder import CONFIG, WEIGHTS, load
-from allmlp.weights.pretrained import model_path, pretrained
+from allmlp.weights.pretrained import pretrained
 
 Reads = Literal["images", "texts"]
 Rows = list[list[Prediction]]

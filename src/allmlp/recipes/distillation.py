@@ -7,7 +7,7 @@ from allmlp.recipes.cifar_classification import cifar10_mixer
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.distill import Distill
-from allmlp.weights.pretrained import BUNDLED
+from allmlp.weights.bundled import BUNDLED
 
 
 def cifar10_distill() -> dict[str, Run]:

@@ -12,8 +12,9 @@ from allmlp.models.grid import GridResize
 from allmlp.models.model import Model
 from allmlp.models.zoo import preset
 from allmlp.weights import folder
+from allmlp.weights.bundled import model_path
 from allmlp.weights.fetch import locate
-from allmlp.weights.pretrained import model_path, open_model
+from allmlp.weights.pretrained import open_model
 from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length
 
 HEAD_PREFIXES = ("head.", "pool.")

@@ -1,0 +1,151 @@
+"""What `allmlp train X` trains: recipes, runs in Python files, records of runs, data; and the plain options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import allmlp
+from allmlp.auto import Wishes
+from allmlp.cli import main
+from allmlp.data.image_folder import ImageFolder
+from allmlp.models.encoder import Encoder
+from allmlp.recipes import runs
+from allmlp.resolve import free_folder, resolve
+from allmlp.run import Budget, Run
+from allmlp.spec import to_dict
+
+EXPERIMENTS = """
+from allmlp.recipes import runs
+
+base = runs("digits_mixer")["digits_mixer"]
+
+def longer():
+    return base.replace(batch_size=7)
+
+def table():
+    return {"a": base, "b": longer()}
+
+number = 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 4) -> Path:
+    pil = pytest.importorskip("PIL.Image")
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            pil.new("RGB", (12, 10), (60 * number, 9 * index, 100)).save(folder / name / f"{index}.png")
+    return folder
+
+
+def only(source: str, **options: object) -> Run:
+    (found,) = resolve(source, device="cpu", **options).values()  # type: ignore[arg-type]
+    return found.run
+
+
+def test_recipes_come_first(here: Path) -> None:
+    found = resolve("digits_mixer", overrides={"optim.lr": "0.5"})
+    assert list(found) == ["digits_mixer"] and found["digits_mixer"].folder == Path("runs/digits_mixer")
+    assert found["digits_mixer"].run.optim.lr == 0.5 and not found["digits_mixer"].reasons
+    rows = resolve("cifar10_ablations", out=Path("here"))
+    assert rows["cifar10_ablations/linear"].folder == Path("here/linear") and len(rows) == 10
+
+
+def test_a_name_that_is_both_is_refused_and_can_be_written_either_way(here: Path) -> None:
+    images(here / "digits_mixer")
+    with pytest.raises(allmlp.UserError, match=r"also a folder here: write recipe:digits_mixer or \./digits_mixer"):
+        resolve("digits_mixer")
+    assert only("recipe:digits_mixer") == runs("digits_mixer")["digits_mixer"]
+    assert isinstance(only("./digits_mixer").data, ImageFolder)
+
+
+def test_runs_in_a_python_file(here: Path) -> None:
+    (here / "mine.py").write_text(EXPERIMENTS)
+    base = runs("digits_mixer")["digits_mixer"]
+    assert only("mine.py:base") == base
+    assert only(f"{here}/mine.py:longer") == base.replace(batch_size=7)
+    assert list(resolve("mine.py:table")) == ["table/a", "table/b"] and only("mine.py:table/b").batch_size == 7
+    for name, message in (
+        ("longr", "did you mean 'longer'"),
+        ("table/c", "unknown row of table 'c'"),
+        ("number", "is int, neither a Run nor a function that returns one"),
+    ):
+        with pytest.raises(allmlp.UserError, match=message):
+            resolve(f"mine.py:{name}")
+    with pytest.raises(allmlp.UserError, match=r"no\.py does not exist"):
+        resolve("no.py:base")
+
+
+def test_a_record_is_the_same_run_again(here: Path) -> None:
+    run = runs("digits_mixer")["digits_mixer"].replace(seed=3)
+    (here / "old").mkdir()
+    (here / "old" / "run.json").write_text(json.dumps({"run": to_dict(run)}))
+    assert only("old/run.json") == only("old") == only("./old/") == run
+    assert resolve("old")["old"].folder == Path("runs/old")
+    assert resolve("old", overrides={"seed": "4"}, out=Path("new"))["old"].folder == Path("new")
+    with pytest.raises(allmlp.UserError, match=r"is the run itself.*--resume old"):
+        resolve("old", out=Path("old"))
+
+
+def test_what_is_nothing_of_it(here: Path) -> None:
+    with pytest.raises(allmlp.UserError, match=r"'digits_mixr' is neither a recipe.*did you mean 'digits_mixer'"):
+        resolve("digits_mixr")
+    (here / "photos").mkdir()
+    with pytest.raises(allmlp.UserError, match=r"'photo' is neither .*did you mean 'photos'"):
+        resolve("photo")
+    allmlp.save(allmlp.create("resmlp_nano"), here / "model")
+    with pytest.raises(allmlp.UserError, match="model is a model: name the data to train it on"):
+        resolve("model")
+
+
+def test_plain_options_change_recipes_too(here: Path) -> None:
+    base = runs("imagenette_mixer")["imagenette_mixer"]
+    assert only("imagenette_mixer", wishes=Wishes(epochs=5)).budget == Budget(epochs=5)
+    assert only("imagenette_mixer", wishes=Wishes(minutes=5)).budget == base.budget.replace(minutes=5)
+    assert only("imagenette_mixer", wishes=Wishes(epochs=5, minutes=1)).budget == Budget(epochs=5, minutes=1)
+    smaller = only("imagenette_mixer", wishes=Wishes(size=64))
+    assert smaller.model is not None and smaller.model.input_size == (64, 64)
+    assert smaller.data.img_size == (64, 64)  # type: ignore[attr-defined]
+    other = only("imagenette_mixer", wishes=Wishes(model="resmlp_s12"))
+    assert other.model is not None and other.model.input_size == (128, 128) and other.init_from is None
+    start = only("imagenette_mixer", wishes=Wishes(model="allmlp:cifar10"))
+    assert (start.model, start.init_from) == (None, "allmlp:cifar10")
+    assert start.data.img_size == (32, 32)  # type: ignore[attr-defined]
+    resized = only("imagenette_mixer", wishes=Wishes(model="allmlp:cifar10", size=48))
+    assert isinstance(resized.model, Encoder) and resized.model.width == 256 and resized.model.input_size == (48, 48)
+    assert only("sst2", wishes=Wishes(size=32)).data.seq_len == 32  # type: ignore[attr-defined]
+    with pytest.raises(allmlp.UserError, match=r"data\.img_size 64x64 is not the model's 128x128: --size sets both"):
+        only("imagenette_mixer", overrides={"data.img_size": "64"})
+
+
+def test_data_have_a_folder_of_their_own(here: Path) -> None:
+    images(here / "my photos.v2")
+    (found,) = resolve("my photos.v2", device="cpu").values()
+    assert found.folder == Path("runs/my_photos") and found.reasons
+    assert "keep_best" in {reason.field for reason in found.reasons}
+    (set_,) = resolve("my photos.v2", overrides={"keep_best": "false", "patience": "none"}, device="cpu").values()
+    assert not {"keep_best", "patience"} & {reason.field for reason in set_.reasons}
+    found.folder.mkdir(parents=True)
+    (found.folder / "run.json").write_text(json.dumps({"run": to_dict(found.run)}))
+    assert free_folder("my_photos", found.run) == Path("runs/my_photos")
+    assert free_folder("my_photos", found.run.replace(seed=1)) == Path("runs/my_photos_2")
+
+
+def test_train_alone_tells_what_can_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train"])
+    out = capsys.readouterr().out
+    assert caught.value.code == 0 and all(line in out for line in ("allmlp train photos/", "allmlp list recipes"))
+    for arguments in (["--epochs", "3"], ["digits_mixer", "--resume", "x"], ["--resume", "x", "--epochs", "3"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["train", *arguments])
+        assert caught.value.code == 2
