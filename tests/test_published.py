@@ -23,6 +23,7 @@ from allmlp.models.cost import measure
 from allmlp.models.mixer import mixer
 from allmlp.models.zoo import presets
 from allmlp.weights import fetch as fetching
+from allmlp.weights.bundled import BUNDLED, bundled_models
 from allmlp.weights.convert import FORMATS, convert
 from allmlp.weights.fetch import fetch
 from allmlp.weights.pretrained import pretrained
@@ -94,12 +95,17 @@ def test_list_weights(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "list", "weights")
     lines = out.splitlines()
     assert code == 0 and max(map(len, lines)) <= 100
-    assert [line.split()[0] for line in lines[1 : len(ROWS) + 1]] == list(ROWS)
+    own = len(bundled_models())
+    assert [line.split()[0] for line in lines[:own]] == list(bundled_models())
+    assert [line.split()[0] for line in lines[own + 1 : own + len(ROWS) + 1]] == list(ROWS)
     assert "mixer_b16.google_in1k@timm" in out and "goog_in21k_ft_in1k" in out
     _, out, _ = run(capsys, "list", "weights", "--json")
     table = {row["name"]: row for row in json.loads(out)}
     assert table["mixer_b16.miil_in1k"]["normalization"]["std"] == [1.0, 1.0, 1.0]
     assert table["mixer_l16.google_in21k"]["url"].endswith("imagenet21k/Mixer-L_16.npz")
+    assert table[BUNDLED]["result"] == "test accuracy 95.69 %"
+    _, out, _ = run(capsys, "list", "weights", "*cifar10*")
+    assert out.splitlines()[0].startswith("allmlp:cifar10  gMLP for CIFAR-10, test accuracy")
 
 
 def test_list_weights_does_not_load_torch() -> None:

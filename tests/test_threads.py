@@ -7,11 +7,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 import allmlp
 from allmlp import threads
+from allmlp import training as loop
+from allmlp.run import Budget
+from train.runs import small
+from train.test_train import die_at, losses
 
 Duration = Callable[[int, float], float]
 
@@ -149,6 +155,33 @@ def test_work_between_batches_is_measured(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in threads.Threads().over(range(30)):
         machine.work()
     assert len(machine.used) == 30 and machine.used[-1] == 1
+
+
+def test_a_resumed_run_repeats_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps between the last checkpoint and the end of the process have the same number of threads again."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "limit", lambda: 2)
+    monkeypatch.setattr(threads, "SAMPLE", 0.001)
+    used: list[int] = []
+    original = loop.TrainStep.__call__
+
+    def step(self: loop.TrainStep, batches: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return original(self, batches)
+
+    monkeypatch.setattr(loop.TrainStep, "__call__", step)
+    run = small(save_every=3, eval_every=5, budget=Budget(steps=20))
+    with monkeypatch.context() as patch:
+        die_at(14, patch)
+        with pytest.raises(RuntimeError, match="dies here"):
+            loop.train(run, tmp_path, "cpu")
+    first, before = used[:], losses(tmp_path)
+    assert len(first) == 14 and set(first) == {1, 2}
+    # From step 12 on, with another plan for what was not recorded.
+    monkeypatch.setattr(threads, "SAMPLE", 100.0)
+    loop.train(run, tmp_path, "cpu")
+    assert used[14:16] == first[12:14] and len(used) == 14 + 8
+    assert {number: losses(tmp_path)[number] for number in before} == before
 
 
 # --- how many there may be ----------------------------------------------------------------------------

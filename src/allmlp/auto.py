@@ -39,7 +39,7 @@ from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.question_answering import QuestionAnswering
 from allmlp.tasks.task import Task
 from allmlp.tasks.translate import Translation
-from allmlp.weights.pretrained import bundled_models
+from allmlp.weights.bundled import bundled_models
 from allmlp.weights.start import Start, open_start, transfer
 
 FEW, MANY = 2_000, 50_000

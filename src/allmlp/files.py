@@ -8,7 +8,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 RUN = "run.json"
 """The configuration of a run, in its folder."""
@@ -54,8 +56,7 @@ def take_lock(handle: int, wait: bool) -> None:
 
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         return
-    import msvcrt
-
+    msvcrt: Any = import_module("msvcrt")
     while True:
         try:
             os.lseek(handle, 0, os.SEEK_SET)

@@ -15,6 +15,7 @@ from allmlp.errors import UserError
 from allmlp.models.model import Model
 from allmlp.spec import Count, NonNegative, Spec
 from allmlp.tasks.task import TaskModule
+from allmlp.threads import Threads
 
 BATCH_SIZE = 64
 MAX_ITERATIONS = 100
@@ -101,9 +102,10 @@ def features_of(model: Model, task: TaskModule, split: Split) -> Features:
     """The inputs of the classifier for every labeled example, preprocessed as for evaluation."""
     found: list[Tensor] = []
     labels: list[Tensor] = []
+    threads = Threads(active=model.device.type == "cpu")
 
     def batches() -> Iterator[Any]:
-        for examples in eval_batches(split, BATCH_SIZE, model.device):
+        for examples in threads.over(eval_batches(split, BATCH_SIZE, model.device)):
             labels.append(examples.labels.cpu())
             yield examples
 
@@ -147,7 +149,11 @@ def fit_linear(train: Features, held_out: Features, penalties: tuple[float, ...]
     best: LinearProbe | None = None
     for l2 in sorted(penalties, reverse=True):
         optimizer = torch.optim.LBFGS(
-            [weight, bias], max_iter=MAX_ITERATIONS, tolerance_change=1e-7, line_search_fn="strong_wolfe"
+            [weight, bias],
+            max_iter=MAX_ITERATIONS,
+            tolerance_grad=1e-6,
+            tolerance_change=1e-10,
+            line_search_fn="strong_wolfe",
         )
 
         def objective(l2: float = l2, optimizer: torch.optim.LBFGS = optimizer) -> Tensor:

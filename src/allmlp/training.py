@@ -28,7 +28,7 @@ from allmlp.errors import UserError
 from allmlp.files import write_atomically
 from allmlp.freezing import Freezing
 from allmlp.interrupts import Interrupts
-from allmlp.log import RunLog, announced, draw_curves
+from allmlp.log import RunLog, announced, draw_curves, format_values
 from allmlp.messages import describe_duration, describe_result, describe_stop, header
 from allmlp.meter import Meter
 from allmlp.models.model import Model
@@ -133,8 +133,12 @@ def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Inter
         log.message(header(run, path, model.spec, parameters, dataset, steps, world))
         if found is not None:
             log.message(f"resuming from step {step}")
+        elif floors:
+            log.message(f"without a model: {format_values(floors)}")
 
         def evaluate_weights() -> dict[str, float]:
+            if step:
+                threads.apply()  # as many in a resumed run, whose first step is still to come
             with ema.swap() as averaged:
                 values = evaluate(task, averaged, evaluated, world, run)
                 best.update(step, values, averaged)

@@ -251,6 +251,23 @@ class Slow(EncodedImages):
         return str(index)
 
 
+class OneBroken(Slow):
+    """All threads meet the same corrupt image at the same time."""
+
+    def read(self, index: int) -> bytes:
+        if index == 0:
+            time.sleep(0.05)
+            raise CorruptImage("broken")
+        return encode(scene(8, 8, seed=index))
+
+
+def test_a_corrupt_image_is_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+    split = OneBroken(torch.arange(8), SMALL, Decode(crop_pct=1.0), num_workers=8)
+    with caplog.at_level(logging.WARNING, "allmlp.data"):
+        assert split.fetch(torch.zeros(8, dtype=torch.int64)).labels.tolist() == [1] * 8
+    assert split.skipped == len(caplog.messages) == 1
+
+
 def test_threads_keep_the_order() -> None:
     split = Slow(torch.arange(8), SMALL, Decode(crop_pct=1.0), num_workers=8)
     images, labels = split.fetch(torch.arange(8))

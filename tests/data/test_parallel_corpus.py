@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import lzma
 from pathlib import Path
@@ -185,3 +186,26 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=message):
             spec.replace(**change).load()
+
+
+def test_splits_that_are_not_given(tmp_path: Path) -> None:
+    """Equal sources stay together; another seed gives another split; validation or test may be given."""
+    lines = [(f"ein Hund {n // 2}", f"dog {n}") for n in range(100)]
+    spec = data(tmp_path, tsv(lines), test_fraction=0.1).replace(test="")
+    dataset = spec.load()
+    sources = [{source for source, _ in texts(dataset, split)} for split in ("train", "validation", "test")]
+    assert [len(part) for part in sources] == [40, 5, 5] and len(set.union(*sources)) == 50
+    assert dataset.notes == ("split with seed 0: 80 train, 10 validation, 10 test",)
+    assert spec.load().checksum() == dataset.checksum() != spec.replace(split_seed=1).load().checksum()
+    given = spec.replace(val=str(tmp_path / "test.tsv")).load()
+    assert len(given.train) == 90 and texts(given, "validation") == LINES[:2] and len(given.test) == 10
+
+
+def test_other_tables(tmp_path: Path) -> None:
+    spec = data(tmp_path)
+    (tmp_path / "a.csv").write_text("de;en\n" + "".join(f"{a};{b}\n" for a, b in LINES), encoding="utf8")
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"de": a, "en": b}) for a, b in LINES))
+    for name in ("a.csv", "a.jsonl"):
+        assert texts(spec.replace(path=str(tmp_path / name)).load()) == LINES
+    with pytest.raises(UserError, match=r"a\.csv has no column 'dee'; did you mean 'de'\?, only de, en"):
+        spec.replace(path=str(tmp_path / "a.csv"), source_lang="dee").load()

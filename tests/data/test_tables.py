@@ -62,6 +62,12 @@ def test_bare_quotes_in_tsv_mean_nothing(tmp_path: Path) -> None:
     assert [f"{row['sentence']}\t{row['label']}" for row in found] == lines
 
 
+def test_doubled_quotes_in_tsv(tmp_path: Path) -> None:
+    """All quotes are as a CSV writer sets them, so they are not part of the text."""
+    found = rows(tmp_path / "a.tsv", 'text\tlabel\n"He said ""no""."\t1\nplain\t0\n')
+    assert found == [{"text": 'He said "no".', "label": "1"}, {"text": "plain", "label": "0"}]
+
+
 def test_bare_quotes_in_csv(tmp_path: Path) -> None:
     found = rows(tmp_path / "a.csv", 'text,label\na 5" pipe,1\n"A" is a film,0\n')
     assert [row["text"] for row in found] == ['a 5" pipe', '"A" is a film']
@@ -75,8 +81,8 @@ def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
 
 def test_a_quoted_cell_across_the_end_of_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SAMPLE_CHARS", 30)
-    text = "long\n" * 20
-    assert rows(tmp_path / "a.csv", f'text,label\n"a, b",1\n"{text}",0\n')[1] == {"text": text, "label": "0"}
+    text = "each line, one comma\n" * 20  # without the quotes every line has two cells
+    assert rows(tmp_path / "a.csv", f'text,label\n"ab",1\n"{text}",0\n')[1] == {"text": text, "label": "0"}
 
 
 @pytest.mark.parametrize("line", ["\n", "\r\n", "\r"])

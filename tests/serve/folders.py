@@ -65,9 +65,7 @@ def text_folder(folder: Path, task: str) -> Path:
 
 
 @contextmanager
-def running(
-    *folders: Path, batcher: Batcher | None = None, limits: RequestLimits = RequestLimits()
-) -> Iterator[int]:
+def running(*folders: Path, batcher: Batcher | None = None, limits: RequestLimits = RequestLimits()) -> Iterator[int]:
     """Run a server in a thread and yield its port."""
     batcher = batcher or Batcher()
     server = Server(create_app({one.name: load_service(one) for one in folders}, batcher, limits), batcher)

@@ -6,6 +6,7 @@ import base64
 import json
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from allmlp.serve.batching import Batcher
 from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
 from allmlp.serve.limits import RequestLimits
 from allmlp.serve.page import page_files, samples
+from allmlp.serve.schema import MAX_INPUTS
 from allmlp.weights.bundled import bundled
 from data.sample_images import CORRUPT, encode, scene
 from serve.folders import CLASSES, TASKS, image_folder, text_folder
@@ -154,7 +156,126 @@ def test_bundled_model_classifies_its_samples() -> None:
         assert service.class_names[int(probabilities.argmax())] == sample.label and probabilities.max() > 0.6
 
 
+# --- many images, several models --------------------------------------------------------------------------------------
+
+
+def test_many_images_in_one_request(client: TestClient) -> None:
+    images = [encode(scene(40, 30, seed)) for seed in range(5)]
+    alone = [predictions(client.post("/predict?top_k=2", content=data)) for data in images]
+    files = [("files", (f"{number}.png", data)) for number, data in enumerate([*images[:3], b"broken", *images[3:]])]
+    response = client.post("/predict?top_k=2", files=files)
+    assert response.status_code == 200, response.text
+    found = response.json()["results"]
+    assert [one["name"] for one in found] == [f"{number}.png" for number in range(6)]
+    wrong = found.pop(3)
+    assert wrong.keys() == {"name", "error"} and "not an image" in wrong["error"]
+    for one, expected in zip(found, alone, strict=True):
+        assert [(row["label"], pytest.approx(row["probability"], abs=1e-5)) for row in one["predictions"]] == expected
+    assert client.post("/predict", files=files[:1]).json()["results"][0]["name"] == "0.png"
+    assert "results" in client.post("/predict", files=[("a", images[0]), ("b", images[1])]).json()
+    assert "predictions" in client.post("/predict", files=[("file", images[0])]).json()
+
+
+def test_number_of_images_in_a_request_is_limited(client: TestClient, folder: Path) -> None:
+    data = encode(scene(8, 8))
+    assert len(client.post("/predict", files=[("files", data)] * MAX_INPUTS).json()["results"]) == MAX_INPUTS
+    response = client.post("/predict", files=[("files", data)] * (MAX_INPUTS + 1))
+    assert response.status_code == 400 and "Too many files" in response.json()["detail"]
+    assert client.post("/importance", files=[("files", data)] * 2).status_code == 400
+    batcher = Batcher(max_concurrency=3)
+    with TestClient(create_app({"small": load_service(folder)}, batcher)) as few:
+        assert few.get("/model").json()["max_inputs"] == 3
+        assert few.post("/predict", files=[("files", data)] * 3).status_code == 200
+        assert few.post("/predict", files=[("files", data)] * 4).status_code == 400
+        batcher.in_flight = 1
+        assert few.post("/predict", files=[("files", data)] * 3).status_code == 503
+        batcher.in_flight = 0
+        assert few.post("/predict", files=[("files", data)] * 2).status_code == 200
+    assert batcher.accepted == 5 and batcher.in_flight == 0
+
+
+def test_several_models(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    gray, words = image_folder(tmp_path / "gray", 1, True), text_folder(tmp_path / "words", "classes")
+    with TestClient(create_app({one.name: load_service(one) for one in (folder, gray, words)})) as client:
+        models = client.get("/models").json()
+        assert [one["name"] for one in models] == [folder.name, "gray", "words"]
+        assert [one["endpoint"] for one in models] == ["predict", "predict", "classify"]
+        data = encode(scene())
+        first = predictions(client.post("/predict", content=data))
+        assert predictions(client.post(f"/{models[0]['path']}/predict", content=data)) == first
+        other = predictions(client.post("/models/gray/predict", content=data))
+        (expected,) = allmlp.predict(gray, [write(tmp_path / "image.png", data)])
+        assert other == [(name, pytest.approx(probability, abs=1e-5)) for name, probability, _ in expected] != first
+        assert client.post("/models/words/classify", json={"text": "the cat"}).status_code == 200
+        assert client.get("/models/gray/model").json() == models[1]
+        assert client.post("/models/words/predict", content=data).status_code == 404
+        assert client.post("/models/none/predict", content=data).status_code == 404
+        assert 'path="/models/gray/predict",status="200"' in client.get("/metrics").text
+
+
+def write(file: Path, data: bytes) -> Path:
+    file.write_bytes(data)
+    return file
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "http://testserver"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"host": "evil.example"}, 421),
+        ({"host": "TestServer:8000"}, 200),
+        ({f"x-{number}": "y" for number in range(120)}, 431),
+        ({"x": "y" * 40_000}, 431),
+    ],
+)
+def test_requests_of_other_sites_are_refused(folder: Path, headers: dict[str, str], status: int) -> None:
+    app = create_app({"small": load_service(folder)}, hosts=frozenset({"testserver"}))
+    with TestClient(app) as client:
+        response = client.post("/predict", content=encode(scene()), headers=headers)
+        assert response.status_code == status, response.text
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert status == 200 or response.headers["connection"] == "close"
+
+
+def test_head_requests(client: TestClient) -> None:
+    for path in ("/", "/health", "/page.js", "/model"):
+        assert client.head(path).status_code == 200
+
+
+def test_large_images_do_not_delay_small_ones(folder: Path) -> None:
+    """Images with many pixels are decoded in threads of their own, and refused once they would wait too long."""
+    service = load_service(folder)
+    assert isinstance(service, ImageService)
+    small, large, long = (encode(scene(*size)) for size in ((30, 20), (2300, 1900), (2**16 + 1, 1)))
+    assert (service.measure(small), service.measure(large), service.measure(b"x")) == (600, 4_370_000, 0)
+    begun, go, decode = threading.Event(), threading.Event(), service.predictor.decode
+
+    def slow(data: bytes) -> Any:
+        if data == large:
+            begun.set()
+            assert go.wait(20)
+        return decode(data)
+
+    service.predictor.decode = slow  # type: ignore[method-assign]
+    batcher = Batcher(timeout=9.0)
+    with TestClient(create_app({"small": service}, batcher)) as client, ThreadPoolExecutor(2) as threads:
+        assert "on a side" in client.post("/predict", content=long).json()["detail"]
+        first = threads.submit(client.post, "/predict", content=large)
+        assert begun.wait(10) and batcher.pixels == 4_370_000
+        assert client.post("/predict", content=small).status_code == 200
+        batcher.seconds_per_pixel = 1e-6
+        second = client.post("/predict", content=large)
+        assert second.status_code == 503 and int(second.headers["retry-after"]) >= 1
+        go.set()
+        assert first.result().status_code == 200 and batcher.pixels == 0 < batcher.seconds_per_pixel != 1e-6
 
 
 @pytest.mark.parametrize("path", ["/predict", "/importance"])
@@ -334,6 +455,40 @@ def test_batching_does_not_change_text_predictions(text: tuple[str, Path, TestCl
         else:
             expected = [[(name, chance.expected) for name, chance in row] for row in as_predicted(task, other)]
             assert as_predicted(task, one) == expected
+
+
+def test_many_texts_in_one_request(text: tuple[str, Path, TestClient]) -> None:
+    task, _, client = text
+    path, body = BODIES[task]
+    if task in ("causal", "span"):
+        assert client.post(path, json={"texts": ["a"]}).status_code == 422
+        return
+    texts = [body["text"] + end for end in ("", " four", " five six")]
+    alone = [
+        client.post(path, json={"text": one, "top_k": 2} if task != "translation" else {"text": one}) for one in texts
+    ]
+    options: dict[str, Any] = {} if task == "translation" else {"top_k": 2}
+    response = client.post(path, json={"texts": texts, **options})
+    assert response.status_code == 200, response.text
+    for one, expected in zip(response.json()["results"], alone, strict=True):
+        key = "text" if task == "translation" else "predictions"
+        if task == "translation":
+            assert one == {key: expected.json()[key]}
+        else:
+            names = [[row[0] for row in rows] for rows in as_predicted(task, one)]
+            assert names == [[row[0] for row in rows] for rows in as_predicted(task, expected.json())]
+    if task == "text":
+        mixed = client.post(path, json={"texts": [texts[0], "no mask"]}).json()["results"]
+        assert "predictions" in mixed[0] and mixed[1] == {"error": "the text has no [MASK] to fill in"}
+    for wrong in ([], ["a"] * (MAX_INPUTS + 1), "a", [" "], [5]):
+        response = client.post(path, json={"texts": wrong})
+        assert response.status_code == 422 and "one." not in response.json()["detail"], response.text
+    if task == "classes":
+        assert client.post(path, json={"texts": ["a", "b"], "text_pairs": ["c"]}).status_code == 422
+        pair = client.post(path, json={"texts": ["a"], "text_pairs": ["dog"]}).json()["results"][0]["predictions"]
+        assert pair == client.post(path, json={"text": "a", "text_pair": "dog"}).json()["predictions"]
+        assert client.post(path, json={"text": "a", "top_k": 2.0}).status_code == 200
+        assert client.post(path, json={"text": " "}).json() == {"detail": "text: the text is empty"}
 
 
 def test_invalid_texts(text: tuple[str, Path, TestClient]) -> None:

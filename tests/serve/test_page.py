@@ -156,7 +156,8 @@ def test_busy_server_is_retried(images: Any, batcher: Batcher) -> None:
 
 def test_many_images(images: Any) -> None:
     files = [
-        {"name": f"{number}.png", "mimeType": "image/png", "buffer": encode(scene(40, 30, number))} for number in range(5)
+        {"name": f"{number}.png", "mimeType": "image/png", "buffer": encode(scene(40, 30, number))}
+        for number in range(5)
     ]
     broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"no image"}
     large = {"name": "large.png", "mimeType": "image/png", "buffer": bytes(2**20 + 1)}

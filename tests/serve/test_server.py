@@ -42,7 +42,9 @@ def port(batcher: Batcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """A server in a thread, with short timeouts."""
     monkeypatch.setattr(server, "HEADER_TIMEOUT", 0.4)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 6)
-    with running(image_folder(tmp_path), batcher=batcher, limits=RequestLimits(max_body=10_000, idle_timeout=0.4)) as found:
+    with running(
+        image_folder(tmp_path), batcher=batcher, limits=RequestLimits(max_body=10_000, idle_timeout=0.4)
+    ) as found:
         yield found
 
 
@@ -82,6 +84,8 @@ def predict(port: int) -> int:
         ((HEAD.replace(b"2000", b"-2000") + b"\r\n",), 400),
         ((HEAD.replace(b"2000", b"2000000") + b"\r\n",), 413),
         ((b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",), 400),
+        ((HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n",), 400),
+        ((b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 200 + b"\r\n",), 431),
         ((b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",), 400),
         ((b"GET /%00%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",), 404),
         ((), 408),
@@ -90,7 +94,8 @@ def predict(port: int) -> int:
     ],
 )
 def test_invalid_and_slow_requests(port: int, pieces: tuple[bytes, ...], status: int) -> None:
-    assert send(port, *pieces).startswith(b"HTTP/1.1 %d " % status)
+    response = send(port, *pieces)
+    assert response.startswith(b"HTTP/1.1 %d " % status) and response.count(b"HTTP/1.1 ") == 1
     assert predict(port) == 200
 
 
@@ -107,6 +112,63 @@ def test_rejected_body_is_not_awaited(port: int, batcher: Batcher) -> None:
     assert response.startswith(b"HTTP/1.1 503 ") and time.monotonic() - began < 6
     batcher.in_flight = 0
     assert predict(port) == 200
+
+
+def test_rest_of_a_chunked_body_is_not_read(port: int) -> None:
+    """The connection is closed soon after the 413, however much the client has to send."""
+    chunk, sent, began = b"4000\r\n" + b"x" * 0x4000 + b"\r\n", 0, time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), 20) as connection, suppress(OSError):
+        connection.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        while time.monotonic() - began < 10:
+            connection.sendall(chunk)
+            sent += len(chunk)
+            time.sleep(0.02)
+    assert time.monotonic() - began < 8 and sent < 2**24
+    assert predict(port) == 200
+
+
+def test_tiny_chunks_are_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_PARSE_SECONDS", 0.02)
+    chunks, began = b"1\r\nx\r\n" * 9_000, time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), 20) as connection, suppress(OSError):
+        connection.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+        assert connection.recv(100) == b""
+    assert time.monotonic() - began < 5
+    monkeypatch.undo()
+    assert predict(port) == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "more", "expected"),
+    [
+        ("127.0.0.1", (), True),
+        ("0.0.0.0", (), None),
+        ("::", (), None),
+        ("0.0.0.0", ("Example.org",), True),
+        ("::1", (), True),
+        ("127.0.0.1", ("*",), None),
+    ],
+)
+def test_allowed_hosts(host: str, more: tuple[str, ...], expected: bool | None) -> None:
+    found = server.allowed_hosts(host, more)
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert {"localhost", "127.0.0.1", "[::1]", *(name.lower() for name in more)} <= found
+        assert "evil.example" not in found
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "place"),
+    [
+        ("runs/a", "a", "runs/a"),
+        ("allmlp:cifar10", "cifar10", "allmlp:cifar10"),
+        ("hf:someone/name", "name", "hf:someone/name"),
+        ("big=runs/a", "big", "runs/a"),
+        ("my model=runs/a", "my-model", "runs/a"),
+    ],
+)
+def test_names_of_models(model: str, name: str, place: str) -> None:
+    assert server.served_name(model) == (name, place)
 
 
 def test_too_many_connections(port: int) -> None:
@@ -206,6 +268,8 @@ def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             ([str(folder), "--port", str(occupied.getsockname()[1])], "choose another --host or --port"),
             ([str(folder), "--host", "no.such.host.invalid"], "choose another --host or --port"),
             ([str(folder), "--port", "70000"], "--port"),
+            ([str(folder), str(folder)], "two models are called model: name them, such as model-2="),
+            ([str(folder), "--dtype", "int8"], "unknown dtype 'int8'"),
         ):
             with pytest.raises(SystemExit) as caught:
                 main(["serve", *arguments])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from allmlp import checkpoint, parallel
 from allmlp.data.sampler import Loader, Sampler
@@ -30,8 +31,12 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "accumulated": ("quiet", {"grad_accum_steps": 2}),
     "compiled": ("quiet", {"compile": True}),
     "language": ("language", {}),
+    "best": ("quiet", {"val_size": 16, "keep_best": True, "patience": 5, "eval_every": 3}),
 }
-ONLY = {"ddp": {"selfsupervised": ("selfsupervised", {})}, "fsdp": {"bfloat16": ("quiet", {"precision": "bfloat16"})}}
+ONLY = {
+    "ddp": {"selfsupervised": ("selfsupervised", {}), "frozen": ("quiet", {"freeze_fraction": 0.5})},
+    "fsdp": {"bfloat16": ("quiet", {"precision": "bfloat16"})},
+}
 CODE = """
 import json, os, signal, sys
 from pathlib import Path
@@ -79,7 +84,7 @@ def torchrun(out: Path, sharding: str, jobs: dict[str, Any], dies: int | None = 
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs in a single process."""
     out = tmp_path_factory.mktemp("one")
-    jobs = {name: JOBS[name] for name in ("quiet", "language")} | ONLY["ddp"] | ONLY["fsdp"]
+    jobs = {name: JOBS[name] for name in ("quiet", "language", "best")} | ONLY["ddp"] | ONLY["fsdp"]
     for name, (run, changes) in jobs.items():
         train(getattr(runs, run)().replace(**changes), out / name, "cpu")
     return out
@@ -99,6 +104,15 @@ def test_two_processes_have_the_losses_of_one(one: Path, two: Path) -> None:
     for folder in (folder for folder in two.iterdir() if folder.is_dir()):
         expected = losses(one / references.get(folder.name, folder.name))
         assert losses(folder) == pytest.approx(expected, rel=tolerances.get(folder.name, 1e-4)), folder.name
+
+
+@pytest.mark.slow
+def test_two_processes_keep_the_best_weights_of_one(one: Path, two: Path) -> None:
+    results = [json.loads((out / "best" / "run.json").read_text())["result"] for out in (one, two)]
+    assert results[0]["best_step"] == results[1]["best_step"] in (3, 6, 9, 12)
+    first, second = (load_file(out / "best" / "model.safetensors") for out in (one, two))
+    for name, weight in first.items():
+        torch.testing.assert_close(second[name], weight, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models are built, loaded and trained in float64. Losses are computed in `Tensor.float`, which is that here."""
     apply = ModelChanges.apply
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setattr(ModelChanges, "apply", lambda self, *models: apply(self._replace(dtype=None), *models))
+    monkeypatch.setattr(ModelChanges, "apply", lambda self, *given: apply(self._replace(dtype=None), *given))
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

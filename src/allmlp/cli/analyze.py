@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, console, examples
+from allmlp.cli.app import app, complete_model, console, examples, next_command
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def analyze(
             metavar="MODEL|IMAGE",
             help="A model folder, a run or a name from `allmlp list`, then image files. Without a model, the bundled "
             "CIFAR-10 model.",
+            autocompletion=complete_model,
         ),
     ] = None,
     out: Annotated[
@@ -49,6 +50,7 @@ def analyze(
     """Show what a model has learned: token mixing, sparsity, saliency, nearest neighbors, activation norms, cost."""
     from allmlp.analysis.analysis import analyze, as_json
     from allmlp.analysis.target import load_target, split_arguments
+    from allmlp.report.runs import is_run
 
     model, files = split_arguments(arguments or [])
     target = load_target(model)
@@ -62,6 +64,12 @@ def analyze(
         print(json.dumps({"folder": str(folder), "about": result.about, "sections": sections, "note": note}))
     else:
         print_analysis(result, note)
+        if is_run(Path(model)):
+            next_command("report", model)
+        elif target.trained:
+            next_command("predict", model, "IMAGE" if target.preprocessing else "TEXT")
+        else:
+            next_command("show", model)
 
 
 def run_images(folder: Path, target: AnalysisTarget, most: int | None) -> tuple[NamedImages | None, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, billions, console, examples, millions
+from allmlp.cli.app import app, billions, complete_model, console, examples, millions, next_command
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     )
 )
 def bench(
-    models: Annotated[list[str], typer.Argument(help="Model names, including timm:NAME and hf:NAME.")],
+    models: Annotated[
+        list[str], typer.Argument(help="Model names, including timm:NAME and hf:NAME.", autocompletion=complete_model)
+    ],
     batch_size: Annotated[
         str,
         typer.Option(help="Batch sizes: 1,8,256, or 1-1024 for powers of two [default: 256 on a GPU, 1,8 on a CPU]."),
@@ -106,6 +108,7 @@ def bench(
     else:
         print_report(report)
         print(f"results{' and figures' if drawn else ''} in {out}")
+        next_command("show", models[0])
     if report.rejected:
         raise typer.Exit(1)
 

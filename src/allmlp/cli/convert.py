@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, examples
+from allmlp.cli.app import app, assignments, examples, next_command
 
 
 @app.command(
@@ -39,3 +39,5 @@ def convert(
     from allmlp.weights.convert import convert
 
     print(convert(source, target, to, assignments(overrides or []), notify=partial(print, file=sys.stderr)))
+    if to is None:
+        next_command("show", target)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples
+from allmlp.cli.app import app, examples, next_command
 
 
 @app.command(
@@ -37,3 +37,4 @@ def export(
             f"{exported.file}: {size:.1f} MB, any batch size, "
             f"differs by {exported.difference:.1e} on {exported.compared_on}"
         )
+    next_command("serve", folder)

@@ -48,7 +48,9 @@ ColumnOption = Annotated[str, typer.Option(help="Column of a table with the text
 PairOption = Annotated[str, typer.Option(help="Column of a table with the second sentence, or with the context.")]
 KeepOption = Annotated[list[str] | None, typer.Option(help="Column of a table to copy to the output; can be repeated.")]
 BatchOption = Annotated[int | None, typer.Option(help="Inputs per batch; default 32 on a CPU, 256 on a GPU.", min=1)]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one.")]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1, mps or xpu; default: a GPU if there is one.")
+]
 DtypeOption = Annotated[
     str | None,
     typer.Option(help=f"{', '.join(DTYPES)}; default float32, with --fast on a GPU bfloat16."),
@@ -99,9 +101,9 @@ class Job:
         items = iter(self.inputs)
         if fast is None:
             # Only names are listed here; nothing is decoded yet.
-            many = FAST_FROM[own_device(device).type]
-            first = list(islice(items, many)) if self.inputs.reads == "images" else []
-            fast, items = len(first) == many, chain(first, items)
+            many = FAST_FROM.get(own_device(device).type, 0) if self.inputs.reads == "images" else 0
+            first = list(islice(items, many))
+            fast, items = 0 < many == len(first), chain(first, items)
         self.items: Iterator[Item] = items
         self.predictor = open_predictor(
             self.model, device=device, dtype=getattr(torch, dtype) if dtype else None, fast=fast

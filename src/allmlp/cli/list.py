@@ -106,14 +106,24 @@ def list_recipes(words: list[str], as_json: bool) -> None:
 
 
 def list_weights(pattern: str, as_json: bool) -> None:
+    from allmlp.weights.bundled import bundled_weights
     from allmlp.weights.published import published_weights
 
-    rows = [published_weights()[name] for name in select(list(published_weights()), pattern, "weights")]
+    bundled = {row.name: row for row in bundled_weights()}
+    names = select([*bundled, *published_weights()], pattern, "weights")
+    own = [bundled[name] for name in names if name in bundled]
+    rows = [published_weights()[name] for name in names if name not in bundled]
     if as_json:
-        print(json.dumps([row._asdict() | {"normalization": row.normalization._asdict()} for row in rows], indent=2))
+        published = [row._asdict() | {"normalization": row.normalization._asdict()} for row in rows]
+        print(json.dumps([*(row._asdict() for row in own), *published], indent=2))
         return
     from rich.table import Table
 
+    for row in own:
+        print(f"{row.name}  {row.description}, {row.result}; bundled, {row.size / 2**20:.1f} MiB")
+    if not rows:
+        next_command("predict", own[0].name, "INPUT")
+        return
     view = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("weights", "description", "normalize"):
         view.add_column(title, no_wrap=True)

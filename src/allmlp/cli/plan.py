@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, console, examples
+from allmlp.cli.app import app, complete_name, console, examples, next_command
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,12 @@ GIGABYTE = 1e9
     )
 )
 def plan(
-    target: Annotated[str, typer.Argument(help="A model from `allmlp list`, or a recipe from `allmlp list recipes`.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A model from `allmlp list`, or a recipe from `allmlp list recipes`.", autocompletion=complete_name
+        ),
+    ],
     samples: Annotated[float | None, typer.Option(help="Size of the training set, e.g. 300e6.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training set.")] = None,
     gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 8,
@@ -100,6 +105,7 @@ def plan(
         print(json.dumps(found.as_json(), indent=2))
     else:
         print_forecast(found)
+        next_command("show", target)
 
 
 def run_check(

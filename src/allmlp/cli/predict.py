@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 50
 """Rows of the table on a terminal."""
-MAX_NAME = 44
-"""Characters of a path in it; of a longer one the end is shown."""
+MIN_NAME = 20
+"""Characters of an input in it, however narrow the terminal is."""
 
 
 @app.command(
@@ -136,43 +136,63 @@ def print_lines(table: AnswerTable, answers: Iterable[Answer]) -> None:
 
 
 def print_table(table: AnswerTable, answers: Iterable[Answer], job: Job) -> None:
-    """For a terminal: the first answers, as wide as it is."""
+    """For a terminal: the first answers, in lines that fit."""
     from rich.markup import escape
     from rich.table import Table
 
-    screen = Table(box=None, header_style="bold", pad_edge=False)
-    screen.add_column(job.inputs.reads.removesuffix("s"), no_wrap=True, overflow="ellipsis", max_width=MAX_NAME)
-    screen.add_column("answer", no_wrap=True, overflow="ellipsis")
-    screen.add_column("", justify="right", no_wrap=True)
-    screen.add_column("then", style="dim", no_wrap=True, overflow="ellipsis")
-    rows = 0
+    rows: list[tuple[str, str, str, list[str]]] = []
+    count = 0
     for answer in answers:
         for row in answer.value or ():
-            rows += 1
-            if rows <= MAX_ROWS:
-                screen.add_row(*map(escape, [shorten(answer.item.name, job.inputs.reads), *cells(table, row)]))
-    console().print(screen)
-    if rows > MAX_ROWS:
-        print(f"... and {rows - MAX_ROWS:,} more")
+            count += 1
+            if count <= MAX_ROWS:
+                rows.append((" ".join(answer.item.name.split()), *cells(table, row)))
+    screen, show = console(), Table(job.inputs.reads.removesuffix("s"), "answer", "", box=None, pad_edge=False)
+    longest, answer_width = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    name_width = min(longest, max(MIN_NAME, screen.width - answer_width - 30))
+    room = screen.width - name_width - max(answer_width, 6) - 6 - 3 * 2
+    if any(fitting(others, room) for *_, others in rows):
+        show.add_column("then", style="dim")
+    for name, label, chance, others in rows:
+        kept = shorten(name, name_width, job.inputs.reads == "images")
+        show.add_row(*map(escape, [kept, label, f"{chance:>6}", fitting(others, room)][: len(show.columns)]))
+    for column in show.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    screen.print(show)
+    if count > MAX_ROWS:
+        print(f"... and {count - MAX_ROWS:,} more")
         job.next = ("predict", *job.arguments, "--out", "answers.csv")
 
 
-def shorten(name: str, reads: str) -> str:
-    """One line; of a long path the end."""
-    name = " ".join(name.split())
-    return f"...{name[3 - MAX_NAME :]}" if reads == "images" and len(name) > MAX_NAME else name
+def shorten(name: str, width: int, is_path: bool) -> str:
+    """The beginning of a text, the end of a path."""
+    if len(name) <= width:
+        return name
+    return f"...{name[3 - width :]}" if is_path else f"{name[: width - 3]}..."
 
 
-def cells(table: AnswerTable, row: list[Any]) -> tuple[str, str, str]:
+def cells(table: AnswerTable, row: list[Any]) -> tuple[str, str, list[str]]:
+    """Answer, probability, and the next predictions."""
     if table.is_regression:
-        return "  ".join(map(str, row)), "", ""
+        return "  ".join(map(str, row)), "", []
     probability = row[0].probability if row else None
     chance = "" if probability is None else f"{probability:.1%}"
-    return table.label(row) or "unsure", chance, "  ".join(map(str, row[1:]))
+    return table.label(row) or "unsure", chance, [str(one) for one in row[1:]]
+
+
+def fitting(words: list[str], room: int) -> str:
+    """As many of the words as fit."""
+    while words and len("  ".join(words)) > room:
+        words = words[:-1]
+    return "  ".join(words)
 
 
 @app.command(
-    epilog=examples("allmlp generate runs/causal --prompt Once", "allmlp generate runs/causal --temperature 0")
+    epilog=examples(
+        "allmlp generate runs/causal --prompt Once",
+        "allmlp generate runs/causal --temperature 0",
+        "allmlp generate runs/causal --prompt 'The cat' --top-k 20 --seed 0",
+    )
 )
 def generate(
     model: Annotated[Path, typer.Argument(help="Folder of a causal language model.")],

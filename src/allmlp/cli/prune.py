@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples
+from allmlp.cli.app import app, examples, next_command
 from allmlp.errors import UserError
 
 
 @app.command(
     epilog=examples(
         "allmlp prune mixer/ pruned/ --fraction 0.5",
+        "allmlp prune runs/a runs/a_pruned --fraction 0.9",
         "allmlp prune runs/a --curve --data Cifar10 --images 2000 --figure curve.png",
     )
 )
@@ -43,6 +44,7 @@ def prune(
     prune(model, fraction)
     save(model, target, like=folder)
     print(f"{target}: {fraction:.0%} of every token-mixing matrix is zero")
+    next_command("eval", target, "DATA")
 
 
 def print_curve(folder: Path, data: str, count: int, file: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, examples
+from allmlp.cli.app import app, examples, next_command
 
 
 @app.command(
@@ -55,3 +55,4 @@ def report(
     for reason in skipped:
         print(f"skipped: {reason}")
     print(f"{count} {'run' if count == 1 else 'runs'}, {out.stat().st_size / 1e6:.2f} MB: {out}")
+    next_command("analyze", runs[0] if count == 1 else "RUN")

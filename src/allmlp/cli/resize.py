@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, examples
+from allmlp.cli.app import app, examples, next_command
 from allmlp.errors import UserError
 
 
@@ -43,3 +43,4 @@ def resize(
     model = load(source, img_size=size, seq_len=seq_len, rule=how, dtype=None)
     save(model, target, like=source)
     print(f"{target}: {read_spec(source).input_spec} -> {model.spec.input_spec}")
+    next_command("eval", target, "DATA")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, complete_recipe, console, examples, print_described, width
+from allmlp.cli.app import app, assignments, complete_recipe, console, examples, next_command, print_described, width
 from allmlp.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LOCATIONS = ("data.path", "data.cache", "data.download")
         "allmlp study digits",
         "allmlp study cifar10 --minutes 9 --set data.path=data/cifar10",
         "allmlp study cifar10_mixer --sweep optim.lr=1e-3,2e-3,4e-3 --seeds 3",
-        "allmlp study cifar10 --minutes 0    (only the table and the figure of what is there)",
+        "allmlp study cifar10 --minutes 0    # only the table and the figure of what is there",
     )
 )
 def study(
@@ -163,6 +163,7 @@ def report(now: Progress, runner: Runner) -> None:
     total = len(now.done) + len(left)
     if not left:
         print(f"study {summary.name}: complete, {total} runs")
+        next_command("study", "--list")
         return
     durations = [expected_seconds(trial, now.records) for trial in left]
     known = [duration for duration in durations if duration is not None]

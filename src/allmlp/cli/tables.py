@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples
+from allmlp.cli.app import app, examples, next_command
 from allmlp.errors import UserError
 
 
@@ -42,3 +42,5 @@ def tables(
         print(report.as_csv(found), end="")
     else:
         print("\n\n".join(report.markdown(table) if markdown else report.terminal(table) for table in found))
+        if not markdown:
+            next_command("list")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, examples, next_command, print_results
+from allmlp.cli.app import app, assignments, complete_recipe, examples, next_command, print_results
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def train(
         str | None,
         typer.Argument(
             help="Data (a folder of images per class, a table of texts and labels, ...), a recipe of `allmlp list "
-            "recipes` or NAME/ROW for one run of a table, FILE.py:NAME, or a run.json."
+            "recipes` or NAME/ROW for one run of a table, FILE.py:NAME, or a run.json.",
+            autocompletion=complete_recipe,
         ),
     ] = None,
     model: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
@@ -17,6 +18,8 @@ from allmlp.errors import UserError
 from allmlp.spec import Range
 
 log = logging.getLogger("allmlp.data")
+LOCK = threading.Lock()
+"""Held while a corrupt image is counted."""
 
 NumWorkers = Annotated[int, Range(0, 1024)]
 """Threads that read and decode; 0 is one per core."""
@@ -81,9 +84,11 @@ class EncodedImages:
                 try:
                     return index, decode_image(self.read(index), self.img_size, self.decode, uniforms)
                 except CorruptImage as reason:
-                    check_corrupt(self.decode, self.name(index), reason, self.skipped + 1, len(self))
-                    self.corrupt[index] = str(reason)
-                    log.warning("skipped %s: %s (%d so far)", self.name(index), reason, self.skipped)
+                    with LOCK:
+                        if index not in self.corrupt:  # another thread may have found it meanwhile
+                            check_corrupt(self.decode, self.name(index), reason, self.skipped + 1, len(self))
+                            self.corrupt[index] = str(reason)
+                            log.warning("skipped %s: %s (%d so far)", self.name(index), reason, self.skipped)
             index = (index + 1) % len(self)
         raise UserError(f"{self.name(index)} and the images before it are all corrupt: check data.path")
 

@@ -118,6 +118,9 @@ def wrap(model: Model | str | os.PathLike[str], task: str | None = None, **optio
         # [SEP], which ends the text, is the only special token that may be generated.
         special = load_tokenizer(path).special_tokens_mask.nonzero().flatten().tolist()
         wrapped.generation_config.suppress_tokens = [token for token in special if token != config.eos_token_id]
+    if isinstance(found, EncoderDecoderModel):
+        # Training shifts the target by one, so the decoder's last position is never trained.
+        wrapped.generation_config.max_length = found.spec.decoder.stem.tokens - 1
     return wrapped.train(found.training)
 
 

@@ -227,7 +227,7 @@ class AllMlpForQuestionAnswering(AllMlpPreTrainedModel):
         return QuestionAnsweringModelOutput(loss, start, end, hidden)
 
 
-class Generates(GenerationMixin):
+class AllMlpGenerationMixin(GenerationMixin):
     """`generate` with the cache of this library."""
 
     @classmethod
@@ -239,7 +239,7 @@ class Generates(GenerationMixin):
         return past_key_values
 
 
-class AllMlpForCausalLM(AllMlpPreTrainedModel, Generates):
+class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
     """Padding may be on either side: positions count from the first token that is none."""
 
     @classmethod
@@ -311,7 +311,7 @@ class SourceEncoder(nn.Module):
         return BaseModelOutput(features)
 
 
-class AllMlpForSeq2SeqLM(AllMlpPreTrainedModel, Generates):
+class AllMlpForSeq2SeqLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
     """Translation. Labels are the target without its first token, which is `decoder_start_token_id`."""
 
     def __init__(self, config: AllMlpConfig) -> None:

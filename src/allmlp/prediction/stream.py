@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from allmlp.errors import UserError
@@ -15,7 +17,7 @@ from allmlp.prediction.inputs import Item
 from allmlp.prediction.predictor import Predictor
 from allmlp.threads import Threads, limit
 
-BATCH_SIZE = {"cpu": 32, "cuda": 256}
+CPU_BATCH_SIZE, GPU_BATCH_SIZE = 32, 256
 """By default."""
 
 
@@ -30,51 +32,46 @@ def predictions(
     predictor: Predictor, items: Iterable[Item], top_k: int = 5, batch_size: int | None = None
 ) -> Iterator[Answer]:
     """The `top_k` predictions of each input, in order."""
-    return answers(
-        items,
-        predictor.decode,
-        lambda decoded: predictor.predict(decoded, top_k),
-        batch_size or BATCH_SIZE[predictor.device.type],
-        measure_threads=predictor.device.type == "cpu",
-    )
+    compute = partial(predictor.predict, top_k=top_k)
+    return answers(items, predictor.decode, compute, batch_size, predictor.device)
 
 
 def features(predictor: Predictor, items: Iterable[Item], batch_size: int | None = None) -> Iterator[Answer]:
     """The features of each input, a float32 array of c numbers, in order."""
-    return answers(
-        items,
-        predictor.read,
-        lambda decoded: predictor.embed(decoded).cpu().numpy(),
-        batch_size or BATCH_SIZE[predictor.device.type],
-        measure_threads=predictor.device.type == "cpu",
-    )
+
+    def compute(decoded: list[Any]) -> np.ndarray:
+        return predictor.embed(decoded).cpu().numpy()
+
+    return answers(items, predictor.read, compute, batch_size, predictor.device)
 
 
 def answers(
     items: Iterable[Item],
     decode: Callable[[Any], Any],
     compute: Callable[[list[Any]], Iterable[Any]],
-    batch_size: int,
-    measure_threads: bool = False,
+    batch_size: int | None,
+    device: torch.device = torch.device("cpu"),
 ) -> Iterator[Answer]:
     """compute(batch) of decoded inputs; an input that cannot be decoded has an error instead.
 
     Inputs i batch_size to (i + 1) batch_size are one batch, whatever is broken among them. At most two batches, and
     one input per decoding thread, are read ahead.
     """
-    source, threads, workers = iter(items), Threads(active=measure_threads), limit()
+    is_cpu = device.type == "cpu"
+    size = batch_size or (CPU_BATCH_SIZE if is_cpu else GPU_BATCH_SIZE)
+    source, threads, workers = iter(items), Threads(active=is_cpu), limit()
     pending: deque[tuple[Item, Future[Any]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
     threads_before = torch.get_num_threads()
 
     def read_ahead() -> None:
-        for item in islice(source, 2 * batch_size + workers - len(pending)):
+        for item in islice(source, 2 * size + workers - len(pending)):
             pending.append((item, pool.submit(attempt, decode, item.source)))
 
     try:
         read_ahead()
         while pending:
-            batch = [pending.popleft() for _ in range(min(batch_size, len(pending)))]
+            batch = [pending.popleft() for _ in range(min(size, len(pending)))]
             decoded = [future.result() for _, future in batch]
             read_ahead()
             usable = [value for value in decoded if not isinstance(value, UserError)]
@@ -82,15 +79,13 @@ def answers(
                 with threads:
                     results = iter(compute(usable) if usable else ())
             except torch.OutOfMemoryError as reason:
-                raise UserError(
-                    f"batches of {batch_size} do not fit into memory: use a smaller --batch-size"
-                ) from reason
+                raise UserError(f"batches of {size} do not fit into memory: use a smaller --batch-size") from reason
             for (item, _), value in zip(batch, decoded, strict=True):
                 failed = isinstance(value, UserError)
                 yield Answer(item, None, str(value)) if failed else Answer(item, next(results))
     finally:
         pool.shutdown(cancel_futures=True)
-        if measure_threads:
+        if is_cpu:
             torch.set_num_threads(threads_before)
 
 

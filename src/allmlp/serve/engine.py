@@ -155,7 +155,7 @@ class BatchingEngine:
                 return RunningBatch(items, values, start, None)
             host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             host.copy_(values, non_blocking=True)
-            return RunningBatch(items, host, start, torch.cuda.current_stream().record_event())
+            return RunningBatch(items, host, start, torch.cuda.current_stream(values.device).record_event())
         except Exception as error:
             self.fail(items, error)
             return None

@@ -230,7 +230,7 @@ def run(
     on_gpu = any(service.predictor.device.type == "cuda" for service in services.values())
     # On a CPU, decoding more at a time would only take cores from the model.
     decode_threads = limit() if on_gpu else 1
-    engine = BatchingEngine(batch_size or (128 if on_gpu else 16), threads)
+    engine = BatchingEngine(batch_size or (128 if on_gpu else 16), threads or (limit() if on_gpu else None))
     batcher = Batcher(engine, max_concurrency or 8 * engine.max_batch_size, timeout, decode_threads)
     app = create_app(services, batcher, hosts=allowed_hosts(host, more_hosts))
     server = Server(app, batcher)

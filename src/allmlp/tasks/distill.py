@@ -78,7 +78,7 @@ class Teacher:
             raise UserError(f"the teacher {name} reads {example.shape[1]} channels, the data have {len(dataset.mean)}")
         if isinstance(self.model.spec, External):
             # Convolutions are faster with channels last, and compiling them takes longer than a short run gains.
-            self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.run = torch.compiler.disable(self.run)  # type: ignore[method-assign]
         found = self(torch.zeros_like(example))
         self.width, num_classes = found.features.shape[1], found.logits.shape[1]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from allmlp.errors import UserError, did_you_mean
+from allmlp.errors import UserError
 
 CARD = "README.md"
 BUNDLED_PREFIX = "allmlp:"
@@ -29,7 +29,7 @@ def bundled(name: str = BUNDLED) -> Path:
     found = bundled_models()
     if name not in found:
         have = f"only {', '.join(found)}" if found else "none at all: pass a model folder instead"
-        raise UserError(f"this installation has no bundled model {name}{did_you_mean(name, found)}, {have}")
+        raise UserError(f"this installation has no bundled model {name}, {have}")
     return found[name]
 
 

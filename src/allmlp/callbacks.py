@@ -1,0 +1,139 @@
+"""What a run tells while it trains: to TensorBoard, Weights & Biases, MLflow, or to your own code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from allmlp.errors import MissingExtra, UserError, lookup, one_line, require
+
+log = logging.getLogger("allmlp.callbacks")
+
+
+class Callback:
+    """Override what you need; `allmlp.train(..., callbacks=[MyCallback()])` calls it in the main process.
+
+    A callback that raises is switched off with one warning: it does not end the run.
+    """
+
+    def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
+        """Before the first step; `config` is the run as in run.json, `step` above 0 where it is resumed."""
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """After every `log_every` steps, with the means since the last call."""
+
+    def on_eval(self, step: int, values: Mapping[str, float]) -> None:
+        """After an evaluation."""
+
+    def on_save(self, step: int, folder: Path) -> None:
+        """After a checkpoint was written to `folder`."""
+
+    def on_end(self, result: Mapping[str, Any]) -> None:
+        """At the end, with the `result` of run.json; an empty one where the run was stopped."""
+
+
+class TensorBoard(Callback):
+    """Event files in the folder `tensorboard` of the run."""
+
+    def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
+        self.writer: Any = require("torch.utils.tensorboard", "train").SummaryWriter(out / "tensorboard")
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        self.write("train", step, values)
+
+    def on_eval(self, step: int, values: Mapping[str, float]) -> None:
+        self.write("eval", step, values)
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def on_end(self, result: Mapping[str, Any]) -> None:
+        self.writer.close()
+
+
+class WandB(Callback):
+    """Weights & Biases, set up by its own variables: WANDB_MODE=offline, WANDB_PROJECT, WANDB_ENTITY."""
+
+    ID = "wandb.txt"
+    """In the folder of the run: the id under which a resumed run continues."""
+
+    def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
+        wandb = require("wandb", "trackers")
+        file = out / self.ID
+        known = file.read_text(encoding="utf8").strip() if file.is_file() and step else None
+        self.run: Any = wandb.init(name=out.name, dir=str(out), config=dict(config), id=known, resume="allow")
+        file.write_text(self.run.id, encoding="utf8")
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log({f"train/{name}": value for name, value in values.items()}, step=step)
+
+    def on_eval(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log({f"eval/{name}": value for name, value in values.items()}, step=step)
+
+    def on_end(self, result: Mapping[str, Any]) -> None:
+        self.run.summary.update(dict(result))
+        self.run.finish()
+
+
+class MLflow(Callback):
+    """MLflow, set up by its own variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME."""
+
+    ID = "mlflow.txt"
+
+    def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
+        self.mlflow: Any = require("mlflow", "trackers")
+        file = out / self.ID
+        known = file.read_text(encoding="utf8").strip() if file.is_file() and step else None
+        run = self.mlflow.start_run(run_id=known, run_name=None if known else out.name)
+        file.write_text(run.info.run_id, encoding="utf8")
+        if not known:
+            self.mlflow.log_dict(dict(config), "run.json")
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        self.mlflow.log_metrics({f"train/{name}": value for name, value in values.items()}, step=step)
+
+    def on_eval(self, step: int, values: Mapping[str, float]) -> None:
+        self.mlflow.log_metrics({f"eval/{name}": value for name, value in values.items()}, step=step)
+
+    def on_end(self, result: Mapping[str, Any]) -> None:
+        self.mlflow.end_run("FINISHED" if result else "KILLED")
+
+
+TRACKERS: dict[str, type[Callback]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+class Callbacks:
+    """Calls every callback; one that raises is left out from then on."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self.active = list(callbacks)
+
+    def call(self, event: str, *arguments: Any) -> None:
+        for callback in list(self.active):
+            try:
+                getattr(callback, event)(*arguments)
+            except Exception as reason:  # somebody else's code, or a server that cannot be reached
+                if event == "on_start" and isinstance(reason, UserError):
+                    raise
+                self.active.remove(callback)
+                name = type(callback).__name__
+                log.warning(
+                    "%s.%s failed and is switched off: %s: %s", name, event, type(reason).__name__, one_line(reason)
+                )
+
+
+def trackers(names: str) -> list[Callback]:
+    """The trackers that `--track a,b` names."""
+    return [lookup(name.strip(), TRACKERS, "tracker")() for name in names.split(",") if name.strip()]
+
+
+def tensorboard() -> list[Callback]:
+    """TensorBoard, if it is installed."""
+    try:
+        require("torch.utils.tensorboard", "train")
+    except MissingExtra:
+        return []
+    return [TensorBoard()]

@@ -1,0 +1,227 @@
+"""The run that is chosen for data: by kind, number and balance of the examples, device, and what is asked for."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import allmlp
+from allmlp.auto import Choice, choose_run
+from allmlp.cli import main
+from allmlp.data.corpus import Corpus
+from allmlp.data.dataset import Data
+from allmlp.data.detect import detect_data
+from allmlp.data.digits import Digits
+from allmlp.data.parallel_corpus import ParallelCorpus
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.squad import Squad
+from allmlp.head_init import HeadInit
+from allmlp.models.encoder import Encoder
+from allmlp.models.resmlp import resmlp
+from allmlp.optim import AdamW, Muon
+from allmlp.record import read_record, read_run
+from allmlp.run import Budget
+from allmlp.spec import from_json, to_json
+from allmlp.tasks.causal_lm import CausalLM
+from allmlp.tasks.classify import Classify
+from allmlp.tasks.classify_text import ClassifyText
+from allmlp.tasks.masked_lm import MaskedLM
+from allmlp.tasks.translate import Translation
+
+TINY = resmlp(2, 16, 0.1, patch_size=4, img_size=16)
+MOODS = {"good": ("wonderful", "lovely", "great"), "bad": ("awful", "boring", "poor")}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def photos(folder: Path, counts: dict[str, int]) -> str:
+    """Noise around a color per class."""
+    pil = pytest.importorskip("PIL.Image")
+    generator = torch.Generator().manual_seed(0)
+    for number, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True)
+        base = torch.randint(40, 200, (3,), generator=torch.Generator().manual_seed(number))
+        for index in range(count):
+            pixels = (base + torch.randint(-40, 40, (20, 18, 3), generator=generator)).clamp(0, 255).byte()
+            pil.fromarray(pixels.numpy()).save(folder / name / f"{name}{index * 7919}.png")
+    return str(folder)
+
+
+def reviews(file: Path, count: int = 60, pairs: bool = False) -> str:
+    rows = []
+    for index in range(count):
+        mood = ("good", "bad")[index % 2]
+        text = f"a {MOODS[mood][index % 3]} film, number {index}, and it was seen {'twice ' * (index % 5)}"
+        rows.append([text, *([f"the film {index} was liked"] if pairs else []), mood])
+    with open(file, "w", newline="", encoding="utf8") as target:
+        header = ["premise", "hypothesis", "label"] if pairs else ["text", "label"]
+        csv.writer(target).writerows([header, *rows])
+    return str(file)
+
+
+def trained(folder: Path, seed: int = 0, zero: bool = False) -> str:
+    """A model folder as training leaves it; with `zero` its features are the same for every image."""
+    model = allmlp.create(TINY, seed=seed)
+    if zero:
+        with torch.no_grad():
+            model.stem.proj.weight.zero_()
+    allmlp.save(model, folder)
+    write_preprocessing(folder, ImagePreprocessing((0.4, 0.5, 0.6), (0.2, 0.25, 0.3), crop_pct=0.9))
+    return str(folder)
+
+
+def choose(data: Data | str, **options: object) -> Choice:
+    made = choose_run(detect_data(data) if isinstance(data, str) else data, device="cpu", **options)  # type: ignore[arg-type]
+    assert from_json(to_json(made.run)) == made.run
+    assert not isinstance(made.run.optim, Muon) and not made.run.compile  # on a CPU
+    assert all(field and value and why for field, value, why in made.reasons)
+    assert made.table().count("\n") == len(made.reasons) - 1
+    return made
+
+
+def fields(choice: Choice) -> dict[str, str]:
+    return {reason.field: reason.value for reason in choice.reasons}
+
+
+def test_images_start_from_the_bundled_model(here: Path) -> None:
+    run = choose(photos(here / "photos", {"cat": 12, "dog": 12, "emu": 14})).run
+    assert run.init_from == "allmlp:cifar10" and run.head_init == HeadInit() and run.keep_best and run.patience
+    assert run.data.img_size == (32, 32) and run.data.decode.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)  # type: ignore[attr-defined]
+    assert isinstance(run.task, Classify) and run.task.class_balance == 0 and run.task.augment.transforms
+    assert isinstance(run.optim, AdamW) and run.optim.layer_decay < 1 and run.budget.minutes == 3
+
+
+def test_what_is_asked_for_is_taken(here: Path) -> None:
+    data, model = photos(here / "photos", {"cat": 12, "dog": 12}), trained(here / "model")
+    run = choose(data, model=model, epochs=7, size=24).run
+    assert run.init_from == model and run.budget == Budget(epochs=7) and run.data.img_size == (24, 24)  # type: ignore[attr-defined]
+    assert run.model == TINY.configure(img_size=24) and run.data.decode.crop_pct == 0.9  # type: ignore[attr-defined]
+    scratch = choose(data, model="mixer_nano", minutes=2)
+    assert scratch.run.init_from is None and scratch.run.head_init is None and scratch.run.budget == Budget(minutes=2)
+    assert fields(scratch)["model"] == "mixer_nano" and scratch.run.optim.lr > run.optim.lr
+
+
+def test_the_start_with_the_better_features_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = photos(here / "photos", {"cat": 20, "dog": 20, "emu": 20})
+    folders = {"allmlp:blind": trained(here / "blind", zero=True), "allmlp:seeing": trained(here / "seeing")}
+    monkeypatch.setattr("allmlp.auto.bundled_models", lambda: {name: Path(path) for name, path in folders.items()})
+    monkeypatch.setattr("allmlp.weights.start.model_path", lambda name: Path(folders.get(str(name), name)))
+    for _ in range(2):
+        made = choose(data)
+        assert made.run.init_from == "allmlp:seeing"
+        (why,) = (reason.why for reason in made.reasons if reason.field == "init_from")
+        assert "best linear probe on the validation split" in why and "allmlp:blind 33.3%" in why
+        folders = dict(reversed(folders.items()))  # not because it is the last one
+
+
+def test_uneven_classes_are_balanced(here: Path) -> None:
+    made = choose(photos(here / "photos", {"cat": 70, "dog": 5}), model=trained(here / "model"))
+    assert isinstance(made.run.task, Classify) and made.run.task.class_balance == 0.5
+    assert fields(made)["task.class_balance"] == "0.5"
+    even = choose(photos(here / "even", {"cat": 30, "dog": 6}), model=trained(here / "model"))
+    assert isinstance(even.run.task, Classify) and even.run.task.class_balance == 0
+
+
+def test_images_that_no_bundled_model_reads() -> None:
+    run = choose(Digits()).run
+    assert isinstance(run.model, Encoder) and run.model.input_size == (8, 8) and run.init_from is None
+    assert isinstance(run.task, Classify)
+    assert "HorizontalFlip" not in str(run.task.augment)  # a mirrored digit is no digit
+    assert not run.keep_best  # there is no validation split, and the test split must not choose
+
+
+def test_own_splits_without_validation_get_one(here: Path) -> None:
+    photos(here / "data" / "train", {"cat": 20, "dog": 20})
+    photos(here / "data" / "test", {"cat": 4, "dog": 4})
+    made = choose(str(here / "data"), model=trained(here / "model"))
+    assert fields(made)["data.val_fraction"] == "0.15" and made.run.keep_best
+    found = made.run.data.load()
+    assert len(found.test) == 8 and found.validation is not None and len(found.validation) == 6
+
+
+def test_texts_pairs_and_their_length(here: Path) -> None:
+    run = choose(reviews(here / "reviews.csv")).run
+    assert isinstance(run.task, ClassifyText) and run.task.tfidf and run.keep_best
+    assert run.data.seq_len == 32  # type: ignore[attr-defined]
+    assert choose(reviews(here / "reviews.csv"), size=48).run.data.seq_len == 48  # type: ignore[attr-defined]
+    pairs = choose(reviews(here / "pairs.csv", pairs=True)).run
+    assert isinstance(pairs.task, ClassifyText) and pairs.data.load().train.examples.segments.any()  # type: ignore[attr-defined]
+
+
+def test_plain_text_and_translation(here: Path) -> None:
+    text = "\n\n".join(f"This is paragraph {i}, which tells of {MOODS['good'][i % 3]} things." for i in range(300))
+    (here / "book.txt").write_text(text)
+    data = Corpus(str(here / "book.txt"), seq_len=16, test_fraction=0.2)
+    masked = choose(data).run
+    assert isinstance(masked.task, MaskedLM) and isinstance(masked.model, Encoder)
+    assert isinstance(choose(data, model="gmlp_causal_tiny").run.task, CausalLM)
+    lines = [f"ein Haus {i}\ta house {i}" for i in range(80)]
+    (here / "train.tsv").write_text("\n".join(["de\ten", *lines]))
+    (here / "test.tsv").write_text("\n".join(["de\ten", *lines[:9]]))
+    run = choose(ParallelCorpus(str(here / "train.tsv"), str(here / "test.tsv"))).run
+    assert isinstance(run.task, Translation) and run.model is not None
+
+
+def test_questions_need_a_trained_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"text": "Paris", "answer_start": 0}
+    paragraph = {"context": "Paris is large.", "qas": [{"id": "1", "question": "What is large?", "answers": [answer]}]}
+    (here / "squad.json").write_text(json.dumps({"data": [{"title": "a", "paragraphs": [paragraph]}]}))
+    monkeypatch.setattr("allmlp.auto.bundled_models", dict)
+    with pytest.raises(allmlp.UserError, match="need a trained text model to start from: --model FOLDER"):
+        choose_run(Squad(str(here / "squad.json"), str(here / "squad.json")), device="cpu")
+
+
+# --- whole runs --------------------------------------------------------------------------------------------------
+
+
+def train(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train", *arguments, "--device", "cpu"])
+    assert not caught.value.code
+
+
+def test_from_a_folder_of_images_to_a_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(here / "photos", {"cat": 20, "dog": 20, "emu": 20})
+    train("photos", "--model", trained(here / "model"), "--epochs", "2")
+    out, err = capsys.readouterr()
+    assert out.startswith("photos accuracy") and err.splitlines()[-1] == "next: allmlp predict runs/photos IMAGE"
+    assert "chosen for these data" in err and "as asked for" in err
+    result = read_record(Path("runs/photos"))["result"]
+    steps = [json.loads(line) for line in Path("runs/photos/metrics.jsonl").read_text().splitlines()]
+    first = next(record for record in steps if record["kind"] == "eval")
+    assert first["step"] == 0 and result["validation"]["accuracy"] >= first["accuracy"]
+    assert result["test"]["accuracy"] > 0.8
+    # run.json repeats it exactly
+    again = allmlp.train("runs/photos/run.json", "runs/again", device="cpu")
+    assert again == pytest.approx(result["test"]) and read_run(Path("runs/again")) == read_run(Path("runs/photos"))
+
+
+def test_a_better_baseline_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    reviews(here / "reviews.csv", 120)
+    train("reviews.csv", "--epochs", "0.05")
+    err = capsys.readouterr().err
+    assert "tfidf_accuracy 100.00%" in err
+    assert "TF-IDF with logistic regression is better on the validation split: 100.0% against" in err
+    assert err.splitlines()[-1] == "next: allmlp predict runs/reviews TEXT"
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [{"cat": 3, "dog": 3}, {"cat": 12, "dog": 1}, {f"c{number:03}": 3 for number in range(60)}],
+    ids=["fewer than a batch", "one example", "many classes"],
+)
+def test_few_examples(here: Path, counts: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
+    photos(here / "photos", counts)
+    train("photos", "--model", trained(here / "model"), "--epochs", "1")
+    result = read_record(Path("runs/photos"))["result"]
+    assert 0 <= result["test"]["accuracy"] <= 1 and torch.tensor(result["test"]["loss"]).isfinite()
