@@ -260,11 +260,11 @@ def serve_plain() -> None:
     from fastapi import Body, FastAPI
 
     from allmlp.prediction import most_probable
-    from allmlp.serve.images import ImageService
+    from allmlp.serve.app import load_service
     from allmlp.serve.server import address, listen
     from allmlp.weights.bundled import bundled
 
-    service, app = ImageService(bundled()), FastAPI()
+    service, app = load_service(bundled()), FastAPI()
 
     @app.post("/predict")
     def predict(data: bytes = Body(media_type="image/png")) -> list[tuple[str, float | None]]:
@@ -314,7 +314,7 @@ def sigterm(rounds: int = 5, clients: int = 150) -> None:
             code, out, err = served.terminate()
             took = time.perf_counter() - start
             load = read_load(process)
-        accepted = int(re.search(r"([\d,]+) requests accepted", out)[1].replace(",", ""))
+        accepted = int(re.search(r"([\d,]+) inputs accepted", out)[1].replace(",", ""))
         completed = sum(load.statuses[status] for status in COMPLETED)
         print(
             f"  accepted {accepted}, completed {completed}, lost {accepted - completed}; {load.statuses['503']} 503s, "
@@ -337,7 +337,7 @@ def malformed_request(rng: random.Random) -> tuple[str, bytes]:
     )  # fmt: skip
 
     def post(body: bytes, path: str = "/predict", *headers: str) -> bytes:
-        lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers, "", ""]
+        lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", *headers, "", ""]
         return "\r\n".join(lines).encode("latin-1") + body
 
     noise = rng.randbytes(rng.randrange(1, 3000))
@@ -360,18 +360,18 @@ def malformed_request(rng: random.Random) -> tuple[str, bytes]:
     if kind == "query":
         return kind, post(good, f"/predict?top_k={rng.choice(['0', '-1', 'x', '1e9', '%00', '101'])}")
     if kind == "head":
-        return kind, b"POST /predict HTTP/1.1\r\nhost: x\r\n" + noise.replace(b"\r\n\r\n", b"") + b"\r\n\r\n"
+        return kind, b"POST /predict HTTP/1.1\r\nhost: localhost\r\n" + noise.replace(b"\r\n\r\n", b"") + b"\r\n\r\n"
     return kind, {
         "noise": post(noise),
         "empty": post(b""),
         "type": post(good, "/predict", "content-type: " + rng.choice(["application/json", "text/plain", "x/y"])),
-        "method": rng.choice([b"PUT", b"DELETE", b"PATCH", b"GET"]) + b" /predict HTTP/1.1\r\nhost: x\r\n\r\n",
+        "method": rng.choice([b"PUT", b"DELETE", b"PATCH", b"GET"]) + b" /predict HTTP/1.1\r\nhost: localhost\r\n\r\n",
         "path": post(good, "/" + rng.choice(["..%2f..%2fetc/passwd", "samples/../../x", "predict/", "fill", "%ff%fe"])),
-        "huge head": b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000 + b"\r\n\r\n",
-        "length": b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\nxx",
+        "huge head": b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 200_000 + b"\r\n\r\n",
+        "length": b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\nxx",
         "no http": noise + b"\r\n\r\n",
-        "chunks": b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        "too large": b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\nxx",
+        "chunks": b"POST /predict HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        "too large": b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\nxx",
     }[kind]
 
 
@@ -400,7 +400,7 @@ async def send_malformed(port: int, count: int, concurrency: int) -> dict[str, C
 
 async def slow_clients(port: int, clients: int) -> Counter[str]:
     """Clients that send one byte per second, half of them in the headers, half in the body."""
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: 2000\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: 2000\r\n\r\n"
 
     async def go(number: int) -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -21,6 +21,7 @@ from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.squad import Squad
 from allmlp.head_init import HeadInit
 from allmlp.models.encoder import Encoder
+from allmlp.models.external import PretrainedExternal
 from allmlp.models.resmlp import resmlp
 from allmlp.optim import AdamW, Muon
 from allmlp.record import read_record, read_run
@@ -178,6 +179,24 @@ def test_questions_need_a_trained_model(here: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("allmlp.auto.bundled_models", dict)
     with pytest.raises(allmlp.UserError, match="need a trained text model to start from: --model FOLDER"):
         choose_run(Squad(str(here / "squad.json"), str(here / "squad.json")), device="cpu")
+
+
+def test_networks_of_timm_are_a_start_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("allmlp.models.timm")
+    published = allmlp.create("timm:resnet10t", img_size=32, seed=1)
+    monkeypatch.setattr(
+        timm.Timm, "pretrained", lambda spec: PretrainedExternal(published, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 0.8)
+    )
+    photos(here / "photos", {"cat": 8, "dog": 8})
+    train(
+        "photos", "--model", "timm:resnet10t", "--size", "32", "--set", "budget.epochs=none", "--set", "budget.steps=1"
+    )
+    run, model = read_run(Path("runs/photos")), allmlp.load("runs/photos")
+    assert run.init_from == "timm:resnet10t" and run.data.decode.mean == (0.1, 0.2, 0.3)  # type: ignore[attr-defined]
+    assert model.spec.num_classes == 2  # type: ignore[attr-defined]
+    trunk, old = (found.state_dict()["network.conv1.0.weight"] for found in (model, published))
+    assert not torch.equal(trunk, allmlp.create(model.spec, seed=0).state_dict()["network.conv1.0.weight"])
+    assert (trunk - old).abs().max() < 1e-2
 
 
 # --- whole runs --------------------------------------------------------------------------------------------------

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import allmlp
-from allmlp.data.preprocessing import read_preprocessing
+from allmlp import training
+from allmlp.cli import main
+from allmlp.data.labeled_text import LabeledText
+from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing, write_preprocessing
+from allmlp.data.tokenizer import TOKENIZER_FILE, TokenizerConfig
+from allmlp.layers import ClassifierHead, MeanPool
+from allmlp.models.gmlp import gmlp_text
+from allmlp.run import Budget, Run
+from allmlp.tasks.classify_text import ClassifyText
 from allmlp.weights import bundled as module
 from allmlp.weights.bundled import BUNDLED, bundled, bundled_models, bundled_weights, model_path
 from allmlp.weights.pretrained import pretrained
@@ -69,3 +78,55 @@ def test_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "__file__", str(tmp_path / "a/b/c/bundled.py"))
     with pytest.raises(allmlp.UserError, match="no bundled model allmlp:cifar10, none at all: pass a model folder"):
         bundled()
+
+
+@pytest.fixture
+def with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with the CIFAR-10 model and an untrained text classifier in 8 bits."""
+    pytest.importorskip("tokenizers")
+    images, folder = bundled(), tmp_path / "weights" / "text"
+    tokenizer = TokenizerConfig(vocab_size=120).build(["a wonderful film", "a dull film"] * 20)
+    spec = gmlp_text(2, 16, 32, seq_len=12, vocab_size=len(tokenizer))
+    model = allmlp.create(spec.replace(pool=MeanPool(), head=ClassifierHead(2)), seed=0)
+    allmlp.save(model, folder, dtype=torch.int8)
+    (folder / TOKENIZER_FILE).write_text(tokenizer.to_json(), encoding="utf8")
+    write_preprocessing(folder, TextPreprocessing("classes", 12, ("negative", "positive")))
+    (tmp_path / "weights" / "cifar10").symlink_to(images)
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "src/allmlp/weights/bundled.py"))
+    return folder
+
+
+def test_predict_chooses_the_model_by_the_input(with_text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main(["predict", *arguments])
+        assert not caught.value.code
+        return capsys.readouterr().out
+
+    image = with_text / "image.png"
+    Image.new("RGB", (32, 32), "red").save(image)
+    assert "positive" in answer("a wonderful film") and "negative" in answer("allmlp:text", "a dull film")
+    assert "truck" in answer(str(image), "--top-k", "10")
+
+
+def test_a_text_model_is_a_start(with_text: Path, tmp_path: Path) -> None:
+    """Its tokenizer is used, and the head is new where the classes are others."""
+    file = tmp_path / "labels.tsv"
+    file.write_text("sentence\tlabel\n" + "a wonderful film\tx\na dull film\ty\nfilm\tz\n" * 4)
+    run = Run(
+        model=None,
+        task=ClassifyText(),
+        data=LabeledText(str(file), str(file), seq_len=12, cache=str(tmp_path)),
+        batch_size=4,
+        budget=Budget(steps=1),
+        init_from="allmlp:text",
+    )
+    training.train(run, tmp_path / "run", "cpu")
+    new, old = allmlp.load(tmp_path / "run"), allmlp.load(with_text)
+    assert new.state_dict()["head.proj.weight"].shape == (3, 16)
+    assert torch.allclose(
+        new.state_dict()["blocks.0.channel.mix.up.weight"],
+        old.state_dict()["blocks.0.channel.mix.up.weight"],
+        atol=0.01,
+    )
+    assert (tmp_path / "run" / TOKENIZER_FILE).read_text() == (with_text / TOKENIZER_FILE).read_text()

@@ -19,7 +19,7 @@ from allmlp.data.image_folder import ImageFolder
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
-from allmlp.layers import Dense, LMHead
+from allmlp.layers import Dense, LayerNorm, LMHead
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.mixer import mixer
@@ -153,6 +153,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_preprocessing(place / name, ImagePreprocessing((0.5,) * 3, (0.5,) * 3))
     convert(str(place / "mixer"), str(place / "Mixer-B_16.npz"), "google")
     spec = gmlp_text(2, 16, 32, seq_len=12, vocab_size=40, causal=True).replace(head=LMHead(tied=False, bias=True))
+    for path in ("norm", "block.norm", "block.channel.inner.norm"):
+        spec = override(spec, path, LayerNorm(1e-5))
     allmlp.save(allmlp.create(override(spec, "block.channel.inner.projection", Dense())), place / "theirs")
     convert(str(place / "theirs"), str(place / "gmlp.pth"), "lucidrains")
     (place / "data" / "cifar10").mkdir(parents=True)
@@ -160,6 +162,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = "from allmlp.recipes import runs\n\n\ndef my_run():\n    run = runs('digits_mixer')['digits_mixer']\n"
     recipe += "    return run.replace(budget=run.budget.replace(epochs=None, steps=2))\n"
     (place / "experiments.py").write_text(recipe)
+    with pytest.raises(SystemExit):
+        main(
+            ["embed", *(str(place / name) for name in ("runs/photos", "photos")), "--out", str(place / "features.npy")]
+        )
     return place
 
 
@@ -206,9 +212,14 @@ def test_an_example_is_understood(example: str) -> None:
     ],
 )
 def test_an_example_runs(
-    example: str, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    example: str,
+    workspace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(workspace)
+    shutil.copytree(workspace, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
     with pytest.raises(SystemExit) as ended:
         main(arguments(example))
     printed = capsys.readouterr()

@@ -350,6 +350,17 @@ def test_trainer(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
         assert best.label in CLASSES
 
 
+@pytest.mark.parametrize("name", ["images", "classes", "text", "causal"])
+def test_losses_of_an_accumulated_batch(name: str, saved: dict[str, Path]) -> None:
+    """The Trainer passes the number of items of all micro-batches: the loss is the sum divided by it."""
+    model = auto(name, saved[name])
+    values = inputs(name, model)
+    labels = values["input_ids"] if name in ("text", "causal") else torch.tensor([0, 2])
+    items = {"text": 14, "causal": 12}.get(name, 2)
+    mean = model(**values, labels=labels).loss
+    assert torch.allclose(model(**values, labels=labels, num_items_in_batch=4).loss, mean * items / 4)
+
+
 # --- without allmlp ----------------------------------------------------------------------------------------------
 
 ELSEWHERE = """
@@ -459,6 +470,7 @@ def test_transformers_is_imported_by_this_package_only() -> None:
 # --- other people's code -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sentence_transformers(folders: dict[str, Path], saved: dict[str, Path], tmp_path: Path) -> None:
     """An encoder as a module with mean pooling gives our own embeddings."""
     sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -88,12 +88,13 @@ class LinearProbe(NamedTuple):
 
 
 def classifier(model: Model) -> nn.Linear:
-    """The linear layer that computes the class scores: the last one of the model."""
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    """The linear layer that computes the class scores: the last one of the head."""
+    parts = model.parts()
+    head = model.get_submodule(parts["head"]) if "head" in parts else model
+    layers = [module for module in head.modules() if isinstance(module, nn.Linear)]
     if not layers or layers[-1].bias is None:
-        raise UserError(
-            f"head_init needs a model that ends in a linear classifier; {type(model.spec).__name__} does not"
-        )
+        name = type(model.spec).__name__
+        raise UserError(f"head_init needs a model that ends in a linear classifier; {name} does not")
     return layers[-1]
 
 

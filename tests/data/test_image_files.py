@@ -191,6 +191,14 @@ def test_table_of_images(written: str, tmp_path: Path) -> None:
     assert read_table(root.rename(tmp_path / "moved") / "labels.csv").checksum() == checksum
 
 
+def test_a_file_name_that_occurs_twice_needs_its_folder(tmp_path: Path) -> None:
+    folder(tmp_path, [f"{part}/{n}.png" for part in "ab" for n in range(20)])
+    rows = [f"{n},{n % 2}" for n in range(20)]
+    with pytest.raises(UserError, match=r"20 of 20 images are not in .*, such as 0:"):
+        read_table(table(tmp_path, "image,label", rows))
+    assert sum(map(len, names(read_table(table(tmp_path, "image,label", [f"a/{row}" for row in rows]))))) == 20
+
+
 def test_table_with_splits_and_other_columns(tmp_path: Path) -> None:
     folder(tmp_path, [f"{n}.png" for n in range(20)])
     rows = [f"{n}.png;{n};{n % 2};{'test' if n > 15 else 'train'}" for n in range(20)]

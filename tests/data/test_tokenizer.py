@@ -39,6 +39,15 @@ def test_words_and_their_pieces(algorithm: str) -> None:
     assert len(ids) > 2 and (~made.continuation_mask[ids]).sum() == 2 and not made.continuation_mask[ids[0]]
 
 
+def test_rare_characters_are_left_out_of_a_small_alphabet() -> None:
+    texts = [*TEXT, "\u03c9"]
+    omega = {
+        limit: TokenizerConfig(vocab_size=300, limit_alphabet=limit).build(texts).encode(["\u03c9 dog"])[0]
+        for limit in (15, 100)
+    }
+    assert omega[15][0] == 1 and omega[100][0] != 1, "1 is [UNK]"
+
+
 def test_half_a_pair_of_surrogates_is_a_question_mark() -> None:
     made = TokenizerConfig(vocab_size=200).build(TEXT)
     assert made.encode(["half \ud83d", "the fox"]) == made.encode(["half ?", "the fox"])

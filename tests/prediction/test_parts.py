@@ -74,12 +74,12 @@ def test_what_is_done_is_not_done_again(
     arguments = ("predict", images, many, "--out", f"{out}/", *OPTIONS)
     predict, calls = ImagePredictor.predict, 0
 
-    def watch(self: ImagePredictor, *more: Any) -> Any:
+    def watch(self: ImagePredictor, *more: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 6:
             raise KeyboardInterrupt
-        return predict(self, *more)
+        return predict(self, *more, **options)
 
     monkeypatch.setattr(ImagePredictor, "predict", watch)
     assert command(*arguments)[0] == 130

@@ -204,12 +204,12 @@ def test_a_file_is_there_completely_or_not_at_all(
 ) -> None:
     predict, calls = ImagePredictor.predict, 0
 
-    def crash(self: ImagePredictor, *arguments: Any) -> Any:
+    def crash(self: ImagePredictor, *arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise allmlp.UserError("out of luck")
-        return predict(self, *arguments)
+        return predict(self, *arguments, **options)
 
     monkeypatch.setattr(ImagePredictor, "predict", crash)
     out = tmp_path / "out"

@@ -125,9 +125,7 @@ def test_models_without_a_classifier_are_refused() -> None:
     with pytest.raises(allmlp.UserError, match="at least one penalty"):
         HeadInit(l2=())
     data = dataset()
-    model = allmlp.create(SPEC.replace(head=None), seed=0)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.bias = None
+    model = allmlp.create(SPEC, seed=0)
+    model.head.proj.bias = None  # type: ignore[union-attr]
     with pytest.raises(allmlp.UserError, match="a model that ends in a linear classifier"):
         HeadInit().fit(model, Classify().build(model, data), data, seed=0)

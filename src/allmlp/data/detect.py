@@ -1,7 +1,7 @@
 """What data a path holds, seen from names and contents of its files.
 
 A folder is, in this order: a dataset in its official layout (CIFAR-10, CIFAR-100, MNIST), a dataset saved by the
-`datasets` package, tar shards, folders of images, a table of images, other tables, SQuAD files, aligned files of two
+`datasets` package, tar shards, a table of images, folders of images, other tables, SQuAD files, aligned files of two
 languages, plain text. A table is, in this order: images with labels, translations, labeled texts, plain text.
 """
 

@@ -122,7 +122,7 @@ class CellFormat(NamedTuple):
 def read_separated(file: str, separators: str) -> Table:
     cell_format, sample = sniff(file, separators)
     header = has_header(sample)
-    names = [name.strip() if header else "" for name in sample[0]]
+    names = [" ".join(name.split()) if header else "" for name in sample[0]]
     columns = tuple(unique(name or f"column_{number}" for number, name in enumerate(names, 1)))
 
     def rows() -> Iterator[TableRow]:
