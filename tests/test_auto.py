@@ -95,7 +95,12 @@ def fields(choice: Choice) -> dict[str, str]:
 
 def test_images_start_from_the_bundled_model(here: Path) -> None:
     run = choose(photos(here / "photos", {"cat": 12, "dog": 12, "emu": 14})).run
-    assert run.init_from == "allmlp:cifar10" and run.head_init == HeadInit() and run.keep_best and run.patience
+    assert (
+        run.init_from == "allmlp:cifar10"
+        and run.head_init == HeadInit(max_examples=2000)
+        and run.keep_best
+        and run.patience
+    )
     assert run.data.img_size == (32, 32) and run.data.decode.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)  # type: ignore[attr-defined]
     assert isinstance(run.task, Classify) and run.task.class_balance == 0 and run.task.augment.transforms
     assert isinstance(run.optim, AdamW) and run.optim.layer_decay < 1 and run.budget.minutes == 3
@@ -109,6 +114,8 @@ def test_what_is_asked_for_is_taken(here: Path) -> None:
     scratch = choose(data, model="mixer_nano", minutes=2)
     assert scratch.run.init_from is None and scratch.run.head_init is None and scratch.run.budget == Budget(minutes=2)
     assert fields(scratch)["model"] == "mixer_nano" and scratch.run.optim.lr > run.optim.lr
+    with pytest.raises(allmlp.UserError, match="model does not read these data: it is a model for images"):
+        choose(reviews(here / "reviews.csv"), model=model)
 
 
 def test_the_start_with_the_better_features_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,13 @@ import torch
 
 import allmlp
 from allmlp.cli import COMMANDS, main
+from allmlp.cli.app import next_command
 from allmlp.models.catalog import read_catalog, write_catalog
 from allmlp.models.zoo import build_catalog, presets
-from allmlp.recipes import recipes
+from allmlp.plan.forecast import expected_seconds
+from allmlp.plan.hardware import speeds
+from allmlp.plan.jobs import from_run
+from allmlp.recipes import recipes, runs
 from allmlp.spec import from_dict
 from tiny import tiny_model
 
@@ -169,17 +173,56 @@ def test_show_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "TokenConv(" in out and "cifar10_ablations/mlp" not in out
 
 
-def test_list_of_recipes_is_searched_and_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_recipes_is_searched_and_wrapped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, _ = run(capsys, "list", "recipes")
     lines = out.splitlines()
     assert code == 0 and max(map(len, lines)) <= 100 and "..." not in out
     assert [line.split()[0] for line in lines if line[0] != " "] == list(recipes())
     _, out, _ = run(capsys, "list", "recipes", "digits")
-    assert {line.split()[0] for line in out.splitlines()} == {name for name in recipes() if "digits" in name}
+    listed = {line.split()[0] for line in out.splitlines() if line[0] != " "}
+    assert listed == {name for name, one in recipes().items() if "digits" in name or "digits" in one.text.lower()}
+    _, out, err = run(capsys, "list", "recipes", "Treebank", "film")
+    assert out.split()[0] == "sst2" and "treebank" in recipes()["sst2"].text and err == "next: allmlp show sst2\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = run(capsys, "list", "recipes")
+    assert max(map(len, out.splitlines())) <= 60 and "..." not in out
+    monkeypatch.delenv("COLUMNS")
     _, out, _ = run(capsys, "list", "recipes", "digits_*", "--json")
     assert json.loads(out)["digits_mixer"] == recipes()["digits_mixer"].text
     _, out, _ = run(capsys, "list", "weights", "mixer_b32")
     assert all("mixer_b32" in line for line in out.splitlines()[1:] if "." in line.split()[0])
+
+
+def test_show_tells_all_about_a_recipe_before_it_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    _, out, err = run(capsys, "show", "cifar10_gmlp", "--set", "batch_size=256")
+    facts = out.partition("\nConfig\n")[0]
+    assert max(map(len, facts.splitlines())) <= 70 or "allmlp train" in max(facts.splitlines(), key=len)
+    said = " ".join(facts.split())
+    parameters = allmlp.measure(runs("cifar10_gmlp")["cifar10_gmlp"].model).parameters
+    assert f"gMLP 12 x 256, input 32x32 image, about {parameters / 1e6:.2f} M parameters" in said
+    assert "data Cifar10()" in said and "budget 300 epochs, batches of 256" in said
+    assert "optimizer Muon(lr=0.002, weight_decay=0.1), CosineSchedule(" in said
+    assert re.search(r"time about \d+:\d\d on one H200, from the speed of cifar10_gmlp", said)
+    assert err == "next: allmlp train cifar10_gmlp --set batch_size=256\n"
+    _, out, err = run(capsys, "show", "sst2", "--json")
+    assert json.loads(out)["summaries"]["sst2"]["budget"] == "3 epochs, batches of 64" and not err
+    _, out, err = run(capsys, "show", "sst2")
+    assert "model      none: --set init_from=FOLDER" in out
+    assert err == "next: allmlp train sst2 --set init_from=FOLDER\n"
+
+
+def test_expected_time_is_that_of_the_measured_speed() -> None:
+    """300 epochs of 50,000 images at the recorded images per second."""
+    (speed,) = [one for one in speeds() if one.model == "cifar10_gmlp" and one.task == "training"]
+    run_of = runs("cifar10_gmlp")["cifar10_gmlp"]
+    seconds, source = expected_seconds(from_run("cifar10_gmlp", run_of, None, None, {"gpus": 1}))
+    assert source == speed.description
+    assert seconds == pytest.approx(300 * 50_000 / speed.throughput, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +250,17 @@ def test_list_of_recipes_is_searched_and_wrapped(capsys: pytest.CaptureFixture[s
         (["train", "digits_mixer", "--steps", "3"], "--steps; did you mean --set budget.steps=VALUE?"),
         (["train", "digits_mixer", "--batch-size", "3"], "did you mean --set batch_size=VALUE?"),
         (["train", "digits_mixer", "--set", "model=mixer_nanno"], "did you mean 'mixer_nano'"),
+        (["train", "digits_mixer", "--epoch", "3"], "No such option: --epoch; did you mean --epochs?"),
+        (["report", "runs/a", "--epochs", "3"], "No such option: --epochs; allmlp train and allmlp plan have it"),
+        (["finetune", "photos"], "No such command 'finetune'; did you mean allmlp train?"),
+        (["digits_mixr"], "No such command 'digits_mixr'; did you mean allmlp show digits_mixer?"),
+        (["zzzz"], "No such command 'zzzz'; see allmlp --help"),
+        (["analyze", "mixer_nano", "."], ". is a folder: name the image files in it, such as ./*.jpg"),
+        (["tables", "--paper", "000"], "unknown paper '000': choose one of mixer, gmlp, resmlp, transformer"),
+        (["list", "recipes", "no such recipe"], "no recipe matches 'no such recipe'"),
         (["list", "zebra"], "no model matches 'zebra'"),
         (["list", "recipes", "digits_mixr"], "no recipe matches 'digits_mixr'; did you mean 'digits_mixer'"),
-        (["list", "mixer", "gmlp"], "a second pattern is only for"),
+        (["list", "mixer", "gmlp"], "more words are only for"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
@@ -233,6 +284,49 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str], command: str) -> N
     assert re.search(rf"^  {command} ", section, re.MULTILINE) and "..." not in section
     code, out, _ = run(capsys, command, "--help")
     assert code == 0 and "..." not in out.partition("Options:")[2].partition("Examples:")[0]
+
+
+def test_values_have_conventional_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        _, out, _ = run(capsys, command, "--help")
+        assert "{" not in out.partition("\n")[0] and not re.search(r"<\w+", out), command
+    _, out, _ = run(capsys, "plan", "--help")
+    assert out.startswith("Usage: allmlp plan [OPTIONS] TARGET\n") and re.search(r"^  --gpus INT +Number", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("allmlp rep", ["report"]),
+        ("allmlp show digits_mi", ["digits_mixer"]),
+        ("allmlp show mixer_h", ["mixer_h14"]),
+        ("allmlp train stdlib_g", [name for name in recipes() if name.startswith("stdlib_g")]),
+        ("allmlp report --sus", ["--suspect-labels"]),
+    ],
+)
+def test_the_shell_completes(words: str, found: list[str]) -> None:
+    """As bash asks for it, without loading torch."""
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_ALLMLP_COMPLETE": "complete_bash"}
+    code = "import sys\nfrom allmlp.cli import main\ntry: main([])\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == found, done.stderr
+
+
+def test_next_command_is_quoted_and_printed_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_command("predict", Path("my runs/a"), "IMAGE")
+    assert capsys.readouterr() == ("", "next: allmlp predict 'my runs/a' IMAGE\n")
+    monkeypatch.setenv("RANK", "1")
+    next_command("list")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

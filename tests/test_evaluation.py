@@ -68,7 +68,7 @@ def test_the_test_folder_is_evaluated_where_there_is_one(model: Path, tmp_path: 
     photos(tmp_path / "val", CLASSES, each=1, first=50)
     files = sorted(photos(tmp_path / "test", ("cat", "dog"), each=3, first=100).rglob("*.png"))
     found = evaluate_model(str(model), str(tmp_path), device="cpu")
-    assert found.data == f"test folder of {tmp_path}" and found.examples == 6
+    assert found.data == f"the test folder of {tmp_path}" and found.examples == 6
     assert found.metrics["loss"] == pytest.approx(by_hand(model, files, [file.parent.name for file in files])["loss"])
 
 
@@ -89,7 +89,7 @@ def test_tables_of_images(model: Path, tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     found = evaluate_model(str(model), str(tmp_path / "images.csv"), device="cpu")
-    assert found.data == f"test split of {tmp_path / 'images.csv'}" and found.examples == 2
+    assert found.data == f"the test split of {tmp_path / 'images.csv'}" and found.examples == 2
     files = [tmp_path / "files" / name / "0.png" for name in "ab"]
     assert found.metrics["loss"] == pytest.approx(by_hand(model, files, ["cat", "ship"])["loss"])
 
@@ -146,7 +146,7 @@ def test_data_in_memory_by_name(tmp_path: Path) -> None:
     assert found.metrics["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
     best = logits.topk(5).indices
     assert found.metrics["top5_accuracy"] == pytest.approx(float((best == labels[:, None]).any(1).double().mean()))
-    assert found.data == "test split of digits" and found.examples == len(test)
+    assert found.data == "the test split of digits" and found.examples == len(test)
 
 
 def test_images_in_memory_are_resized_and_cropped() -> None:

@@ -140,6 +140,15 @@ def test_data_have_a_folder_of_their_own(here: Path) -> None:
     assert free_folder("my_photos", found.run.replace(seed=1)) == Path("runs/my_photos_2")
 
 
+def test_fields_of_the_data_are_set_before_they_are_read(here: Path) -> None:
+    rows = [f"it is film {number},{'ab'[number % 2]},{'xyz'[number % 3]}" for number in range(60)]
+    (here / "films.csv").write_text("\n".join(["words,one,two", *rows]))
+    with pytest.raises(allmlp.UserError, match=r"set data\.label_column"):
+        resolve("films.csv", device="cpu")
+    found = only("films.csv", overrides={"data.label_column": "two", "data.cache": str(here)})
+    assert found.data.load().class_names == ("x", "y", "z")  # type: ignore[attr-defined]
+
+
 def test_train_alone_tells_what_can_be_done(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["train"])

@@ -46,6 +46,8 @@ FEW, MANY = 2_000, 50_000
 """Fewer examples: the strongest regularization. More, on a GPU: a larger model from random weights."""
 PROBE_EXAMPLES = 600
 """Examples of either split, to compare starts with each other."""
+MAX_CPU_FEATURES = 2_000
+"""Examples whose features are computed to fit a head on a CPU."""
 UNEVEN = 10.0
 """Ratio of the largest to the smallest class from which on classes are balanced."""
 VAL_FRACTION = 0.15
@@ -112,7 +114,7 @@ class Settings:
     def __init__(self, data: Data, device: torch.device, wishes: Wishes) -> None:
         self.run = Run(model=None, task=Classify(), data=data)
         self.device, self.wishes, self.reasons = device, wishes, list[Reason]()
-        with announced("reading the data"):
+        with announced("reading the data", is_main()):
             self.dataset: Dataset = data.load()
 
     @property
@@ -136,6 +138,10 @@ class Settings:
     def has(self, field: str) -> bool:
         """Whether the data have this field."""
         return field in hints(type(self.run.data))
+
+
+def is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def show(value: Any) -> str:
@@ -182,7 +188,7 @@ def choose_batch(settings: Settings, batch_size: int) -> None:
     why = "all examples" if size == settings.examples else "small batches for few examples or a CPU"
     settings.set("batch_size", size, why if size < 128 else "enough examples for large batches")
     steps = max(-(-settings.examples // size), 5)
-    settings.run = settings.run.replace(eval_every=steps, save_every=steps, log_every=max(steps // 4, 1))
+    settings.run = settings.run.replace(eval_every=steps, save_every=steps, log_every=max(steps // 2, 1))
 
 
 def choose_compilation(settings: Settings) -> None:
@@ -212,6 +218,9 @@ def named_model(settings: Settings, bundled: bool = True) -> Start | None:
         return None
     if name is not None:
         start = open_start(name)
+        if start.preprocessing is not None and not fits(start.preprocessing, settings.dataset):
+            reads = "images" if isinstance(start.preprocessing, ImagePreprocessing) else "texts"
+            raise UserError(f"{name} does not read these data: it is a model for {reads}")
         settings.set("init_from", name, "as asked for")
         return start
     paths = bundled_models() if bundled else {}
@@ -233,7 +242,7 @@ def best_start(settings: Settings, starts: list[Start]) -> Start | None:
     if len(starts) == 1 or not isinstance(settings.run.task, (Classify, ClassifyText)):
         settings.set("init_from", starts[0].name, "the trained model that comes with the package")
         return starts[0]
-    with announced("comparing the trained models that come with the package"):
+    with announced("comparing the trained models that come with the package", is_main()):
         scores = {start.name: probe_accuracy(settings, start) for start in starts}
     best = max(starts, key=lambda start: scores[start.name])
     others = ", ".join(f"{name} {score:.1%}" for name, score in scores.items() if name != best.name)
@@ -266,7 +275,8 @@ def adapt_data(run: Run, start: Start, size: tuple[int, int] | None) -> Run:
 
 def choose_fine_tuning(settings: Settings, lr: float, layer_decay: float) -> None:
     """Fit the head first, then train everything, the lower layers more slowly."""
-    settings.set("head_init", HeadInit(), "logistic regression on the frozen features comes first", "HeadInit")
+    head_init = HeadInit(max_examples=MAX_CPU_FEATURES) if settings.on_cpu else HeadInit()
+    settings.set("head_init", head_init, "logistic regression on the frozen features comes first", "HeadInit")
     settings.set("optim", AdamW(lr=lr, weight_decay=0.05, layer_decay=layer_decay), "")
     why = f"AdamW; a trained model changes slowly, each lower block {layer_decay:g} times as fast"
     settings.reasons.append(Reason("optim.lr", show(lr), why))

@@ -89,7 +89,7 @@ class Confusion(NamedTuple):
 class Evaluation:
     model: str
     data: str
-    """What was evaluated: "test split of cifar10"."""
+    """What was evaluated: "the test split of cifar10"."""
     examples: int
     metrics: dict[str, float]
     class_results: list[ClassResult] = field(default_factory=list)
@@ -209,7 +209,7 @@ def evaluate_run(
     model = folder.load(path, device=world.device, dtype=None)
     module: Any = task.build_evaluator(model, dataset).to(world.device).eval()
     split = dataset.test
-    title = f"{'held-out examples' if run.val_size else 'test split'} of {name}"
+    title = f"the {'held-out examples' if run.val_size else 'test split'} of {name}"
     floors = task.floors(dataset, split)
     if type(module).evaluate not in (ClassifyModule.evaluate, ClassifyTextModule.evaluate):
         return Evaluation(name, title, len(split), evaluate(module, model, split, world, run) | floors)
@@ -274,14 +274,14 @@ def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
         class_names = (
             read_class_names(data.class_names_file) if data.class_names_file else tuple(map(str, range(count)))
         )
-        title = f"test shards of {place}" if tests and len(tests) < len(shards) else place
+        title = f"the test shards of {place}" if tests and len(tests) < len(shards) else place
     else:
         if hasattr(data, "decode"):
             data = data.replace(img_size=predictor.img_size, decode=decode)
         dataset = data.load()
         if not isinstance(dataset, ImageDataset):
             raise UserError(f"{predictor.name} reads images, but {place} holds none")
-        title, split, class_names = f"test split of {place}", dataset.test, dataset.class_names
+        title, split, class_names = f"the test split of {place}", dataset.test, dataset.class_names
 
     def read(indices: range) -> list[Tensor]:
         images = split.fetch(torch.tensor(indices)).images
@@ -317,7 +317,7 @@ def folder_images(data: ImageFolder) -> LabeledFiles:
     test = held_out.get("test") or held_out.get("validation") or root
     classes = tuple(folders(test))
     return LabeledFiles(
-        data.path if test == root else f"{test.name} folder of {data.path}", test, list_images(test, classes), classes
+        data.path if test == root else f"the {test.name} folder of {data.path}", test, list_images(test, classes), classes
     )
 
 
@@ -326,7 +326,7 @@ def table_images(data: ImageTable) -> LabeledFiles:
     rows, title = list(data.read(data.test or data.path, [])), data.test or data.path
     chosen = [row for row in rows if row[2] == "test"]
     if chosen and not data.test:
-        title = f"test split of {title}"
+        title = f"the test split of {title}"
     classes = tuple(sorted({label for _, label, _ in chosen or rows}, key=label_order))
     files = [LabeledFile(file, classes.index(label)) for file, label, _ in chosen or rows]
     return LabeledFiles(title, data.root(), files, classes)
@@ -354,7 +354,7 @@ def text_inputs(place: str) -> LabeledInputs:
     rows, title = LabeledTextReader(data).read(data.test or data.path), place
     chosen = [row for row in rows if row.split == "test"]
     if data.test or chosen:
-        title = f"test split of {place}"
+        title = f"the test split of {place}"
     rows = rows if data.test else chosen or rows
     if not rows:
         raise UserError(f"{place} has no labeled texts")

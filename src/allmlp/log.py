@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,8 @@ MAX_PANELS = 4
 
 FIRST_SILENCE, LATER_SILENCE = 4.0, 30.0
 """Seconds without a line on the screen, before the first one and later."""
+BAR_VALUES, REFRESH = 3, 0.2
+"""Values beside the progress bar, and seconds between two updates of it."""
 SLOW = 2.0
 """Seconds after which preparations are announced."""
 
@@ -40,7 +43,7 @@ class RunLog:
     ) -> None:
         self.out, self.steps, self.enabled, self.seconds_left = out, steps, enabled, seconds_left
         self.step = self.start = start
-        """The last step that was trained; the loop sets it."""
+        self.drawn = 0.0
         self.bar: Any = None
         self.writer: Any = None
         self.spoken, self.silence, self.ended = time.monotonic(), FIRST_SILENCE, threading.Event()
@@ -68,9 +71,16 @@ class RunLog:
             ahead = "" if left is None else f"  left {format_duration(left)}"
             self.message(f"{kind:5} step {self.position(step)}  {text}{ahead}")
         elif kind == "train":
-            self.bar.update(0, completed=step, text=text)
+            self.bar.update(0, completed=step, text=format_values(dict(list(values.items())[:BAR_VALUES])))
         else:
             self.message(f"step {step}  {text}")
+
+    def reach(self, step: int) -> None:
+        """Note that `step` steps are trained."""
+        self.step = step
+        if self.bar is not None and time.monotonic() - self.drawn > REFRESH:
+            self.drawn = time.monotonic()
+            self.bar.update(0, completed=step)
 
     def message(self, text: str) -> None:
         if self.enabled:
@@ -173,19 +183,13 @@ def tensorboard(out: Path) -> Any:
 
 def progress_bar(steps: int | None, start: int) -> Any:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn(), "left")
-    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+    columns = (BarColumn(12), MofNCompleteColumn(), "left", TimeRemainingColumn(), TextColumn("{task.fields[text]}"))
+    bar = Progress(*columns, console=Console(stderr=True))
     bar.add_task("train", total=steps, completed=start, text="")
-    bar.print = bar.console.print  # type: ignore[attr-defined]
+    # Lines are wrapped by the terminal, and brackets are no markup.
+    bar.print = partial(bar.console.print, soft_wrap=True, markup=False, highlight=False)  # type: ignore[attr-defined]
     return bar
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from allmlp import checkpoint
-from allmlp.accuracy import format_accuracy
+from allmlp.accuracy import wilson_interval
 from allmlp.data.dataset import Dataset
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.log import format_duration, format_values
@@ -78,22 +79,21 @@ def describe_stop(out: Path, step: int) -> str:
 def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float], dataset: Dataset) -> str:
     """The evaluation of the saved model, how sure it is, and where the model is."""
     lines = []
-    for split in ("validation", "test"):
-        values = {name: value for name, value in result.get(split, {}).items() if name not in floors}
-        if values:
-            lines.append(
-                f"{split:10} {format_values(values)}{interval(values, len(getattr(dataset, split) or dataset.test))}"
-            )
-    if floors:
-        lines.append(f"without a model: {format_values(floors)}")
+    for split in (name for name in ("validation", "test") if name in result):
+        values = {name: value for name, value in result[split].items() if name not in floors}
+        examples = len(getattr(dataset, split) or dataset.test)  # held-out examples stand in for the test split
+        lines.append(f"{split:10} {format_values(values)}  {interval(values, examples)}")
+        simple = {name: result[split][name] for name in floors if name in result[split]}
+        lines += [f"{'':10} {format_values(simple)}  without a model"] if simple else []
     best = f"the weights of step {result['best_step']}, " if "best_step" in result else ""
     steps = f"{result['steps']:,} steps in {format_duration(result['seconds'])}"
     return "\n".join([*lines, f"saved {best}after {steps}: {out}"])
 
 
 def interval(values: dict[str, float], examples: int) -> str:
-    """The interval of an accuracy that is a fraction of so many examples."""
-    accuracy = values.get("accuracy")
-    if accuracy is None or abs(round(accuracy * examples) / examples - accuracy) > 1e-9:
-        return ""
-    return f"  of {examples:,} examples: {format_accuracy(round(accuracy * examples), examples)}"
+    """The 95 % interval of an accuracy that is a fraction of so many examples."""
+    accuracy = values.get("accuracy", math.nan)
+    if math.isnan(accuracy) or abs(round(accuracy * examples) / examples - accuracy) > 1e-9:
+        return f"({examples:,} examples)"
+    low, high = wilson_interval(round(accuracy * examples), examples)
+    return f"({examples:,} examples: accuracy {low:.1%} to {high:.1%} with 95% confidence)"

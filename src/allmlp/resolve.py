@@ -80,7 +80,9 @@ def resolve(
     if not path.exists() and re.fullmatch(r"[\w./-]+", source):
         hint = did_you_mean(source, [*recipes.recipes(), *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
-    choice = choose_run(detect_data(source), device=device, **wishes._asdict())
+    # First, since data may not be readable without them, for instance where two columns could be the label.
+    fields = {name.removeprefix("data."): value for name, value in overrides.items() if name.startswith("data.")}
+    choice = choose_run(override_all(detect_data(source), fields), device=device, **wishes._asdict())
     run = override_all(choice.run, overrides)
     check_sizes(run, overrides)
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"

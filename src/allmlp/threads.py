@@ -119,6 +119,13 @@ class Threads:
         self.began, self.measured, self.cost = time.monotonic(), -math.inf, 0.0
         self.is_measuring = self.active and self.until <= start and len(self.candidates) > 1
 
+    def sibling(self) -> Threads:
+        """For units of the same kind but of another size: begins with the same number, and measures it later."""
+        made = Threads(active=self.active)
+        made.plan, made.is_measuring = [(0, self.count)], self.is_measuring
+        made.measured, made.cost = self.measured, self.cost
+        return made
+
     @property
     def count(self) -> int:
         """The number of threads of the next unit."""

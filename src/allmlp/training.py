@@ -167,7 +167,7 @@ def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Inter
                 losses = call([task.prepare_batch(part, context) for part in batch.split(run.grad_accum_steps)])
             task.after_step(progress)
             step += 1
-            log.step = step
+            log.reach(step)
             pace.update(step)
             window.append(losses)
 

@@ -271,6 +271,8 @@ def test_errors_name_the_problem(tmp_path: Path, train: str, test: str, message:
 def test_a_named_column_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no column 'sentnce'; did you mean 'sentence'"):
         opened(tmp_path, SST2, SST2, text_column="sentnce")
+    with pytest.raises(UserError, match=r"train\.tsv has no column 'x', only sentence, label"):
+        opened(tmp_path, SST2, SST2, label_column="x")
 
 
 def test_the_same_tokenizer_for_every_process(tmp_path: Path) -> None:

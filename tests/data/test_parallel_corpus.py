@@ -207,5 +207,5 @@ def test_other_tables(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"de": a, "en": b}) for a, b in LINES))
     for name in ("a.csv", "a.jsonl"):
         assert texts(spec.replace(path=str(tmp_path / name)).load()) == LINES
-    with pytest.raises(UserError, match=r"a\.csv has no column 'dee'; did you mean 'de'\?, only de, en"):
+    with pytest.raises(UserError, match=r"a\.csv has no column 'dee'; did you mean 'de'\?"):
         spec.replace(path=str(tmp_path / "a.csv"), source_lang="dee").load()

@@ -84,10 +84,10 @@ def test_what_is_missing_is_one_line_before_anything_is_read(photos: Path) -> No
 
 @pytest.mark.parametrize("table", TABLES)
 def test_tables_of_image_files(table: str, photos: Path) -> None:
-    rows = [{"who": "a", "photo": "0.png"}, {"who": "b", "photo": "b/1.png"}, {"who": "c", "photo": "no.png"}]
-    found = list(Inputs([str(write(photos / table, rows))], "images", Columns(keep=("who",))))
-    assert [item.name for item in found] == [f"{photos}/{row['photo']}" for row in rows]
-    assert [dict(item.columns) for item in found] == [{"who": row["who"]} for row in rows]
+    rows = [{"who": "a", "path": "0.png"}, {"who": "b", "path": "b/1.png"}, {"who": "c", "path": "no.png"}]
+    found = list(Inputs([str(write(photos / table, rows))], "images", Columns(keep=("who", "path"))))
+    assert [item.name for item in found] == [f"{photos}/{row['path']}" for row in rows]
+    assert [dict(item.columns) for item in found] == rows
     with pytest.raises(UserError, match=r"has no column 'whom'; did you mean 'who'"):
         names(photos / table, columns=Columns(keep=("whom",)))
 
@@ -110,9 +110,13 @@ def test_shards_and_object_stores(photos: Path, images: Path) -> None:
     assert set(names("memory:///photos")) == {"memory:///photos/deep/a.png", *names("memory:///photos/s.tar")}
     (item,) = Inputs(["memory:///photos/deep/a.png"], "images")
     assert torch.equal(predictor.decode(item.source), predictor.decode(scene(9, 9)))
+    (text,) = Inputs(["memory:///photos/s.tar"], "texts")
+    assert text.name == "memory:///photos/s.tar/notes.txt" and text.source() == b"x"
     (gone,) = Inputs(["memory:///photos/gone.png"], "images")
-    with pytest.raises(UserError, match="cannot read it"):
-        predictor.decode(gone.source)
+    (photos / "urls.csv").write_text("image\nnowhere://a.png\n")
+    for item in (gone, *Inputs([str(photos / "urls.csv")], "images")):
+        with pytest.raises(UserError, match="cannot read it: "):
+            predictor.decode(item.source)
     for size in (700, tar.index(b"2.jpg"), tar.index(b"2.jpg") + 100):
         (photos / "cut.tar").write_bytes(tar[:size])
         with pytest.raises(UserError, match=r"cut\.tar is damaged or not a tar file"):

@@ -62,6 +62,10 @@ def test_each_process_writes_its_share(
         assert command("predict", images, many, "--out", f"{out}/", *OPTIONS)[0] == 0
         assert [int(name[5:11]) % 2 for name in stamps(out)].count(1 - rank) == (0 if rank else 3)
     assert rows(out) == rows(whole)
+    (many / "00.png").write_bytes(b"broken")  # an exit code would make torchrun end the other processes
+    code, _, err = command("predict", images, many, "--out", tmp_path / "broken/", *OPTIONS)
+    assert code == 0 and "; 1 skipped; " in err.splitlines()[-1]
+    assert [bool(row["error"]) for row in rows(tmp_path / "broken")] == [True] + [False] * 5
     for arguments in (("--out", tmp_path / "a.csv"), ()):
         code, _, err = command("predict", images, many, *arguments)
         assert code == 2 and "a folder to write parts to: --out FOLDER/" in err

@@ -106,10 +106,11 @@ def test_a_table_of_texts_is_read(texts: Path, tmp_path: Path, command: Command)
     file = tmp_path / "dev.tsv"
     file.write_text("id\tsentence\tlabel\n" + "".join(f"{number}\t{text}\t0\n" for number, text in rows))
     out = tmp_path / "answers.csv"
-    code, _, err = command("predict", texts, file, "--out", out, "--keep", "id", "--probabilities", "--device", "cpu")
+    options = ("--keep", "id", "--keep", "label", "--probabilities", "--device", "cpu")
+    code, _, err = command("predict", texts, file, "--out", out, *options)
     found = read_csv(out)
     assert code == 0 and err.startswith("3 texts: ")
-    assert [(row["id"], row["input"]) for row in found] == rows
+    assert [(row["id"], row["input"]) for row in found] == rows and {row["input_label"] for row in found} == {"0"}
     expected = allmlp.predict(texts, [text for _, text in rows], top_k=3, device="cpu")
     assert [{name: float(row[f"p({name})"]) for name in CLASSES} for row in found] == [
         {one.label: one.probability for one in row} for row in expected

@@ -16,6 +16,7 @@ import torch
 import allmlp
 from allmlp import log, messages, pace, parallel
 from allmlp import training as loop
+from allmlp.accuracy import wilson_interval
 from allmlp.optim import Muon
 from allmlp.run import Budget
 from train.runs import Blobs, small
@@ -39,8 +40,9 @@ def test_a_run_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "48 train, 16 test" in header[2] and "12 steps (6 epochs), batches of 24" in header[3]
     assert header[4].startswith("device    CPU") and header[5].endswith(str(tmp_path / "run"))
     assert header[6] == "note      3 files are no images"
-    accuracy = result["accuracy"]
-    assert f"of 16 examples: {accuracy:.2%} (95% interval" in rest and "without a model: majority" in rest
+    low, high = wilson_interval(round(16 * result["accuracy"]), 16)
+    assert f"(16 examples: accuracy {low:.1%} to {high:.1%} with 95% confidence)" in rest
+    assert f"majority {result['majority']:.2%}  without a model" in rest
     assert re.fullmatch(rf"saved the weights of step \d+, after 12 steps in 0:0\d: {tmp_path / 'run'}", lines[-1])
     assert "mfu" not in rest and "images/s" in rest
 

@@ -73,6 +73,7 @@ def embed(
         raise UserError("embed needs either --out, to write the features, or --near, to search them")
     model, places = split_model(inputs)
     columns = Columns(column, pair_column, tuple(keep or ()))
+    kept = tuple(columns.kept.values())
     saved = near is not None and len(places) == 1 and are_features(Path(places[0]))
     job = Job([model, near] if saved and near is not None else inputs, columns, context, device, dtype, fast, out)
     predictor = job.predictor
@@ -88,8 +89,8 @@ def embed(
         bank = read_features(Path(places[0])) if saved else collect(answers(job.items))
         print_matches(nearest(value.value, bank, top_k, query.name), job.inputs.reads, as_json)
     elif job.is_folder:
-        parts = Parts(Path(out or ""), part_size, job.settings("embed", columns.keep, context, part_size), *job.process)
-        kinds = {"input": str, **dict.fromkeys(columns.keep, str), FEATURES: np.ndarray}
+        parts = Parts(Path(out or ""), part_size, job.settings("embed", kept, context, part_size), *job.process)
+        kinds = {"input": str, **dict.fromkeys(kept, str), FEATURES: np.ndarray}
         parts.write(
             job.items,
             kinds,
@@ -97,7 +98,7 @@ def embed(
             job.skip,
         )
     else:
-        write_features(Path(out or ""), columns.keep, answers(job.items))
+        write_features(Path(out or ""), kept, answers(job.items))
     job.next = ("embed", model, out, "--near", "QUERY") if out is not None else ()
     job.finish()
 

@@ -114,6 +114,7 @@ def print_evaluation(found: Evaluation, per_class: bool) -> None:
     if found.class_results:
         correct = sum(row.correct for row in found.class_results)
         values["accuracy"] = format_accuracy(correct, found.examples)
+        values["calibration_error"] = f"{found.metrics['calibration_error']:.2%}"
         del values["accuracy_low"], values["accuracy_high"]
     names = {"top5_accuracy": "top-5 accuracy", "calibration_error": "calibration error", "majority": "largest class"}
     width = max(len(names.get(name, name)) for name in values)

@@ -135,10 +135,10 @@ class Job:
 
     def start_progress(self) -> tuple[Any, Any]:
         from rich.console import Console
-        from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
         screen = Console(stderr=True)
-        columns = SpinnerColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
         quiet = not screen.is_terminal or self.rank > 0
         if self.progress is None:
             self.progress = Progress(*columns, console=screen, transient=True, disable=quiet)
@@ -176,7 +176,8 @@ class Job:
 
     def finish(self, counts: Counter[str] | None = None) -> None:
         """Say what was done, and how often each label was the answer; exit with 1 if inputs could not be used."""
-        if self.failed and self.failed == self.done:
+        alone = self.processes == 1  # torchrun ends all processes when one exits with an error
+        if alone and self.failed and self.failed == self.done:
             several = f"none of the {self.done:,} inputs could be used; the last one: " if self.done > 1 else ""
             raise UserError(several + self.error)
         common = (counts or Counter()).most_common(MAX_LABELS)
@@ -191,7 +192,7 @@ class Job:
             print(who + "; ".join(parts), file=sys.stderr)
         if self.next:
             next_command(*self.next)
-        if self.failed:
+        if alone and self.failed:
             raise typer.Exit(1)
 
 

@@ -90,7 +90,9 @@ def predict(
         raise UserError(f"the model in {predictor.name} gives no probabilities: --threshold is for those that do")
     in_columns = out is not None and not out.endswith(".jsonl")
     top_k = min(top_k or (1 if in_columns else 5), len(labels) if predictor.task == "classes" else sys.maxsize)
-    table = AnswerTable(labels, predictor.task == "values", top_k, columns.keep, threshold, probabilities)
+    table = AnswerTable(
+        labels, predictor.task == "values", top_k, tuple(columns.kept.values()), threshold, probabilities
+    )
     counts: Counter[str] = Counter()
 
     def answers(items: Iterable[Item]) -> Iterator[Answer]:

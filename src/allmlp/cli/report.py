@@ -20,7 +20,9 @@ from allmlp.cli.app import app, examples, next_command
 )
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, finished or not, or folders that contain them.")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The HTML file to write, or a folder for report.html.")] = Path(
+        "report.html"
+    ),
     max_examples: Annotated[
         int,
         typer.Option(
@@ -43,7 +45,7 @@ def report(
     from rich.console import Console
     from rich.progress import track
 
-    from allmlp.report.page import write
+    from allmlp.report.page import REPORT, write
 
     screen = Console(stderr=True)
     quiet = not screen.is_terminal
@@ -51,6 +53,7 @@ def report(
     def progress(found: Any) -> Iterable[Any]:
         return track(found, "Reading", console=screen, transient=True, disable=quiet)
 
+    out = out / REPORT if out.is_dir() else out
     count, skipped = write(runs, out, max_examples, suspect_labels, progress)
     for reason in skipped:
         print(f"skipped: {reason}")

@@ -88,15 +88,16 @@ def sample_columns(table: Table) -> list[ColumnSample]:
     return [ColumnSample(name, [row[name] for row in rows if row[name].strip()]) for name in table.columns]
 
 
-def named_column(columns: Sequence[str], wanted: str, known: Iterable[str], file: str) -> str | None:
-    """The column that is asked for, else the first known name among the columns, in any case; None if there is none."""
+def named_column(
+    columns: Sequence[str], wanted: str, known: Iterable[str], file: str, taken: Sequence[str | None] = ()
+) -> str | None:
+    """The column that is asked for, else the first known name that is not taken, in any case; None if there is none."""
     if wanted:
         if wanted not in columns:
-            raise UserError(
-                f"{file} has no column {wanted!r}{did_you_mean(wanted, columns)}, only {', '.join(columns)}"
-            )
+            hint = did_you_mean(wanted, columns) or f", only {', '.join(columns)}"
+            raise UserError(f"{file} has no column {wanted!r}{hint}")
         return wanted
-    folded = {name.casefold().replace(" ", "_"): name for name in reversed(columns)}
+    folded = {name.casefold().replace(" ", "_"): name for name in reversed(columns) if name not in taken}
     return next((folded[name] for name in known if name in folded), None)
 
 

@@ -108,6 +108,8 @@ def read_images(files: Sequence[Path], size: tuple[int, int], preprocessing: Ima
             images.append(decode_image(file.read_bytes(), size, decode))
         except UserError as reason:
             raise UserError(f"{file}: {reason}") from None
+        except IsADirectoryError:
+            raise UserError(f"{file} is a folder: name the image files in it, such as {file}/*.jpg") from None
         except OSError as reason:
             raise UserError(f"cannot read {file}: {reason.strerror}") from None
     return torch.stack(images)

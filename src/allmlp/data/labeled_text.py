@@ -249,9 +249,8 @@ class LabeledTextReader:
         spec, names = self.spec, table.columns
         samples = sample_columns(table)
         first = named_column(names, spec.text_column, TEXT_COLUMNS, table.file)
-        label = named_column([name for name in names if name != first], spec.label_column, LABEL_COLUMNS, table.file)
-        others = [name for name in names if name not in (first, label)]
-        second = named_column(others, spec.text_pair_column, TEXT_PAIR_COLUMNS, table.file)
+        label = named_column(names, spec.label_column, LABEL_COLUMNS, table.file, taken=(first,))
+        second = named_column(names, spec.text_pair_column, TEXT_PAIR_COLUMNS, table.file, taken=(first, label))
         if label is None:
             label = guess_label([sample for sample in samples if sample.name not in (first, second)], table)
             self.guessed["label_column"] = label

@@ -93,7 +93,9 @@ def is_within(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-class Module:
+class SourceModule:
+    """A module of this library: its imports, what it needs of our other modules, and its definitions."""
+
     def __init__(self, name: str) -> None:
         source = find_file(name).read_text(encoding="utf8")
         body = ast.parse(source).body
@@ -108,17 +110,17 @@ class Module:
         self.definitions = [Definition(name, node, source, dropped) for node in body if bound_names(node)]
 
 
-def read_modules(name: str, found: dict[str, Module]) -> None:
+def read_modules(name: str, found: dict[str, SourceModule]) -> None:
     """Add a module to `found`, after those that it imports."""
     if name in found or is_within(name, tuple(STUBS)):
         return
-    module = Module(name)
+    module = SourceModule(name)
     for need in module.needs:
         read_modules(need, found)
     found[name] = module
 
 
-def used_definitions(modules: dict[str, Module]) -> Iterator[Definition]:
+def used_definitions(modules: dict[str, SourceModule]) -> Iterator[Definition]:
     """All definitions of the modules in `WHOLE`, and those they use, in an order in which they can be executed."""
     table = {(one.module, name): one for module in modules.values() for one in module.definitions for name in one.names}
     wanted = [one for one in table.values() if is_within(one.module, WHOLE)]
@@ -138,7 +140,7 @@ def used_definitions(modules: dict[str, Module]) -> Iterator[Definition]:
         yield one
 
 
-def import_lines(modules: dict[str, Module], names: set[str]) -> list[str]:
+def import_lines(modules: dict[str, SourceModule], names: set[str]) -> list[str]:
     """The imports from other packages that bind these names."""
     sources: dict[str, tuple[str, str]] = {}
     for node in [node for module in modules.values() for node in module.imports if not is_ours(node)]:
@@ -146,7 +148,7 @@ def import_lines(modules: dict[str, Module], names: set[str]) -> list[str]:
             start = f"from {node.module} import" if isinstance(node, ast.ImportFrom) else "import"
             name = alias.asname or alias.name.partition(".")[0]
             source = start, f"{alias.name} as {alias.asname}" if alias.asname else alias.name
-            if name in names and name != "annotations" and sources.setdefault(name, source) != source:
+            if name in names and sources.setdefault(name, source) != source:
                 raise TypeError(f"{name} is imported in two ways: {' '.join(sources[name])}, {' '.join(source)}")
     lines = [f"import {what}" for start, what in sorted(sources.values()) if start == "import"]
     for start in sorted({start for start, _ in sources.values()} - {"import"}):
@@ -161,7 +163,7 @@ def import_lines(modules: dict[str, Module], names: set[str]) -> list[str]:
 @cache
 def export_code() -> str:
     """The source of the modelling file."""
-    modules: dict[str, Module] = {}
+    modules: dict[str, SourceModule] = {}
     layers = [file for file in sorted((ROOT / "layers").rglob("*.py")) if file.name != "__init__.py"]
     for name in [".".join(("allmlp", *file.relative_to(ROOT).with_suffix("").parts)) for file in layers]:
         read_modules(name, modules)

@@ -209,7 +209,7 @@ class TokenEmbedLayer(nn.Module):
         self.validate(ids, start, embedded)
         weight = embedding if self.embedding is None else self.embedding.weight
         assert weight is not None, "a stem without an embedding is called with one"
-        x = ids * 1.01 if embedded else F.embedding(ids, weight)
+        x = ids if embedded else F.embedding(ids, weight)
         if self.spec.scale:
             x = x * math.sqrt(x.shape[-1])
         if self.segments is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ from allmlp.prediction.predictor import Reads
 STDIN = "-"
 TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst")
 SHARD_SUFFIX = ".tar"
+OWN_COLUMNS = re.compile(r"input|features|error|(label|probability)(_\d+)?")
+"""Names of columns of the output."""
 
 
 class Item(NamedTuple):
@@ -48,6 +51,11 @@ class Columns(NamedTuple):
     pair: str = ""
     keep: tuple[str, ...] = ()
     """Columns that are copied beside the answer."""
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Their names in the table -> in the output, where a column `label` of the table is `input_label`."""
+        return {name: f"input_{name}" if OWN_COLUMNS.fullmatch(name) else name for name in self.keep}
 
 
 class Inputs:
@@ -96,9 +104,12 @@ class Inputs:
         raise UserError(f"there is no file {argument}{hint if self.reads == 'texts' else ''}")
 
     def lines(self) -> Iterator[Item]:
-        for line in map(str.strip, sys.stdin):
-            if line:
-                yield Item(line, (line, self.context)) if self.reads == "texts" else image_item(line)
+        try:
+            for line in map(str.strip, sys.stdin):
+                if line:
+                    yield Item(line, (line, self.context)) if self.reads == "texts" else image_item(line)
+        except UnicodeDecodeError as reason:
+            raise UserError(f"standard input is not UTF-8 text: {one_line(reason)}") from reason
 
     # --- local -----------------------------------------------------------------------------------------------
 
@@ -151,7 +162,7 @@ class Inputs:
                 elif file.lower().endswith(SHARD_SUFFIX):
                     yield from self.members(Shard(file, store))
                 elif self.reads == "images":
-                    yield Item(name, partial(fetch, store, file))
+                    yield Item(name, partial(fetch, partial(store.cat_file, file)))
                 else:
                     yield from self.documents(name)
         except (UserError, GeneratorExit):
@@ -166,20 +177,24 @@ class Inputs:
     # --- tables and shards -----------------------------------------------------------------------------------
 
     def rows(self, table: Table) -> Iterator[Item]:
-        kept = [named_column(table.columns, name, (), table.file) or name for name in self.columns.keep]
+        kept = self.columns.kept
+        for column in kept:
+            named_column(table.columns, column, (), table.file)
+
+        def columns(row: Mapping[str, str]) -> dict[str, str]:
+            return {kept[column]: row[column] for column in kept}
+
         if self.reads == "images":
-            column = image_column(table, self.columns.input)
-            folder = table.file.rpartition("/")[0]
+            column, folder = image_column(table, self.columns.input), os.path.dirname(table.file)
             for row in table:
                 path = row[column]
                 is_relative = folder and "://" not in path and not os.path.isabs(path)
-                yield image_item(f"{folder}/{path}" if is_relative else path, **{name: row[name] for name in kept})
+                yield image_item(f"{folder}/{path}" if is_relative else path, columns(row))
             return
         column, pair = text_columns(table, self.columns)
         for number, row in enumerate(table, 1):
             source = row[column], (row[pair] if pair else "") or self.context
-            name = row[column] or f"{table.file}, row {number}"
-            yield Item(name, source, {name: row[name] for name in kept})
+            yield Item(row[column] or f"{table.file}, row {number}", source, columns(row))
 
     def members(self, shard: Shard) -> Iterator[Item]:
         """Images, or texts, of a tar file; only its headers are read now."""
@@ -188,7 +203,7 @@ class Inputs:
             with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
                 for member in tar:
                     if member.isfile() and os.path.splitext(member.name)[1].lower() in wanted:
-                        source = partial(shard.read, member.offset_data, member.size)
+                        source = partial(fetch, partial(shard.read, member.offset_data, member.size))
                         yield Item(f"{shard}/{member.name}", source)
                 # tarfile treats a damaged header as the end of the archive, which is a block of zeros.
                 file.seek(tar.offset)
@@ -226,24 +241,24 @@ def guess_reads(argument: str) -> Reads:
     return "images" if is_image or "://" in argument else "texts"
 
 
-def image_item(path: str, **columns: str) -> Item:
-    return Item(path, partial(fetch_url, path) if "://" in path else Path(path), columns)
+def image_item(path: str, columns: Mapping[str, str] = MappingProxyType({})) -> Item:
+    return Item(path, partial(fetch, partial(read_url, path)) if "://" in path else Path(path), columns)
 
 
 def cannot_list(reason: OSError) -> NoReturn:
     raise UserError(f"cannot list {reason.filename}: {reason.strerror}") from reason
 
 
-def fetch(store: Any, path: str) -> bytes:
+def fetch(read: Callable[[], bytes]) -> bytes:
     try:
-        return store.cat_file(path)
+        return read()
     except Exception as reason:  # file systems raise many types
         raise UserError(f"cannot read it: {one_line(reason) or type(reason).__name__}") from reason
 
 
-def fetch_url(url: str) -> bytes:
+def read_url(url: str) -> bytes:
     store, path = require("fsspec", "train").core.url_to_fs(url)
-    return fetch(store, path)
+    return store.cat_file(path)
 
 
 # --- columns ------------------------------------------------------------------------------------------------

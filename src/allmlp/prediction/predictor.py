@@ -132,8 +132,8 @@ class ImagePredictor:
     def collate(self, images: list[Tensor]) -> Tensor:
         batch = torch.stack(images)
         if self.device.type == "cuda":
-            batch = batch.pin_memory().to(self.device, non_blocking=True)
-        return self.normalize(batch)
+            batch = batch.pin_memory()
+        return self.normalize(batch.to(self.device, non_blocking=True))
 
     def probabilities(self, images: list[Tensor]) -> Tensor:
         """Of the classes, n k."""

@@ -1,4 +1,4 @@
-"""scikit-learn's embedded digits: no download, under a minute each on two CPU cores."""
+"""scikit-learn's embedded digits: no download, a minute or two each on two CPU cores."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def _digits(model: ModelSpec) -> Run:
         model=model.configure(in_chans=1),
         task=Classify(label_smoothing=0.1, augment=Augment((Translate(1),))),
         data=Digits(),
-        batch_size=100,
-        budget=Budget(epochs=25),
+        batch_size=50,
+        budget=Budget(epochs=30),
         optim=Muon(lr=5e-3, weight_decay=0.05),
-        log_every=25,
-        eval_every=75,
-        save_every=375,
+        ema_decay=0.98,
+        log_every=50,
+        eval_every=150,
+        save_every=450,
     )
 
 
@@ -33,7 +34,7 @@ def digits_mixer() -> Run:
     """MLP-Mixer on the embedded digits.
 
     allmlp train digits_mixer
-    Under a minute on two CPU cores.
+    A minute or two on two CPU cores.
     """
     return _digits(mixer(4, 64, patch_size=2, img_size=8, num_classes=10))
 
@@ -42,7 +43,7 @@ def digits_resmlp() -> Run:
     """ResMLP on the embedded digits.
 
     allmlp train digits_resmlp
-    Under a minute on two CPU cores.
+    A minute or two on two CPU cores.
     """
     return _digits(resmlp(6, 64, 0.1, patch_size=2, img_size=8, num_classes=10))
 
@@ -51,7 +52,7 @@ def digits_gmlp() -> Run:
     """gMLP on the embedded digits.
 
     allmlp train digits_gmlp
-    Under a minute on two CPU cores.
+    A minute or two on two CPU cores.
     """
     return _digits(gmlp(6, 48, patch_size=2, img_size=8, num_classes=10))
 
@@ -60,7 +61,7 @@ def digits_vit() -> Run:
     """ViT, the baseline, on the embedded digits.
 
     allmlp train digits_vit
-    Under a minute on two CPU cores.
+    A minute or two on two CPU cores.
     """
     return _digits(vit(4, 64, 2, patch_size=2, img_size=8, num_classes=10))
 
@@ -69,6 +70,6 @@ def digits_amlp() -> Run:
     """aMLP on the embedded digits.
 
     allmlp train digits_amlp
-    Under a minute on two CPU cores.
+    A minute or two on two CPU cores.
     """
     return _digits(gmlp(6, 48, patch_size=2, img_size=8, num_classes=10, attention=TinyAttention(16, bias=False)))

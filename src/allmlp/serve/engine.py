@@ -70,7 +70,8 @@ class BatchingEngine:
         self.condition = threading.Condition()
         self.stopped = False
         self.thread = threading.Thread(target=self.run, name="model", daemon=True)
-        self.threads: dict[tuple[BatchFunction, int], Threads] = {}
+        self.threads: dict[BatchFunction, dict[int, Threads]] = {}
+        """By the number of bits of the size of a batch."""
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
@@ -162,10 +163,11 @@ class BatchingEngine:
 
     def thread_count(self, function: BatchFunction, size: int) -> Threads:
         """Measures and sets the number of threads for batches of about this size."""
-        key = function, size.bit_length()
-        if key not in self.threads:
-            self.threads[key] = Threads(active=self.fixed_threads is None)
-        return self.threads[key]
+        known = self.threads.setdefault(function, {})
+        if size.bit_length() not in known:
+            alike = next(iter(known.values()), None)
+            known[size.bit_length()] = alike.sibling() if alike else Threads(active=self.fixed_threads is None)
+        return known[size.bit_length()]
 
     def finish(self, batch: RunningBatch) -> None:
         items, values, start, ready = batch

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +36,8 @@ KEEP_ALIVE_TIMEOUT = 15
 MAX_CONNECTIONS = 512
 MAX_PARSE_SECONDS = 0.5
 """Processor time for parsing one request. 16 MiB take a tenth of it, unless they are sent in chunks of a few bytes."""
+WARM_UP_SECONDS = 5.0
+"""For each model, at most."""
 LINGER_SECONDS = 0.5
 """How long an idle server that is shutting down still answers new requests with 503."""
 
@@ -244,11 +247,16 @@ def run(
 
 
 def warm_up(engine: BatchingEngine, services: Iterable[Service]) -> None:
-    """Run every model three times, so that the time it takes is known; the first run is slower."""
+    """Run every model until the number of threads is chosen and the time that it takes is known."""
     for service in services:
         function, item = service.warm_up()
-        *_, last = (engine.submit(function, item).result() for _ in range(3))
-        engine.seconds[function] = last.model_seconds
+        deadline = time.monotonic() + WARM_UP_SECONDS
+        for number in count(1):
+            last = engine.submit(function, item).result()
+            measuring = any(threads.is_measuring for threads in engine.threads[function].values())
+            if number >= 3 and (not measuring or time.monotonic() > deadline):
+                engine.seconds[function] = last.model_seconds
+                break
 
 
 def describe(name: str, service: Service) -> str:

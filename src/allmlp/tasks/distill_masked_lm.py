@@ -23,7 +23,8 @@ from allmlp.spec import Rate
 from allmlp.tasks.masked_lm import MaskedBatch, MaskedLM, MaskedLMModule, masked_lm_loss
 from allmlp.tasks.task import Losses, Task, TaskModule
 from allmlp.weights import folder
-from allmlp.weights.huggingface_bert import init_embeddings, load_bert, read_config
+from allmlp.weights.convert import is_model_folder
+from allmlp.weights.huggingface_bert import init_embeddings, load_bert
 
 
 class DistillMaskedLM(Task):
@@ -70,8 +71,7 @@ class TextTeacher:
 
     def __init__(self, name: str, dataset: TextDataset, device: torch.device) -> None:
         path = Path(name).expanduser()
-        # This library's config.json has a kind, Hugging Face's has not.
-        model = folder.load(path, device=device) if "kind" in read_config(path) else load_bert(path, device)
+        model = folder.load(path, device=device) if is_model_folder(path) else load_bert(path, device)
         self.model, spec = model.requires_grad_(False), model.spec
         if not isinstance(spec, Encoder) or not isinstance(spec.stem, TokenEmbed) or spec.pool is not None:
             raise UserError(f"the teacher {name} is not a language model: it needs features at every token")

@@ -72,7 +72,7 @@ const plain = (value) => {
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
   return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 });
 };
-const formatted = (value, chart) => (chart.percent ? `${(100 * value).toFixed(2)} %` : plain(value));
+const formatted = (value, chart) => (chart.percent ? `${(100 * value).toFixed(2)}%` : plain(value));
 const clock = (seconds) => {
   const whole = Math.max(Math.round(seconds), 0);
   const two = (number) => String(number).padStart(2, "0");
@@ -243,7 +243,7 @@ class Chart {
     for (const value of heights) {
       const y = this.y(value);
       make("path", { class: "grid", d: `M${MARGIN.left} ${y}H${this.width - MARGIN.right}` }, this.svg);
-      const text = this.chart.percent ? `${plain(Number((100 * value).toPrecision(6)))} %` : plain(value);
+      const text = this.chart.percent ? `${plain(Number((100 * value).toPrecision(6)))}%` : plain(value);
       make("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, this.svg, text);
     }
     const count = Math.max(Math.floor(this.width / 90), 2);
