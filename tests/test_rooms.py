@@ -17,6 +17,7 @@ BELOW = {
     "files": set(),
     "spec": {"errors"},
     "plugins": {"errors"},
+    "callbacks": {"errors"},
     "kernels": set(),
     "cuda_graph": set(),
     "layers": {"errors", "spec", "kernels"},
@@ -204,6 +205,7 @@ BELOW = {
     "studies": {"declared", "recipes", "study"},
     "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis"},
     "cli": {
+        "plugins",
         "auto",
         "resolve",
         "data",

@@ -224,7 +224,7 @@ def test_a_record_cut_short_is_repeated(fake: Path, tmp_path: Path) -> None:
 def test_records_of_another_configuration_are_stale(fake: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     work(small(seeds=1), out)
-    changed = small(seeds=1, options={"batch_size": "50"})
+    changed = small(seeds=1, options={"batch_size": "25"})
     now = progress(changed, read(out))
     assert len(now.ready) == 4 and not now.done and "batch_size" in now.stale[0] and len(now.stale) == 4
     work(changed, out)

@@ -19,6 +19,7 @@ _MODULES = {
     "Block": "allmlp.layers",
     "Cache": "allmlp.layers",
     "Cost": "allmlp.models.cost",
+    "Data": "allmlp.data.dataset",
     "Encoder": "allmlp.models.encoder",
     "EncoderDecoder": "allmlp.models.encoder_decoder",
     "Model": "allmlp.models.model",
@@ -27,6 +28,7 @@ _MODULES = {
     "configure": "allmlp.models.zoo",
     "create": "allmlp.models.zoo",
     "embed": "allmlp.api",
+    "data_of": "allmlp.data.objects",
     "evaluate": "allmlp.api",
     "fast": "allmlp.inference",
     "from_pretrained": "allmlp.weights.pretrained",
@@ -36,6 +38,7 @@ _MODULES = {
     "predict": "allmlp.api",
     "preset": "allmlp.models.preset",
     "push_to_hub": "allmlp.weights.hub",
+    "resize_model": "allmlp.weights.resize",
     "save": "allmlp.weights.folder",
     "save_pretrained": "allmlp.weights.hub",
     "train": "allmlp.api",
@@ -45,6 +48,7 @@ __all__ = [
     "Block",
     "Cache",
     "Cost",
+    "Data",
     "Encoder",
     "EncoderDecoder",
     "Model",
@@ -64,6 +68,7 @@ __all__ = [
     "predict",
     "preset",
     "push_to_hub",
+    "resize_model",
     "save",
     "save_pretrained",
     "train",
@@ -72,6 +77,8 @@ __all__ = [
 if TYPE_CHECKING:
     from allmlp import nn
     from allmlp.api import embed, evaluate, predict, train
+    from allmlp.data.dataset import Data
+    from allmlp.data.objects import data_of as data_of
     from allmlp.errors import UserError
     from allmlp.inference import fast
     from allmlp.layers import Block, Cache
@@ -85,6 +92,7 @@ if TYPE_CHECKING:
     from allmlp.weights.folder import load, save
     from allmlp.weights.hub import push_to_hub, save_pretrained
     from allmlp.weights.pretrained import from_pretrained
+    from allmlp.weights.resize import resize_model
 
 
 def __getattr__(name: str) -> Any:

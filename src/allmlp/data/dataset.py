@@ -185,9 +185,10 @@ class Data(Spec, abstract=True):
         Items may also be mappings with an image and a label. Without `test`, a part of every class is held out.
         Options: `validation`, `class_names`, `img_size`, `name` and `decode` (crops).
         """
-        from allmlp.data.objects import data_of
+        # Through the package: objects are implemented in a file above this one.
+        import allmlp
 
-        return data_of(train, test, **options)
+        return allmlp.data_of(train, test, **options)
 
     def load(self) -> Dataset:
         raise NotImplementedError

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
@@ -173,7 +172,8 @@ class TimmProtocol(nn.Module):
         """Resize the model in place to another image size. Weights over tokens are new parameters: an optimizer is to
         be created afterwards.
         """
-        from allmlp.models.grid import GridResize, with_img_size
+        # Through the public name: resizing is implemented in a package above this one.
+        import allmlp
 
         stem = self.spec.stem
         if patch_size is not None and isinstance(stem, PatchEmbed):
@@ -182,14 +182,10 @@ class TimmProtocol(nn.Module):
                 raise UserError(f"a model with patches of {stem.patch_size} cannot be changed to {wanted}")
         if img_size is None:
             return
-        spec = with_img_size(self.spec, img_size)
-        weights = GridResize(self.spec, spec, next(self.parameters()).device)(self.state_dict())
-        with torch.device("meta"):
-            resized = spec.build()
-        resized.load_state_dict(weights, assign=True)
-        for name, child in resized.train(self.training).named_children():
+        resized = allmlp.resize_model(self, img_size)  # type: ignore[arg-type]
+        for name, child in resized.named_children():
             setattr(self, name, child)
-        self.spec = spec
+        self.spec = resized.spec
 
 
 def take_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]:

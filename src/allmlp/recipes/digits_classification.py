@@ -63,7 +63,7 @@ def digits_vit() -> Run:
     allmlp train digits_vit
     A minute or two on two CPU cores.
     """
-    return _digits(vit(4, 64, 2, patch_size=2, img_size=8, num_classes=10))
+    return _digits(vit(4, 64, 4, patch_size=4, img_size=8, num_classes=10)).replace(budget=Budget(epochs=40))
 
 
 def digits_amlp() -> Run:

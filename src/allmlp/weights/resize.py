@@ -24,7 +24,12 @@ def resize_model(
     seq_len: int | None = None,
     rule: Rule | None = None,
 ) -> Model:
-    """The trained `model` at another image size or sequence length, in the same mode and precision."""
+    """The trained `model` at another image size or sequence length, in the same mode and precision.
+
+    >>> larger = allmlp.resize_model(allmlp.load("runs/cifar10"), img_size=64)
+
+    `rule` is "interpolate", or MLP-Mixer's "tile" for multiples of the size.
+    """
     if seq_len is not None and rule is not None:
         raise UserError("the rules 'interpolate' and 'tile' apply to images, not to a sequence length")
     if img_size is not None and seq_len is None:
