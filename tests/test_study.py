@@ -309,7 +309,10 @@ def test_a_row_without_its_teacher_is_given_up(fake: Path, tmp_path: Path, monke
 
 
 def test_expected_duration() -> None:
-    study = small(rows={"a": Row("digits_mixer", {"budget.epochs": "30"}), "b": Row("digits_vit")}, reference="")
+    study = small(
+        rows={"a": Row("digits_mixer", {"budget.epochs": "30"}), "b": Row("digits_vit", {"budget.epochs": "25"})},
+        reference="",
+    )
     slow, timed = next(study.final_trials("a", "")), next(study.final_trials("b", ""))
     assert expected_seconds(slow, []) is None
     record = {"row": "a", "wall": 20.0, "result": {"seconds": 12.0, "epochs": 6.0, "steps": 90}}
