@@ -156,6 +156,9 @@ def test_images_in_memory_are_resized_and_cropped() -> None:
     uniform = torch.full((1, 1, 5, 9), 77, dtype=torch.uint8)
     assert torch.equal(fit(uniform, (4, 4), 0.7, 3), torch.full((1, 3, 4, 4), 77, dtype=torch.uint8))
     assert torch.equal(fit(uniform.expand(-1, 3, -1, -1), (4, 4), 1.0, 1), torch.full((1, 1, 4, 4), 77).byte())
+    framed = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    framed[..., 2:6, 2:6] = 200
+    assert torch.equal(fit(framed, (4, 4), 0.5, 1), framed[..., 2:6, 2:6])
     # The center is kept.
     wide = torch.zeros(1, 1, 4, 12, dtype=torch.uint8)
     wide[..., 4:8] = 200

@@ -102,7 +102,7 @@ def frozen_model(run: Run, place: Path) -> tuple[Model, str]:
     model = folder.load(place).float()
     if run.init_from:
         try:
-            pass
+            transfer(model, open_start(run.init_from))
             return model, f"{run.init_from}, the frozen model that the run started from"
         except (UserError, OSError):
             pass
