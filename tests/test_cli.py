@@ -104,6 +104,16 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mixer_b16" in out and "59.88 M" in out and "59 M, 12.7 G" in out
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("what", ["*", "weights", "recipes"])
+def test_nothing_is_cut_off_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run(capsys, "list", what)
+    assert max(map(len, out.splitlines())) <= columns and "…" not in out and "..." not in out
+
+
 def test_list_pattern_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "list", "resmlp_s12_*", "--json")
     table = json.loads(out)

@@ -61,6 +61,8 @@ MIN_TOP5_CLASSES = 10
 MAX_CONFUSED = 10
 TINY = 1e-45
 """The smallest positive float32: the probability of an impossible class."""
+LEFT_OUT, UNREADABLE = -1, -2
+"""In place of a label: no class of the model stands for it; the image could not be decoded."""
 Progress = Callable[[int, int], None]
 """Called with the number of examples so far and of all."""
 
@@ -171,10 +173,7 @@ def evaluate_model(
         names = predictor.preprocessing.class_names
         match = match_classes(inputs.class_names, model_class_names(names, num_classes), table)
         outputs = predictor_outputs(predictor, inputs, match, world, batch_size or 64, progress)
-        corrupt = inputs.corrupt()
-        readable = torch.ones(len(inputs.labels), dtype=torch.bool)
-        readable[list(corrupt)] = False
-        kept = readable & (outputs.labels >= 0)
+        kept = outputs.labels >= 0
         if not kept.any():
             raise UserError(f"{data} has no examples to evaluate")
         return summarize(
@@ -182,8 +181,8 @@ def evaluate_model(
             inputs.data,
             outputs.select(kept),
             match.names,
-            skipped=list(corrupt.values()),
-            left_out=int((readable & (outputs.labels < 0)).sum()),
+            skipped=list(inputs.corrupt().values()),
+            left_out=int((outputs.labels == LEFT_OUT).sum()),
         )
 
 
@@ -209,7 +208,7 @@ def evaluate_run(
     model = folder.load(path, device=world.device, dtype=None)
     module: Any = task.build_evaluator(model, dataset).to(world.device).eval()
     split = dataset.test
-    title = f"the {'held-out examples' if run.val_size else 'test split'} of {name}"
+    title = f"its {'held-out examples' if run.val_size else 'test split'}"
     floors = task.floors(dataset, split)
     if type(module).evaluate not in (ClassifyModule.evaluate, ClassifyTextModule.evaluate):
         return Evaluation(name, title, len(split), evaluate(module, model, split, world, run) | floors)
@@ -317,7 +316,10 @@ def folder_images(data: ImageFolder) -> LabeledFiles:
     test = held_out.get("test") or held_out.get("validation") or root
     classes = tuple(folders(test))
     return LabeledFiles(
-        data.path if test == root else f"the {test.name} folder of {data.path}", test, list_images(test, classes), classes
+        data.path if test == root else f"the {test.name} folder of {data.path}",
+        test,
+        list_images(test, classes),
+        classes,
     )
 
 
@@ -385,6 +387,7 @@ def predictor_outputs(
             probabilities = predictor.probabilities(batch)
         found = classifier_outputs(probabilities, labels[indices].to(world.device), match)
         rows[:, indices] = torch.stack([values.double() for values in found]).cpu()
+        rows[0, [index for index in inputs.corrupt() if index in indices]] = UNREADABLE
         progress(indices.stop, total)
     return ClassifierOutputs(*gather(rows, world))
 

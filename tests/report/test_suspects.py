@@ -57,7 +57,8 @@ def test_wrong_labels_of_a_run_are_found(tmp_path: Path, capsys: pytest.CaptureF
     assert "Suspected wrong labels" not in (tmp_path / "report.html").read_text()
 
 
-def test_without_a_start_the_trained_model_is_used(tmp_path: Path) -> None:
+def test_without_a_start_the_trained_model_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allmlp.report.suspects.RATIO", 1)
     folder = trained(tmp_path / "a")
     found = find_suspects(read_run(folder), folder, torch.device("cpu"))
     # After twelve steps its features are close to random.

@@ -56,3 +56,22 @@ def test_models_take_turns_and_stopping_completes_the_queue() -> None:
     assert batches == [("first", 1), ("first", 3), ("first", 1), ("second", 2)]
     with pytest.raises(CancelledError):
         cancelled.result()
+
+
+def test_batches_of_another_size_begin_with_the_number_of_threads_that_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("allmlp.threads.limit", lambda: 4)
+
+    def function(items: list[int]) -> list[int]:
+        return items
+
+    engine = BatchingEngine()
+    single = engine.thread_count(function, 1)
+    assert single.is_measuring and single.count == 4
+    single.plan, single.is_measuring = [(0, 2)], False
+    several = engine.thread_count(function, 9)
+    assert several is engine.thread_count(function, 15) is not single
+    assert several.count == 2 and not several.is_measuring
+    assert BatchingEngine(fixed_threads=1).thread_count(function, 1).active is False

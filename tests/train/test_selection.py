@@ -85,7 +85,13 @@ def test_a_run_with_everything_resumes_exactly(
 ) -> None:
     """Stopped while frozen, before and after the best evaluation."""
     run = small(
-        freeze_fraction=0.5, head_init=HeadInit(l2=(0.01,)), patience=9, eval_every=2, save_every=3, optim=optim, **HELD_OUT
+        freeze_fraction=0.5,
+        head_init=HeadInit((0.01,)),
+        patience=9,
+        eval_every=2,
+        save_every=3,
+        optim=optim,
+        **HELD_OUT,
     )
     for out, trainer in ((tmp_path / "whole", train), (tmp_path / "cut", train_interrupted)):
         options = {"monkeypatch": monkeypatch, "step": step} if trainer is train_interrupted else {}

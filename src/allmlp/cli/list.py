@@ -78,9 +78,9 @@ def list_models(pattern: str, as_json: bool) -> None:
 
     view = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("model", "family", "input"):
-        view.add_column(title, no_wrap=True)
+        view.add_column(title, overflow="fold")
     for title in ("parameters", "MACs", "published"):
-        view.add_column(title, justify="right", no_wrap=True)
+        view.add_column(title, justify="right", overflow="fold")
     for entry in entries:
         counts = millions(entry.parameters), billions(entry.macs), entry.published
         view.add_row(entry.name, entry.family, entry.input_spec, *counts)
@@ -126,9 +126,9 @@ def list_weights(pattern: str, as_json: bool) -> None:
         return
     view = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("weights", "description", "normalize"):
-        view.add_column(title, no_wrap=True)
-    view.add_column("top-1", justify="right", no_wrap=True)
-    view.add_column("license", no_wrap=True)
+        view.add_column(title, overflow="fold")
+    view.add_column("top-1", justify="right", overflow="fold")
+    view.add_column("license", overflow="fold")
     for row in rows:
         view.add_row(
             row.name,

@@ -81,7 +81,7 @@ class LoggedRun(NamedTuple):
             if isinstance(accuracy, float) and isinstance(total, int) and 0 < total < MAX_STEP and 0 <= accuracy <= 1:
                 correct = round(accuracy * total)
                 # The accuracy on one of several test sets, or on tokens, is not a fraction of these examples.
-                return (split, correct, total) 
+                return (split, correct, total) if abs(correct / total - accuracy) < 1e-9 else None
         return None
 
     @property
