@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "Block": "allmlp.layers",
     "Cache": "allmlp.layers",
+    "Callback": "allmlp.callbacks",
     "Cost": "allmlp.models.cost",
     "Data": "allmlp.data.dataset",
     "Encoder": "allmlp.models.encoder",
@@ -47,6 +48,7 @@ _MODULES = {
 __all__ = [
     "Block",
     "Cache",
+    "Callback",
     "Cost",
     "Data",
     "Encoder",
@@ -77,6 +79,7 @@ __all__ = [
 if TYPE_CHECKING:
     from allmlp import nn
     from allmlp.api import embed, evaluate, predict, train
+    from allmlp.callbacks import Callback
     from allmlp.data.dataset import Data
     from allmlp.data.objects import data_of as data_of
     from allmlp.errors import UserError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from allmlp.callbacks import Callback
     from allmlp.prediction import Prediction
     from allmlp.run import Run
 
@@ -30,6 +31,7 @@ def train(
     size: int | None = None,
     device: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> dict[str, float]:
     """Train on data, a recipe of `allmlp list recipes`, or a `Run`, into the folder `out`; returns the last evaluation.
 
@@ -39,6 +41,7 @@ def train(
 
     `run` and the options are those of the command: a folder of images per class, a table of texts and labels, a recipe,
     FILE.py:NAME, a run.json. Called again with the same arguments, it continues from the last checkpoint.
+    `callbacks` are told about steps, evaluations, checkpoints and the end.
     """
     from allmlp.auto import Wishes
     from allmlp.resolve import resolve, with_wishes
@@ -51,10 +54,10 @@ def train(
         if len(found) > 1:
             raise UserError(f"{run} is a table of {len(found)} runs; train one of them, such as {next(iter(found))!r}")
         (resolved,) = found.values()
-        return train_run(resolved.run, resolved.folder, device)
+        return train_run(resolved.run, resolved.folder, device, callbacks)
     if folder is None:
         raise UserError("a Run needs a folder: train(run, out)")
-    return train_run(override_all(with_wishes(run, wishes), overrides or {}), folder, device)
+    return train_run(override_all(with_wishes(run, wishes), overrides or {}), folder, device, callbacks)
 
 
 @suggest_keywords

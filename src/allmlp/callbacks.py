@@ -102,7 +102,8 @@ class MLflow(Callback):
         self.mlflow.end_run("FINISHED" if result else "KILLED")
 
 
-TRACKERS: dict[str, type[Callback]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+TRACKERS: dict[str, type[Callback]] = {"wandb": WandB, "mlflow": MLflow}
+"""Besides TensorBoard, which is always used where it is installed."""
 
 
 class Callbacks:

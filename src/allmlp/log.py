@@ -1,4 +1,4 @@
-"""Logging of a run: progress bar or plain lines, metrics.jsonl, TensorBoard if installed, curves at the end."""
+"""Logging of a run: progress bar or plain lines, metrics.jsonl, callbacks, curves at the end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from allmlp.callbacks import Callback, Callbacks, tensorboard
 from allmlp.errors import MissingExtra, require
 from allmlp.files import RUN
 
@@ -39,18 +40,25 @@ class RunLog:
     """
 
     def __init__(
-        self, out: Path, start: int, steps: int | None, enabled: bool, seconds_left: Callable[[int], float]
+        self,
+        out: Path,
+        start: int,
+        steps: int | None,
+        enabled: bool,
+        seconds_left: Callable[[int], float],
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         self.out, self.steps, self.enabled, self.seconds_left = out, steps, enabled, seconds_left
         self.step = self.start = start
         self.drawn = 0.0
         self.bar: Any = None
-        self.writer: Any = None
+        self.callbacks = Callbacks([*tensorboard(), *callbacks] if enabled else ())
+        self.result: dict[str, Any] = {}
+        """Of the whole run; the loop sets it at the end."""
         self.spoken, self.silence, self.ended = time.monotonic(), FIRST_SILENCE, threading.Event()
         if enabled:
             drop_after(out / METRICS, start)
             self.file = open(out / METRICS, "a", encoding="utf8")  # noqa: SIM115
-            self.writer = tensorboard(out)
             if sys.stderr.isatty():
                 self.bar = progress_bar(steps, start)
 
@@ -63,9 +71,7 @@ class RunLog:
             file=self.file,
             flush=True,
         )
-        if self.writer is not None:
-            for name, value in values.items():
-                self.writer.add_scalar(f"{kind}/{name}", value, step)
+        self.callbacks.call("on_step" if kind == "train" else "on_eval", step, values)
         text = format_values(values)
         if self.bar is None:
             ahead = "" if left is None else f"  left {format_duration(left)}"
@@ -118,8 +124,7 @@ class RunLog:
             self.bar.stop()
         if self.enabled:
             self.file.close()
-        if self.writer is not None:
-            self.writer.close()
+        self.callbacks.call("on_end", self.result)
 
 
 @contextmanager
@@ -172,13 +177,6 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return records
-
-
-def tensorboard(out: Path) -> Any:
-    try:
-        return require("torch.utils.tensorboard", "train").SummaryWriter(out / "tensorboard")
-    except MissingExtra:
-        return None
 
 
 def progress_bar(steps: int | None, start: int) -> Any:

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from allmlp import checkpoint, parallel
 from allmlp.best import Best
+from allmlp.callbacks import Callback
 from allmlp.compilation import compile_task
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
@@ -37,6 +39,7 @@ from allmlp.optim import set_lr
 from allmlp.pace import Pace
 from allmlp.record import add_to_record, check_folder, claim, describe_data, read_run
 from allmlp.run import Run
+from allmlp.spec import to_dict
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 from allmlp.threads import FILE as THREADS
 from allmlp.threads import Threads
@@ -45,7 +48,9 @@ from allmlp.weights import folder
 from allmlp.weights.start import open_start, transfer
 
 
-def train(run: Run, out: str | os.PathLike[str], device: str | None = None) -> dict[str, float]:
+def train(
+    run: Run, out: str | os.PathLike[str], device: str | None = None, callbacks: Iterable[Callback] = ()
+) -> dict[str, float]:
     """Train `run` into the folder `out`, or resume the run that is there. Returns the evaluation of the saved model: on
     the test split, or on the held-out examples if the run has a `val_size`.
 
@@ -54,14 +59,16 @@ def train(run: Run, out: str | os.PathLike[str], device: str | None = None) -> d
     """
     with parallel.join(device) as world, Interrupts() as interrupts:
         try:
-            return training_loop(run, Path(out), world, interrupts)
+            return training_loop(run, Path(out), world, interrupts, callbacks)
         except KeyboardInterrupt:
             if world.is_main:
                 print(interrupts.lost(), file=sys.stderr, flush=True)
             raise
 
 
-def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Interrupts) -> dict[str, float]:
+def training_loop(
+    run: Run, path: Path, world: parallel.World, interrupts: Interrupts, callbacks: Iterable[Callback]
+) -> dict[str, float]:
     """The loop itself. A function of its own, so that what it builds is freed before the process group ends."""
     # 1. data
     check_folder(path, run)
@@ -129,7 +136,8 @@ def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Inter
         add_to_record(path, world, lambda: {"data": describe_data(dataset)})
     floors, results = run.task.floors(dataset, evaluated), dict[str, float]()
     interrupts.lost = lambda: describe_stop(path, step)
-    with RunLog(path, step, steps, world.is_main, pace.seconds_left) as log:
+    with RunLog(path, step, steps, world.is_main, pace.seconds_left, callbacks) as log:
+        log.callbacks.call("on_start", path, to_dict(run), step)
         log.message(header(run, path, model.spec, parameters, dataset, steps, world))
         if found is not None:
             log.message(f"resuming from step {step}")
@@ -191,6 +199,7 @@ def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Inter
                 state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
                 with interrupts.saving():
                     checkpoint.save(path, world, task, optimizer, ema, state, run.keep_checkpoints, best.weights)
+                log.callbacks.call("on_save", step, checkpoint.complete(path)[-1])
                 saved = time.monotonic()
                 meter.pause()
             if stop:
@@ -212,6 +221,7 @@ def training_loop(run: Run, path: Path, world: parallel.World, interrupts: Inter
         result |= {"best_step": best.step} if run.keep_best else {}
         result |= {"parameters": parameters, "steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
         add_to_record(path, world, lambda: {"result": result})
+        log.result = result
         log.message(describe_result(path, result, floors, dataset))
     if world.is_main:
         draw_curves(path)

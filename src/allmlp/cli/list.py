@@ -119,8 +119,9 @@ def list_weights(pattern: str, as_json: bool) -> None:
         return
     from rich.table import Table
 
-    for row in own:
-        print(f"{row.name}  {row.description}, {row.result}; bundled, {row.size / 2**20:.1f} MiB")
+    if own:
+        texts = {row.name: f"{row.description}, {row.result}; bundled, {row.size / 2**20:.1f} MiB" for row in own}
+        print_described(texts, width())
     if not rows:
         next_command("predict", own[0].name, "INPUT")
         return

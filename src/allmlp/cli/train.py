@@ -62,7 +62,10 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Any field: optim.lr=2e-3.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, mps or xpu; an accelerator if there is one.")
+    ] = None,
+    track: Annotated[str, typer.Option(help="Trackers, separated by commas: wandb, mlflow.")] = "",
 ) -> None:
     """Train on your own data, or repeat a recipe. A run that was interrupted can be resumed."""
     options = (model, epochs, minutes, size)
@@ -74,21 +77,22 @@ def train(
     if source is not None and resume is not None:
         raise UserError("name either data or a recipe, or a folder to --resume")
     if resume is not None and (overrides or out or any(option is not None for option in options)):
-        raise UserError("--resume continues a run unchanged: it takes no other option than --device")
+        raise UserError("--resume continues a run unchanged: it takes no other option than --device and --track")
 
     from allmlp.auto import Wishes
+    from allmlp.callbacks import trackers
     from allmlp.record import read_run
     from allmlp.resolve import resolve
     from allmlp.training import train
 
     if resume is not None:
-        print_results({resume.name: train(read_run(resume), resume, device)})
+        print_results({resume.name: train(read_run(resume), resume, device, trackers(track))})
         finish(resume)
         return
     results = {}
     for name, resolved in resolve(str(source), Wishes(*options), assignments(overrides or []), device, out).items():
         tell_choice(resolved)
-        results[name] = train(resolved.run, resolved.folder, device)
+        results[name] = train(resolved.run, resolved.folder, device, trackers(track))
         finish(resolved.folder)
     print_results(results)
 
