@@ -29,13 +29,13 @@ _MODULES = {
     "configure": "allmlp.models.zoo",
     "create": "allmlp.models.zoo",
     "embed": "allmlp.api",
-    "data_of": "allmlp.data.objects",
     "evaluate": "allmlp.api",
     "fast": "allmlp.inference",
     "from_pretrained": "allmlp.weights.pretrained",
     "list_models": "allmlp.models.zoo",
     "load": "allmlp.weights.folder",
     "measure": "allmlp.models.cost",
+    "nn": "allmlp.nn",
     "predict": "allmlp.api",
     "preset": "allmlp.models.preset",
     "push_to_hub": "allmlp.weights.hub",
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from allmlp.api import embed, evaluate, predict, train
     from allmlp.callbacks import Callback
     from allmlp.data.dataset import Data
-    from allmlp.data.objects import data_of as data_of
     from allmlp.errors import UserError
     from allmlp.inference import fast
     from allmlp.layers import Block, Cache
@@ -99,10 +98,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return importlib.import_module("allmlp.nn")
     if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        module = importlib.import_module(_MODULES[name])
+        return module if module.__name__ == f"allmlp.{name}" else getattr(module, name)
     raise AttributeError(f"module 'allmlp' has no attribute {name!r}")
 
 

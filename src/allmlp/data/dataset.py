@@ -16,7 +16,7 @@ from torch import Tensor
 
 from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing
 from allmlp.errors import UserError
-from allmlp.spec import Spec, to_json
+from allmlp.spec import Spec, discover, to_json
 
 Examples = Any
 """A NamedTuple of tensors with the examples along the first axis: `LabeledImages`, or another one for text."""
@@ -185,10 +185,9 @@ class Data(Spec, abstract=True):
         Items may also be mappings with an image and a label. Without `test`, a part of every class is held out.
         Options: `validation`, `class_names`, `img_size`, `name` and `decode` (crops).
         """
-        # Through the package: objects are implemented in a file above this one.
-        import allmlp
-
-        return allmlp.data_of(train, test, **options)
+        discover("allmlp.data")
+        kind: Any = Spec.kinds["ObjectData"]  # defined in a file that imports this one
+        return kind.of_objects(train, test, **options)
 
     def load(self) -> Dataset:
         raise NotImplementedError

@@ -51,6 +51,39 @@ class ObjectData(Data):
     split_seed: int = 0
     decode: Decode = Decode()
 
+    @staticmethod
+    def of_objects(
+        train: Any,
+        test: Any = None,
+        *,
+        validation: Any = None,
+        class_names: Sequence[str] = (),
+        img_size: int | tuple[int, int] | None = None,
+        name: str = "",
+        decode: Decode = Decode(),
+    ) -> ObjectData:
+        """The spec of data that are given as objects."""
+        for part in filter(lambda part: part is not None, (train, test, validation)):
+            if not hasattr(part, "__getitem__") or not hasattr(part, "__len__"):
+                raise UserError(f"{type(part).__name__} has no length or cannot be indexed: give a map-style dataset")
+            if not len(part):
+                raise UserError(f"{type(part).__name__} is empty")
+        first = read_item(train, 0, name or type(train).__name__)
+        size = img_size or own_size(first.image)
+        spec = ObjectData(
+            name or f"{type(train).__module__}.{type(train).__qualname__}",
+            len(train),
+            0 if test is None else len(test),
+            (size, size) if isinstance(size, int) else tuple(size),
+            decode=decode if color_channels(first.image) == 3 else decode.replace(color="gray"),
+        )
+        names = tuple(class_names) or known_classes(train)
+        known = OBJECTS.get(spec)
+        if known is not None and known.train is not train:
+            raise UserError(f"two datasets of {len(train)} examples are called {spec.name!r}: give each a name=")
+        OBJECTS[spec] = Objects(train, test, validation, names)
+        return spec
+
     def load(self) -> ImageDataset:
         if self not in OBJECTS:
             raise UserError(
@@ -81,39 +114,6 @@ class ObjectData(Data):
         )
         train, validation, test = (Subset(split, torch.tensor(indices)) for indices in found)
         return train, validation, test
-
-
-def data_of(
-    train: Any,
-    test: Any = None,
-    *,
-    validation: Any = None,
-    class_names: Sequence[str] = (),
-    img_size: int | tuple[int, int] | None = None,
-    name: str = "",
-    decode: Decode = Decode(),
-) -> ObjectData:
-    """The spec of data that are given as objects."""
-    for part in filter(lambda part: part is not None, (train, test, validation)):
-        if not hasattr(part, "__getitem__") or not hasattr(part, "__len__"):
-            raise UserError(f"{type(part).__name__} has no length or cannot be indexed: give a map-style dataset")
-        if not len(part):
-            raise UserError(f"{type(part).__name__} is empty")
-    first = read_item(train, 0, name or type(train).__name__)
-    size = img_size or own_size(first.image)
-    spec = ObjectData(
-        name or f"{type(train).__module__}.{type(train).__qualname__}",
-        len(train),
-        0 if test is None else len(test),
-        (size, size) if isinstance(size, int) else tuple(size),
-        decode=decode if color_channels(first.image) == 3 else decode.replace(color="gray"),
-    )
-    names = tuple(class_names) or known_classes(train)
-    known = OBJECTS.get(spec)
-    if known is not None and known.train is not train:
-        raise UserError(f"two datasets of {len(train)} examples are called {spec.name!r}: give each a name=")
-    OBJECTS[spec] = Objects(train, test, validation, names)
-    return spec
 
 
 class Item(NamedTuple):
