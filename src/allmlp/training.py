@@ -199,7 +199,8 @@ def training_loop(
                 state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
                 with interrupts.saving():
                     checkpoint.save(path, world, task, optimizer, ema, state, run.keep_checkpoints, best.weights)
-                log.callbacks.call("on_save", step, checkpoint.complete(path)[-1])
+                if world.is_main:  # the others do not wait until it is written
+                    log.callbacks.call("on_save", step, checkpoint.complete(path)[-1])
                 saved = time.monotonic()
                 meter.pause()
             if stop:
