@@ -37,6 +37,12 @@ def seeded() -> None:
 
 
 @pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as in a file; pytest-xdist sets the width of its processes to 80."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing curves takes most of the time of a small run: only marked tests do it."""
     if "curves" not in request.keywords:

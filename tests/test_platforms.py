@@ -13,6 +13,7 @@ from allmlp import files
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
+import psutil, transformers  # other packages have their own modules for other platforms
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None
 import allmlp

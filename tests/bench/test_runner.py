@@ -175,7 +175,7 @@ def test_wishes_that_cannot_be_met() -> None:
     with pytest.raises(UserError, match="training steps are for"):
         bench(BenchOptions(**{**vars(options), "models": ("gmlp_causal_tiny",), "train": True}))
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="no CUDA device"):
+        with pytest.raises(UserError, match="no cuda device"):
             bench(BenchOptions(**{**vars(options), "device": "cuda"}))
 
 

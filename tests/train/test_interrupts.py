@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,15 @@ def test_the_step_is_lost_and_the_last_checkpoint_is_kept(tmp_path: Path) -> Non
     )
 
 
-def test_signals_belong_to_the_block() -> None:
+@pytest.fixture
+def default_handler() -> Iterator[None]:
+    """Python's own handler of Ctrl-C: a process that was started in the background ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_signals_belong_to_the_block(default_handler: None) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with Interrupts() as interrupts:
         assert not interrupts.requested

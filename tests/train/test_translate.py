@@ -23,6 +23,7 @@ from allmlp.layers.head import LMHead
 from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from allmlp.models.seq2seq import resmlp_seq2seq, transformer_seq2seq
 from allmlp.optim import AdamW
+from allmlp.record import read_record
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
 from allmlp.tasks.beam import beam_search
@@ -287,7 +288,7 @@ def test_validation_file(toy: ParallelCorpus, tmp_path: Path) -> None:
     (tmp_path / "val.tsv").write_text("\n".join(lines[:12]) + "\n")
     data = toy.replace(val=str(tmp_path / "val.tsv"))
     results = loop.train(run(data, resmlp_seq2seq(1, 32, 4), 20), tmp_path / "run", "cpu")
-    record = loop.read_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert record["data"]["validation"] == 11 and record["data"]["test"] == len(lines) - 1
     assert record["result"]["test"] == pytest.approx(results) == loop.evaluate_checkpoint(tmp_path / "run", "cpu")
     task, dataset = module(data.replace(test=data.val, val=""), Translation())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.augment import Augment, Mixup, one_hot
-from allmlp.data.dataset import ImageDataset, LabeledImages, Split, labels_of
+from allmlp.data.dataset import Dataset, ImageDataset, LabeledImages, Split, labels_of
 from allmlp.data.sampler import Batch
 from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
@@ -53,7 +53,7 @@ class ClassifyModule(TaskModule):
         super().__init__()
         self.spec, self.model, self.num_classes = spec, model, len(dataset.class_names)
         self.normalize = Normalize(dataset.mean, dataset.std, model.spec.input_size)
-        weights = balanced_weights(dataset.train, self.num_classes, spec.class_balance)
+        weights = balanced_weights(dataset, self.num_classes, spec.class_balance)
         self.register_buffer("class_weights", weights, persistent=False)
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
@@ -97,14 +97,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss: str, weights: Tensor | 
     return F.cross_entropy(logits, targets)
 
 
-def balanced_weights(train: Split, num_classes: int, balance: float) -> Tensor:
+def balanced_weights(dataset: Dataset, num_classes: int, balance: float) -> Tensor:
     """Class weights of mean 1 over the training examples.
 
     w_k = n_k^-b / mean_i n_(y_i)^-b,   n_k examples of class k
     """
     if not balance:
         return torch.ones(num_classes)
-    labels = labels_of(train).cpu()
+    labels = labels_of(dataset.train).cpu()
     counts = labels[labels >= 0].bincount(minlength=num_classes).float()
     weights = counts.clamp(min=1).pow(-balance)
     return weights * counts.sum() / (weights * counts).sum()

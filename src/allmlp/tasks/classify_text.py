@@ -70,7 +70,7 @@ class ClassifyTextModule(TaskModule):
         super().__init__()
         self.spec, self.model, self.parts = spec, model, dataset.test_names
         self.pad_token_id = dataset.tokenizer.pad_token_id
-        weights = balanced_weights(dataset.train, len(dataset.class_names), spec.class_balance)
+        weights = balanced_weights(dataset, len(dataset.class_names), spec.class_balance)
         self.register_buffer("class_weights", weights, persistent=False)
 
     @property
