@@ -44,16 +44,22 @@ def test_no_result_is_typed_by_hand(page: str) -> None:
     assert not RESULT.findall(text)
 
 
+CARD = "weights/cifar10/README.md"
+
+
 def test_a_typed_result_is_found() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf8")
     for typed in ("gMLP has 95.69 %.", "It reaches BLEU 40.1.", "1.76 times as fast", "35,617 images/s", "F1 12.6"):
         assert RESULT.search(pages.outside(page + typed)), typed
 
 
-@pytest.mark.parametrize("page", ["weights/cifar10/README.md", "CHANGELOG.md"])
-def test_accuracy_of_the_bundled_model_is_that_of_its_log(page: str) -> None:
-    accuracy = records.evaluation("cifar10_gmlp")["accuracy"]
-    assert RESULT.findall((ROOT / page).read_text(encoding="utf8")) == [f"{100 * accuracy:.2f} %"]
+def test_accuracies_of_the_bundled_model_are_those_of_its_records() -> None:
+    """As trained, and as stored in 8 bits."""
+    trained = records.evaluation("cifar10_gmlp")["accuracy"]
+    stored = json.loads((ROOT / "docs" / "logs" / "cifar10_int8.json").read_text(encoding="utf8"))["accuracy"]
+    found = {page: RESULT.findall((ROOT / page).read_text(encoding="utf8")) for page in (CARD, "CHANGELOG.md")}
+    assert found["CHANGELOG.md"] == [f"{trained:.2%}".replace("%", " %")]
+    assert found[CARD] == [f"{accuracy:.2%}".replace("%", " %") for accuracy in (trained, stored, stored)]
 
 
 @pytest.mark.parametrize("name", recipes())
