@@ -387,7 +387,7 @@ import transformers
 results = {}
 for folder, cls in json.loads(sys.argv[1]).items():
     model = getattr(transformers, cls).from_pretrained(folder, trust_remote_code=True)
-    inputs = torch.load(f"{folder}/inputs.pt")
+    inputs = torch.load(f"{folder}/inputs.pt", weights_only=True)
     results[folder] = model(**inputs)[0]
     model.save_pretrained(f"{folder}/again")
     if cls.endswith("ImageClassification"):
@@ -414,9 +414,9 @@ def test_with_transformers_only(saved: dict[str, Path], tmp_path: Path) -> None:
     environment = {"HF_MODULES_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(results)
+    found = torch.load(results, weights_only=True)
     for name, folder in saved.items():
-        values = torch.load(tmp_path / name / "inputs.pt")
+        values = torch.load(tmp_path / name / "inputs.pt", weights_only=True)
         assert torch.equal(found[str(tmp_path / name)], auto(name, folder)(**values)[0]), name
         assert same_state(allmlp.load(tmp_path / name / "again"), allmlp.load(folder))
     ((*row,),) = allmlp.predict(tmp_path / "images" / "again", [picture])

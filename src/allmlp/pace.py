@@ -115,7 +115,8 @@ class Pace:
         steps, interval = self.steps, 0
         if elapsed >= self.seconds:
             steps = step
-        elif before is not None and (own_steps > WARMUP_STEPS or elapsed > self.seconds / CHECKS):
+        # At the end of the plan progress is 1: a step more would have the learning rate 0.
+        elif step < self.steps and before and (own_steps > WARMUP_STEPS or elapsed > self.seconds / CHECKS):
             interval = step - before[0]
             per_step = (now - before[1]) / interval
             steps = min(step + round((self.seconds - elapsed) / per_step), self.limit or sys.maxsize)

@@ -333,10 +333,11 @@ class FakeClock:
         (lambda step: {1: 90.0, 4: 5.0}.get(step, 0.5), 120),  # longer than the budget; a step that is recorded
         (lambda step: 5.0 if step == 6 else 0.5, 120),  # one slow step
         (lambda step: 1.0 if step < 30 else 2.0, 45),  # somebody else uses the machine
+        (lambda step: 1.0 if step < 60 else 0.3, 60),  # the last planned step leaves time for more
         (lambda step: 70.0, 1),
         (lambda step: 25.0, 3),
     ],
-    ids=["constant", "compiled", "recorded", "disturbed", "slower", "one", "few"],
+    ids=["constant", "compiled", "recorded", "disturbed", "slower", "faster", "one", "few"],
 )
 def test_a_budget_of_minutes_is_kept(
     duration: Callable[[int], float], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -348,6 +349,7 @@ def test_a_budget_of_minutes_is_kept(
     assert clock.now - compilation <= max(61.0, 2 * duration(clock.steps))
     rates = list(learning_rates(tmp_path).values())
     assert rates[-1] < 0.1 * max(rates) or expected < 4, "the schedule has not come to its end"
+    assert min(rates) > 0, "a step without a learning rate"
 
 
 def test_a_budget_of_minutes_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
