@@ -185,7 +185,8 @@ def training_loop(
                 late = world.any(time.monotonic() - saved > 60 * run.save_minutes)
             if due(step, run.log_every, last or stop):
                 values = summarize(run, world, window, step, path) | meter.read(len(window))
-                values |= {"lr": float(optimizer.param_groups[0]["lr"]), "epoch": sampler.epoch(step)}
+                rate = max(float(group["lr"]) for group in optimizer.param_groups)
+                values |= {"lr": rate, "epoch": sampler.epoch(step)}
                 window.clear()
                 log.write("train", step, values, pace.seconds_left(step))
             if not estimated and (left := pace.first_estimate(step, not threads.is_measuring)) is not None:
