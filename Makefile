@@ -1,6 +1,7 @@
 # make demo       train one small model of each family on embedded data, and compare them
 # make test       lint, types, and the tests without the slow ones
 # make test-all   everything
+# make test-peers our models in other people's code: timm, transformers, Lightning ..., in an environment of its own
 # make docs       the site, into build/site
 # make zoo        write src/allmlp/models/zoo.json anew after a change to the models
 # make results    write the tables of README.md, docs/results.md and benchmarks/README.md anew from the records
@@ -12,9 +13,9 @@ BIN := .venv/bin
 CODE := src tests examples benchmarks docs
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-cpu.txt)
 PINS := pyproject.toml constraints.txt constraints-cpu.txt
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo lint test test-all docs zoo results tables clean
+.PHONY: demo lint test test-all test-peers docs zoo results tables clean
 
 demo: .venv/.run
 	$(BIN)/python examples/demo.py
@@ -29,6 +30,10 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+
+test-peers: BIN := .venv-peers/bin
+test-peers: .venv-peers/.done
+	ALLMLP_PEERS=1 HF_HUB_OFFLINE=1 WANDB_MODE=offline $(PYTEST) tests/peers
 
 docs: .venv/.dev
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs build/site
@@ -52,5 +57,10 @@ tables: .venv/.dev
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	touch .venv/.run $@
 
+.venv-peers/.done: $(PINS)
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[peers]'
+	touch $@
+
 clean:
-	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers dist build .pytest_cache .ruff_cache .hypothesis

@@ -3,14 +3,15 @@
 python benchmarks/own_data.py data                              all datasets, five seeds
 python benchmarks/own_data.py data --datasets imagenette sst2 --seeds 1 --methods ours probe
 
-`data` holds imagenette/ (tar shards), cifar10/ and cifar100/ (as published, or packed), and nlp/ with sst2-train,
-sst2-test, sick, mrpc-train and mrpc-test (.tsv.xz). A seed decides which examples are cut out, and the validation
-split; the test examples are the same for all seeds. All examples of cifar10 are from its test split, since the bundled
-CIFAR-10 model, a start of `ours`, was trained on the others.
+`data` holds imagenette/ (tar shards), cifar10/ and cifar100/ (as published, or packed), and nlp/ with cola-train,
+cola-dev, sst2-train, sst2-test, sick, mrpc-train and mrpc-test (.tsv.xz). A seed decides which examples are cut out,
+and the validation split; the test examples are the same for all seeds. All examples of cifar10 are from its test split,
+since the bundled CIFAR-10 model, a start of `ours`, was trained on the others. The bundled text model was trained on
+all of sst2-train: there `ours`, `probe` and `trainer` start from a model that has seen the labels.
 
 ours     allmlp train DATA, with nothing else given
-probe    logistic regression on the frozen features of the start that `ours` has chosen; none where there is no start
-trainer  the Trainer of transformers with its defaults: the same start, or else BERT of 2 layers from random weights
+probe    logistic regression on the frozen features of each bundled model for such data, one of which `ours` starts from
+trainer  the Trainer of transformers with its defaults, from the same start
 simple   images: ResNet-18 from random weights, with the settings of `allmlp train DATA --model resnet18_cifar`;
          texts: TF-IDF and logistic regression
 
@@ -126,10 +127,14 @@ DATASETS: dict[str, Images | Texts] = {
         ("apple", "bed", "bicycle", "bottle", "butterfly", "castle", "cloud", "rose", "shark", "tank"),
         40,
     ),
+    "cola": Texts("nlp/cola-train.tsv.xz", "nlp/cola-dev.tsv.xz", ("sentence", "label"), 2000),
     "sst2": Texts("nlp/sst2-train.tsv.xz", "nlp/sst2-test.tsv.xz", ("sentence", "label"), 2000),
     "sick": Texts("nlp/sick.tsv.xz", "", ("sentence1", "sentence2", "entailment"), 2000),
     "mrpc": Texts("nlp/mrpc-train.tsv.xz", "nlp/mrpc-test.tsv.xz", ("sentence1", "sentence2", "label"), 2000),
 }
+
+
+STARTS = {Images: ("allmlp:image", "allmlp:cifar10"), Texts: ("allmlp:text",)}
 
 
 # --- methods: the accuracy on the test split -----------------------------------------------------------------
@@ -160,9 +165,7 @@ def built(cell: Cell) -> tuple[Dataset, TaskModule]:
     return dataset, cell.run.task.build(model, dataset).to(device)
 
 
-def probe(cell: Cell) -> float | None:
-    if cell.run.init_from is None:
-        return None
+def probe(cell: Cell) -> float:
     dataset, task = built(cell)
     HeadInit().initialize(task.model, task, dataset, cell.seed)
     task.eval()
@@ -188,27 +191,6 @@ class Labeled(nn.Module):
         return {"loss": nn.functional.cross_entropy(inputs.float(), labels), "logits": inputs}
 
 
-class Bert(nn.Module):
-    """transformers' BERT of 2 layers and 128 channels, from random weights."""
-
-    def __init__(self, dataset: LabeledTextDataset) -> None:
-        super().__init__()
-        transformers = require("transformers", "baselines")
-        sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
-        config = transformers.BertConfig(
-            vocab_size=len(dataset.tokenizer), num_labels=len(dataset.class_names), **sizes
-        )
-        self.network, self.pad_token_id = (
-            transformers.BertForSequenceClassification(config),
-            dataset.tokenizer.pad_token_id,
-        )
-
-    def forward(self, labels: Tensor, ids: Tensor, segments: Tensor) -> Any:
-        mask = (ids != self.pad_token_id).long()
-        found = self.network(ids.long(), attention_mask=mask, token_type_ids=segments.long(), labels=labels)
-        return {"loss": found.loss, "logits": found.logits}
-
-
 def rows_of(split: Split) -> list[dict[str, Tensor]]:
     examples = split.fetch(torch.arange(len(split)))
     wanted = [name for name in examples._fields if name in ("images", "ids", "segments", "labels")]
@@ -219,18 +201,12 @@ def trainer(cell: Cell) -> float:
     define_missing_operators()
     transformers = require("transformers", "baselines")
     torch.manual_seed(cell.seed)
-    if cell.run.init_from is None:
-        dataset = cell.run.data.load()
-        assert isinstance(dataset, LabeledTextDataset)
-        model: nn.Module = Bert(dataset)
-    else:
-        dataset, task = built(cell)
-        model = Labeled(task)
+    dataset, task = built(cell)
     with tempfile.TemporaryDirectory() as folder:
         options = transformers.TrainingArguments(
             folder, seed=cell.seed, use_cpu=cell.device == "cpu", report_to=[], save_strategy="no", disable_tqdm=True
         )
-        made = transformers.Trainer(model, options, train_dataset=rows_of(dataset.train))
+        made = transformers.Trainer(Labeled(task), options, train_dataset=rows_of(dataset.train))
         made.train()
         found = made.predict(rows_of(dataset.test))
     return float((found.predictions.argmax(-1) == found.label_ids).mean())
@@ -254,8 +230,8 @@ def main() -> None:
     arguments = parser.parse_args()
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"rows": []}
     record["environment"] = environment(own_device(arguments.device))
-    for name in arguments.datasets:
-        for seed in range(arguments.seeds):
+    for seed in range(arguments.seeds):
+        for name in arguments.datasets:
             measure(arguments, name, seed, record)
     print_table(record["rows"])
 
@@ -269,38 +245,46 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
         DATASETS[name].cut(arguments.source, folder, seed)
-        data = detect_data(str(folder))
-        data = data.replace(split_seed=seed)
+        data = detect_data(str(folder)).replace(split_seed=seed)
         began = time.monotonic()
         choice = choose_run(data, device=arguments.device)
         choosing = time.monotonic() - began
-        cell = Cell(data, choice.run.replace(seed=seed), arguments.device, seed)
+        chosen = Cell(data, choice.run.replace(seed=seed), arguments.device, seed)
         sizes = choice.run.data.load()
         for method in missing:
-            began, used = time.monotonic(), time.process_time()
-            accuracy = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple}[method](cell)
-            if accuracy is None:
-                continue
-            seconds = time.monotonic() - began + (choosing if method == "ours" else 0.0)
-            row = {"dataset": name, "seed": seed, "method": method, "accuracy": accuracy, "start": cell.run.init_from}
-            row |= {"train": len(sizes.train), "validation": len(sizes.validation or ()), "test": len(sizes.test)}
-            row |= {"seconds": round(seconds, 1), "cpu_seconds": round(time.process_time() - used, 1)}
-            row |= {"load": [round(value, 1) for value in os.getloadavg()]}
-            record["rows"].append(row)
-            print(row, flush=True)
+            cells = {chosen.run.init_from: chosen}
+            if method == "probe":
+                cells = {start: started(chosen, start) for start in STARTS[type(DATASETS[name])]}
+            for start, cell in cells.items():
+                began, used = time.monotonic(), time.process_time()
+                accuracy = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple}[method](cell)
+                seconds = time.monotonic() - began + (choosing if method == "ours" else 0.0)
+                row = {"dataset": name, "seed": seed, "method": method, "accuracy": accuracy}
+                row |= {"start": None if method == "simple" else start, "train": len(sizes.train)}
+                row |= {"validation": len(sizes.validation or ()), "test": len(sizes.test)}
+                row |= {"seconds": round(seconds, 1), "cpu_seconds": round(time.process_time() - used, 1)}
+                row |= {"load": [round(value, 1) for value in os.getloadavg()]}
+                record["rows"].append(row)
+                print(row, flush=True)
             write_atomically(arguments.out, lambda file: file.write_text(json.dumps(record, indent=1) + "\n"))
+
+
+def started(cell: Cell, start: str) -> Cell:
+    """The cell as it would be if `ours` had chosen this start."""
+    return cell._replace(run=choose_run(cell.data, device=cell.device, model=start).run.replace(seed=cell.seed))
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Mean accuracy, its standard deviation over the seeds, and mean seconds."""
-    for name in dict.fromkeys(row["dataset"] for row in rows):
-        for method in METHODS:
-            found = [row for row in rows if (row["dataset"], row["method"]) == (name, method)]
-            if found:
-                values, seconds = [row["accuracy"] for row in found], [row["seconds"] for row in found]
-                spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                mean = f"{statistics.mean(values):.1%} +- {spread:.1%} (n={len(found)})"
-                print(f"{name:12} {method:8} {mean}  {statistics.mean(seconds):.0f} s")
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        probed = row["start"] if row["method"] == "probe" else ""
+        groups.setdefault((row["dataset"], row["method"], probed), []).append(row)
+    for (name, method, start), found in groups.items():
+        values, seconds = [row["accuracy"] for row in found], [row["seconds"] for row in found]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        mean = f"{statistics.mean(values):.1%} +- {spread:.1%} (n={len(found)})"
+        print(f"{name:12} {method:8} {start:15} {mean}  {statistics.mean(seconds):.0f} s")
 
 
 if __name__ == "__main__":

@@ -93,15 +93,12 @@ def fields(choice: Choice) -> dict[str, str]:
     return {reason.field: reason.value for reason in choice.reasons}
 
 
-def test_images_start_from_the_bundled_model(here: Path) -> None:
+def test_images_start_from_a_bundled_model(here: Path) -> None:
     run = choose(photos(here / "photos", {"cat": 12, "dog": 12, "emu": 14})).run
-    assert (
-        run.init_from == "allmlp:cifar10"
-        and run.head_init == HeadInit(max_examples=2000)
-        and run.keep_best
-        and run.patience
-    )
-    assert run.data.img_size == (32, 32) and run.data.decode.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)  # type: ignore[attr-defined]
+    assert run.init_from in ("allmlp:cifar10", "allmlp:image")
+    assert run.head_init == HeadInit(max_examples=2000) and run.keep_best and run.patience
+    start = allmlp.load(run.init_from)
+    assert run.data.img_size == start.spec.input_size and run.data.decode.mean == start.preprocessing.mean  # type: ignore[attr-defined]
     assert isinstance(run.task, Classify) and run.task.class_balance == 0 and run.task.augment.transforms
     assert isinstance(run.optim, AdamW) and run.optim.layer_decay < 1 and run.budget.minutes == 3
 
@@ -231,8 +228,11 @@ def test_from_a_folder_of_images_to_a_model(here: Path, capsys: pytest.CaptureFi
     assert again == pytest.approx(result["test"]) and read_run(Path("runs/again")) == read_run(Path("runs/photos"))
 
 
-def test_a_better_baseline_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_better_baseline_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("sklearn")
+    monkeypatch.setattr("allmlp.auto.bundled_models", dict)  # from random weights
     reviews(here / "reviews.csv", 120)
     train("reviews.csv", "--epochs", "0.05")
     err = capsys.readouterr().err

@@ -43,6 +43,7 @@ _MODULES = {
     "save": "allmlp.weights.folder",
     "save_pretrained": "allmlp.weights.hub",
     "train": "allmlp.api",
+    "transform": "allmlp.api",
 }
 
 __all__ = [
@@ -74,11 +75,12 @@ __all__ = [
     "save",
     "save_pretrained",
     "train",
+    "transform",
 ]
 
 if TYPE_CHECKING:
     from allmlp import nn
-    from allmlp.api import embed, evaluate, predict, train
+    from allmlp.api import embed, evaluate, predict, train, transform
     from allmlp.callbacks import Callback
     from allmlp.data.dataset import Data
     from allmlp.errors import UserError

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from allmlp.callbacks import Callback
+    from allmlp.data.dataset import Data
+    from allmlp.models.model import Model
     from allmlp.prediction import Prediction
     from allmlp.run import Run
 
@@ -22,7 +24,7 @@ PathLike = str | os.PathLike[str]
 
 @suggest_keywords
 def train(
-    run: str | os.PathLike[str] | Run,
+    run: str | os.PathLike[str] | Run | Data,
     out: PathLike | None = None,
     *,
     model: str | None = None,
@@ -40,11 +42,12 @@ def train(
     >>> model = allmlp.load("runs/digits")
 
     `run` and the options are those of the command: a folder of images per class, a table of texts and labels, a recipe,
-    FILE.py:NAME, a run.json. Called again with the same arguments, it continues from the last checkpoint.
+    FILE.py:NAME, a run.json; or `Data.of` your own dataset. Called again with the same arguments, it continues from the last checkpoint.
     `callbacks` are told about steps, evaluations, checkpoints and the end.
     """
-    from allmlp.auto import Wishes
+    from allmlp.auto import Wishes, choose_run
     from allmlp.resolve import resolve, with_wishes
+    from allmlp.run import Run
     from allmlp.spec import override_all
     from allmlp.training import train as train_run
 
@@ -56,8 +59,9 @@ def train(
         (resolved,) = found.values()
         return train_run(resolved.run, resolved.folder, device, callbacks)
     if folder is None:
-        raise UserError("a Run needs a folder: train(run, out)")
-    return train_run(override_all(with_wishes(run, wishes), overrides or {}), folder, device, callbacks)
+        raise UserError(f"{'a Run' if isinstance(run, Run) else 'Data'} needs a folder: train(run, out)")
+    made = with_wishes(run, wishes) if isinstance(run, Run) else choose_run(run, device=device, **wishes._asdict()).run
+    return train_run(override_all(made, overrides or {}), folder, device, callbacks)
 
 
 @suggest_keywords
@@ -95,8 +99,34 @@ def evaluate(
 
 
 @suggest_keywords
+def transform(model: PathLike | Model, inputs: Any, *, context: str = "") -> Any:
+    """The batch that a model takes, made from images or texts as by `allmlp.predict`, on its device and in its dtype.
+
+    >>> model = allmlp.load("runs/cifar10")
+    >>> logits = model(model.transform(["cat.jpg", "dog.jpg"]))
+
+    For images it is a tensor n c h w: resized, cropped, normalized. For texts it is the arguments of the model by name,
+    ids `x`, `mask` and perhaps `segments`, n s: `model(**model.transform("a text"))`.
+    """
+    from allmlp.prediction import open_predictor
+    from allmlp.prediction.inputs import as_items
+
+    predictor = open_predictor(model)
+    decoded: list[Any] = []
+    for item in as_items(inputs, predictor.reads, context):
+        try:
+            decoded.append(predictor.read(item.source))
+        except UserError as reason:
+            raise UserError(f"{item.name}: {reason}") from reason
+    if not decoded:
+        raise UserError(f"there are no {predictor.reads}")
+    batch = predictor.collate(decoded)
+    return batch if isinstance(batch, dict) else batch.to(predictor.original.dtype)
+
+
+@suggest_keywords
 def predict(
-    model: PathLike,
+    model: PathLike | Model,
     inputs: Any,
     *,
     context: str = "",
@@ -106,7 +136,7 @@ def predict(
     batch_size: int | None = None,
     fast: bool = False,
 ) -> list[list[Prediction]]:
-    """The `top_k` predictions for images or texts by a model, given as a folder or a name; the most probable first.
+    """The `top_k` predictions for images or texts by a model, a folder or the name of one; the most probable first.
 
     >>> [[best, *others]] = allmlp.predict("runs/cifar10", "cat.jpg")
     >>> print(best.label, best.probability)
@@ -115,7 +145,8 @@ def predict(
     Images are files, folders, patterns, PIL images, or uint8 pixels (arrays h w c, tensors c h w). For a text model a
     string is a text, a pair of strings a pair, and a `Path` a table or text file. There is one list per input; a text
     with several [MASK] tokens has one per mask. `context` is the second sentence of a pair, or the paragraph that
-    contains the answer to a question. `device`, `dtype`, `batch_size` and `fast` are those of `allmlp predict`.
+    contains the answer to a question. `device`, `dtype`, `batch_size` and `fast` are those of `allmlp predict`; by
+    default a loaded model predicts on its own device and in its own dtype, and it is not changed.
     """
     from allmlp.prediction import open_predictor
     from allmlp.prediction.inputs import as_items
@@ -128,7 +159,7 @@ def predict(
 
 @suggest_keywords
 def embed(
-    model: PathLike,
+    model: PathLike | Model,
     inputs: Any,
     *,
     context: str = "",

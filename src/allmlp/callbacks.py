@@ -87,16 +87,21 @@ class MLflow(Callback):
         self.mlflow: Any = require("mlflow", "trackers")
         file = out / self.ID
         known = file.read_text(encoding="utf8").strip() if file.is_file() and step else None
-        run = self.mlflow.start_run(run_id=known, run_name=None if known else out.name)
-        file.write_text(run.info.run_id, encoding="utf8")
+        # Nested: a run that is already open in this process, such as one of a notebook, becomes its parent.
+        self.run: str = self.mlflow.start_run(known, run_name=None if known else out.name, nested=True).info.run_id
+        file.write_text(self.run, encoding="utf8")
         if not known:
             self.mlflow.log_dict(dict(config), "run.json")
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        self.mlflow.log_metrics({f"train/{name}": value for name, value in values.items()}, step=step)
+        self.write("train", step, values)
 
     def on_eval(self, step: int, values: Mapping[str, float]) -> None:
-        self.mlflow.log_metrics({f"eval/{name}": value for name, value in values.items()}, step=step)
+        self.write("eval", step, values)
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        metrics = {f"{kind}/{name}": value for name, value in values.items()}
+        self.mlflow.log_metrics(metrics, step=step, run_id=self.run)
 
     def on_end(self, result: Mapping[str, Any]) -> None:
         self.mlflow.end_run("FINISHED" if result else "KILLED")

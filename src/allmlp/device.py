@@ -1,4 +1,4 @@
-"""Which device a process computes on."""
+"""Which device a process computes on, and in which number formats."""
 
 from __future__ import annotations
 
@@ -37,3 +37,19 @@ def count_devices(kind: str) -> int:
         return int(torch.backends.mps.is_available())
     module = getattr(torch, kind)
     return module.device_count() if module.is_available() else 0
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """The format of matrix products by default: on a CUDA GPU bfloat16, float16 where the GPU has no bfloat16 (compute
+    capability below 8.0: V100, T4, RTX 20); float32 elsewhere.
+    """
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """The widest floating-point format of a device, for sums over many examples."""
+    if device.type == "xpu":
+        return torch.float64 if torch.xpu.get_device_properties(device).has_fp64 else torch.float32
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -6,12 +6,19 @@ import difflib
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+MAX_LINE = 300
+"""Characters of an error message."""
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""All but tab and line feed; those that change the direction of text are among them."""
 
 
 class UserError(ValueError):
@@ -203,4 +210,10 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    """An error as one line for a terminal."""
+    return printable(" ".join(str(error).split()))[:MAX_LINE]
+
+
+def printable(text: object) -> str:
+    """Text for a terminal: control characters, which it would obey, and lone surrogates, which it refuses, escaped."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))

@@ -30,6 +30,7 @@ from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.sampler import eval_batches
 from allmlp.data.shards import Shards, find, read_class_names
 from allmlp.data.squad import Squad
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.files import RUN
 from allmlp.prediction import ImagePredictor, Predictor, TextPredictor, open_predictor
@@ -235,7 +236,7 @@ def run_outputs(
     """The outputs for a split, and the test file that each example is from."""
     match = ClassMatch((), list(range(num_classes)), list(range(num_classes)))
     rows = torch.zeros(len(ClassifierOutputs._fields) + 1, len(split), dtype=torch.float64)
-    own = torch.arange(world.rank, len(split), world.size)
+    own, wide = torch.arange(world.rank, len(split), world.size), sum_dtype(world.device)
     batches = eval_batches(split, batch_size, world.device, world.rank, world.size)
     threads = Threads(active=world.device.type == "cpu")
     for start, batch in zip(range(0, len(split), batch_size), batches):
@@ -246,7 +247,7 @@ def run_outputs(
                 logits = module.logits(module.model, batch.ids.long(), batch.segments.long())
         part = getattr(batch, "test_set", torch.zeros_like(batch.labels))
         found = classifier_outputs(logits.float().softmax(1), batch.labels, match)
-        rows[:, own[start : start + batch_size]] = torch.stack([*(values.double() for values in found), part]).cpu()
+        rows[:, own[start : start + batch_size]] = torch.stack([values.to(wide) for values in (*found, part)]).cpu()
         progress(min((start + batch_size) * world.size, len(split)), len(split))
     *columns, part = gather(rows, world)
     return ClassifierOutputs(*columns), part.long()
@@ -378,7 +379,7 @@ def predictor_outputs(
     """The outputs for all inputs; those of other processes come from them."""
     total = len(inputs.labels)
     rows = torch.zeros(len(ClassifierOutputs._fields), total, dtype=torch.float64)
-    labels = torch.tensor(match.labels)[inputs.labels]
+    labels, wide = torch.tensor(match.labels)[inputs.labels], sum_dtype(world.device)
     threads = Threads(active=world.device.type == "cpu")
     for start in range(world.rank * batch_size, total, world.size * batch_size):
         indices = range(start, min(start + batch_size, total))
@@ -386,7 +387,7 @@ def predictor_outputs(
         with threads:
             probabilities = predictor.probabilities(batch)
         found = classifier_outputs(probabilities, labels[indices].to(world.device), match)
-        rows[:, indices] = torch.stack([values.double() for values in found]).cpu()
+        rows[:, indices] = torch.stack([values.to(wide) for values in found]).cpu()
         rows[0, [index for index in inputs.corrupt() if index in indices]] = UNREADABLE
         progress(indices.stop, total)
     return ClassifierOutputs(*gather(rows, world))
@@ -434,7 +435,7 @@ def classifier_outputs(probabilities: Tensor, labels: Tensor, match: ClassMatch)
 
 def gather(rows: Tensor, world: parallel.World) -> list[Tensor]:
     """Rows of which every process has filled in its columns."""
-    return list(world.sum(rows.to(world.device)).cpu()) if world.size > 1 else list(rows)
+    return list(world.sum(rows.to(sum_dtype(world.device)).to(world.device)).cpu()) if world.size > 1 else list(rows)
 
 
 def accuracy(outputs: ClassifierOutputs) -> float:

@@ -1,8 +1,10 @@
-"""Atomic writes, by which a file is there completely or not at all, and locks between processes."""
+"""Atomic writes, by which a file is there completely or not at all, reads of regular files only, and locks."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -14,6 +16,8 @@ from typing import Any
 
 RUN = "run.json"
 """The configuration of a run, in its folder."""
+MAX_BYTES = 2**29
+"""Of a file that is read as a whole."""
 
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
@@ -28,6 +32,22 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_regular(file: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file; OSError for a pipe, which may never end, a device, and more than `limit` bytes."""
+    if "\0" in os.fspath(file):
+        raise OSError(errno.EINVAL, "a NUL character in the path", os.fspath(file))
+    handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(handle, "rb") as source:
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(file))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(file))
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {limit:,}", os.fspath(file))
+        return source.read(limit)
 
 
 def flush(path: Path) -> None:

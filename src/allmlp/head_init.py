@@ -143,7 +143,7 @@ def fit_linear(train: Features, held_out: Features, penalties: tuple[float, ...]
     """Multinomial logistic regression by L-BFGS, once per penalty from the largest on, each from the one before."""
     mean, std = train.values.double().mean(0), train.values.double().std(0, correction=0).clamp(min=1e-6)
     inputs, tests = ((part.values.double() - mean) / std for part in (train, held_out))
-    class_weights: Tensor = task.class_weights.double().cpu()  # type: ignore[union-attr]
+    class_weights: Tensor = task.class_weights.cpu().double()  # type: ignore[union-attr]
     weights = class_weights[train.labels]
     weight = torch.zeros(len(class_weights), inputs.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(len(class_weights), dtype=torch.float64, requires_grad=True)

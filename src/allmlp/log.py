@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from allmlp.callbacks import Callback, Callbacks, tensorboard
-from allmlp.errors import MissingExtra, require
+from allmlp.errors import MissingExtra, printable, require
 from allmlp.files import RUN
 
 METRICS = "metrics.jsonl"
@@ -90,7 +90,7 @@ class RunLog:
 
     def message(self, text: str) -> None:
         if self.enabled:
-            self.spoken = time.monotonic()
+            self.spoken, text = time.monotonic(), printable(text)
             self.bar.print(text) if self.bar is not None else print(text, file=sys.stderr, flush=True)
 
     def position(self, step: int) -> str:

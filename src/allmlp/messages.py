@@ -26,7 +26,14 @@ LONG = 3600.0
 
 
 def header(
-    run: Run, out: Path, spec: ModelSpec, parameters: int, dataset: Dataset, steps: int | None, world: World
+    run: Run,
+    out: Path,
+    spec: ModelSpec,
+    parameters: int,
+    dataset: Dataset,
+    steps: int | None,
+    world: World,
+    dtype: torch.dtype,
 ) -> str:
     """Model, data, device, start, length and folder of a run, a line each."""
     sizes = ", ".join(f"{count:,} {name}" for name, count in split_sizes(dataset).items())
@@ -40,16 +47,21 @@ def header(
         "start": run.init_from or f"random weights, seed {run.seed}",
         "data": f"{getattr(run.data, 'path', '') or type(run.data).__name__}: {sizes}",
         "training": f"{type(run.task).__name__}, {' or '.join(filter(None, [count, minutes]))}, {batches}",
-        "device": describe_device(world),
+        "device": describe_device(world) + ("" if dtype == torch.float32 else f", {str(dtype).removeprefix('torch.')}"),
         "folder": str(out),
     }
     lines = [f"{label:9} {text}" for label, text in rows.items()]
-    return "\n".join([*lines, *(f"note      {note}" for note in dataset.notes)])
+    notes = [*dataset.notes]
+    if run.compile and dtype == torch.float16 and world.device.type == "cuda":
+        notes.append("in float16, where steps can be skipped, the step is compiled but not recorded as a CUDA graph")
+    return "\n".join([*lines, *(f"note      {note}" for note in notes)])
 
 
 def describe_device(world: World) -> str:
     if world.device.type == "cuda":
-        return f"{world.size} x {torch.cuda.get_device_name()}"
+        return f"{world.size} x {torch.cuda.get_device_name(world.device)}"
+    if world.device.type != "cpu":
+        return str(world.device)
     processes = f", {world.size} processes" if world.size > 1 else ""
     return f"CPU, {cpu_name()}, {limit()} core{'s' * (limit() > 1)}{processes}"
 

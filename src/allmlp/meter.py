@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from allmlp.device import default_dtype
 from allmlp.tasks.task import TaskModule
 
 
@@ -32,9 +33,9 @@ class Meter:
 
 
 def peak_flops(device: torch.device) -> float:
-    """Measured floating-point operations per second of a large matrix product in bfloat16."""
+    """Measured floating-point operations per second of a large matrix product in half precision."""
     size = 8192
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    a = torch.randn(size, size, device=device, dtype=default_dtype(device))
     best = math.inf
     for _ in range(4):
         start = time.perf_counter()

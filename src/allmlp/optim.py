@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from allmlp.device import default_dtype
 from allmlp.layers.mixers.attention import RelativePositionBiasLayer
 from allmlp.layers.stem import LearnedPositionsLayer
 from allmlp.spec import NonNegative, Rate, Spec
@@ -273,10 +274,10 @@ class MuonOptimizer(Optimizer):
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """Approximate the nearest (semi-)orthogonal matrices by Newton-Schulz iterations on a batch, n r c."""
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = x.to(default_dtype(x.device)) if x.is_cuda else x  # normalized before: small gradients vanish in float16
     for _ in range(steps):
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import torch
 
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.files import write_atomically
 from allmlp.parallel import World
@@ -102,9 +103,10 @@ class Pace:
         if not math.isfinite(self.seconds) or (own_steps > WARMUP_STEPS + 1 and step < self.next_check):
             return
         if self.world.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.world.device)
         # The mean, so that all processes come to the same plan.
-        passed = torch.tensor(time.monotonic() - self.began, dtype=torch.float64, device=self.world.device)
+        device = self.world.device
+        passed = torch.tensor(time.monotonic() - self.began, dtype=sum_dtype(device), device=device)
         now, before = float(self.world.mean(passed)), self.measured
         self.measured = (step, now)
         if own_steps <= WARMUP_STEPS + 1:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from allmlp.device import own_device
+from allmlp.kernels.launch import device_guard
 from allmlp.layers.block import BlockLayer
 from allmlp.models.model import Model
 
@@ -88,7 +89,8 @@ def join(device: str | None = None) -> Iterator[World]:
     """Join the process group described by torchrun's environment variables; a single process without them."""
     own = own_device(device)
     if "RANK" not in os.environ:
-        yield World(0, 1, own)
+        with device_guard(own):
+            yield World(0, 1, own)
         return
     if own.type != "cpu":
         torch.accelerator.set_device_index(own)

@@ -31,7 +31,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

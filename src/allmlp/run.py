@@ -50,7 +50,10 @@ class Run(Spec):
     """Training examples held out for evaluation in place of the test split, to choose hyperparameters with."""
     train_fraction: Annotated[float, Range(1e-6, 1.0)] = 1.0
     """Use this fraction of the training examples, of every class alike: to learn what more data would bring."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of matrix products. "auto": on a CUDA GPU bfloat16, or float16 if it has no bfloat16 (below compute capability
+    8.0); elsewhere float32. With float16 the loss is scaled, see `allmlp.train_step`.
+    """
     compile: bool = False
     """Compile the training step (see `allmlp.compilation`), and record it as a CUDA graph where possible."""
     grad_checkpointing: bool = False

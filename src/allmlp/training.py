@@ -25,6 +25,7 @@ from allmlp.callbacks import Callback
 from allmlp.compilation import compile_task
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
+from allmlp.device import default_dtype, sum_dtype
 from allmlp.ema import ModelEma
 from allmlp.errors import UserError
 from allmlp.files import write_atomically
@@ -127,6 +128,8 @@ def training_loop(
     # 4. one optimizer step per iteration
     claim(path, run, world)
     train_step = TrainStep(task, optimizer, world, dtype, run.max_grad_norm, ema, run.nan == "skip", wrapped)
+    if found is not None:
+        train_step.load_scaler(found[1]["scaler"])
     call = RecordedStep(train_step) if records else train_step
     meter = Meter(run.batch_size, task, world.device, world.size)
     pace = Pace(path, world, steps, seconds, step, seconds_spent)
@@ -138,7 +141,7 @@ def training_loop(
     interrupts.lost = lambda: describe_stop(path, step)
     with RunLog(path, step, steps, world.is_main, pace.seconds_left, callbacks) as log:
         log.callbacks.call("on_start", path, to_dict(run), step)
-        log.message(header(run, path, model.spec, parameters, dataset, steps, world))
+        log.message(header(run, path, model.spec, parameters, dataset, steps, world, dtype))
         if found is not None:
             log.message(f"resuming from step {step}")
         elif floors:
@@ -187,6 +190,7 @@ def training_loop(
                 values = summarize(run, world, window, step, path) | meter.read(len(window))
                 rate = max(float(group["lr"]) for group in optimizer.param_groups)
                 values |= {"lr": rate, "epoch": sampler.epoch(step)}
+                values |= {"loss_scale": train_step.loss_scale} if dtype == torch.float16 else {}
                 window.clear()
                 log.write("train", step, values, pace.seconds_left(step))
             if not estimated and (left := pace.first_estimate(step, not threads.is_measuring)) is not None:
@@ -198,6 +202,7 @@ def training_loop(
                 results, evaluation_due = evaluate_weights(), False
             if due(step, run.save_every, last or stop or late or best.is_exhausted):
                 state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
+                state["scaler"] = train_step.scaler.state_dict()
                 with interrupts.saving():
                     checkpoint.save(path, world, task, optimizer, ema, state, run.keep_checkpoints, best.weights)
                 if world.is_main:  # the others do not wait until it is written
@@ -237,12 +242,14 @@ def can_record(run: Run, world: parallel.World) -> bool:
     """Whether every step runs the same kernels, on one GPU, so that it can be replayed as a CUDA graph."""
     plain = run.grad_accum_steps == 1 and not run.grad_checkpointing and run.nan == "stop"
     constant = run.optim.capturable and run.optim.weight_decay_end is None
-    return run.compile and world.device.type == "cuda" and world.size == 1 and plain and constant
+    if not (run.compile and world.device.type == "cuda" and world.size == 1 and plain and constant):
+        return False
+    # In float16, whether the weights change depends on the gradients.
+    return compute_dtype(run, world.device) != torch.float16
 
 
 def compute_dtype(run: Run, device: torch.device) -> torch.dtype:
-    auto = "bfloat16" if device.type == "cuda" else "float32"
-    return torch.bfloat16 if (auto if run.precision == "auto" else run.precision) == "bfloat16" else torch.float32
+    return default_dtype(device) if run.precision == "auto" else getattr(torch, run.precision)
 
 
 def generator(world: parallel.World, seed: int, step: int) -> torch.Generator:
@@ -293,7 +300,8 @@ def evaluate(task: TaskModule, model: Model, split: Split, world: parallel.World
     with autocast(world.device, compute_dtype(run, world.device)), torch.compiler.set_stance("force_eager"):
         sums = task.evaluate(model, eval_batches(split, run.batch_size, world.device, world.rank, world.size))
     task.train()
-    totals = {name: world.sum(torch.stack(list(pair)).double()).tolist() for name, pair in sums.items()}
+    wide = sum_dtype(world.device)
+    totals = {name: world.sum(torch.stack(list(pair)).to(wide)).tolist() for name, pair in sums.items()}
     return task.summary({name: total / count for name, (total, count) in totals.items() if count})
 
 

@@ -112,7 +112,7 @@ def test_mistakes(images: Path, photos: Path, texts: Path, tmp_path: Path, comma
         (("embed", images, photos, "--near", photos), "has several images: name one"),
         (
             ("embed", translation, "the cat", "--out", tmp_path / "f.npy"),
-            "is an encoder-decoder: embed needs an encoder",
+            "is an encoder-decoder: embed and transform need an encoder",
         ),
     ):
         code, out, err = command(*arguments)

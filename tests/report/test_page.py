@@ -18,6 +18,7 @@ import pytest
 
 from allmlp.accuracy import format_accuracy
 from allmlp.cli import main
+from allmlp.cli.train import finish
 from allmlp.errors import UserError
 from allmlp.models.mixer import mixer
 from allmlp.report.filters import Filters
@@ -140,6 +141,22 @@ def test_the_page_of_one_run(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert write_run_report(runs / "resmlp") == "this needs jinja2: pip install 'allmlp[analysis]'"
     assert not file.exists()
+
+
+def test_a_report_that_fails_is_a_warning(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run is saved by then: `allmlp train` warns and ends well."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("Expected all tensors to be on the same device,\n but found cuda:0 and cpu")
+
+    monkeypatch.setattr("allmlp.report.page.collect_predictions", fail)
+    finish(runs / "resmlp", "cpu")
+    warning, *_ = capsys.readouterr().err.splitlines()
+    cause = "Expected all tensors to be on the same device, but found cuda:0 and cpu"
+    again = f"allmlp report {runs / 'resmlp'} tries again"
+    assert warning == f"warning: no report: {cause}; the run is complete: {again}"
 
 
 def test_an_accuracy_of_other_examples_has_no_interval(runs: Path, tmp_path: Path) -> None:

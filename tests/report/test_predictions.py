@@ -26,6 +26,7 @@ from allmlp.report.predictions import (
     calibration,
     collect_predictions,
     confusion,
+    evaluator,
     mistakes,
     most_confused,
 )
@@ -34,7 +35,7 @@ from allmlp.tasks.classify_text import ClassifyText
 from allmlp.training import evaluate_checkpoint
 from report.folders import trained
 from tiny import TINY_SPECS, tiny_model
-from train.runs import language, selfsupervised
+from train.runs import language, selfsupervised, small
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -112,6 +113,16 @@ def test_accuracy_is_that_of_eval(tmp_path: Path) -> None:
     test = run.data.load().test.examples  # type: ignore[attr-defined]
     image = found.show(3)
     assert isinstance(image, EmbeddedImage) and np.array_equal(opened(image, "L"), test.images[3, 0].numpy())
+
+
+def test_the_task_is_on_the_device_of_the_model(tmp_path: Path) -> None:
+    """Mean and standard deviation too, or images on a GPU cannot be normalized."""
+    run = small(budget=Budget(steps=1))
+    folder = trained(tmp_path / "a", run)
+    _, module = evaluator(allmlp.load(folder).to("meta"), run, str(folder))
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    assert {name: str(tensor.device) for name, tensor in tensors.items()} == dict.fromkeys(tensors, "meta")
+    assert "normalize.mean" in tensors
 
 
 @pytest.mark.parametrize(("run", "reason"), [(selfsupervised, "Dino has no classes"), (language, "MaskedLM has")])

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from allmlp.prediction import open_predictor
+from allmlp.prediction.staging import Staging
+from allmlp.serve import engine as engines
 from allmlp.serve.engine import BatchingEngine
 from serve.folders import image_folder
 
@@ -75,3 +77,113 @@ def test_batches_of_another_size_begin_with_the_number_of_threads_that_was_chose
     assert several is engine.thread_count(function, 15) is not single
     assert several.count == 2 and not several.is_measuring
     assert BatchingEngine(fixed_threads=1).thread_count(function, 1).active is False
+
+
+# --- a device that computes by itself ---------------------------------------------------------------------------------
+
+
+class Device:
+    """Stands in for a GPU: batches that were launched end one after another, when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launched: list[list[int]] = []
+        self.events: list[DeviceEvent] = []
+        self.failing = False
+        monkeypatch.setattr(engines, "to_host", self.to_host)
+
+    def double(self, items: list[int]) -> list[int]:
+        self.launched.append(items)
+        return [2 * item for item in items]
+
+    def to_host(self, values: list[int]) -> tuple[list[int], DeviceEvent]:
+        self.events.append(DeviceEvent(self.failing))
+        return values, self.events[-1]
+
+    def wait(self, count: int) -> list[list[int]]:
+        """The batches that were launched, once there are `count`."""
+        deadline = time.monotonic() + 10
+        while len(self.events) < count and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.02)  # more would be a fault
+        return self.launched
+
+
+class DeviceEvent:
+    def __init__(self, fails: bool) -> None:
+        self.done, self.fails = threading.Event(), fails
+
+    def query(self) -> bool:
+        if self.done.is_set() and self.fails:
+            raise RuntimeError("device error")
+        return self.done.is_set()
+
+    def synchronize(self) -> None:
+        assert self.done.wait(10)
+        if self.fails:
+            raise RuntimeError("device error")
+
+
+def test_a_full_batch_is_launched_while_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But no third one, and no batch that can still fill up."""
+    device = Device(monkeypatch)
+    with BatchingEngine(max_batch_size=3) as engine:
+        futures = [engine.submit(device.double, 0)]
+        assert device.wait(1) == [[0]]
+        futures += [engine.submit(device.double, item) for item in (1, 2)]
+        assert device.wait(1) == [[0]], "a batch that is not full waits"
+        futures += [engine.submit(device.double, item) for item in range(3, 9)]
+        assert device.wait(2) == [[0], [1, 2, 3]], "two are in flight"
+        device.events[0].done.set()
+        assert futures[0].result(10).value == 0
+        assert device.wait(3) == [[0], [1, 2, 3], [4, 5, 6]]
+        assert not futures[1].done()
+        device.events[1].done.set()
+        assert [one.result(10).value for one in futures[1:4]] == [2, 4, 6]
+        assert len(device.wait(3)) == 3, "7 and 8 wait for a ninth, or for the device"
+        device.events[2].done.set()
+        assert device.wait(4)[3] == [7, 8]
+        device.events[3].done.set()
+    assert [one.result(10).value for one in futures] == list(range(0, 18, 2))
+
+
+def test_time_on_the_device_does_not_include_the_batch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    with BatchingEngine(max_batch_size=1) as engine:
+        first, second = (engine.submit(device.double, item) for item in (1, 2))
+        assert device.wait(2) == [[1], [2]]
+        time.sleep(0.2)
+        for event in device.events:
+            event.done.set()
+        assert first.result(10).model_seconds > 0.2 > second.result(10).model_seconds
+        assert second.result().queue_seconds > 0.2
+
+
+def test_a_batch_that_fails_on_the_device_is_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    with BatchingEngine(max_batch_size=2) as engine:
+        head = engine.submit(device.double, 0)
+        device.wait(1)
+        device.failing = True
+        futures = [engine.submit(device.double, item) for item in (1, 2)]
+        device.wait(2)
+        device.failing = False
+        for number in range(4):
+            device.wait(number + 1)
+            device.events[number].done.set()
+        assert [one.result(10).value for one in (head, *futures)] == [0, 2, 4]
+    assert device.launched == [[0], [1, 2], [1], [2]]
+
+
+def test_staging_stacks_in_buffers_that_are_used_again() -> None:
+    staging = Staging(torch.device("cpu"))
+    batches = [torch.randint(0, 256, (size, 3, 4, 5), dtype=torch.uint8) for size in (4, 2, 7, 7, 1)]
+    batches.append(torch.rand(3, 2))
+    with torch.inference_mode():
+        found = [staging.stack(list(batch)) for batch in batches]
+        buffers = [buffer.data_ptr() for buffer in staging.buffers]
+    found += [staging.stack(list(batch)) for batch in batches]
+    assert all(torch.equal(one, batch) for one, batch in zip(found, [*batches, *batches], strict=True))
+    assert [buffer.data_ptr() for buffer in staging.buffers] == buffers
+    assert [buffer.nbytes for buffer in staging.buffers] == [7 * 60, 7 * 60]
+    with pytest.raises(RuntimeError, match="equal size"):
+        staging.stack([torch.zeros(2), torch.zeros(3)])

@@ -57,10 +57,10 @@ def test_a_recorded_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_which_runs_are_recorded() -> None:
     gpu, cpu = (parallel.World(0, 1, torch.device(kind)) for kind in ("cuda", "cpu"))
-    run = quiet().replace(compile=True, optim=Muon())
+    run = quiet().replace(compile=True, optim=Muon(), precision="bfloat16")
     assert loop.can_record(run, gpu) and not loop.can_record(run, cpu)
     assert not loop.can_record(run, parallel.World(0, 2, torch.device("cuda")))
     changes: list[dict[str, Any]] = [{"compile": False}, {"grad_accum_steps": 2}, {"grad_checkpointing": True}]
-    changes += [{"nan": "skip"}, {"optim": Sgd()}, {"optim": Muon(weight_decay_end=0.4)}]
+    changes += [{"nan": "skip"}, {"optim": Sgd()}, {"optim": Muon(weight_decay_end=0.4)}, {"precision": "float16"}]
     for change in changes:
         assert not loop.can_record(run.replace(**change), gpu), change

@@ -34,7 +34,7 @@ def datasets(folder: str) -> Iterator[tuple[str, Task, Data]]:
     nlp, vocabulary = f"{folder}/nlp", TokenizerConfig(path=f"{folder}/nlp/bert-base-uncased-vocab.txt")
     for split in ("dev", "test"):
         sst2 = LabeledText(f"{nlp}/sst2-train.tsv.xz", f"{nlp}/sst2-{split}.tsv.xz", tokenizer=vocabulary)
-        yield f"SST-2 {split}", ClassifyText(), sst2
+        yield f"SST-2 {split}", ClassifyText(tfidf=True), sst2
     rte = LabeledText(f"{nlp}/rte-train.tsv.xz", f"{nlp}/rte-dev.tsv.xz", tokenizer=vocabulary)
     yield "RTE dev", ClassifyText(), rte
     sick = LabeledText(f"{nlp}/sick.tsv.xz", label_column="entailment", tokenizer=vocabulary)

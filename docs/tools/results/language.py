@@ -50,6 +50,7 @@ def floors() -> str:
 def floor(name: str, value: float) -> str:
     texts = {
         "majority": f"most frequent class {percent(value)}",
+        "tfidf_accuracy": f"TF-IDF and logistic regression {percent(value)}",
         "overlap_f1": f"word overlap: F1 {percent(value, 1)}",
         "overlap_exact_match": f"exact {percent(value, 1)}",
         "sentence_f1": f"best sentence: F1 {percent(value, 1)}",

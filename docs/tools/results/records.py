@@ -58,3 +58,8 @@ def seeds(name: str, row: str) -> list[int]:
 
 def epochs(name: str) -> float:
     return [record for record in lines(name) if "epoch" in record][-1]["epoch"]
+
+
+def run_record(name: str) -> Record:
+    """The record of a run: its settings, environment, data and result."""
+    return document(f"{name}.run")

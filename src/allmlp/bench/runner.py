@@ -21,6 +21,7 @@ from allmlp.bench.scaling import ScalingAxis, scaled_models
 from allmlp.bench.timing import Failure, Timing, release, speedup, time_interleaved, try_call
 from allmlp.bench.traffic import traffic
 from allmlp.errors import UserError, lookup
+from allmlp.kernels.launch import device_guard
 from allmlp.models.cost import measure
 from allmlp.models.model import ModelSpec
 from allmlp.models.preset import preset
@@ -33,7 +34,7 @@ LogFunction = Callable[..., object]
 PEAK = "peak matmul"
 Measure = Literal["rate", "latency", "device"]
 MEASURES: tuple[Measure, ...] = ("rate", "latency", "device")
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def bench(
     }
     cases = [case for name in options.models for case in sizes(name, specs[name], options.scale)]
     clock = clock_of(device)
-    with fastest_settings():
+    with fastest_settings(), device_guard(device):
         report = BenchReport(options, environment(device), copy_rate(device, clock, options.seconds), [], {})
         against = {name: peer_group(name, specs[name], device, packages) for name in options.against}
         for name, size, spec in cases:

@@ -106,12 +106,14 @@ def training(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], preci
         device = inputs[0].device
 
         step = TrainStep(task, optimizer, World(0, 1, device), precision)
-        recorded = mode == "cuda-graph" and device.type == "cuda"
+        recorded = mode == "cuda-graph" and device.type == "cuda" and precision != torch.float16
         call = partial(step, [given])
 
         def output() -> Parts:
             step.backward([given])
+            step.scaler.unscale_(optimizer)
             found = gradients(model)
+            step.update_scale()
             optimizer.zero_grad(set_to_none=True)
             return found
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import traceback
 from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
 
-from allmlp.cli.app import app
-from allmlp.errors import SYNONYMS, UserError, one_line
+from allmlp.cli.app import DEBUG, app
+from allmlp.errors import SYNONYMS, UserError, one_line, printable
 
 # typer contains its own click or uses the installed one: this is the base class of the errors of either.
 CommandError = typer.BadParameter.__mro__[2]
@@ -42,9 +43,40 @@ for name in COMMANDS:
     import_module(f"allmlp.cli.{name}")
 
 
-def fail(message: object) -> NoReturn:
-    print(f"error: {one_line(message)}", file=sys.stderr)
+def fail(reason: object) -> NoReturn:
+    """Print one line, with the traceback before it if --debug was given, and exit with 2."""
+    if os.environ.get(DEBUG) and isinstance(reason, BaseException):
+        print(printable("".join(traceback.format_exception(reason))), end="", file=sys.stderr)
+    message = explain(reason) if isinstance(reason, CommandError) else reason
+    if is_first(reason):
+        print(f"error: {one_line(message)}", file=sys.stderr)
     sys.exit(2)
+
+
+def is_first(reason: object) -> bool:
+    """Whether this is the first process that fails; under torchrun all do, mostly for the same reason.
+
+    torchrun shows what the first of them writes to its error file.
+    """
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not report or not isinstance(reason, BaseException):
+        return True
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    try:
+        get_error_handler().record_exception(reason)
+        # The folder of the report is this process's own; the one above it belongs to all.
+        os.close(os.open(os.path.join(os.path.dirname(os.path.dirname(report)), "told"), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    except OSError:
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+    return True
+
+
+def is_out_of_memory(reason: BaseException) -> bool:
+    """Also torch's own errors, of a CPU and of a GPU."""
+    return isinstance(reason, MemoryError) or "not enough memory" in str(reason) or "out of memory" in str(reason)
 
 
 def explain(error: Any) -> str:
@@ -55,6 +87,8 @@ def explain(error: Any) -> str:
     if option is None:
         return error.format_message()
     message, known = f"No such option: {option}", [name for param in error.cmd.params for name in param.opts]
+    if option in ("--debug", "--import"):
+        return f"{message}; it comes before the command: allmlp {option} ..."
     if close := difflib.get_close_matches(option, known, cutoff=0.75):
         return f"{message}; did you mean {' or '.join(close)}?"
     if "--set" in known:
@@ -67,16 +101,23 @@ def explain(error: Any) -> str:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command; a user's mistake is printed as one line on stderr, with exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # names of files need not be text that the terminal can show
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = app(arguments, prog_name="allmlp", standalone_mode=False)
-    except UserError as reason:
+    except (UserError, CommandError) as reason:
         fail(reason)
-    except CommandError as reason:
-        fail(explain(reason))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:
         # The reading process (head, less) has exited; Python must not report this at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as reason:  # a name that is too long, a folder without permission, a full disk
+        fail(reason)
+    except (MemoryError, RuntimeError) as reason:
+        if not is_out_of_memory(reason):
+            raise
+        fail(MemoryError(f"out of memory, use a smaller model, image or batch: {one_line(reason)}"))
     sys.exit(status if isinstance(status, int) else 0)

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from allmlp import __version__
-from allmlp.errors import UserError
+from allmlp.errors import UserError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +29,8 @@ def examples(*lines: str) -> str:
     return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
+DEBUG = "ALLMLP_DEBUG"
+"""Set to show the traceback of an error; a variable, so that the processes of a study see it as well."""
 VERBS = {
     "classify": "predict",
     "compare": "report",
@@ -78,7 +80,7 @@ def nearest_command(name: str, commands: Iterable[str]) -> str:
     if close:
         return VERBS.get(close[0], close[0])
     path = Path(name)
-    if path.exists():
+    if os.path.exists(name):
         data = path.is_dir() or path.suffix in (".csv", ".tsv", ".jsonl", ".parquet")
         verb = "report" if (path / "run.json").is_file() else "train" if data else "predict"
         return f"{verb} {shlex.quote(name)}"
@@ -175,7 +177,10 @@ def root(
         list[str] | None,
         typer.Option("--import", metavar="MODULE", help="Import a module with own mixers, models, recipes (plug-in)."),
     ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"
     if modules:
         from allmlp.plugins import VARIABLE
 
@@ -252,4 +257,4 @@ def print_results(results: dict[str, dict[str, float]]) -> None:
 
     if os.environ.get("RANK", "0") == "0":
         for name, values in results.items():
-            print(name, "  ".join(f"{key} {format_value(key, value)}" for key, value in values.items()))
+            print(printable(name), "  ".join(f"{key} {format_value(key, value)}" for key, value in values.items()))

@@ -38,9 +38,9 @@ def bench(
         str,
         typer.Option(help="Batch sizes: 1,8,256, or 1-1024 for powers of two [default: 256 on a GPU, 1,8 on a CPU]."),
     ] = "",
-    device: Annotated[str, typer.Option(help="cpu or cuda [default: cuda if available].")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1 [default: cuda if available].")] = "",
     precision: Annotated[
-        str, typer.Option(help="float32 or bfloat16 [default: bfloat16 on a GPU; training uses autocast].")
+        str, typer.Option(help="float32, bfloat16 or float16 [default: bfloat16 on a GPU; training uses autocast].")
     ] = "",
     train: Annotated[bool, typer.Option("--train", help="Time training steps instead of inference.")] = False,
     scale: Annotated[str, typer.Option(help="Scale the models in tokens, width or depth.")] = "",
@@ -73,11 +73,14 @@ def bench(
     from allmlp.bench.runner import PRECISIONS, BenchOptions
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
-    from allmlp.errors import lookup
+    from allmlp.device import default_dtype, own_device
+    from allmlp.errors import UserError, lookup
 
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    lookup(place, dict.fromkeys(("cpu", "cuda")), "device")
-    kind = precision or ("bfloat16" if place == "cuda" else "float32")
+    own = own_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if own.type not in ("cpu", "cuda"):
+        raise UserError(f"bench times CPUs and CUDA GPUs, not {own.type}: use --device cpu")
+    place = own.type
+    kind = precision or str(default_dtype(own)).removeprefix("torch.")
     lookup(kind, PRECISIONS, "precision")
     if scale:
         lookup(scale, FACTORS, "scaling axis")
@@ -86,7 +89,7 @@ def bench(
     options = BenchOptions(
         tuple(models),
         batches,
-        place,
+        str(own),
         kind,
         train,
         scale or None,  # type: ignore[arg-type]

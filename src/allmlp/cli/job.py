@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli.app import next_command
-from allmlp.errors import UserError, lookup
+from allmlp.errors import UserError, lookup, printable
 
 if TYPE_CHECKING:
     from allmlp.prediction.inputs import Columns, Item
@@ -131,7 +131,7 @@ class Job:
                 yield answer
 
     def report(self, error: str) -> None:
-        self.progress.console.print(f"skipped {error}", markup=False, highlight=False, soft_wrap=True)
+        self.progress.console.print(f"skipped {printable(error)}", markup=False, highlight=False, soft_wrap=True)
 
     def start_progress(self) -> tuple[Any, Any]:
         from rich.console import Console
@@ -189,7 +189,7 @@ class Job:
         parts += [f"written to {self.out}"] if self.out else []
         if parts:
             who = f"process {self.rank}: " if self.processes > 1 else ""
-            print(who + "; ".join(parts), file=sys.stderr)
+            print(printable(who + "; ".join(parts)), file=sys.stderr)
         if self.next:
             next_command(*self.next)
         if alone and self.failed:

@@ -66,7 +66,7 @@ def plan(
     seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
     check: Annotated[bool, typer.Option("--check", help="Run real steps on this machine and compare.")] = False,
     calibrate: Annotated[str | None, typer.Option(help="With --check: measure the speed with this model.")] = None,
-    device: Annotated[str | None, typer.Option(help="With --check: cpu or cuda.")] = None,
+    device: Annotated[str | None, typer.Option(help="With --check: cpu, cuda or cuda:1.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate memory, step time, communication, storage, failures and GPU-days of a large training run."""
@@ -121,15 +121,16 @@ def run_check(
 ) -> None:
     import torch
 
+    from allmlp.device import own_device
     from allmlp.models.zoo import preset
     from allmlp.plan.check import check
     from allmlp.plan.hardware import expected_flops
     from allmlp.plan.jobs import job
     from allmlp.plan.time import cost
 
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available; use --device cpu")
+    place = own_device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise UserError(f"--check measures memory on a CPU or a CUDA GPU, not on {place.type}: use --device cpu")
     here = job(target, samples=batch_size, epochs=1, gpus=1, batch_size=batch_size, optim=optim, mfu=mfu)
     other, flops, basis = None, None, "no speed to predict the time from; --calibrate MODEL measures one"
     if calibrate is not None:

@@ -26,7 +26,7 @@ from allmlp.cli.job import (
     PairOption,
     PartOption,
 )
-from allmlp.errors import UserError
+from allmlp.errors import UserError, printable
 
 if TYPE_CHECKING:
     from allmlp.prediction.inputs import Item
@@ -134,13 +134,17 @@ def print_lines(table: AnswerTable, answers: Iterable[Answer]) -> None:
     for answer in answers:
         for row in answer.value or ():
             unsure = ["unsure:"] if table.label(row) is None else []
-            print(f"{answer.item.name}:", "  ".join([*unsure, *map(str, row)]), flush=True)
+            name = " ".join(answer.item.name.split("\n"))  # a line per answer, whatever the name of a file has in it
+            print(printable(f"{name}: {'  '.join([*unsure, *map(str, row)])}"), flush=True)
 
 
 def print_table(table: AnswerTable, answers: Iterable[Answer], job: Job) -> None:
     """For a terminal: the first answers, in lines that fit."""
     from rich.markup import escape
     from rich.table import Table
+
+    def escape_cell(text: str) -> str:
+        return escape(printable(text))
 
     rows: list[tuple[str, str, str, list[str]]] = []
     count = 0
@@ -157,7 +161,7 @@ def print_table(table: AnswerTable, answers: Iterable[Answer], job: Job) -> None
         show.add_column("then", style="dim")
     for name, label, chance, others in rows:
         kept = shorten(name, name_width, job.inputs.reads == "images")
-        show.add_row(*map(escape, [kept, label, f"{chance:>6}", fitting(others, room)][: len(show.columns)]))
+        show.add_row(*map(escape_cell, [kept, label, f"{chance:>6}", fitting(others, room)][: len(show.columns)]))
     for column in show.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
     screen.print(show)

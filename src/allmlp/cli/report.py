@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.job import DeviceOption
 
 
 @app.command(
@@ -40,6 +41,7 @@ def report(
             "the run started from.",
         ),
     ] = False,
+    device: DeviceOption = None,
 ) -> None:
     """Show a run, or compare several, on one self-contained HTML page: results, curves, mistakes, filters, settings."""
     from rich.console import Console
@@ -54,7 +56,7 @@ def report(
         return track(found, "Reading", console=screen, transient=True, disable=quiet)
 
     out = out / REPORT if out.is_dir() else out
-    count, skipped = write(runs, out, max_examples, suspect_labels, progress)
+    count, skipped = write(runs, out, max_examples, suspect_labels, progress, device)
     for reason in skipped:
         print(f"skipped: {reason}")
     print(f"{count} {'run' if count == 1 else 'runs'}, {out.stat().st_size / 1e6:.2f} MB: {out}")

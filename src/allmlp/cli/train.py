@@ -87,13 +87,13 @@ def train(
 
     if resume is not None:
         print_results({resume.name: train(read_run(resume), resume, device, trackers(track))})
-        finish(resume)
+        finish(resume, device)
         return
     results = {}
     for name, resolved in resolve(str(source), Wishes(*options), assignments(overrides or []), device, out).items():
         tell_choice(resolved)
         results[name] = train(resolved.run, resolved.folder, device, trackers(track))
-        finish(resolved.folder)
+        finish(resolved.folder, device)
     print_results(results)
 
 
@@ -105,7 +105,7 @@ def tell_choice(resolved: Resolved) -> None:
         print(f"chosen for these data and this device; --set changes any of it:\n{table}\n", file=sys.stderr)
 
 
-def finish(folder: Path) -> None:
+def finish(folder: Path, device: str | None) -> None:
     """Write the page on the run, tell where a simple baseline is better, and what to do next."""
     if os.environ.get("RANK", "0") != "0":
         return
@@ -113,8 +113,9 @@ def finish(folder: Path) -> None:
     from allmlp.record import read_record
     from allmlp.report.page import write_run_report
 
-    page = write_run_report(folder)
-    print(f"report: {page}" if isinstance(page, Path) else f"no report: {page}", file=sys.stderr)
+    page = write_run_report(folder, device)
+    failed = f"warning: no report: {page}; the run is complete: allmlp report {folder} tries again"
+    print(f"report: {page}" if isinstance(page, Path) else failed, file=sys.stderr)
     result = read_record(folder).get("result", {})
     values = result.get("validation") or result.get("test") or {}
     if values.get("tfidf_accuracy", 0.0) > values.get("accuracy", 1.0):

@@ -16,7 +16,7 @@ TEXT_COLUMNS = (
     *("sentence1", "premise", "question1", "text1", "text_a", "question", "sentence", "text", "review", "comment"),
     *("tweet", "message", "content", "body", "document"),
 )
-TEXT_PAIR_COLUMNS = ("sentence2", "hypothesis", "question2", "text2", "text_b", "passage", "sentence")
+TEXT_PAIR_COLUMNS = ("sentence2", "hypothesis", "question2", "text2", "text_b", "text_pair", "passage", "sentence")
 LABEL_COLUMNS = (
     *("gold_label", "label", "labels", "entailment", "quality", "class", "class_name", "category", "sentiment"),
     "target",

@@ -7,6 +7,7 @@ run gets the same examples.
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing
 from allmlp.errors import UserError
-from allmlp.spec import Spec, discover, to_json
+from allmlp.spec import Spec, to_json
 
 Examples = Any
 """A NamedTuple of tensors with the examples along the first axis: `LabeledImages`, or another one for text."""
@@ -178,16 +179,18 @@ class Data(Spec, abstract=True):
 
     @staticmethod
     def of(train: Any, test: Any = None, **options: Any) -> Data:
-        """Data of a run from any indexable collection of (image, label): a torch Dataset, a Hugging Face table, a list.
+        """Data of a run from any indexable collection of labeled images or texts: a torch Dataset, a table of
+        `datasets`, a list.
 
-        >>> run = run.replace(data=Data.of(torchvision_dataset, test_dataset))
+        >>> allmlp.train(Data.of(torchvision_dataset), "runs/photos")
+        >>> run = run.replace(data=Data.of([("a fine film", 1), ("a bore", 0), ...], seq_len=64))
 
-        Items may also be mappings with an image and a label. Without `test`, a part of every class is held out.
-        Options: `validation`, `class_names`, `img_size`, `name` and `decode` (crops).
+        Items are (image, label), (text, label) or (text, text_pair, label), or mappings with these. Without `test`, a
+        part of every class is held out. Options: `validation`, `class_names`, `name`; `img_size` and `decode` (crops)
+        of images; `tokenizer` (a file, a folder or a `TokenizerConfig`) and `seq_len` of texts.
         """
-        discover("allmlp.data")
-        kind: Any = Spec.kinds["ObjectData"]  # defined in a file that imports this one
-        return kind.of_objects(train, test, **options)
+        # By name, since that file imports this one.
+        return importlib.import_module("allmlp.data.objects").of_objects(train, test, **options)
 
     def load(self) -> Dataset:
         raise NotImplementedError

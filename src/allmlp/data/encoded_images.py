@@ -14,7 +14,7 @@ from torch import Tensor
 
 from allmlp.data.dataset import LabeledImages
 from allmlp.data.decode import CorruptImage, Decode, decode_image
-from allmlp.errors import UserError
+from allmlp.errors import UserError, printable
 from allmlp.spec import Range
 
 log = logging.getLogger("allmlp.data")
@@ -88,7 +88,7 @@ class EncodedImages:
                         if index not in self.corrupt:  # another thread may have found it meanwhile
                             check_corrupt(self.decode, self.name(index), reason, self.skipped + 1, len(self))
                             self.corrupt[index] = str(reason)
-                            log.warning("skipped %s: %s (%d so far)", self.name(index), reason, self.skipped)
+                            log.warning("skipped %s: %s (%d so far)", printable(self.name(index)), reason, self.skipped)
             index = (index + 1) % len(self)
         raise UserError(f"{self.name(index)} and the images before it are all corrupt: check data.path")
 

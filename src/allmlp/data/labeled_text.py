@@ -141,7 +141,19 @@ class LabeledText(TextData):
             if not found:
                 raise UserError(f"{name} has no labeled texts")
         check_classes([row.label for row in train], label_column, self.path)
-        notes = [*reader.notes(), *conflict_notes(train)]
+        return self.assemble(train, validation, tests, extra, reader.notes())
+
+    def assemble(
+        self,
+        train: list[TextExample],
+        validation: list[TextExample],
+        tests: list[tuple[str, list[TextExample]]],
+        unlabeled: list[TextExample],
+        notes: list[str],
+        classes: tuple[str, ...] = (),
+    ) -> LabeledTextDataset:
+        """The dataset of examples that were read; `tests` by the names of their files, `classes` in their order."""
+        notes = [*notes, *conflict_notes(train)]
         given = {"validation": validation, "test": [row for _, found in tests for row in found]}
         if not tests and not validation and {"train", "test"} <= {row.split for row in train}:
             given = {name: [row for row in train if row.split == name] for name in given}
@@ -149,13 +161,13 @@ class LabeledText(TextData):
         notes += overlap_notes(map(text_key, train), {n: [*map(text_key, rows)] for n, rows in given.items()}, "texts")
         train, validation, test = self.split(train, given["validation"], given["test"], notes)
         tests = tests or [(self.path, test)]
-        classes = tuple(sorted({row.label for row in train}, key=label_order))
+        classes = classes or tuple(sorted({row.label for row in train}, key=label_order))
         for file, found in (*tests, (self.val or self.path, validation)):
             for row in found:
                 if row.label not in classes:
                     raise UserError(f"{file}: unknown label {row.label!r}{did_you_mean(row.label, classes)}")
         tokenizer = self.tokenizer.build_cached([text for row in train for text in row[:2] if text], self.cache)
-        encoded = encode([[*train, *extra]], tokenizer, self.seq_len, classes)
+        encoded = encode([[*train, *unlabeled]], tokenizer, self.seq_len, classes)
         full = int((encoded.examples.ids[:, -1] != tokenizer.pad_token_id).sum())
         if full > MANY_LONG * len(encoded):
             notes.append(
@@ -169,7 +181,7 @@ class LabeledText(TextData):
             classes,
             test_names=tuple(Path(file).name.partition(".")[0] for file, _ in tests),
             groups=torch.tensor(text_groups(train)),
-            unlabeled=len(extra),
+            unlabeled=len(unlabeled),
             validation=encode([validation], tokenizer, self.seq_len, classes) if validation else None,
             notes=tuple(notes),
         )

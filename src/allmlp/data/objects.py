@@ -1,29 +1,34 @@
-"""Data that exist as Python objects: a torch Dataset, a table of `datasets`, a list of pairs (`Data.of`)."""
+"""Data that exist as Python objects: a torch Dataset, a table of `datasets`, a list of tuples (`Data.of`)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from allmlp.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, is_image_name, label_order
 from allmlp.data.dataset import Data, ImageDataset, LabeledImages, Split, Subset
 from allmlp.data.decode import Decode, crop_and_resize
+from allmlp.data.labeled_text import LabeledText, LabeledTextDataset, TextExample
 from allmlp.data.splits import split_by_group
-from allmlp.errors import UserError, one_line, require
+from allmlp.data.tokenizer import TextData, TokenizerConfig
+from allmlp.errors import UserError, did_you_mean, one_line, require
 from allmlp.spec import Count, Rate, Size
 
-INPUT_KEYS = ("image", "img", "pixel_values", "input")
-LABEL_KEYS = ("label", "labels", "target", "fine_label")
+IMAGE_KEYS = ("image", "img", "pixel_values", "input")
+LABEL_KEYS = (*LABEL_COLUMNS, "fine_label")
 CONTENT_SAMPLES = 64
 """Items that are part of the checksum."""
+MAX_CLASSES = 1_000_000
 
 
 class Objects(NamedTuple):
-    """Indexable collections of items: pairs (image, label), or mappings with an image and a label."""
+    """Indexable collections of items, see `read_item`."""
 
     train: Any
     test: Any
@@ -31,71 +36,246 @@ class Objects(NamedTuple):
     class_names: tuple[str, ...]
 
 
-OBJECTS: dict[ObjectData, Objects] = {}
-"""The objects of every spec that `Data.of` has made in this process."""
+NEWEST: dict[tuple[str, int, int], Objects] = {}
+"""What `Data.of` was given last in this process, by name and sizes: for runs that are read from their folder."""
 
 
-class ObjectData(Data):
-    """Labeled images given as objects; made by `Data.of`.
+class ObjectData(Data, abstract=True):
+    """Labeled examples given as objects; made by `Data.of`.
 
-    A run that is trained on it records name and sizes only. To resume, call `Data.of` with the same objects again.
-    Images are PIL images or uint8 arrays [H, W, C], which are cropped and resized as files are, or tensors [C, H, W]:
-    uint8, or float as the model is to see them.
+    The objects belong to the spec and to its copies. A run that is trained on it records name and sizes only: to resume
+    it in another process, call `Data.of` with the same objects again.
     """
 
     name: str
     examples: Count
     test_examples: int = 0
+
+    @property
+    def objects(self) -> Objects:
+        found = getattr(self, "_objects", None) or NEWEST.get((self.name, self.examples, self.test_examples))
+        if found is None:
+            raise UserError(
+                f"the data {self.name!r} are Python objects, which a run does not keep: pass them again, "
+                "allmlp.train(run.replace(data=Data.of(dataset)), out)"
+            )
+        return found
+
+    def hold(self, objects: Objects) -> Self:
+        NEWEST[self.name, self.examples, self.test_examples] = objects
+        object.__setattr__(self, "_objects", objects)
+        return self
+
+    def replace(self, **changes: Any) -> Self:
+        found, copied = getattr(self, "_objects", None), super().replace(**changes)
+        if found is not None:
+            object.__setattr__(copied, "_objects", found)
+        return copied
+
+
+def of_objects(
+    train: Any,
+    test: Any = None,
+    *,
+    validation: Any = None,
+    class_names: Sequence[str] = (),
+    name: str = "",
+    img_size: int | tuple[int, int] | None = None,
+    decode: Decode | None = None,
+    tokenizer: str | os.PathLike[str] | TokenizerConfig | None = None,
+    seq_len: int | None = None,
+) -> Data:
+    """What `Data.of` returns."""
+    for part in filter(lambda part: part is not None, (train, test, validation)):
+        kind = type(part).__name__
+        if isinstance(part, Mapping):
+            raise UserError(
+                f"{kind} is a mapping, of {', '.join(map(str, part))}: pass its splits, Data.of(train, test)"
+            )
+        if not hasattr(part, "__getitem__") or not hasattr(part, "__len__"):
+            raise UserError(f"{kind} has no length or cannot be indexed: give a map-style dataset")
+        if not len(part):
+            raise UserError(f"{kind} is empty")
+    name = name or f"{type(train).__module__}.{type(train).__qualname__}"
+    first = read_item(train, 0, name).content
+    sizes = len(train), 0 if test is None else len(test)
+    is_text = isinstance(first, str)
+    other = {"img_size": img_size, "decode": decode} if is_text else {"tokenizer": tokenizer, "seq_len": seq_len}
+    for option, value in other.items():
+        if value is not None:
+            raise UserError(f"{name} has {'texts' if is_text else 'images'}, for which there is no {option}")
+    if is_text:
+        path = tokenizer if isinstance(tokenizer, TokenizerConfig) or tokenizer is None else os.fspath(tokenizer)
+        config = TokenizerConfig(path=path) if isinstance(path, str) else path or TokenizerConfig()
+        spec: ObjectData = ObjectTextData(name, *sizes, tokenizer=config, seq_len=128 if seq_len is None else seq_len)
+    else:
+        size, decode = img_size or own_size(first), decode or Decode()
+        shape = (size, size) if isinstance(size, int) else tuple(size)
+        colored = decode if color_channels(first) == 3 else decode.replace(color="gray")
+        spec = ObjectImageData(name, *sizes, img_size=shape, decode=colored)
+    return spec.hold(Objects(train, test, validation, tuple(class_names) or known_classes(train)))
+
+
+# --- items --------------------------------------------------------------------------------------------------
+
+
+class Item(NamedTuple):
+    content: Any
+    """A text or an image."""
+    second: Any
+    """The second text of a pair; None if there is none."""
+    label: Any
+
+
+def read_item(items: Any, index: int, name: str) -> Item:
+    """One item of any of the forms, or a UserError that says what was found."""
+    where = f"item {index} of {name}"
+    try:
+        item = items[index]
+    except UserError:
+        raise
+    except Exception as reason:  # the user's own code
+        raise UserError(f"{where}: {type(reason).__name__}: {one_line(reason)}") from reason
+    if isinstance(item, Mapping):
+        content, label = (
+            next((key for key in known if key in item), None) for known in ((*IMAGE_KEYS, *TEXT_COLUMNS), LABEL_KEYS)
+        )
+        if content is None or label is None:
+            raise UserError(f"{where} has the keys {', '.join(map(str, item))}: it needs image or text, and label")
+        second = next((key for key in TEXT_PAIR_COLUMNS if key in item and key != content), None)
+        found = Item(item[content], item[second] if second else None, item[label])
+    elif isinstance(item, (tuple, list)) and len(item) == 2:
+        found = Item(item[0], None, item[1])
+    elif isinstance(item, (tuple, list)) and len(item) == 3 and isinstance(item[0], str):
+        found = Item(*item)
+    else:
+        raise UserError(
+            f"{where} is {type(item).__name__}: expected (image, label), (text, label) or (text, text_pair, label), "
+            "or a mapping with these"
+        )
+    if isinstance(found.content, str) and is_image_name(found.content) and " " not in found.content:
+        raise UserError(f"{where} has the name of an image file, {found.content}: return the image itself")
+    return found
+
+
+def class_number(label: Any, where: str) -> int:
+    try:
+        number = int(label)
+        if number == label and abs(number) < MAX_CLASSES:
+            return number
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise UserError(f"{where} has the label {label!r}: expected the number of a class")
+
+
+def check_number(number: int, class_names: tuple[str, ...], where: str) -> None:
+    if not 0 <= number < len(class_names):
+        raise UserError(
+            f"{where} has the label {number}, but there are {len(class_names)} classes, 0 to {len(class_names) - 1}"
+        )
+
+
+def known_classes(items: Any) -> tuple[str, ...]:
+    """Class names, where torchvision's or Hugging Face's datasets have them."""
+    for feature in (getattr(items, "features", None) or {}).values():
+        if getattr(feature, "names", None):
+            return tuple(feature.names)
+    return tuple(map(str, getattr(items, "classes", ())))
+
+
+# --- texts --------------------------------------------------------------------------------------------------
+
+
+class ObjectTextData(ObjectData, TextData):
+    """Labeled texts or pairs of texts given as objects.
+
+    Labels are numbers of classes or their names. The other fields are those of `LabeledText`.
+    """
+
+    test_fraction: Rate = 0.15
+    val_fraction: Rate | None = None
+    split_seed: int = 0
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    seq_len: Count = 128
+    cache: str = ""
+
+    def load(self) -> LabeledTextDataset:
+        train, test, validation, names = self.objects
+        items = read_texts(train, self.name)
+        names = names or class_names_of([item.label for item in items], self.name)
+        rows = name_labels(items, self.name, names)
+        if len({row.label for row in rows}) < 2:
+            raise UserError(f"{self.name} has only one class: at least two are needed")
+        given = [
+            [] if part is None else name_labels(read_texts(part, self.name), self.name, names)
+            for part in (validation, test)
+        ]
+        fields = ("test_fraction", "val_fraction", "split_seed", "tokenizer", "seq_len", "cache")
+        table = LabeledText(self.name, **{field: getattr(self, field) for field in fields})
+        return table.assemble(rows, given[0], [(self.name, given[1])] if test is not None else [], [], [], names)
+
+
+def read_texts(items: Any, name: str) -> list[Item]:
+    """All items, with strings as texts and a number or a string as label."""
+    found = []
+    for index in range(len(items)):
+        where, (first, second, label) = f"item {index} of {name}", read_item(items, index, name)
+        second = "" if second is None else second
+        for text in (first, second):
+            if not isinstance(text, str):
+                raise UserError(f"{where} has {type(text).__name__} as text: expected a string")
+        label = label if isinstance(label, str) else class_number(label, where)
+        found.append(Item(first.strip(), second.strip(), label))
+    return found
+
+
+def class_names_of(labels: list[int | str], name: str) -> tuple[str, ...]:
+    """The classes, where the data do not name them: all labels that are words, or the numbers up to the largest."""
+    for index, label in enumerate(labels):
+        if type(label) is not type(labels[0]):
+            raise UserError(
+                f"item {index} of {name} has the label {label!r}, item 0 {labels[0]!r}: use only numbers or only names"
+            )
+    if isinstance(labels[0], str):
+        return tuple(sorted({str(label) for label in labels}, key=label_order))
+    return tuple(map(str, range(max(int(label) for label in labels) + 1)))
+
+
+def name_labels(items: list[Item], name: str, class_names: tuple[str, ...]) -> list[TextExample]:
+    rows = []
+    for index, (first, second, label) in enumerate(items):
+        where = f"item {index} of {name}"
+        if isinstance(label, int):
+            check_number(label, class_names, where)
+            label = class_names[label]
+        elif label not in class_names:
+            raise UserError(f"{where} has the unknown label {label!r}{did_you_mean(label, class_names)}")
+        rows.append(TextExample(first, second, label))
+    return rows
+
+
+# --- images -------------------------------------------------------------------------------------------------
+
+
+class ObjectImageData(ObjectData):
+    """Labeled images given as objects.
+
+    Images are PIL images, or uint8 pixels (arrays [H, W, C], tensors [C, H, W]), which are cropped and resized as files
+    are; or float tensors [C, H, W] as the model is to see them.
+    """
+
     img_size: Size = (224, 224)
     test_fraction: Rate = 0.15
     split_seed: int = 0
     decode: Decode = Decode()
 
-    @staticmethod
-    def of_objects(
-        train: Any,
-        test: Any = None,
-        *,
-        validation: Any = None,
-        class_names: Sequence[str] = (),
-        img_size: int | tuple[int, int] | None = None,
-        name: str = "",
-        decode: Decode = Decode(),
-    ) -> ObjectData:
-        """The spec of data that are given as objects."""
-        for part in filter(lambda part: part is not None, (train, test, validation)):
-            if not hasattr(part, "__getitem__") or not hasattr(part, "__len__"):
-                raise UserError(f"{type(part).__name__} has no length or cannot be indexed: give a map-style dataset")
-            if not len(part):
-                raise UserError(f"{type(part).__name__} is empty")
-        first = read_item(train, 0, name or type(train).__name__)
-        size = img_size or own_size(first.image)
-        spec = ObjectData(
-            name or f"{type(train).__module__}.{type(train).__qualname__}",
-            len(train),
-            0 if test is None else len(test),
-            (size, size) if isinstance(size, int) else tuple(size),
-            decode=decode if color_channels(first.image) == 3 else decode.replace(color="gray"),
-        )
-        names = tuple(class_names) or known_classes(train)
-        known = OBJECTS.get(spec)
-        if known is not None and known.train is not train:
-            raise UserError(f"two datasets of {len(train)} examples are called {spec.name!r}: give each a name=")
-        OBJECTS[spec] = Objects(train, test, validation, names)
-        return spec
-
     def load(self) -> ImageDataset:
-        if self not in OBJECTS:
-            raise UserError(
-                f"the data {self.name!r} are Python objects, which a run does not keep: pass them again, "
-                "allmlp.train(run.replace(data=Data.of(dataset)), out)"
-            )
-        objects = OBJECTS[self]
+        objects = self.objects
         whole = self.split(objects.train)
         names = objects.class_names or tuple(map(str, range(int(whole.labels.max()) + 1)))
         given = [None if part is None else self.split(part) for part in (objects.validation, objects.test)]
         for split in filter(None, (whole, *given)):
-            check_labels(split, names)
+            split.check_labels(names)
         train, validation, test = (whole, *given) if given[1] else self.divide(whole)
         assert test is not None
         first = whole.fetch(torch.tensor([0])).images
@@ -116,35 +296,6 @@ class ObjectData(Data):
         return train, validation, test
 
 
-class Item(NamedTuple):
-    image: Any
-    label: int
-
-
-def read_item(items: Any, index: int, name: str) -> Item:
-    """One item of any of the forms, or a UserError that says what was found."""
-    where = f"item {index} of {name}"
-    try:
-        item = items[index]
-    except UserError:
-        raise
-    except Exception as reason:  # the user's own code
-        raise UserError(f"{where}: {type(reason).__name__}: {one_line(reason)}") from reason
-    if isinstance(item, Mapping):
-        keys = [next((key for key in known if key in item), None) for known in (INPUT_KEYS, LABEL_KEYS)]
-        if None in keys:
-            raise UserError(f"{where} has the keys {', '.join(map(str, item))}: it needs image and label")
-        image, label = (item[key] for key in keys)
-    elif isinstance(item, (tuple, list)) and len(item) == 2:
-        image, label = item
-    else:
-        raise UserError(f"{where} is {type(item).__name__}: expected (image, label), or a mapping with both")
-    try:
-        return Item(image, int(label))
-    except (TypeError, ValueError):
-        raise UserError(f"{where} has the label {label!r}: expected the number of a class") from None
-
-
 def own_size(image: Any) -> tuple[int, int]:
     """Height and width of an image of any form."""
     if isinstance(image, Tensor):
@@ -153,7 +304,9 @@ def own_size(image: Any) -> tuple[int, int]:
         return image.shape[0], image.shape[1]
     if hasattr(image, "height"):
         return image.height, image.width
-    raise UserError(f"an image is a PIL image, an array [H, W, C] or a tensor [C, H, W], not {type(image).__name__}")
+    raise UserError(
+        f"an item holds {type(image).__name__}: expected a PIL image, an array [H, W, C], a tensor [C, H, W] or a text"
+    )
 
 
 def color_channels(image: Any) -> int:
@@ -162,14 +315,6 @@ def color_channels(image: Any) -> int:
     if isinstance(image, np.ndarray):
         return image.shape[2] if image.ndim == 3 else 1
     return 1 if image.mode in ("L", "1", "I", "I;16") else 3
-
-
-def known_classes(items: Any) -> tuple[str, ...]:
-    """Class names, where torchvision's or Hugging Face's datasets have them."""
-    for feature in (getattr(items, "features", None) or {}).values():
-        if getattr(feature, "names", None):
-            return tuple(feature.names)
-    return tuple(map(str, getattr(items, "classes", ())))
 
 
 class ObjectImages:
@@ -184,50 +329,60 @@ class ObjectImages:
     @cached_property
     def labels(self) -> Tensor:
         """From `targets` as torchvision has them, the label column of a table, or else all items."""
-        targets = getattr(self.items, "targets", None)
+        raw = getattr(self.items, "target_transform", None) is None
+        targets = getattr(self.items, "targets", None) if raw else None
         columns = getattr(self.items, "column_names", ())
         column = next((key for key in LABEL_KEYS if key in columns), None)
         if targets is None and column is not None:
             targets = self.items[column]
         if targets is None:
             targets = [read_item(self.items, index, self.name).label for index in range(len(self))]
-        return torch.as_tensor(targets).long()
+        elif len(targets) != len(self):
+            raise UserError(f"{self.name} has {len(self)} items, but {len(targets)} targets")
+        return torch.tensor([class_number(label, self.where(index)) for index, label in enumerate(targets)])
+
+    def check_labels(self, class_names: tuple[str, ...]) -> None:
+        if len(class_names) < 2:
+            raise UserError(f"{self.name} has only one class: at least two are needed")
+        for index in ((self.labels < 0) | (self.labels >= len(class_names))).nonzero().flatten().tolist():
+            check_number(int(self.labels[index]), class_names, self.where(index))
+
+    def where(self, index: int) -> str:
+        return f"item {index} of {self.name}"
 
     def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> LabeledImages:
         rows = uniforms.tolist() if uniforms is not None else [None] * len(indices)
-        found = [self.read(index, row) for index, row in zip(indices.tolist(), rows)]
-        return LabeledImages(torch.stack([image for image, _ in found]), torch.tensor([label for _, label in found]))
+        images = torch.stack([self.read(index, row) for index, row in zip(indices.tolist(), rows)])
+        return LabeledImages(images, self.labels[indices])
 
-    def read(self, index: int, uniforms: list[float] | None) -> tuple[Tensor, int]:
-        image, label = read_item(self.items, index, self.name)
+    def read(self, index: int, uniforms: list[float] | None) -> Tensor:
+        (image, _, label), where = read_item(self.items, index, self.name), self.where(index)
+        expected = int(self.labels[index])
+        if class_number(label, where) != expected:
+            raise UserError(
+                f"{where} has the label {label}, but {expected} before, or in its targets: labels must not vary"
+            )
         if isinstance(image, Tensor):
-            if image.dim() != 3 or tuple(image.shape[1:]) != self.img_size:
+            is_pixels = image.dtype == torch.uint8
+            if image.dim() != 3 or (not is_pixels and tuple(image.shape[1:]) != self.img_size):
                 height, width = self.img_size
                 raise UserError(
-                    f"item {index} of {self.name} is a tensor {list(image.shape)}, but the first one "
-                    f"[C, {height}, {width}]: resize the tensors in the dataset, or return PIL images"
+                    f"{where} is a tensor {list(image.shape)}, not [C, {height}, {width}]: resize the tensors in the "
+                    "dataset, or return PIL images"
                 )
-            return image, label
+            if not is_pixels or tuple(image.shape[1:]) == self.img_size:
+                return image
+            image = image.movedim(0, -1).numpy()
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8:
-                raise UserError(f"item {index} of {self.name} is a {image.dtype} array: use uint8, or a float tensor")
+                raise UserError(f"{where} is a {image.dtype} array: use uint8, or a float tensor")
             image = require("PIL.Image", "train").fromarray(image.squeeze())
-        return crop_and_resize(image, self.img_size, self.decode, uniforms), label
+        elif not hasattr(image, "getexif"):
+            raise UserError(f"{where} is {type(image).__name__}, but item 0 is an image")
+        return crop_and_resize(image, self.img_size, self.decode, uniforms)
 
     def content(self) -> Iterator[Any]:
         yield f"{self.name} {len(self)}".encode()
+        yield self.labels.numpy()
         for index in torch.linspace(0, len(self) - 1, min(CONTENT_SAMPLES, len(self))).long().tolist():
-            image, label = self.read(index, None)
-            yield label.to_bytes(8, "little", signed=True)
-            yield image.contiguous().numpy()
-
-
-def check_labels(split: ObjectImages, class_names: tuple[str, ...]) -> None:
-    low, high = int(split.labels.min()), int(split.labels.max())
-    if low < 0 or high >= len(class_names):
-        raise UserError(
-            f"{split.name} has the label {low if low < 0 else high}, but there are {len(class_names)} classes, 0 to "
-            f"{len(class_names) - 1}"
-        )
-    if len(class_names) < 2:
-        raise UserError(f"{split.name} has only one class: at least two are needed")
+            yield self.read(index, None).contiguous().numpy()

@@ -22,12 +22,19 @@ def has_gluon(device: torch.device) -> bool:
     return triton.__version__.startswith("3.6.")
 
 
+@torch.compiler.assume_constant_result
+def has_kernels(device: torch.device) -> bool:
+    """Whether our Triton kernels run on a GPU: Triton supports compute capability 8.0 and higher."""
+    # Without CUDA, a plan simulates a GPU.
+    return HAS_TRITON and (not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0))
+
+
 def training_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype in which a layer trains with the fused ops, or None to use plain PyTorch.
 
     The ops take bfloat16 and float16 on a GPU, under autocast or as the layer's own dtype.
     """
-    if not (HAS_TRITON and x.is_cuda and torch.is_grad_enabled()):
+    if not (x.is_cuda and torch.is_grad_enabled() and has_kernels(x.device)):
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     return dtype if dtype in (torch.bfloat16, torch.float16) else None

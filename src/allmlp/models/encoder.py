@@ -124,8 +124,9 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         cache: Cache | None = None,
         embedding: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        pre_logits: bool = False,
     ) -> Tensor:
-        """Logits for images [B, C, H, W] or token ids [B, S].
+        """Logits for images [B, C, H, W] or token ids [B, S]; with `pre_logits` the features that the head reads.
 
         mask [B, S] is True at real tokens, False at padding. With a `cache`, x holds the tokens after the cached ones.
         A text model takes embedded tokens `inputs_embeds` [B, S, C] instead of x; positions and segments are added.
@@ -140,7 +141,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
             embedding=embedding,
             inputs_embeds=inputs_embeds,
         )
-        return self.forward_head(features, mask, embedding)
+        return self.forward_head(features, mask, embedding, pre_logits=pre_logits)
 
     def forward_features(
         self,
@@ -263,6 +264,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         if global_pool == "" and head is None:
             self.spec, self.pool = self.spec.replace(pool=None, head=None), None
         self.spec = self.spec.replace(head=head)
+        self.forget_class_names()
         with self.device:
             fresh = self.build_head()
         self.head = None if fresh is None else fresh.to(self.dtype)

@@ -201,6 +201,7 @@ def make_dynamic(model: Model, rule: Rule = "interpolate") -> DynamicEncoderMode
     with torch.device("meta"):
         dynamic = DynamicEncoderModel(model.spec, rule)
     dynamic.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    dynamic.preprocessing, dynamic.folder = model.preprocessing, model.folder
     return dynamic.train(model.training)
 
 

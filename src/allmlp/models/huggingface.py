@@ -206,6 +206,7 @@ class HuggingFaceImagesModel(HuggingFaceModel[HuggingFaceImages]):
     def reset_classifier(self, num_classes: int) -> Self:
         """Replace the classifier by a new one."""
         self.spec = self.spec.replace(num_classes=num_classes)
+        self.forget_class_names()
         classifier = self.network.classifier
         old = classifier if isinstance(classifier, nn.Linear) else classifier[-1]
         fresh = nn.Linear(old.in_features, num_classes, device=self.device, dtype=self.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from allmlp.errors import UserError, lookup
 from allmlp.models.cost import Cost, measure
 from allmlp.models.preset import preset, presets
 from allmlp.spec import Spec, hints
+
+if TYPE_CHECKING:
+    from allmlp.prediction import Prediction
 
 
 class ModelSpec(Spec, abstract=True):
@@ -70,6 +73,8 @@ class Model(nn.Module, Generic[S]):
     spec: S
     preprocessing: Any = None
     """How its inputs are prepared (`ImagePreprocessing`, `TextPreprocessing`), if it was loaded together with it."""
+    folder: str | None = None
+    """Where it was loaded from, with the tokenizer of a text model."""
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Tokens after the last norm, [B, S, C]."""
@@ -107,6 +112,32 @@ class Model(nn.Module, Generic[S]):
         import allmlp
 
         return allmlp.push_to_hub(self, repo_id, **options)
+
+    def transform(self, inputs: Any, **options: Any) -> Any:
+        """The batch that the model takes, made from images or texts as by `predict`, on its device and in its dtype.
+
+        >>> logits = model(model.transform([image, other_image]))  # PIL images, uint8 arrays [H, W, C], files, ...
+        >>> logits = model(**model.transform("a text"))  # ids, mask and segments
+
+        The options are those of `allmlp.transform`.
+        """
+        import allmlp
+
+        return allmlp.transform(self, inputs, **options)
+
+    def predict(self, inputs: Any, **options: Any) -> list[list[Prediction]]:
+        """The most probable classes of images or texts; inputs, options and result are those of `allmlp.predict`.
+
+        >>> [[best, *others]] = model.predict(image)
+        """
+        import allmlp
+
+        return allmlp.predict(self, inputs, **options)
+
+    def forget_class_names(self) -> None:
+        """Called when the head is replaced."""
+        if self.preprocessing is not None:
+            self.preprocessing = self.preprocessing.replace(class_names=())
 
     @property
     def device(self) -> torch.device:

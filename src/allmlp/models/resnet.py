@@ -87,6 +87,7 @@ class ResNetModel(Model[ResNet]):
     def reset_classifier(self, num_classes: int) -> Self:
         """Replace the classifier by a new one."""
         self.spec = self.spec.replace(num_classes=num_classes)
+        self.forget_class_names()
         self.fc = nn.Linear(self.fc.in_features, num_classes, device=self.device, dtype=self.dtype)
         return self
 

@@ -135,6 +135,7 @@ class TimmModel(ExternalModel[Timm]):
     def reset_classifier(self, num_classes: int) -> Self:
         """Replace the classifier by a new one."""
         self.spec = self.spec.replace(num_classes=num_classes)
+        self.forget_class_names()
         device, dtype = self.device, self.dtype
         with device:
             self.network.reset_classifier(num_classes)

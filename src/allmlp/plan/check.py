@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from allmlp.compilation import compile_task
+from allmlp.device import default_dtype
 from allmlp.kernels import HAS_TRITON
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import create
@@ -64,8 +65,8 @@ class RealStep:
         """As `allmlp train` runs it: replayed as a CUDA graph, if all its kernels can be recorded."""
 
     def loss(self) -> Tensor:
-        """As `allmlp train` computes it: bfloat16 on a GPU, float32 on a CPU."""
-        with torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext():
+        """As `allmlp train` computes it: in half precision on a GPU, float32 on a CPU."""
+        with torch.autocast("cuda", default_dtype(self.device)) if self.device.type == "cuda" else nullcontext():
             return self.loss_function(*self.inputs).total
 
     def run(self) -> Tensor:

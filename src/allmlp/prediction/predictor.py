@@ -5,6 +5,7 @@ What only some models need is imported when they need it: `allmlp predict photo.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from allmlp.data.decode import CorruptImage, Decode, crop_and_resize, decode_image
 from allmlp.data.preprocessing import (
@@ -31,12 +32,15 @@ from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
+from allmlp.prediction.staging import Staging
 from allmlp.tasks.task import Normalize
 from allmlp.weights.bundled import model_path
 from allmlp.weights.folder import CONFIG, WEIGHTS, load
 from allmlp.weights.pretrained import pretrained
 
 Reads = Literal["images", "texts"]
+IN_MEMORY = "memory"
+"""In place of the folder, where a model has none: "the model in memory"."""
 Rows = list[list[Prediction]]
 """The answer to one input: one row, best first; a text with several [MASK] tokens has a row for each."""
 
@@ -69,13 +73,16 @@ class ImagePredictor:
         self.fast, self.dtype = fast, dtype
         self.original = model.requires_grad_(False)
         self.class_names = preprocessing.class_names
+        self.staging = Staging(self.device)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """Names of the outputs; their indices where they have none."""
         with torch.inference_mode():
             black = torch.zeros(self.decoding.channels, *self.img_size, dtype=torch.uint8)
-            outputs = self.original(self.collate([black]).to(self.original.dtype))
+            return self.name_outputs(self.original(self.collate([black]).to(self.original.dtype)))
+
+    def name_outputs(self, outputs: Tensor) -> tuple[str, ...]:
         if self.task == "values":
             outputs = outputs.flatten(1)
         else:
@@ -130,10 +137,8 @@ class ImagePredictor:
         return self.model(self.collate(images)).float()
 
     def collate(self, images: list[Tensor]) -> Tensor:
-        batch = torch.stack(images)
-        if self.device.type == "cuda":
-            batch = batch.pin_memory()
-        return self.normalize(batch.to(self.device, non_blocking=True))
+        on_gpu = self.device.type == "cuda"
+        return self.normalize(self.staging.stack(images) if on_gpu else torch.stack(images).to(self.device))
 
     def probabilities(self, images: list[Tensor]) -> Tensor:
         """Of the classes, n k."""
@@ -141,10 +146,11 @@ class ImagePredictor:
 
     def predict(self, images: list[Tensor], top_k: int = 5) -> list[Rows]:
         """The `top_k` most probable classes of each image; of a regression, all values."""
-        labels = self.labels
+        outputs = self.outputs(images)
+        labels = self.name_outputs(outputs)
         if self.task == "values":
-            return [[row] for row in name_values(self.outputs(images).flatten(1), labels)]
-        return [[row] for row in most_probable(self.probabilities(images), labels, top_k)]
+            return [[row] for row in name_values(outputs.flatten(1), labels)]
+        return [[row] for row in most_probable(outputs.softmax(1), labels, top_k)]
 
     @cached_property
     def encoder(self) -> Callable[[Tensor], Tensor]:
@@ -179,7 +185,9 @@ def pil_image(pixels: Any) -> Any:
     if not isinstance(pixels, np.ndarray):
         raise UserError(f"an image is a path, bytes, a PIL image, an array or a tensor, not {type(pixels).__name__}")
     if pixels.dtype != np.uint8:
-        raise UserError(f"pixels must be uint8 from 0 to 255, not {pixels.dtype}")
+        raise UserError(
+            f"pixels must be uint8 from 0 to 255, not {pixels.dtype}; normalized images go into the model: model(x)"
+        )
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     if pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] not in (3, 4)):
@@ -271,19 +279,24 @@ class TextPredictor:
         translations = translate(self.model, self.tokenizer, [text for text, _ in pairs])
         return [[[Prediction(text)]] for text in translations]
 
-    @torch.inference_mode()
-    def embed(self, pairs: list[tuple[str, str]]) -> Tensor:
-        """Pooled features before the head, or the mean over the tokens where the model has no pool; float32, n c."""
+    def collate(self, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+        """The arguments of an encoder: ids `x`, `mask`, and `segments` if it embeds them; n s."""
         model = self.original
         if not isinstance(model, EncoderModel):
-            raise UserError(f"the model in {self.name} is an encoder-decoder: embed needs an encoder")
+            raise UserError(f"the model in {self.name} is an encoder-decoder: embed and transform need an encoder")
         from allmlp.tasks.classify_text import encode_pairs
 
         ids, segments = encode_pairs(model, self.tokenizer, pairs)
-        mask = ids != self.tokenizer.pad_token_id
         stem = model.spec.stem
         has_segments = isinstance(stem, TokenEmbed) and stem.segments is not None
-        features = model.forward_features(ids, mask, segments=segments if has_segments else None)
+        return {"x": ids, "mask": ids != self.tokenizer.pad_token_id} | ({"segments": segments} if has_segments else {})
+
+    @torch.inference_mode()
+    def embed(self, pairs: list[tuple[str, str]]) -> Tensor:
+        """Pooled features before the head, or the mean over the tokens where the model has no pool; float32, n c."""
+        batch, model = self.collate(pairs), self.original
+        assert isinstance(model, EncoderModel)
+        features, mask = model.forward_features(**batch), batch["mask"]
         if model.pool is not None:
             return model.pool(features, mask).float()
         weight = mask[:, :, None].to(features.dtype)
@@ -320,17 +333,19 @@ def model_checksum(name: str) -> str:
 
 
 def open_predictor(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Model,
     *,
     device: str | None = None,
     dtype: torch.dtype | None = None,
     fast: bool = False,
 ) -> Predictor:
-    """Open a model by its folder or name, as in `allmlp.from_pretrained`.
+    """Open a model by its folder or name, as in `allmlp.from_pretrained`, or one that is loaded.
 
     `device` is "cpu", "cuda", or None for a GPU if there is one. The default `dtype` is float32, and bfloat16 for a
-    fast model on a GPU.
+    fast model on a GPU. Device and dtype of a loaded model are its own by default.
     """
+    if isinstance(model, Model):
+        return loaded_predictor(model, device, dtype, fast)
     name, place = os.fspath(model), own_device(device)
     folder = model_folder(name)
     if folder is None:
@@ -340,6 +355,35 @@ def open_predictor(
     if isinstance(preprocessing, ImagePreprocessing):
         return ImagePredictor(str(folder), load(folder, device=place), preprocessing, dtype, fast)
     return TextPredictor(str(folder), load(folder, device=place, dtype=dtype or torch.float32), preprocessing)
+
+
+def loaded_predictor(model: Model, device: str | None, dtype: torch.dtype | None, fast: bool) -> Predictor:
+    """A predictor with the weights of `model`, which stays as it is."""
+    preprocessing, view = model.preprocessing, frozen_view(model)
+    if device is not None:
+        view = view.to(own_device(device))
+    if isinstance(preprocessing, ImagePreprocessing):
+        own = None if fast and model.dtype == torch.float32 else model.dtype
+        return ImagePredictor(model.folder or IN_MEMORY, view, preprocessing, dtype or own, fast)
+    if preprocessing is None:
+        kind = "ImagePreprocessing(mean, std)" if model.spec.input_size else "TextPreprocessing(task, seq_len)"
+        raise UserError(
+            "the model does not know how its inputs are prepared: load one with allmlp.load, or set "
+            f"model.preprocessing = {kind} of allmlp.data.preprocessing"
+        )
+    if model.folder is None:
+        raise UserError("the model has no tokenizer: set model.folder to a folder with a tokenizer.json or vocab.txt")
+    return TextPredictor(model.folder, view.to(dtype or model.dtype), preprocessing)
+
+
+def frozen_view(model: Model) -> Model:
+    """The same weights in modules of their own, in evaluation mode and without gradients.
+
+    Casting or moving the view, or changing its mode, does not change `model`.
+    """
+    shared: dict[int, Any] = {id(weight): nn.Parameter(weight.detach(), False) for weight in model.parameters()}
+    shared |= {id(buffer): buffer.detach() for buffer in model.buffers()}
+    return copy.deepcopy(model, shared).eval()
 
 
 def generate(

@@ -20,6 +20,7 @@ import torch
 
 from allmlp import __version__
 from allmlp.accuracy import format_accuracy
+from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import RUN, write_atomically
 from allmlp.log import format_duration, format_value
@@ -87,12 +88,12 @@ class RunDetail(NamedTuple):
     """If asked for."""
 
 
-def write_run_report(place: Path) -> Path | str:
+def write_run_report(place: Path, device: str | None = None) -> Path | str:
     """Write report.html into the folder of a run that has ended; return the file, or why there is none."""
     try:
-        write([place], place / REPORT)
-    except UserError as reason:
-        return str(reason)
+        write([place], place / REPORT, device=device)
+    except Exception as reason:  # the run is complete without its report
+        return one_line(reason) or type(reason).__name__
     return place / REPORT
 
 
@@ -102,19 +103,21 @@ def write(
     examples: int = EXAMPLES,
     suspect_labels: bool = False,
     track: Callable[[Any], Iterable[Any]] = iter,
+    device: str | None = None,
 ) -> tuple[int, list[str]]:
     """Compare the runs in `paths` in the file `out`; return how many there are, and what was skipped.
 
     `examples` is how many test examples a classifier is evaluated on; with 0 no data are loaded. With `suspect_labels`
     labels that may be wrong are searched for, see `allmlp.report.suspects`. `track` wraps the iteration over runs, for
-    a progress bar.
+    a progress bar. Models run on `device`, by default an accelerator if there is one.
     """
+    place = own_device(device)
     require("jinja2", "analysis")
     found, skipped = find(paths)
     if not found:
         raise UserError(f"no run to report on: {skipped[0] if skipped else 'name the folders of runs'}")
     details = [
-        inspect(read_logged(name, place), examples, suspect_labels) for name, place in track(list(found.items()))
+        inspect(read_logged(name, run), place, examples, suspect_labels) for name, run in track(list(found.items()))
     ]
     page = render(details, skipped)
     try:
@@ -125,7 +128,7 @@ def write(
     return len(details), skipped
 
 
-def inspect(logged: LoggedRun, examples: int, suspect_labels: bool = False) -> RunDetail:
+def inspect(logged: LoggedRun, device: torch.device, examples: int, suspect_labels: bool = False) -> RunDetail:
     """Load the model of a run, and its data if it is a classifier."""
     if logged.run is None or logged.state != "finished":
         reason = "the run has not saved a model yet" if logged.run else "run.json cannot be read"
@@ -139,15 +142,11 @@ def inspect(logged: LoggedRun, examples: int, suspect_labels: bool = False) -> R
     if not examples:
         return RunDetail(logged, seen, None, "disabled by --examples 0")
     try:
-        predictions = collect_predictions(model.to(device()), logged.run, str(logged.folder), examples)
-        suspects = find_suspects(logged.run, logged.folder, device()) if suspect_labels else None
+        predictions = collect_predictions(model.to(device), logged.run, str(logged.folder), examples)
+        suspects = find_suspects(logged.run, logged.folder, device) if suspect_labels else None
     except (UserError, OSError) as reason:
         return RunDetail(logged, seen, None, one_line(reason))
     return RunDetail(logged, seen, classifier_report(predictions), "", suspects)
-
-
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def classifier_report(predictions: Predictions) -> ClassifierReport:

@@ -64,7 +64,7 @@ def evaluator(model: Model, run: Run, folder: str) -> tuple[Dataset, ClassifyMod
     data = run.data.for_model(folder)
     dataset = loaded(data.replace(download=False) if hasattr(data, "download") else data).split_validation(run.val_size)
     run.task.check_dataset(dataset)
-    module = run.task.build_evaluator(model, dataset).eval()
+    module = run.task.build_evaluator(model, dataset).to(model.device).eval()
     if not isinstance(module, (ClassifyModule, ClassifyTextModule)):
         raise UserError(NO_CLASSES.format(type(run.task).__name__))
     return dataset, module
@@ -88,7 +88,7 @@ def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) 
             else:
                 logits.append(module.logits(model, batch.ids.long(), batch.segments.long()))
             labels.append(batch.labels)
-    probabilities = torch.cat(logits).double().softmax(1).cpu()
+    probabilities = torch.cat(logits).cpu().double().softmax(1)
     if probabilities.shape[1] != len(class_names):
         raise UserError(f"the model has {probabilities.shape[1]} classes, the dataset has {len(class_names)}")
     if not probabilities.isfinite().all():

@@ -5,14 +5,15 @@
         results = [future.result().value for future in futures]
 
 There is no fixed batching delay. Items that arrive while a batch runs form the next one, so a single item is not
-delayed and batches grow with the load.
+delayed and batches grow with the load. On a GPU, which computes by itself, the next batch is launched while one runs
+once it is full, and the results of one are handed out while the next one runs.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ from allmlp.threads import Threads
 
 BatchFunction = Callable[[list[Any]], Any]
 """Maps a list of inputs to the results in the same order: a list, or a tensor with the inputs along its first axis."""
+MAX_IN_FLIGHT = 2
+"""Batches on a GPU: one that runs, and the next one."""
+POLL_SECONDS = 5e-4
+"""Between two looks whether a running batch is done, while the next one fills up."""
 
 
 class BatchResult(NamedTuple):
@@ -37,13 +42,18 @@ class BatchResult(NamedTuple):
     decode_seconds: float = 0.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class QueuedItem:
     function: BatchFunction
     item: Any
     batched: bool
     future: Future[BatchResult] = field(default_factory=Future)
     queued_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def kind(self) -> tuple[BatchFunction, bool]:
+        """Items of one kind can be in one batch."""
+        return self.function, self.batched
 
 
 class RunningBatch(NamedTuple):
@@ -53,12 +63,31 @@ class RunningBatch(NamedTuple):
     ready: Any
     """A CUDA event, or None if the values are there."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, or failed."""
+        try:
+            return self.ready is None or self.ready.query()
+        except RuntimeError:  # which `finish` handles
+            return True
+
+
+def to_host(values: Any) -> tuple[Any, Any]:
+    """Values in main memory, and the CUDA event after which they are there; None if they are there now."""
+    if not isinstance(values, torch.Tensor) or values.device.type == "cpu":
+        return values, None
+    if values.device.type != "cuda":
+        return values.cpu(), None
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    return host, torch.cuda.current_stream(values.device).record_event()
+
 
 class BatchingEngine:
     """Run items in batches of at most `max_batch_size`, those of one function together, the oldest first.
 
     On a CPU the number of threads is chosen by measurement for every function and size of batch, unless
-    `fixed_threads` is given. On a GPU, the next full batch is prepared while one runs.
+    `fixed_threads` is given.
     """
 
     def __init__(self, max_batch_size: int = 16, fixed_threads: int | None = None) -> None:
@@ -67,6 +96,10 @@ class BatchingEngine:
         """Moving average of the time for one item."""
         self.on_batch: Callable[[int, float], None] = lambda size, seconds: None
         self.queue: deque[QueuedItem] = deque()
+        self.queued: Counter[tuple[BatchFunction, bool]] = Counter()
+        """Items in the queue by kind."""
+        self.free_at = 0.0
+        """When the last batch was done."""
         self.condition = threading.Condition()
         self.stopped = False
         self.thread = threading.Thread(target=self.run, name="model", daemon=True)
@@ -101,6 +134,7 @@ class BatchingEngine:
         queued = QueuedItem(function, item, batched)
         with self.condition:
             self.queue.append(queued)
+            self.queued[queued.kind] += 1
             self.condition.notify()
         return queued.future
 
@@ -109,42 +143,45 @@ class BatchingEngine:
     def run(self) -> None:
         if self.fixed_threads:
             torch.set_num_threads(self.fixed_threads)
-        running: RunningBatch | None = None
+        running: deque[RunningBatch] = deque()
         while True:
-            items = self.next_batch(only_full=running is not None)
-            launched = self.launch(items) if items else None
-            if running is not None:
-                self.finish(running)
-            elif not items:
+            items = self.next_batch(running[0] if running else None) if len(running) < MAX_IN_FLIGHT else []
+            if not items and not running:
                 return
-            running = launched
-            if running is not None and running.ready is None:
-                self.finish(running)
-                running = None
+            if items and (launched := self.launch(items)) is not None:
+                running.append(launched)
+            if running and (not items or running[0].is_done):
+                self.finish(running.popleft())
 
-    def next_batch(self, only_full: bool) -> list[QueuedItem]:
-        """Wait for the oldest item, and take those of the same function; none once the engine has stopped.
+    def next_batch(self, running: RunningBatch | None) -> list[QueuedItem]:
+        """Wait for the oldest item, and take those of the same kind; none once the engine has stopped.
 
-        With `only_full`, do not wait: take nothing unless the batch is full.
+        While a batch is running, a full one is waited for, but no longer than until the running one is done.
         """
         with self.condition:
-            while not only_full and not self.queue and not self.stopped:
-                self.condition.wait()
+            if running is None:
+                while not self.queue and not self.stopped:
+                    self.condition.wait()
+            while running and self.queue and not self.is_full() and not running.is_done:
+                self.condition.wait(POLL_SECONDS)
             if not self.queue:
                 return []
-            first = self.queue[0]
-            size = self.max_batch_size if first.batched else 1
+            kind, size = self.queue[0].kind, self.batch_limit()
             chosen, others = list[QueuedItem](), list[QueuedItem]()
             while self.queue and len(chosen) < size:
                 one = self.queue.popleft()
-                (chosen if (one.function, one.batched) == (first.function, first.batched) else others).append(one)
-            if only_full and len(chosen) < size:
-                chosen, others = [], sorted(chosen + others, key=lambda one: one.queued_at)
+                (chosen if one.kind == kind else others).append(one)
             self.queue.extendleft(reversed(others))
-        if only_full and not chosen:
-            return []
+            self.queued[kind] -= len(chosen)
         found = [one for one in chosen if one.future.set_running_or_notify_cancel()]
-        return found or self.next_batch(only_full)
+        return found or self.next_batch(running)
+
+    def batch_limit(self) -> int:
+        """The largest batch of the oldest item."""
+        return self.max_batch_size if self.queue[0].batched else 1
+
+    def is_full(self) -> bool:
+        return self.queued[self.queue[0].kind] >= self.batch_limit()
 
     def launch(self, items: list[QueuedItem]) -> RunningBatch | None:
         """Run a batch; on a GPU, only start it."""
@@ -152,11 +189,8 @@ class BatchingEngine:
         try:
             with self.thread_count(function, len(items)):
                 values = function([one.item for one in items])
-            if not isinstance(values, torch.Tensor) or values.device.type != "cuda":
-                return RunningBatch(items, values, start, None)
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            return RunningBatch(items, host, start, torch.cuda.current_stream(values.device).record_event())
+            values, ready = to_host(values)
+            return RunningBatch(items, values, start, ready)
         except Exception as error:
             self.fail(items, error)
             return None
@@ -178,7 +212,8 @@ class BatchingEngine:
         except Exception as error:
             self.fail(items, error)
             return
-        seconds = time.monotonic() - start
+        start, self.free_at = max(start, self.free_at), time.monotonic()  # launched early, it waits for the one before
+        seconds = self.free_at - start
         known = self.seconds.get(items[0].function)
         each = seconds / len(items)
         self.seconds[items[0].function] = each if known is None else (known + each) / 2

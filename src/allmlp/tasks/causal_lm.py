@@ -13,6 +13,7 @@ from allmlp.data.corpus import TextDataset, TokenBatch
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.layers.context import Cache
 from allmlp.layers.head import LMHead
@@ -71,9 +72,9 @@ class CausalLMModule(TaskModule):
         return loss * real, (logits.argmax(2) == labels).float() * real, real
 
     def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        sums = torch.zeros(3, dtype=torch.float64, device=model.device)
+        sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
         for (ids,) in batches:
-            sums += torch.stack([part.sum() for part in self.token_losses(model, ids.long())]).double()
+            sums += torch.stack([part.sum() for part in self.token_losses(model, ids.long())])
         loss_sum, correct, count = sums
         return {"loss": (loss_sum, count), "accuracy": (correct, count)}
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from allmlp.data.augment import Augment, Mixup, one_hot
 from allmlp.data.dataset import Dataset, ImageDataset, LabeledImages, Split, labels_of
 from allmlp.data.sampler import Batch
+from allmlp.device import sum_dtype
 from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
@@ -119,7 +120,7 @@ def evaluate_classifier(
     model: Model | ForwardAtSize, normalize: Normalize, batches: Iterable[LabeledImages]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Accuracy and loss of a classifier, as sums and counts."""
-    correct, loss_sum, count = torch.zeros(3, dtype=torch.float64, device=model.device)
+    correct, loss_sum, count = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
     for images, labels in batches:
         logits = model(normalize(images)).float()
         correct = correct + (logits.argmax(1) == labels).sum()

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from allmlp.data.dataset import ImageDataset, LabeledImages
 from allmlp.data.sampler import Batch, Stream, mix_seed
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.models.cost import measure
 from allmlp.models.grid import ForwardAtSize, with_img_size
@@ -77,7 +78,7 @@ class ClassifyAnySizeModule(ClassifyModule):
 
     def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
         forward_at = {size: ForwardAtSize(model, (size, size)) for size in self.eval_sizes if size != self.own_size}
-        zero = torch.zeros((), dtype=torch.float64, device=model.device)
+        zero = torch.zeros((), dtype=sum_dtype(model.device), device=model.device)
         sums = dict.fromkeys(("accuracy", "loss"), (zero, zero))
         sums |= {f"accuracy_{size}": (zero, zero) for size in self.eval_sizes}
         for batch in batches:

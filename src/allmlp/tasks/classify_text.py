@@ -13,6 +13,7 @@ from allmlp.data.dataset import Dataset, InMemory, labels_of
 from allmlp.data.labeled_text import LabeledTextBatch, LabeledTextDataset, join_pair
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.layers.head import ClassifierHead
 from allmlp.layers.pool import FirstTokenPool, MeanPool, Pool
@@ -94,12 +95,12 @@ class ClassifyTextModule(TaskModule):
 
     def evaluate(self, model: Model, batches: Iterable[LabeledTextBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         names = ["accuracy", *(f"{name}_accuracy" for name in self.parts[1:])]
-        correct = torch.zeros(len(names), dtype=torch.float64, device=model.device)
+        correct = torch.zeros(len(names), dtype=sum_dtype(model.device), device=model.device)
         count, loss_sum = torch.zeros_like(correct), torch.zeros_like(correct[0])
         for ids, segments, labels, part in batches:
             logits = self.logits(model, ids.long(), segments.long())
-            correct.index_add_(0, part, (logits.argmax(1) == labels).double())
-            count.index_add_(0, part, torch.ones_like(part).double())
+            correct.index_add_(0, part, (logits.argmax(1) == labels).to(count.dtype))
+            count.index_add_(0, part, torch.ones_like(part, dtype=count.dtype))
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")
         return {**dict(zip(names, zip(correct, count))), "loss": (loss_sum, count.sum())}
 

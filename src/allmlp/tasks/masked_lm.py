@@ -14,6 +14,7 @@ from allmlp.data.corpus import TextDataset, TokenBatch
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.layers.head import LMHead
 from allmlp.layers.stem import TokenEmbed
@@ -194,13 +195,13 @@ class MaskedLMModule(TaskModule):
         return model.forward_features(batch.input_ids, (ids != self.pad_token_id) if self.spec.mask_padding else None)
 
     def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        sums = torch.zeros(3, dtype=torch.float64, device=model.device)
+        sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
         masking = self.spec.eval_masking
         for (rows,) in batches:
             ids = rows.long()
             batch = masking.apply(ids, fixed_uniforms(ids, masking.num_uniforms(ids.shape[1])), self.vocab)
             loss, correct = token_losses(model, self.encode(model, batch, ids), batch)
-            sums += torch.stack([loss.sum(), correct.sum(), batch.weights.sum()]).double()
+            sums += torch.stack([loss.sum(), correct.sum(), batch.weights.sum()])
         loss_sum, correct_sum, count = sums
         return {"loss": (loss_sum, count), "accuracy": (correct_sum, count)}
 

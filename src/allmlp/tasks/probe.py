@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from allmlp.data.dataset import ImageDataset, LabeledImages, Split, subset
 from allmlp.data.sampler import Batch, eval_batches
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
@@ -62,7 +63,7 @@ def evaluate_knn(
         for images, labels in eval_batches(bank, 500, model.device)
     ]
     bank_features, bank_labels = (torch.cat(parts) for parts in zip(*encoded))
-    correct = count = torch.zeros((), dtype=torch.float64, device=model.device)
+    correct = count = torch.zeros((), dtype=sum_dtype(model.device), device=model.device)
     for images, labels in batches:
         queries = normalized_features(model, normalize(images))
         scores = knn_scores(queries, bank_features, bank_labels, num_classes, spec.k, spec.temperature)

@@ -27,6 +27,7 @@ from allmlp.data.squad import (
     tokenize_context,
 )
 from allmlp.data.tokenizer import Tokenizer
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.layers.head import QAHead
 from allmlp.layers.stem import TokenEmbed
@@ -107,7 +108,7 @@ class QuestionAnsweringModule(TaskModule):
 
     def evaluate(self, model: Model, batches: Iterable[SquadEvalBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         rows = [score for batch in batches for score in self.score_questions(model, batch)]
-        table = torch.tensor(rows, dtype=torch.float64, device=model.device).view(-1, len(QuestionScore._fields))
+        table = torch.tensor(rows, dtype=sum_dtype(model.device)).view(-1, len(QuestionScore._fields)).to(model.device)
         null_score_diff, exact, f1, null_f1, has_answer = table.unbind(1)
         everything = torch.ones_like(has_answer)
 

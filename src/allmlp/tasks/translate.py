@@ -14,6 +14,7 @@ from allmlp.data.dataset import Dataset, InMemory, Split
 from allmlp.data.parallel_corpus import TranslationBatch, TranslationDataset, source_ids
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError, require
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
@@ -123,17 +124,17 @@ class TranslationModule(TaskModule):
         return loss * real, (logits.argmax(2) == labels).float() * real, real
 
     def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        sums = torch.zeros(3, dtype=torch.float64, device=model.device)
+        sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
         statistics = torch.zeros(len(TranslationMetrics.names) + 1, dtype=torch.float64)
         for source, target, reference in batches:
             if len(reference):
                 self.evaluated = [split for split in self.eval_splits if split.first <= int(reference[0])][-1]
             losses = self.token_losses(model, source.long(), target.long(), target.long())
-            sums += torch.stack([part.sum() for part in losses]).double()
+            sums += torch.stack([part.sum() for part in losses])
             decoded = reference <= self.evaluated.last
             statistics += self.statistics(model, source[decoded].long(), reference[decoded].tolist())
         loss_sum, correct, count = sums
-        *totals, pairs = statistics.to(model.device)
+        *totals, pairs = statistics.to(sums.dtype).to(model.device)
         means = {"loss": (loss_sum, count), "accuracy": (correct, count)}
         return means | {name: (total, pairs) for name, total in zip(TranslationMetrics.names, totals)}
 

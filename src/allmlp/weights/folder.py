@@ -29,6 +29,7 @@ from allmlp.models.grid import Rule, make_dynamic
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, override_all, to_json
+from allmlp.weights.bundled import model_path
 from allmlp.weights.int8 import SCALE, dequantize, quantize
 from allmlp.weights.resize import resize_model
 
@@ -109,7 +110,7 @@ def load(
     dynamic: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Load a model from its folder, in evaluation mode.
+    """Load a model from its folder, or one that comes with the package (`allmlp:NAME`), in evaluation mode.
 
     >>> model = allmlp.load("runs/cifar10", device="cuda")
     >>> model = allmlp.load("runs/cifar10", img_size=64, num_classes=5)
@@ -119,8 +120,8 @@ def load(
     which for 8-bit weights is float32. With `dynamic=True` the model accepts images of any size. `overrides` set fields
     of the spec that do not change its weights, such as {"drop_path.rate": 0.1}.
     """
-    changes, path = ModelChanges(num_classes, img_size, seq_len, rule, dtype, dynamic), Path(folder)
-    return changes.apply(read_model(path, device, overrides), known_preprocessing(path))
+    changes, path = ModelChanges(num_classes, img_size, seq_len, rule, dtype, dynamic), model_path(folder)
+    return changes.apply(read_model(path, device, overrides), known_preprocessing(path), path)
 
 
 def read_model(path: Path, device: str | torch.device = "cpu", overrides: Mapping[str, Any] | None = None) -> Model:
@@ -144,8 +145,14 @@ class ModelChanges(NamedTuple):
     dtype: torch.dtype | None = torch.float32
     dynamic: bool = False
 
-    def apply(self, model: Model, preprocessing: ImagePreprocessing | TextPreprocessing | None = None) -> Model:
-        """The changed model, with its preprocessing; of another number of classes the names are not known."""
+    def apply(
+        self,
+        model: Model,
+        preprocessing: ImagePreprocessing | TextPreprocessing | None = None,
+        folder: Path | None = None,
+    ) -> Model:
+        """The changed model, with its preprocessing and folder; the classes of a new head have no names."""
+        model.preprocessing, model.folder = preprocessing, None if folder is None else str(folder.resolve())
         if self.dtype is not None:
             model = model.to(self.dtype)
         if self.img_size is not None or self.seq_len is not None:
@@ -155,10 +162,7 @@ class ModelChanges(NamedTuple):
             if reset is None:
                 raise UserError(f"{type(model.spec).__name__} models have no classifier to replace")
             model = reset(self.num_classes).eval()
-            preprocessing = preprocessing.replace(class_names=()) if preprocessing else None
-        model = make_dynamic(model, self.rule or "interpolate") if self.dynamic else model
-        model.preprocessing = preprocessing
-        return model
+        return make_dynamic(model, self.rule or "interpolate") if self.dynamic else model
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -115,7 +115,10 @@ def open_model(
     located = None if name.startswith(PREFIX) else locate(name, **hub)
     if located is not None and is_model_folder(located.path):
         preprocessing = known_preprocessing(located.path)
-        return changes.apply(folder.read_model(located.path, device, overrides), preprocessing), preprocessing
+        model = folder.read_model(located.path, device, overrides)
+        return changes.apply(model, preprocessing, located.path), preprocessing
     found = timm_pretrained(name) if located is None else open_path(located.path, overrides)
     preprocessing = (located.preprocessing if located is not None else None) or found.preprocessing
-    return changes.apply(build(found, device), preprocessing), preprocessing
+    path = None if located is None else located.path
+    place = path.parent if path is not None and path.is_file() else path
+    return changes.apply(build(found, device), preprocessing, place), preprocessing

@@ -43,6 +43,7 @@ def resize_model(
     with torch.device("meta"):
         new = spec.build()
     new.load_state_dict(weights, assign=True)
+    new.preprocessing, new.folder = model.preprocessing, model.folder
     return new.train(model.training)
 
 

