@@ -4,10 +4,9 @@ python benchmarks/own_data.py data                              all datasets, fi
 python benchmarks/own_data.py data --datasets imagenette sst2 --seeds 1 --methods ours probe
 
 `data` holds imagenette/ (tar shards), cifar10/ and cifar100/ (as published, or packed), and nlp/ with cola-train,
-cola-dev, sst2-train, sst2-test, sick, mrpc-train and mrpc-test (.tsv.xz). A seed decides which examples are cut out,
-and the validation split; the test examples are the same for all seeds. All examples of cifar10 are from its test split,
-since the bundled CIFAR-10 model, a start of `ours`, was trained on the others. The bundled text model was trained on
-all of sst2-train: there `ours`, `probe` and `trainer` start from a model that has seen the labels.
+cola-dev, sst2-dev, sst2-test, sick, mrpc-train and mrpc-test (.tsv.xz). A seed decides which examples are cut out, and
+the validation split; the test examples are the same for all seeds. All examples of cifar10 are from its test split, and
+those of sst2 from its dev and test splits, since bundled models, the starts of `ours`, were trained on the others.
 
 ours     allmlp train DATA, with nothing else given
 probe    logistic regression on the frozen features of each bundled model for such data, one of which `ours` starts from
@@ -89,20 +88,21 @@ class Images(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Rows of a table; without a test file, those that training leaves."""
+    """Rows of tables; without a test file, a thousand rows of the last training file are for testing."""
 
-    train: str
+    train: tuple[str, ...]
     test: str
     columns: tuple[str, ...]
     """The texts, then the label."""
     examples: int
 
     def cut(self, source: Path, folder: Path, seed: int) -> None:
-        rows = list(read_table(source / self.train))
+        *others, rows = (list(read_table(source / file)) for file in self.train)
         tests = list(read_table(source / self.test)) if self.test else []
         if not tests:  # the same test rows for every seed
             random.Random(0).shuffle(rows)
             tests, rows = rows[:1000], rows[1000:]
+        rows = [*rows, *(row for other in others for row in other)]
         folder.mkdir(parents=True)
         chosen = random.Random(seed).sample(rows, min(self.examples, len(rows)))
         for name, part in (("train", chosen), ("test", tests[:2000])):
@@ -127,10 +127,10 @@ DATASETS: dict[str, Images | Texts] = {
         ("apple", "bed", "bicycle", "bottle", "butterfly", "castle", "cloud", "rose", "shark", "tank"),
         40,
     ),
-    "cola": Texts("nlp/cola-train.tsv.xz", "nlp/cola-dev.tsv.xz", ("sentence", "label"), 2000),
-    "sst2": Texts("nlp/sst2-train.tsv.xz", "nlp/sst2-test.tsv.xz", ("sentence", "label"), 2000),
-    "sick": Texts("nlp/sick.tsv.xz", "", ("sentence1", "sentence2", "entailment"), 2000),
-    "mrpc": Texts("nlp/mrpc-train.tsv.xz", "nlp/mrpc-test.tsv.xz", ("sentence1", "sentence2", "label"), 2000),
+    "cola": Texts(("nlp/cola-train.tsv.xz",), "nlp/cola-dev.tsv.xz", ("sentence", "label"), 2000),
+    "sst2": Texts(("nlp/sst2-dev.tsv.xz", "nlp/sst2-test.tsv.xz"), "", ("sentence", "label"), 2000),
+    "sick": Texts(("nlp/sick.tsv.xz",), "", ("sentence1", "sentence2", "entailment"), 2000),
+    "mrpc": Texts(("nlp/mrpc-train.tsv.xz",), "nlp/mrpc-test.tsv.xz", ("sentence1", "sentence2", "label"), 2000),
 }
 
 

@@ -4,25 +4,30 @@
     python benchmarks/serving.py engine --model mixer_b16 --device cuda --batch-size 256 --seconds 10
     python benchmarks/serving.py http                       # a server, and clients in another process
     python benchmarks/serving.py http --device cuda --batch-size 128 --clients 256
+    python benchmarks/serving.py cost --threads 1           # processor time of an image
     python benchmarks/serving.py engine --out record.json
 
 `engine` compares images a second that go through the engine one by one, as uint8 pixels in main memory, with those of
 the same model on one batch of tensors on the device, as `allmlp bench` times it, in interleaved rounds. `http` tells
 how busy each stage is: the event loop (HTTP, JSON), the decoders, the model. The busiest one limits the rate; where
-no stage is busy all the time, cores are missing, or clients.
+no stage is busy all the time, cores are missing, or clients. `cost` compares the processor time of an image with that
+of the model called directly on batches of the same size.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in `allmlp serve`; before torch is imported
 import torch
 
 import allmlp
@@ -32,16 +37,12 @@ from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.models.zoo import presets
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.provenance import environment
-from allmlp.serve.app import create_app
-from allmlp.serve.batching import Batcher
 from allmlp.serve.engine import BatchingEngine
-from allmlp.serve.images import ImageService
-from allmlp.serve.server import Server, listen, warm_up
-from allmlp.threads import limit
+from allmlp.threads import Threads, limit
 from serve import quantile, read_load, start_load
 
-BATCHES = 4
-"""In flight in the engine."""
+BATCHES = 8
+"""In the engine at a time: as many as `allmlp serve` accepts."""
 
 
 def predictor_of(model: str, device: str) -> ImagePredictor:
@@ -90,38 +91,58 @@ def engine(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def http(options: argparse.Namespace) -> dict[str, Any]:
-    service = ImageService(predictor_of(options.model, options.device))
-    running = BatchingEngine(options.batch_size)
-    decode_threads = limit() if options.device == "cuda" else 1
-    batcher = Batcher(running, max(8 * options.batch_size, options.clients), 60.0, decode_threads)
+class Served(NamedTuple):
+    """A server in this process, for clients in another one."""
+
+    port: int
+    predictor: ImagePredictor
+    loop: threading.Thread
+    decoders: list[threading.Thread]
+    batches: list[tuple[int, float]]
+    """Size and seconds of every batch since the list was cleared."""
+
+
+@contextmanager
+def serving(options: argparse.Namespace) -> Iterator[Served]:
+    """Serve a model as `allmlp serve` does; connections and threads are warm."""
+    from allmlp.serve.app import create_app
+    from allmlp.serve.batching import Batcher
+    from allmlp.serve.images import ImageService
+    from allmlp.serve.server import Server, listen, warm_up
+
+    predictor = predictor_of(options.model, options.device)
+    service = ImageService(predictor)
+    on_gpu, batches = options.device == "cuda", list[tuple[int, float]]()
+    running = BatchingEngine(options.batch_size, options.threads or (limit() if on_gpu else None))
+    batcher = Batcher(running, max(8 * options.batch_size, options.clients), 60.0, limit() if on_gpu else 1)
     server = Server(create_app({"model": service}, batcher), batcher)
-    busy, sizes = 0.0, list[int]()
-
-    def on_batch(size: int, seconds: float) -> None:
-        nonlocal busy
-        busy += seconds
-        sizes.append(size)
-
     running.start()
     warm_up(running, [service])
-    running.on_batch = on_batch
+    running.on_batch = lambda size, seconds: batches.append((size, seconds))
     with listen("127.0.0.1", 0) as listener:
         loop = threading.Thread(target=server.run, args=([listener],))
         loop.start()
         port = listener.getsockname()[1]
-        read_load(start_load(port, options.clients, 2.0))  # warms up connections and threads
-        decoders = [*batcher.decoders._threads]
-        busy, before, before_decode = 0.0, cpu_seconds([loop]), cpu_seconds(decoders)
-        sizes.clear()
-        load = read_load(start_load(port, options.clients, options.seconds))
+        read_load(start_load(port, options.clients, 2.0))
+        try:
+            yield Served(port, predictor, loop, [*batcher.decoders._threads], batches)
+        finally:
+            server.handle_exit(signal.SIGTERM, None)
+            loop.join(30)
+
+
+def http(options: argparse.Namespace) -> dict[str, Any]:
+    with serving(options) as served:
+        loop, decoders = [served.loop], served.decoders
+        before, before_decode = cpu_seconds(loop), cpu_seconds(decoders)
+        served.batches.clear()
+        load = read_load(start_load(served.port, options.clients, options.seconds))
+        sizes = [size for size, _ in served.batches]
         stages = {
-            "http": (cpu_seconds([loop]) - before) / load.seconds,
-            "decode": (cpu_seconds(decoders) - before_decode) / load.seconds / decode_threads,
-            "model": busy / load.seconds,
+            "http": (cpu_seconds(loop) - before) / load.seconds,
+            "decode": (cpu_seconds(decoders) - before_decode) / load.seconds / len(decoders),
+            "model": sum(seconds for _, seconds in served.batches) / load.seconds,
         }
-        server.handle_exit(signal.SIGTERM, None)
-        loop.join(30)
     good = load.latencies.get("200", [])
     rate, limiting = len(good) / load.seconds, max(stages, key=stages.__getitem__)
     print(
@@ -135,21 +156,50 @@ def http(options: argparse.Namespace) -> dict[str, Any]:
     return {"images_per_second": rate, "busy": stages, "limit": limiting, "statuses": dict(load.statuses)}
 
 
+def cost(options: argparse.Namespace) -> dict[str, Any]:
+    with serving(options) as served:
+        served.batches.clear()
+        loop, decoders = cpu_seconds([served.loop]), cpu_seconds(served.decoders)
+        before = time.process_time()
+        load = read_load(start_load(served.port, options.clients, options.seconds))
+        spent = time.process_time() - before
+        loop, decoders = cpu_seconds([served.loop]) - loop, cpu_seconds(served.decoders) - decoders
+    images = sum(size for size, _ in served.batches)
+    size = round(images / len(served.batches))
+    pixels = torch.zeros(served.predictor.decoding.channels, *served.predictor.img_size, dtype=torch.uint8)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    threads = Threads(active=options.threads is None and options.device == "cpu")
+    calls, start = 0, time.process_time()
+    while time.process_time() - start < options.seconds:
+        with threads:
+            served.predictor.probabilities([pixels] * size)
+        calls += 1
+    direct = (time.process_time() - start) / (calls * size)
+    per_image = {"all": spent / images, "http": loop / images, "decode": decoders / images}
+    print(f"cost: {options.model}, {options.device}, {options.clients} clients, mean batch {size}")
+    print(f"  direct  {1e3 * direct:8.3f} ms of processor time an image")
+    print(f"  server  {1e3 * per_image['all']:8.3f} ms: {per_image['all'] / direct - 1:+.1%}")
+    print(f"  of that http {1e3 * per_image['http']:.3f} ms, decoding {1e3 * per_image['decode']:.3f} ms")
+    return {"direct": direct, "server": per_image, "batch_size": size, "statuses": dict(load.statuses)}
+
+
 def cpu_seconds(threads: list[threading.Thread]) -> float:
     return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0)) for thread in threads)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["engine", "http"])
+    parser.add_argument("what", choices=["engine", "http", "cost"])
     parser.add_argument("--model", default="allmlp:cifar10", help="a preset with new weights, or a trained model")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--threads", type=int, help="of the model; chosen by measurement if not given")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
-    found = {"engine": engine, "http": http}[options.what](options)
+    found = {"engine": engine, "http": http, "cost": cost}[options.what](options)
     if options.out:
         settings = {name: value for name, value in vars(options).items() if name != "out"}
         record = {"settings": settings, "environment": environment(torch.device(options.device)), "result": found}

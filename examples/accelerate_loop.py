@@ -1,6 +1,6 @@
 """Your own loop with Hugging Face accelerate, on one device or several.
 
-    accelerate launch examples/accelerate_loop.py digits
+accelerate launch examples/accelerate_loop.py digits
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Your own loop on several devices with DistributedDataParallel.
 
-    torchrun --nproc-per-node 2 examples/ddp_loop.py digits
+torchrun --nproc-per-node 2 examples/ddp_loop.py digits
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A model of allmlp in Lightning: training, validation, checkpoints.
 
-    python examples/lightning_training.py digits
+python examples/lightning_training.py digits
 """
 
 from __future__ import annotations

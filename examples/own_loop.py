@@ -1,6 +1,6 @@
 """Your own loop: plain PyTorch with an average of the weights (EMA), a folder for `allmlp predict`, and an export.
 
-    python examples/own_loop.py digits
+python examples/own_loop.py digits
 """
 
 from __future__ import annotations

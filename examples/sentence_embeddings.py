@@ -1,6 +1,6 @@
 """Sentence embeddings: a text encoder of allmlp, fine-tuned by sentence-transformers on pairs that mean the same.
 
-    python examples/sentence_embeddings.py runs/wiki_gmlp out
+python examples/sentence_embeddings.py runs/wiki_gmlp out
 """
 
 from __future__ import annotations

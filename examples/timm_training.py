@@ -1,6 +1,6 @@
 """A model of allmlp trained by the parts of timm: dataset, loader, Mixup, optimizer, scheduler, EMA, checkpoints.
 
-    python examples/timm_training.py photos out        # photos/train/CLASS/*.jpg, photos/validation/CLASS/*.jpg
+python examples/timm_training.py photos out        # photos/train/CLASS/*.jpg, photos/validation/CLASS/*.jpg
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
 from allmlp.models.timm import Timm, TimmModel
 from allmlp.models.vit import vit
+from allmlp.spec import override_all
 from allmlp.weights import convert as conversion
 from allmlp.weights.convert import convert
 from allmlp.weights.tensors import read
@@ -340,6 +341,51 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert heads == [4, 2, 4]
     refused(tmp_path / "alone", "unknown Encoder field 'blok'", overrides={"blok": 1})
     refused(tmp_path / "alone", "has no weight for blocks.0.token.mix.weight", overrides={"block.token": TokenLinear()})
+
+
+@pytest.mark.parametrize(
+    ("act", "to", "message"),
+    [
+        ("gelu_tanh", "timm", "warning: timm's format cannot say that the model computes GELU by tanh: a reader that"),
+        ("gelu", "timm", ""),
+        ("gelu", "google", "warning: Google's format cannot say that the model computes the exact GELU: a reader that"),
+        ("gelu_tanh", "google", ""),
+    ],
+)
+def test_an_activation_that_a_format_cannot_say(
+    act: str, to: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = mixer(1, 8, **SMALL)
+    spec = override_all(spec, {"block.token.act": act, "block.channel.act": act})
+    allmlp.save(spec.build(), tmp_path / "ours")
+    with pytest.raises(SystemExit) as caught:
+        main(["convert", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", to])
+    error = capsys.readouterr().err
+    assert not caught.value.code and error.startswith(message) and error.count("\n") == bool(message)
+
+
+def test_heads_of_any_width_are_stated(tmp_path: Path) -> None:
+    """timm's files do not hold them; without a published width they are asked for."""
+    pytest.importorskip("timm")
+    from timm.models import vision_transformer
+
+    network = vision_transformer.VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=48, depth=1, num_heads=3, num_classes=3
+    )
+    randomize(network).eval()
+    save_file(network.state_dict(), tmp_path / "theirs.safetensors")
+    refused(tmp_path / "theirs.safetensors", "how many heads its ViT of width 48 has: set block.token.num_heads")
+    file, image = str(tmp_path / "theirs.safetensors"), torch.randn(2, 3, 8, 8)
+    with pytest.raises(SystemExit) as caught:
+        main(["convert", file, str(tmp_path / "ours"), "--set", "block.token.num_heads=3"])
+    assert not caught.value.code
+    for model in (
+        allmlp.load(tmp_path / "ours"),
+        allmlp.from_pretrained(file, overrides={"block.token.num_heads": 3}),
+    ):
+        assert model.spec.block.token.num_heads == 3  # type: ignore[attr-defined]
+        torch.testing.assert_close(model(image), network(image), atol=1e-5, rtol=1e-5)
+    refused(tmp_path / "theirs.safetensors", "5", overrides={"block.token.num_heads": 5})
 
 
 # --- damaged and hostile files -----------------------------------------------------------------------------

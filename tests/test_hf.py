@@ -479,23 +479,6 @@ def test_transformers_is_imported_by_this_package_only() -> None:
             assert not imported or file.parent.name == "hf", file
 
 
-# --- other people's code -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_sentence_transformers(folders: dict[str, Path], saved: dict[str, Path], tmp_path: Path) -> None:
-    """An encoder as a module with mean pooling gives our own embeddings."""
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    model = sentence_transformers.SentenceTransformer(str(saved["text"]), device="cpu")
-    assert type(model[0].auto_model) is allmlp.hf.AllMlpModel and model[1].pooling_mode == "mean"
-    texts = [SENTENCE, "a dog jumped"]
-    expected = allmlp.embed(folders["text"], texts)
-    np.testing.assert_allclose(model.encode(texts), expected, atol=1e-6)
-    model.save(str(tmp_path))
-    again = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
-    np.testing.assert_allclose(again.encode(texts), expected, atol=1e-6)
-
-
 # --- bad input ---------------------------------------------------------------------------------------------------
 
 

@@ -88,7 +88,9 @@ BELOW = {
         "record",
         "threads",
     },
+    "split_metrics": {"errors", "parallel", "tasks"},
     "training": {
+        "split_metrics",
         "device",
         "spec",
         "callbacks",
@@ -112,6 +114,7 @@ BELOW = {
         "parallel",
         "checkpoint",
         "pace",
+        "plan",
         "record",
         "train_step",
     },
@@ -255,6 +258,7 @@ BELOW = {
     "api": {
         "callbacks",
         "auto",
+        "data",
         "resolve",
         "evaluation",
         "errors",

@@ -82,6 +82,17 @@ def test_equal_speed_takes_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads.choose(machine.work) == 1
 
 
+def test_fewer_threads_may_be_worth_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, lambda count, now: {1: 0.12, 2: 0.1, 4: 0.108}[count])
+    for worth, best in ((1.05, 2), (1.25, 1)):
+        chooser = threads.Threads(worth=worth)
+        for one in (chooser, chooser.sibling()):
+            for _ in range(40):
+                with one:
+                    machine.work()
+            assert one.count == best
+
+
 @pytest.mark.parametrize(("before", "after", "best"), [(quiet, busy, 1), (busy, quiet, 4)], ids=["busy", "quiet"])
 def test_a_change_is_noticed(before: Duration, after: Duration, best: int, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, lambda count, now: (before if now < 30 else after)(count, now))

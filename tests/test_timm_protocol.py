@@ -1,13 +1,9 @@
-"""Models inside timm's own code: creation, feature maps, layer-wise learning rates, data config, a training script."""
+"""Models inside timm's own code: creation, feature maps, layer-wise learning rates, data config."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import allmlp
 from allmlp.errors import UserError
@@ -126,63 +122,3 @@ def test_the_input_size_is_set_in_place(name: str) -> None:
     assert model.pretrained_cfg["input_size"] == (3, 16, 24)
     with pytest.raises(UserError, match="patches"):
         model.set_input_size(patch_size=8)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    generator = np.random.default_rng(0)
-    for split in ("train", "validation"):
-        for label in ("dark", "light"):
-            place = tmp_path / split / label
-            place.mkdir(parents=True)
-            for number in range(8):
-                pixels = generator.integers(0, 100, (20, 20, 3)) + (120 if label == "light" else 0)
-                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
-    return tmp_path
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_script_made_of_timms_parts(folder: Path, tmp_path: Path) -> None:
-    """Dataset, loader, mixup, optimizer with layer decay, scheduler, EMA and checkpoints of timm; the model of ours."""
-    from timm.data import Mixup, create_dataset, create_loader, resolve_model_data_config
-    from timm.loss import SoftTargetCrossEntropy
-    from timm.optim import create_optimizer_v2
-    from timm.scheduler import create_scheduler_v2
-    from timm.utils import CheckpointSaver, ModelEmaV3
-
-    torch.manual_seed(0)
-    model = timm.create_model("allmlp_mixer_nano", num_classes=2, img_size=16)
-    config = resolve_model_data_config(model)
-    loaders = [
-        create_loader(
-            create_dataset("", root=folder, split=split, is_training=training),
-            input_size=config["input_size"],
-            mean=config["mean"],
-            std=config["std"],
-            batch_size=8,
-            is_training=training,
-            num_workers=0,
-            use_prefetcher=False,
-            persistent_workers=False,
-        )
-        for split, training in (("train", True), ("validation", False))
-    ]
-    mixup, loss = Mixup(mixup_alpha=0.2, num_classes=2), SoftTargetCrossEntropy()
-    optimizer = create_optimizer_v2(model, opt="adamw", lr=3e-3, weight_decay=0.01, layer_decay=0.8)
-    scheduler, _ = create_scheduler_v2(optimizer, num_epochs=2)
-    ema = ModelEmaV3(model, decay=0.5)
-    saver = CheckpointSaver(model, optimizer, model_ema=ema, checkpoint_dir=str(tmp_path), recovery_dir=str(tmp_path))
-    for epoch in range(2):
-        model.train()
-        for images, labels in loaders[0]:
-            optimizer.zero_grad()
-            mixed, targets = mixup(images, labels)
-            loss(model(mixed), targets).backward()
-            optimizer.step()
-            ema.update(model)
-        scheduler.step(epoch + 1)
-        model.eval()
-        with torch.no_grad():
-            accuracy = torch.cat([(model(images).argmax(1) == labels) for images, labels in loaders[1]]).float().mean()
-        saver.save_checkpoint(epoch, metric=accuracy.item())
-    assert (tmp_path / "model_best.pth.tar").exists() and accuracy > 0.5

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from allmlp.models.model import Model
     from allmlp.prediction import Prediction
     from allmlp.run import Run
+    from allmlp.split_metrics import Metric
 
 PathLike = str | os.PathLike[str]
 
@@ -34,6 +35,7 @@ def train(
     device: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
 ) -> dict[str, float]:
     """Train on data, a recipe of `allmlp list recipes`, or a `Run`, into the folder `out`; returns the last evaluation.
 
@@ -42,10 +44,12 @@ def train(
     >>> model = allmlp.load("runs/digits")
 
     `run` and the options are those of the command: a folder of images per class, a table of texts and labels, a recipe,
-    FILE.py:NAME, a run.json; or `Data.of` your own dataset. Called again with the same arguments, it continues from the last checkpoint.
-    `callbacks` are told about steps, evaluations, checkpoints and the end.
+    FILE.py:NAME, a run.json; or `Data.of` your own dataset. Called again with the same arguments, it continues from the
+    last checkpoint. `callbacks` are told about steps, evaluations, checkpoints and the end. `metrics` are functions by
+    name, from the logits [N, K] and labels [N] of the whole evaluated split to a number: {"f1": f1}.
     """
     from allmlp.auto import Wishes, choose_run
+    from allmlp.data.dataset import Data
     from allmlp.resolve import resolve, with_wishes
     from allmlp.run import Run
     from allmlp.spec import override_all
@@ -57,11 +61,13 @@ def train(
         if len(found) > 1:
             raise UserError(f"{run} is a table of {len(found)} runs; train one of them, such as {next(iter(found))!r}")
         (resolved,) = found.values()
-        return train_run(resolved.run, resolved.folder, device, callbacks)
+        return train_run(resolved.run, resolved.folder, device, callbacks, metrics)
+    if not isinstance(run, (Run, Data)):
+        raise UserError(f"cannot train {type(run).__name__}: give a name, a Run, or your dataset as Data.of(dataset)")
     if folder is None:
         raise UserError(f"{'a Run' if isinstance(run, Run) else 'Data'} needs a folder: train(run, out)")
     made = with_wishes(run, wishes) if isinstance(run, Run) else choose_run(run, device=device, **wishes._asdict()).run
-    return train_run(override_all(made, overrides or {}), folder, device, callbacks)
+    return train_run(override_all(made, overrides or {}), folder, device, callbacks, metrics)
 
 
 @suggest_keywords

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 GRACE, GRACE_OF_MANY = 4.0, 20.0
 """Seconds for the end of the current step; under torchrun, where all processes have to come to the same step and are
@@ -48,8 +48,7 @@ class Interrupts:
             self.signals, self.written = socket.socketpair()
             self.written.setblocking(False)
             self.wakeup = signal.set_wakeup_fd(self.written.fileno(), warn_on_full_buffer=False)
-            numbers = [signal.SIGINT] if "RANK" in os.environ else [signal.SIGINT, signal.SIGTERM]
-            self.handlers = {number: signal.signal(number, self.note) for number in numbers}
+            self.handlers = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
             threading.Thread(target=self.watch, daemon=True).start()
         return self
 
@@ -83,6 +82,8 @@ class Interrupts:
             first = self.receive(None)
             if first is None:
                 return
+            if first == signal.SIGTERM and "RANK" in os.environ:
+                self.exit(first)
             while (second := self.receive(self.grace)) == 0 and self.is_saving:
                 pass
             if second is None:
@@ -92,9 +93,14 @@ class Interrupts:
                 _thread.interrupt_main()
             if self.is_interactive or self.ends_within(FORCE):
                 return
+            self.exit(first)
+
+    def exit(self, number: int) -> NoReturn:
+        """End the process at once; the first of several tells what is lost and how to go on."""
+        if os.environ.get("RANK", "0") == "0":
             show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
             print(show_cursor + self.lost(), file=sys.stderr, flush=True)
-            os._exit(128 + first)
+        os._exit(128 + number)
 
     def receive(self, timeout: float | None) -> int | None:
         """The next signal, 0 after `timeout` seconds, None at the end of the block."""

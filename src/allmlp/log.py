@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from allmlp.callbacks import Callback, Callbacks, tensorboard
 from allmlp.errors import MissingExtra, printable, require
-from allmlp.files import RUN
+from allmlp.files import RUN, write_atomically
 
 METRICS = "metrics.jsonl"
 PERCENTAGES = ("accuracy", "agreement", "majority", "mfu", "exact_match", "f1")
@@ -162,20 +162,23 @@ def format_duration(seconds: float) -> str:
 
 
 def drop_after(file: Path, step: int) -> None:
-    """Remove the records of steps that a resumed run repeats."""
+    """Remove the records of steps that a resumed run repeats; killed meanwhile, it loses none of the others."""
     if file.exists():
         kept = [record for record in read_metrics(file) if record["step"] <= step] if step else []
-        file.write_text("".join(f"{json.dumps(record)}\n" for record in kept), encoding="utf8")
+        text = "".join(f"{json.dumps(record)}\n" for record in kept)
+        write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf8"))
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The records of a metrics file; lines cut short by a crash are skipped."""
     records = []
-    for line in file.read_text(encoding="utf8").splitlines():
+    for line in file.read_text(encoding="utf8", errors="replace").splitlines():
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(record, dict) and {"kind", "step"} <= record.keys():
+            records.append(record)
     return records
 
 

@@ -79,6 +79,21 @@ class World:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
 
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in the main one."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, found)
+        return found or []
+
+    def broadcast(self, value: Any) -> Any:
+        """The value of the main process."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, device=self.device)
+        return values[0]
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()

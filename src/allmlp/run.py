@@ -12,7 +12,7 @@ from allmlp.optim import AdamW, Optim
 from allmlp.parallel import Sharding
 from allmlp.plugins import plugins
 from allmlp.schedule import CosineSchedule, Schedule
-from allmlp.spec import Count, NonNegative, Range, Rate, Spec, discover
+from allmlp.spec import Count, NonNegative, Range, Rate, Seed, Spec, discover
 from allmlp.tasks.task import Task
 from allmlp.whitening import Whitening
 
@@ -24,9 +24,9 @@ for _room in ("allmlp.models", "allmlp.data", "allmlp.tasks"):
 class Budget(Spec):
     """When a run ends: at the limit that is reached first. `minutes` counts training time, see `allmlp.pace`."""
 
-    epochs: Annotated[float, Range(1e-6)] | None = None
+    epochs: Annotated[float, Range(1e-6, 1e6)] | None = None
     steps: Count | None = None
-    minutes: NonNegative | None = None
+    minutes: Annotated[float, Range(1e-6, 1e6)] | None = None
 
 
 class Run(Spec):
@@ -67,7 +67,7 @@ class Run(Spec):
     """A checkpoint is written at least this often."""
     keep_checkpoints: Count = 2
     """Checkpoints kept on disk."""
-    seed: int = 0
+    seed: Seed = 0
     stem_init: Whitening | None = None
     """Initialization of the patch embedding from training images, in place of the model's own."""
     init_from: str | None = None

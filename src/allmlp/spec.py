@@ -49,7 +49,8 @@ MAX_COUNT = 2**24
 Count = Annotated[int, Range(1, MAX_COUNT)]
 Depth = Annotated[int, Range(1, 10_000)]
 Rate = Annotated[float, Range(0.0, 1.0)]
-NonNegative = Annotated[float, Range(0.0)]
+NonNegative = Annotated[float, Range(0.0, 1e9)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
 Size = tuple[Count, Count]
 """Height and width; one number sets both."""
 
@@ -196,7 +197,10 @@ def fits(value: Any, hint: Any, path: str) -> tuple[bool, Any]:
             return False, value
         return True, tuple(conform(v, part, f"{path}[{i}]") for i, (v, part) in enumerate(zip(value, parts)))
     if hint is float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        try:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        except OverflowError:  # an integer of more than 308 digits
+            number = False
         return number, float(value) if number else value
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool), value

@@ -44,7 +44,7 @@ REST = 5, 50
 FLAT = 1.1
 """Fewer threads are tried as long as the last number was at most this much slower than the best."""
 WORTH = 1.05
-"""The fewest threads that are at most this much slower than the fastest number are used."""
+"""The fewest threads that are at most this much slower than the fastest number are used, unless told otherwise."""
 
 
 def limit() -> int:
@@ -101,11 +101,12 @@ def choose(work: Callable[[], object]) -> int:
 class Threads:
     """Sets the number of threads of each unit of work, such as a training step, which is done inside `with threads`.
 
-    `start` is the number of the first unit. Inactive, it leaves torch's number as it is.
+    `start` is the number of the first unit. Inactive, it leaves torch's number as it is. The fewest threads that are at
+    most `worth` times slower than the fastest number are used.
     """
 
-    def __init__(self, file: Path | None = None, start: int = 0, active: bool = True) -> None:
-        self.file, self.unit, self.active = file, start, active and not is_fixed()
+    def __init__(self, file: Path | None = None, start: int = 0, active: bool = True, worth: float = WORTH) -> None:
+        self.file, self.unit, self.active, self.worth = file, start, active and not is_fixed(), worth
         self.candidates = halves(limit())
         self.plan: list[tuple[int, int]] = [(start, self.candidates[0])]
         """Numbers of threads, each with the first unit that has it."""
@@ -121,7 +122,7 @@ class Threads:
 
     def sibling(self) -> Threads:
         """For units of the same kind but of another size: begins with the same number, and measures it later."""
-        made = Threads(active=self.active)
+        made = Threads(active=self.active, worth=self.worth)
         made.plan, made.is_measuring = [(0, self.count)], self.is_measuring
         made.measured, made.cost = self.measured, self.cost
         return made
@@ -175,7 +176,7 @@ class Threads:
             if smaller and self.seconds[count] <= FLAT * fastest:
                 self.use(smaller[0], 1)
                 return
-            best = min(count for count, seconds in self.seconds.items() if seconds <= WORTH * fastest)
+            best = min(count for count, seconds in self.seconds.items() if seconds <= self.worth * fastest)
             self.measured = time.monotonic()
             self.is_measuring, self.cost = False, self.measured - self.began
             self.use(best, stretch(self.seconds[best]))

@@ -82,7 +82,7 @@ class TrainStep:
 
     def update(self, losses: Losses) -> None:
         # All processes must skip together: the gradients of one reach all of them.
-        if not (self.skip_nan and self.world.any(not bool(losses.total.isfinite()))):
+        if not (self.skip_nan and self.world.any(not self.is_finite(losses))):
             self.scaler.unscale_(self.optimizer)
             if self.max_grad_norm:
                 nn.utils.clip_grad_norm_(self.task.parameters(), self.max_grad_norm, foreach=True)
@@ -90,6 +90,14 @@ class TrainStep:
             if self.update_scale() and self.ema is not None:
                 self.ema.update()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def is_finite(self, losses: Losses) -> bool:
+        """Whether the loss is finite, and its gradients are: those of a finite loss may overflow."""
+        gradients = [weight.grad for weight in self.task.parameters() if weight.grad is not None]
+        if self.scaler.is_enabled() or not bool(losses.total.isfinite()):  # the scaler skips such steps itself
+            return bool(losses.total.isfinite())
+        norms = torch._foreach_norm([getattr(gradient, "_local_tensor", gradient) for gradient in gradients])
+        return not norms or bool(torch.stack(norms).isfinite().all())
 
     def update_scale(self) -> bool:
         """Adapt the scale of the loss; returns whether the gradients were finite, so that the weights have changed."""

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,11 @@ from allmlp.models.model import Model
 from allmlp.models.zoo import create
 from allmlp.optim import set_lr
 from allmlp.pace import Pace
+from allmlp.plan.fits import check_training
 from allmlp.record import add_to_record, check_folder, claim, describe_data, read_run
 from allmlp.run import Run
 from allmlp.spec import to_dict
+from allmlp.split_metrics import Metric, SplitMetrics
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 from allmlp.threads import FILE as THREADS
 from allmlp.threads import Threads
@@ -50,17 +52,21 @@ from allmlp.weights.start import open_start, transfer
 
 
 def train(
-    run: Run, out: str | os.PathLike[str], device: str | None = None, callbacks: Iterable[Callback] = ()
+    run: Run,
+    out: str | os.PathLike[str],
+    device: str | None = None,
+    callbacks: Iterable[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
 ) -> dict[str, float]:
     """Train `run` into the folder `out`, or resume the run that is there. Returns the evaluation of the saved model: on
-    the test split, or on the held-out examples if the run has a `val_size`.
+    the test split, or on the held-out examples if the run has a `val_size`; with `metrics`, see `SplitMetrics`.
 
     run = allmlp.recipes.runs("digits_mixer")["digits_mixer"]
     print(train(run, "runs/digits")["accuracy"])
     """
     with parallel.join(device) as world, Interrupts() as interrupts:
         try:
-            return training_loop(run, Path(out), world, interrupts, callbacks)
+            return training_loop(run, Path(out), world, interrupts, callbacks, SplitMetrics(metrics))
         except KeyboardInterrupt:
             if world.is_main:
                 print(interrupts.lost(), file=sys.stderr, flush=True)
@@ -68,7 +74,12 @@ def train(
 
 
 def training_loop(
-    run: Run, path: Path, world: parallel.World, interrupts: Interrupts, callbacks: Iterable[Callback]
+    run: Run,
+    path: Path,
+    world: parallel.World,
+    interrupts: Interrupts,
+    callbacks: Iterable[Callback],
+    metrics: SplitMetrics,
 ) -> dict[str, float]:
     """The loop itself. A function of its own, so that what it builds is freed before the process group ends."""
     # 1. data
@@ -93,7 +104,19 @@ def training_loop(
     if run.model is None and start is None:
         raise UserError("the run has no model: name the one to start from, --model FOLDER")
     spec = run.model or start.model.spec  # type: ignore[union-attr]
-    model = create(run.task.configure_model(spec, dataset), seed=run.seed, device=world.device)
+    spec = run.task.configure_model(spec, dataset)
+    check_training(
+        spec,
+        run.batch_size,
+        run.optim,
+        world.device,
+        world.size,
+        run.sharding,
+        run.grad_checkpointing,
+        run.ema_decay is not None,
+        run.grad_accum_steps,
+    )
+    model = create(spec, seed=run.seed, device=world.device)
     if start is not None:
         transfer(model, start)
     elif run.stem_init:
@@ -101,6 +124,7 @@ def training_loop(
     model.set_grad_checkpointing(run.grad_checkpointing)
     torch.manual_seed(mix_seed(Stream.TASK_INIT, run.seed))
     task = run.task.build(model, dataset).to(world.device).train()
+    metrics.check(task)
     found = checkpoint.resumed(path, world)
     if run.head_init and found is None:
         with announced("fitting the head", world.is_main):
@@ -151,7 +175,7 @@ def training_loop(
             if step:
                 threads.apply()  # as many in a resumed run, whose first step is still to come
             with ema.swap() as averaged:
-                values = evaluate(task, averaged, evaluated, world, run)
+                values = evaluate(task, averaged, evaluated, world, run, metrics)
                 best.update(step, values, averaged)
             log.write("eval", step, values)
             meter.pause()
@@ -219,11 +243,13 @@ def training_loop(
             if run.keep_best:
                 best.restore(averaged)
                 results = best.results
+            check_weights_finite(averaged, world, path)
             save_model(path, averaged, dataset, world)
-            results = (results or evaluate(task, averaged, evaluated, world, run)) | floors
+            results = (results or evaluate(task, averaged, evaluated, world, run, metrics)) | floors
             result: dict[str, Any] = {split: results}
             if dataset.validation:
-                results = evaluate(task, averaged, dataset.test, world, run) | run.task.floors(dataset, dataset.test)
+                results = evaluate(task, averaged, dataset.test, world, run, metrics)
+                results |= run.task.floors(dataset, dataset.test)
                 result["test"] = results
         result |= {"best_step": best.step} if run.keep_best else {}
         result |= {"parameters": parameters, "steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
@@ -290,19 +316,37 @@ def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, 
     return {"loss": loss, **dict(zip(names, means, strict=True))}
 
 
+def check_weights_finite(model: Model, world: parallel.World, out: Path) -> None:
+    """A model with weights that are not finite is of no use: the run does not end as if it were."""
+    local = [getattr(weight, "_local_tensor", weight) for weight in model.parameters()]
+    if world.any(not all(bool(weight.isfinite().all()) for weight in local)):
+        raise UserError(
+            f"the weights are no longer finite, so that {out} has no model: lower optim.lr, or set max_grad_norm"
+        )
+
+
 # --- evaluation and files ---------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def evaluate(task: TaskModule, model: Model, split: Split, world: parallel.World, run: Run) -> dict[str, float]:
+def evaluate(
+    task: TaskModule,
+    model: Model,
+    split: Split,
+    world: parallel.World,
+    run: Run,
+    metrics: SplitMetrics = SplitMetrics(),
+) -> dict[str, float]:
     task.eval()
+    metrics.start(task)
     # Evaluation is rare: running it eagerly costs less than compiling the model a second time.
     with autocast(world.device, compute_dtype(run, world.device)), torch.compiler.set_stance("force_eager"):
         sums = task.evaluate(model, eval_batches(split, run.batch_size, world.device, world.rank, world.size))
     task.train()
     wide = sum_dtype(world.device)
     totals = {name: world.sum(torch.stack(list(pair)).to(wide)).tolist() for name, pair in sums.items()}
-    return task.summary({name: total / count for name, (total, count) in totals.items() if count})
+    values = task.summary({name: total / count for name, (total, count) in totals.items() if count})
+    return values | metrics.finish(task, world)
 
 
 def save_model(out: Path, model: Model, dataset: Dataset, world: parallel.World) -> None:

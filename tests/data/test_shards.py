@@ -309,7 +309,7 @@ def test_remote(remote: str, cache: Path, scans: list[str]) -> None:
 
 
 def test_remote_mistakes(remote: str) -> None:
-    with pytest.raises(UserError, match="cannot list nothing://x"):
+    with pytest.raises(UserError, match="cannot read nothing://x"):
         read("nothing://x/*.tar")
     with pytest.raises(UserError, match=r"cannot read memory://.*absent\.tar"):
         read(f"{remote}/absent.tar", test=f"{remote}/val-0.tar")

@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
             return f"took more than {SECONDS:g} s"
         if self.code < 0:
             return f"ended by signal {-self.code}"
-        if "Traceback (most recent call last)" in self.errors or "panicked" in self.errors:
+        if "Traceback (most recent call last)" in self.errors:
             lines = self.errors.strip().splitlines()
             return f"traceback: {lines[-1] if lines else ''}"[:300]
         if self.code not in (0, 1, 2):
@@ -101,13 +101,13 @@ def enter(folder: Path, out: Path, err: Path, memory: int) -> None:
 
 def call(case: Callable[[], object]) -> int:
     """The exit status of a case: 2 and one line for a UserError, 0 if it returns, a traceback for all else."""
-    from allmlp.errors import UserError
     from allmlp.cli import fail
+    from allmlp.errors import UserError
 
     try:
         try:
             case()
-        except UserError as reason:
+        except (UserError, OSError) as reason:  # as the command does
             fail(reason)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -14,6 +14,7 @@ from PIL import Image
 import allmlp
 from allmlp import checkpoint
 from allmlp.data.dataset import Data
+from allmlp.data.decode import Decode
 from allmlp.models.gmlp import gmlp_text
 from allmlp.run import Budget
 from allmlp.tasks.classify_text import ClassifyText
@@ -41,7 +42,7 @@ def test_our_loop_on_a_table_of_images(tmp_path: Path) -> None:
     rows = table()
     small = runs.small()
     run = small.replace(model=small.model.configure(in_chans=3), data=Data.of(rows, name="quarters"))
-    images, labels = run.data.load().train.fetch(torch.arange(5))
+    images = run.data.load().train.fetch(torch.arange(5)).images
     assert images.shape == (5, 3, 8, 8) and images.dtype == torch.uint8
     expected = allmlp.train(run, tmp_path / "run")
     assert allmlp.load(tmp_path / "run").preprocessing.class_names == tuple(rows.features["label"].names)
@@ -52,7 +53,7 @@ def test_our_loop_on_a_table_of_images(tmp_path: Path) -> None:
 
 def test_pixels_are_those_of_the_table() -> None:
     rows = table()
-    split = Data.of(rows, table(8)).load()
+    split = Data.of(rows, table(8), decode=Decode(crop_pct=1.0)).load()
     for index in (0, 3, 7):
         found = split.test.fetch(torch.tensor([index]))
         expected = np.asarray(rows[index]["image"]).transpose(2, 0, 1)
@@ -74,7 +75,7 @@ def test_our_loop_on_a_table_of_texts(tmp_path: Path) -> None:
     data = Data.of(rows, seq_len=16)
     run = runs.small().replace(model=gmlp_text(2, 16, 32), task=ClassifyText(), data=data, budget=Budget(steps=40))
     assert allmlp.train(run, tmp_path / "run")["accuracy"] > 0.9
-    ((best, *_),) = allmlp.predict(tmp_path / "run", ["a good film"])
+    ((best, *_),) = allmlp.predict(tmp_path / "run", ["a good film, seen 7 times"])
     assert best.label == "positive"
 
 

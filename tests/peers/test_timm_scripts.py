@@ -14,6 +14,8 @@ from peers.installed import example, peer
 
 timm = peer("timm")
 
+import allmlp.timm  # noqa: E402
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:

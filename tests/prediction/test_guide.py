@@ -29,6 +29,12 @@ def words(line: str) -> list[str]:
     return NUMBER.sub("0.0", line).split()
 
 
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf8"), re.DOTALL))
+def test_code_prints_what_its_comments_say(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "guide", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"# (.*)$", block, re.MULTILINE)
+
+
 def test_commands_print_what_is_shown(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos").mkdir()
     for file in SAMPLES.glob("cifar10-*.png"):
@@ -36,7 +42,7 @@ def test_commands_print_what_is_shown(tmp_path: Path, command: Command, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: self is sys.stdout, raising=False)
-    assert len(shown()) == 4
+    assert len(shown()) == 5
     for number, (line, expected) in enumerate(shown()):
         if number == 1:
             (tmp_path / "photos" / "broken.jpg").write_text("not an image")

@@ -85,11 +85,10 @@ def test_batches_of_another_size_begin_with_the_number_of_threads_that_was_chose
 class Device:
     """Stands in for a GPU: batches that were launched end one after another, when the test says so."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.launched: list[list[int]] = []
         self.events: list[DeviceEvent] = []
         self.failing = False
-        monkeypatch.setattr(engines, "to_host", self.to_host)
 
     def double(self, items: list[int]) -> list[int]:
         self.launched.append(items)
@@ -101,77 +100,109 @@ class Device:
 
     def wait(self, count: int) -> list[list[int]]:
         """The batches that were launched, once there are `count`."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 5
         while len(self.events) < count and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.02)  # more would be a fault
-        return self.launched
+        return [*self.launched]
 
 
 class DeviceEvent:
     def __init__(self, fails: bool) -> None:
         self.done, self.fails = threading.Event(), fails
 
-    def query(self) -> bool:
-        if self.done.is_set() and self.fails:
-            raise RuntimeError("device error")
-        return self.done.is_set()
-
     def synchronize(self) -> None:
-        assert self.done.wait(10)
+        self.done.wait()
         if self.fails:
             raise RuntimeError("device error")
 
 
-def test_a_full_batch_is_launched_while_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(engines, "to_host", made.to_host)
+    return made
+
+
+def started(size: int) -> BatchingEngine:
+    """Its threads end with the process: one that waits for the device cannot be stopped."""
+    engine = BatchingEngine(max_batch_size=size)
+    engine.start()
+    return engine
+
+
+def test_a_full_batch_is_launched_while_one_runs(device: Device) -> None:
     """But no third one, and no batch that can still fill up."""
-    device = Device(monkeypatch)
-    with BatchingEngine(max_batch_size=3) as engine:
-        futures = [engine.submit(device.double, 0)]
-        assert device.wait(1) == [[0]]
-        futures += [engine.submit(device.double, item) for item in (1, 2)]
-        assert device.wait(1) == [[0]], "a batch that is not full waits"
-        futures += [engine.submit(device.double, item) for item in range(3, 9)]
-        assert device.wait(2) == [[0], [1, 2, 3]], "two are in flight"
-        device.events[0].done.set()
-        assert futures[0].result(10).value == 0
-        assert device.wait(3) == [[0], [1, 2, 3], [4, 5, 6]]
-        assert not futures[1].done()
-        device.events[1].done.set()
-        assert [one.result(10).value for one in futures[1:4]] == [2, 4, 6]
-        assert len(device.wait(3)) == 3, "7 and 8 wait for a ninth, or for the device"
-        device.events[2].done.set()
-        assert device.wait(4)[3] == [7, 8]
-        device.events[3].done.set()
-    assert [one.result(10).value for one in futures] == list(range(0, 18, 2))
+    engine = started(3)
+    futures = [engine.submit(device.double, 0)]
+    assert device.wait(1) == [[0]]
+    futures += [engine.submit(device.double, item) for item in (1, 2)]
+    assert device.wait(1) == [[0]], "a batch that is not full waits"
+    futures += [engine.submit(device.double, item) for item in range(3, 9)]
+    assert device.wait(2) == [[0], [1, 2, 3]], "two are in flight"
+    device.events[0].done.set()
+    assert futures[0].result(10).value == 0
+    assert device.wait(3) == [[0], [1, 2, 3], [4, 5, 6]]
+    assert not futures[1].done()
+    device.events[1].done.set()
+    assert [one.result(10).value for one in futures[1:4]] == [2, 4, 6]
+    assert len(device.wait(3)) == 3, "7 and 8 wait for a ninth, or for the device"
+    device.events[2].done.set()
+    assert device.wait(4)[3:] == [[7, 8]]
+    device.events[3].done.set()
+    engine.stop()
+    assert [one.result().value for one in futures] == list(range(0, 18, 2))
 
 
-def test_time_on_the_device_does_not_include_the_batch_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch)
-    with BatchingEngine(max_batch_size=1) as engine:
-        first, second = (engine.submit(device.double, item) for item in (1, 2))
-        assert device.wait(2) == [[1], [2]]
-        time.sleep(0.2)
-        for event in device.events:
-            event.done.set()
-        assert first.result(10).model_seconds > 0.2 > second.result(10).model_seconds
-        assert second.result().queue_seconds > 0.2
+def test_time_on_the_device_does_not_include_the_batch_before(device: Device) -> None:
+    engine = started(1)
+    first, second = (engine.submit(device.double, item) for item in (1, 2))
+    assert device.wait(2) == [[1], [2]]
+    time.sleep(0.2)
+    for event in device.events:
+        event.done.set()
+    assert first.result(10).model_seconds > 0.2 > second.result(10).model_seconds
+    assert second.result().queue_seconds > 0.2
+    engine.stop()
 
 
-def test_a_batch_that_fails_on_the_device_is_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch)
-    with BatchingEngine(max_batch_size=2) as engine:
-        head = engine.submit(device.double, 0)
-        device.wait(1)
-        device.failing = True
-        futures = [engine.submit(device.double, item) for item in (1, 2)]
-        device.wait(2)
-        device.failing = False
-        for number in range(4):
-            device.wait(number + 1)
-            device.events[number].done.set()
-        assert [one.result(10).value for one in (head, *futures)] == [0, 2, 4]
+def test_a_batch_that_fails_on_the_device_is_run_one_by_one(device: Device) -> None:
+    engine = started(2)
+    head = engine.submit(device.double, 0)
+    device.wait(1)
+    device.failing = True
+    futures = [engine.submit(device.double, item) for item in (1, 2)]
+    device.wait(2)
+    device.failing = False
+    for number in range(4):
+        assert len(device.wait(number + 1)) > number
+        device.events[number].done.set()
+    assert [one.result(10).value for one in (head, *futures)] == [0, 2, 4]
+    engine.stop()
     assert device.launched == [[0], [1, 2], [1], [2]]
+
+
+def test_stopping_completes_what_is_on_the_device(device: Device) -> None:
+    engine = started(2)
+    futures = [engine.submit(device.double, item) for item in range(5)]
+    device.wait(2)
+    stopping = threading.Thread(target=engine.stop)
+    stopping.start()
+    deadline = time.monotonic() + 10
+    while stopping.is_alive() and time.monotonic() < deadline:
+        for event in [*device.events]:
+            event.done.set()
+        stopping.join(0.01)
+    assert not engine.thread.is_alive() and not engine.finisher.is_alive()
+    assert [one.result().value for one in futures] == [0, 2, 4, 6, 8]
+
+
+def test_a_function_with_too_few_results_fails_alone() -> None:
+    with BatchingEngine() as engine:
+        short = engine.submit(lambda items: [], 1)
+        with pytest.raises(ValueError, match="0 results for 1 inputs"):
+            short.result(10)
+        assert engine.submit(lambda items: items, 2).result(10).value == 2
 
 
 def test_staging_stacks_in_buffers_that_are_used_again() -> None:

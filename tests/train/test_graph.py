@@ -13,6 +13,7 @@ from allmlp import training as loop
 from allmlp.data.augment import Mixup
 from allmlp.optim import AdamW, Lamb, Muon, Optim, Sgd
 from allmlp.spec import override
+from allmlp.train_step import TrainStep
 from train.runs import quiet, small
 from train.test_train import losses, train_interrupted
 
@@ -64,3 +65,29 @@ def test_which_runs_are_recorded() -> None:
     changes += [{"nan": "skip"}, {"optim": Sgd()}, {"optim": Muon(weight_decay_end=0.4)}, {"precision": "float16"}]
     for change in changes:
         assert not loop.can_record(run.replace(**change), gpu), change
+
+
+def test_unfreezing_records_the_step_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which weights have gradients is part of a recording. The stand-in for a GPU notes them at its first call."""
+    recordings: list[set[str]] = []
+
+    class NotedStep:
+        def __init__(self, step: TrainStep) -> None:
+            self.step, self.trained = step, set[str]()
+
+        def __call__(self, *inputs: Any) -> Any:
+            trained = {name for name, weight in self.step.task.named_parameters() if weight.requires_grad}
+            if not self.trained:
+                recordings.append(trained)
+                self.trained = trained
+            assert self.trained == trained
+            return self.step(*inputs)
+
+    run = small(freeze_fraction=0.5)
+    loop.train(run, tmp_path / "plain", "cpu")
+    monkeypatch.setattr(loop, "can_record", lambda run, world: True)
+    monkeypatch.setattr(loop, "RecordedStep", NotedStep)
+    loop.train(run, tmp_path / "recorded", "cpu")
+    first, second = recordings
+    assert first < second and all(name.startswith("model.head.") for name in first)
+    assert losses(tmp_path / "recorded") == losses(tmp_path / "plain")

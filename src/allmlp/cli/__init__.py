@@ -6,9 +6,12 @@ Each file holds one command, or two related ones; COMMANDS is the order in --hel
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import sys
+import time
 import traceback
+import warnings
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -47,31 +50,30 @@ def fail(reason: object) -> NoReturn:
     """Print one line, with the traceback before it if --debug was given, and exit with 2."""
     if os.environ.get(DEBUG) and isinstance(reason, BaseException):
         print(printable("".join(traceback.format_exception(reason))), end="", file=sys.stderr)
-    message = explain(reason) if isinstance(reason, CommandError) else reason
-    if is_first(reason):
-        print(f"error: {one_line(message)}", file=sys.stderr)
+    line = f"error: {one_line(explain(reason) if isinstance(reason, CommandError) else reason)}"
+    if is_first(line):
+        print(line, file=sys.stderr)
     sys.exit(2)
 
 
-def is_first(reason: object) -> bool:
-    """Whether this is the first process that fails; under torchrun all do, mostly for the same reason.
-
-    torchrun shows what the first of them writes to its error file.
+def is_first(line: str) -> bool:
+    """Whether this is the first process that fails. Under torchrun all do, mostly for the same reason; it shows what
+    they write to their error files.
     """
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not report or not isinstance(reason, BaseException):
+    if not report:
         return True
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
+    content = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
     try:
-        get_error_handler().record_exception(reason)
-        # The folder of the report is this process's own; the one above it belongs to all.
-        os.close(os.open(os.path.join(os.path.dirname(os.path.dirname(report)), "told"), os.O_CREAT | os.O_EXCL))
+        with open(report, "w", encoding="utf8") as target:
+            json.dump({"message": content}, target)
+        # The folder of the file is this process's own, the one above it belongs to all.
+        with open(os.path.join(os.path.dirname(os.path.dirname(report)), "told"), "x", encoding="utf8"):
+            return True
     except FileExistsError:
         return False
     except OSError:
         return os.environ.get("LOCAL_RANK", "0") == "0"
-    return True
 
 
 def is_out_of_memory(reason: BaseException) -> bool:
@@ -104,6 +106,8 @@ def main(arguments: list[str] | None = None) -> Any:
     for stream in (sys.stdout, sys.stderr):  # names of files need not be text that the terminal can show
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    # About images that are large, which we refuse ourselves, or have damaged metadata, which we do not read.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         status = app(arguments, prog_name="allmlp", standalone_mode=False)
     except (UserError, CommandError) as reason:

@@ -24,7 +24,7 @@ from allmlp.cli.job import (
     PartOption,
     split_model,
 )
-from allmlp.errors import UserError
+from allmlp.errors import UserError, printable
 
 if TYPE_CHECKING:
     from allmlp.prediction.inputs import Item
@@ -112,5 +112,5 @@ def print_matches(matches: list[Match], reads: str, as_json: bool) -> None:
 
     table = Table("cosine", reads.removesuffix("s"), box=None, header_style="bold", pad_edge=False)
     for match in matches:
-        table.add_row(f"{match.cosine:.4f}", escape(match.name))
+        table.add_row(f"{match.cosine:.4f}", escape(printable(match.name)))
     console().print(table)

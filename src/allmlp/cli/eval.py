@@ -12,7 +12,7 @@ import typer
 
 from allmlp.cli.app import app, console, examples, next_command
 from allmlp.cli.job import DTYPES, DeviceOption
-from allmlp.errors import lookup
+from allmlp.errors import lookup, printable
 
 if TYPE_CHECKING:
     from allmlp.evaluation import Evaluation
@@ -104,10 +104,10 @@ def print_evaluation(found: Evaluation, per_class: bool) -> None:
     from allmlp.log import format_value
 
     for file in found.skipped[:MAX_SKIPPED]:
-        print(f"skipped {file}", file=sys.stderr)
+        print(f"skipped {printable(file)}", file=sys.stderr)
     if len(found.skipped) > MAX_SKIPPED:
         print(f"skipped {len(found.skipped):,} files that cannot be read in all", file=sys.stderr)
-    print(f"{found.model} on {found.data}: {found.examples:,} examples")
+    print(printable(f"{found.model} on {found.data}: {found.examples:,} examples"))
     if found.left_out:
         print(f"{found.left_out:,} examples of classes without a counterpart are left out")
     values = {name: format_value(name, value) for name, value in found.metrics.items()}
@@ -123,14 +123,13 @@ def print_evaluation(found: Evaluation, per_class: bool) -> None:
     if found.confusions:
         print("most confused")
         for row in found.confusions:
-            print(
-                f"  {row.name} as {row.predicted}: {row.count:,} of {row.examples:,} ({row.count / row.examples:.1%})"
-            )
+            share = f"{row.count:,} of {row.examples:,} ({row.count / row.examples:.1%})"
+            print(printable(f"  {row.name} as {row.predicted}: {share}"))
     if per_class:
         table = Table("class", box=None, pad_edge=False)
         for title in ("examples", "accuracy", "precision"):
             table.add_column(title, justify="right")
         for one in found.class_results:
             precision = f"{one.correct / one.predicted:.1%}" if one.predicted else "-"
-            table.add_row(one.name, f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)
+            table.add_row(printable(one.name), f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)
         console().print(table)

@@ -124,6 +124,7 @@ def run_check(
     from allmlp.device import own_device
     from allmlp.models.zoo import preset
     from allmlp.plan.check import check
+    from allmlp.plan.fits import check_training
     from allmlp.plan.hardware import expected_flops
     from allmlp.plan.jobs import job
     from allmlp.plan.time import cost
@@ -138,6 +139,7 @@ def run_check(
     elif place.type == "cuda":
         name = torch.cuda.get_device_name(place)
         flops, basis = expected_flops(name, here.family, here.modality, cost(here.model).macs, mfu)
+    check_training(here.model, batch_size, here.optim, place, grad_checkpointing=grad_checkpointing)
     rows = check(here.model, batch_size, here.optim, place, 5, grad_checkpointing, flops, other, compiled)
     if as_json:
         found: dict[str, Any] = {"model": target, "batch_size": batch_size, "device": str(place), "basis": basis}

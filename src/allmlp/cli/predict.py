@@ -206,9 +206,9 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.", min=1)] = 50,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.", min=0.0)] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable tokens only.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed, for repeatable text.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed, for repeatable text.", min=0, max=2**63 - 1)] = None,
 ) -> None:
     """Generate text with a causal language model."""
     from allmlp.prediction import generate
 
-    print(generate(model, prompt, max_new_tokens, temperature, top_k, seed))
+    print(printable(generate(model, prompt, max_new_tokens, temperature, top_k, seed)))

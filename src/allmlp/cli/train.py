@@ -56,8 +56,10 @@ def train(
     model: Annotated[
         str | None, typer.Option(help="A name of `allmlp list`, or a trained model to start from: a folder, timm:NAME.")
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the training examples.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Training time; the schedule is fitted into it.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training examples.", min=1e-6, max=1e6)] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Training time; the schedule is fitted into it.", min=1e-6, max=1e6)
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels, or length of texts in tokens.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,

@@ -79,7 +79,8 @@ class Subset:
     """Some examples of another split."""
 
     def __init__(self, split: Split, indices: Tensor) -> None:
-        self.split, self.indices = split, indices
+        within = getattr(split, "within", None)  # a corrupt image is replaced by another of these
+        self.split, self.indices = within(indices) if within else split, indices
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -164,6 +165,8 @@ class ImageDataset(Dataset):
 def subset(split: Split, indices: Tensor) -> Split:
     if isinstance(split, InMemory):
         return InMemory(*split.fetch(indices), batch_type=type(split.examples))
+    if isinstance(split, Subset):
+        return Subset(split.split, split.indices[indices])
     return Subset(split, indices)
 
 

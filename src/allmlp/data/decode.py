@@ -20,6 +20,7 @@ from torch import Tensor
 
 from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.errors import UserError, one_line, require
+from allmlp.files import read_regular
 from allmlp.spec import Range, Rate, Spec
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -105,7 +106,7 @@ def read_images(files: Sequence[Path], size: tuple[int, int], preprocessing: Ima
     images = []
     for file in files:
         try:
-            images.append(decode_image(file.read_bytes(), size, decode))
+            images.append(decode_image(read_regular(file), size, decode))
         except UserError as reason:
             raise UserError(f"{file}: {reason}") from None
         except IsADirectoryError:

@@ -33,8 +33,8 @@ from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
-from allmlp.data.text_files import find_files, open_file
-from allmlp.errors import UserError, one_line, require
+from allmlp.data.text_files import file_system, find_files, open_file
+from allmlp.errors import UserError, one_line
 
 OFFICIAL = (
     (r"cifar-10-(batches|binary|python).*|data_batch_1(\.bin)?|cifar10-train1\.zip", Cifar10),
@@ -69,6 +69,8 @@ def detect_data(place: str) -> Data:
     try:
         files = find_files(place)
     except UserError:
+        if "://" in place:
+            raise
         raise UserError(f"there is no file or folder {place}") from None
     return detect_files(files, place)
 
@@ -297,7 +299,7 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
 def detect_hub(name: str) -> Data:
     """A dataset of the Hub: its tables if they are texts, else the dataset by its name."""
     try:
-        system = require("fsspec", "train").core.url_to_fs("hf://")[0]
+        system = file_system("hf://")[0]
         files = [system.unstrip_protocol(file) for file in sorted(system.find(f"datasets/{name}"))]
         if not files:
             raise FileNotFoundError("there is no such dataset")

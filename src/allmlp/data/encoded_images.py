@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +38,8 @@ class EncodedImages:
 
     def __init__(self, labels: Tensor, img_size: tuple[int, int], decode: Decode, num_workers: int) -> None:
         self.labels, self.img_size, self.decode, self.num_workers = labels, img_size, decode, num_workers
+        self.members: list[int] | None = None
+        """Sorted indices of the images that may replace a corrupt one; by default all."""
         self.corrupt: dict[int, str] = {}
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
@@ -48,6 +52,12 @@ class EncodedImages:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def within(self, indices: Tensor) -> Self:
+        """The same images for a subset, in which no image of another subset replaces a corrupt one."""
+        narrowed = copy.copy(self)
+        narrowed.members = indices.sort().values.tolist()
+        return narrowed
 
     @property
     def skipped(self) -> int:
@@ -79,7 +89,7 @@ class EncodedImages:
 
     def decode_or_next(self, index: int, uniforms: list[float] | None) -> tuple[int, Tensor]:
         """Decode the image at `index`, or the next one that is not corrupt."""
-        for _ in range(min(len(self), MAX_SKIPS)):
+        for _ in range(min(len(self if self.members is None else self.members), MAX_SKIPS)):
             if index not in self.corrupt:
                 try:
                     return index, decode_image(self.read(index), self.img_size, self.decode, uniforms)
@@ -89,8 +99,13 @@ class EncodedImages:
                             check_corrupt(self.decode, self.name(index), reason, self.skipped + 1, len(self))
                             self.corrupt[index] = str(reason)
                             log.warning("skipped %s: %s (%d so far)", printable(self.name(index)), reason, self.skipped)
-            index = (index + 1) % len(self)
+            index = self.next_index(index)
         raise UserError(f"{self.name(index)} and the images before it are all corrupt: check data.path")
+
+    def next_index(self, index: int) -> int:
+        if self.members is None:
+            return (index + 1) % len(self)
+        return self.members[bisect_right(self.members, index) % len(self.members)]
 
     def pool(self) -> ThreadPoolExecutor:
         """The thread pool, created on first use and again after a fork, which does not copy threads."""

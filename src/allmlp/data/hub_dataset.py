@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from allmlp.data.decode import CorruptImage, Decode
 from allmlp.data.encoded_images import EncodedImages, NumWorkers
 from allmlp.data.splits import divide
 from allmlp.errors import UserError, lookup, one_line, require
-from allmlp.spec import Rate, Size
+from allmlp.files import read_regular
+from allmlp.spec import Rate, Seed, Size
 
 TEST_SPLITS = ("validation", "valid", "val", "test")
 
@@ -35,7 +35,7 @@ class HubDataset(Data):
     image_column: str = ""
     label_column: str = ""
     test_fraction: Rate = 0.15
-    split_seed: int = 0
+    split_seed: Seed = 0
     decode: Decode = Decode()
     num_workers: NumWorkers = 0
 
@@ -105,7 +105,7 @@ class HubImages(EncodedImages):
             cell = self.table[index][self.column]
             if cell is None:
                 raise CorruptImage("the cell is empty")
-            return cell["bytes"] if cell["bytes"] is not None else Path(os.fspath(cell["path"])).read_bytes()
+            return cell["bytes"] if cell["bytes"] is not None else read_regular(cell["path"])
         except OSError as reason:
             raise CorruptImage(f"cannot be read ({one_line(reason)})") from reason
 

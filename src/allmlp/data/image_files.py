@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,8 @@ from allmlp.data.decode import CorruptImage, Decode, open_image
 from allmlp.data.encoded_images import EncodedImages, NumWorkers, check_corrupt, cores
 from allmlp.data.splits import group_by_keys, listing, overlap_notes, plural, single_example_note, split_by_group
 from allmlp.errors import UserError, one_line
-from allmlp.spec import Rate, Size
+from allmlp.files import read_regular
+from allmlp.spec import Rate, Seed, Size
 
 MAX_INSPECTED = 100_000
 """More files are not opened before training, nor compared."""
@@ -64,7 +66,7 @@ class ImageFileData(Data, abstract=True):
     val: str = ""
     test_fraction: Rate = 0.15
     val_fraction: Rate | None = None
-    split_seed: int = 0
+    split_seed: Seed = 0
     group_by_name: bool = True
     decode: Decode = Decode()
     num_workers: NumWorkers = 0
@@ -154,7 +156,10 @@ def map_files(function: Callable[[Path], T], split: FileSplit) -> list[T]:
 def header_fault(file: Path, decode: Decode) -> str:
     """Why the header of an image cannot be read; empty if it can."""
     try:
-        if not file.stat().st_size:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return "not a regular file"
+        if not status.st_size:
             return "the file is empty"
         with open_image(file, decode):
             return ""
@@ -233,7 +238,7 @@ class ImageFiles(EncodedImages):
 
     def read(self, index: int) -> bytes:
         try:
-            return Path(self.name(index)).read_bytes()
+            return read_regular(self.name(index))
         except OSError as reason:
             raise CorruptImage(f"cannot be read ({reason.strerror or one_line(reason)})") from reason
 

@@ -33,7 +33,7 @@ from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read
 from allmlp.data.text_files import find_files, open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean
-from allmlp.spec import Count, Rate, to_json
+from allmlp.spec import Count, Rate, Seed, to_json
 
 UNLABELED = -1
 """Label of texts that only have a teacher's output."""
@@ -115,7 +115,7 @@ class LabeledText(TextData):
     val: str = ""
     test_fraction: Rate = 0.15
     val_fraction: Rate | None = None
-    split_seed: int = 0
+    split_seed: Seed = 0
     text_column: str = ""
     text_pair_column: str = ""
     label_column: str = ""

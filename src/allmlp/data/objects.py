@@ -247,10 +247,9 @@ def name_labels(items: list[Item], name: str, class_names: tuple[str, ...]) -> l
         where = f"item {index} of {name}"
         if isinstance(label, int):
             check_number(label, class_names, where)
-            label = class_names[label]
         elif label not in class_names:
             raise UserError(f"{where} has the unknown label {label!r}{did_you_mean(label, class_names)}")
-        rows.append(TextExample(first, second, label))
+        rows.append(TextExample(first, second, class_names[label] if isinstance(label, int) else label))
     return rows
 
 

@@ -22,7 +22,7 @@ from allmlp.data.tables import read_table, table_suffix
 from allmlp.data.text_files import find_files, open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
-from allmlp.spec import Count, NonNegative, Rate, to_json
+from allmlp.spec import Count, NonNegative, Rate, Seed, to_json
 
 log = logging.getLogger("allmlp.data")
 
@@ -77,7 +77,7 @@ class ParallelCorpus(TextData):
     max_length_ratio: NonNegative | None = None
     val: str = ""
     test_fraction: Rate = 0.02
-    split_seed: int = 0
+    split_seed: Seed = 0
     cache: str = ""
 
     def check(self) -> None:

@@ -26,9 +26,10 @@ from allmlp.data.decode import SUFFIXES, Decode
 from allmlp.data.encoded_images import EncodedImages, NumWorkers, cores
 from allmlp.data.paths import cache_folder
 from allmlp.data.splits import divide
-from allmlp.errors import UserError, one_line, require
+from allmlp.data.text_files import file_system
+from allmlp.errors import UserError, one_line
 from allmlp.files import write_atomically
-from allmlp.spec import Rate, Size
+from allmlp.spec import Rate, Seed, Size
 
 MAX_CLASSES = 1_000_000
 INDEX_VERSION = 1
@@ -51,7 +52,7 @@ class Shards(Data):
     class_names_file: str = ""
     cache: str = ""
     test_fraction: Rate = 0.15
-    split_seed: int = 0
+    split_seed: Seed = 0
     decode: Decode = Decode()
     num_workers: NumWorkers = 0
 
@@ -204,9 +205,8 @@ def find_local(path: str) -> list[Shard]:
 
 
 def find_remote(url: str) -> list[Shard]:
-    fsspec = require("fsspec", "train")
+    remote, path = file_system(url)
     try:
-        remote, path = fsspec.core.url_to_fs(url)
         if not path.endswith(".tar"):
             path = f"{path.rstrip('/')}/*.tar"
         return [Shard(file, remote) for file in (sorted(remote.glob(path)) if glob.has_magic(path) else [path])]

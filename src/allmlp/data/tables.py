@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from allmlp.data.text_files import open_file
+from allmlp.data.text_files import open_file, open_raw
 from allmlp.errors import UserError, one_line, require
 
 COMPRESSED = (".gz", ".xz", ".zst")
@@ -315,7 +315,7 @@ def read_parquet(file: str) -> Table:
     parquet, arrow = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
 
     def batches(names: list[str] | None = None) -> Iterator[Any]:
-        source = require("fsspec", "train").open(file, "rb").open() if "://" in file else file
+        source = open_raw(file) if "://" in file else file
         try:
             with parquet.ParquetFile(source) as found:
                 if names is None:

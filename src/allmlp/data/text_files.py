@@ -6,31 +6,51 @@ import gzip
 import io
 import json
 import lzma
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from allmlp.errors import UserError, one_line, require
+from allmlp.errors import MissingExtra, UserError, one_line, require
 
 SampleBy = Literal["paragraph", "line", "document"]
 """What is one document of a plain text file: text between blank lines, a line, or the whole file."""
 MAX_CHARS = 2**20
 """Longer documents are split."""
+SLACK_BYTES, MAX_EXPANSION = 2**24, 200
+"""Unpacked text may have 16 MiB plus 200 times what it was unpacked from; text is packed to a third or a tenth."""
+ZST_CHUNK = 2**11
+"""Bytes that are unpacked at a time: a block of five bytes may stand for 128 KiB."""
+REMOTE_PACKAGES = ("adlfs", "aiohttp", "gcsfs", "requests", "s3fs")
+"""What the extra `remote` installs."""
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it."""
+    try:
+        return require("fsspec", "train").core.url_to_fs(url)
+    except UserError:
+        raise
+    except ImportError as reason:
+        protocol = url.partition("://")[0].rpartition("::")[2]
+        own = any(package in str(reason) for package in REMOTE_PACKAGES)
+        hint = "pip install 'allmlp[remote]'" if own else one_line(reason)
+        raise MissingExtra(f"{protocol}:// needs a package that is not installed: {hint}") from reason
+    except Exception as reason:  # unknown protocol, wrong options, no network: every file system has its own
+        raise UserError(f"cannot read {url}: {one_line(reason) or type(reason).__name__}") from reason
 
 
 def find_files(paths: str) -> list[str]:
     """List the files of comma-separated paths, folders, patterns (*, ?) and URLs."""
     found: list[str] = []
-    whole = "://" not in paths and Path(paths).expanduser().exists()  # the name of a file may have a comma
+    whole = "://" not in paths and os.path.exists(expand_user(paths))  # the name of a file may have a comma
     for text in filter(None, (part.strip() for part in ([paths] if paths and whole else paths.split(",")))):
         if "://" in text:
-            system, path = require("fsspec", "train").core.url_to_fs(text)
-            files = system.glob(path) if any(mark in path for mark in "*?[") else [path]
-            found += [system.unstrip_protocol(file) for file in sorted(files)]
+            found += find_remote(text)
             continue
-        path = Path(text).expanduser()
+        path = expand_user(text)
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
         elif path.is_file():
@@ -46,6 +66,20 @@ def find_files(paths: str) -> list[str]:
     if not found:
         raise UserError("no text to read: set data.path to files, folders, patterns or URLs, separated by commas")
     return found
+
+
+def find_remote(url: str) -> list[str]:
+    system, path = file_system(url)
+    try:
+        files = system.glob(path) if any(mark in path for mark in "*?[") else [path]
+        return [system.unstrip_protocol(file) for file in sorted(files)]
+    except Exception as reason:  # no network, no permission: every file system has its own
+        raise UserError(f"cannot list {url}: {one_line(reason) or type(reason).__name__}") from reason
+
+
+def expand_user(path: str) -> Path:
+    """~ and ~name; a user that does not exist stays as it is."""
+    return Path(os.path.expanduser(path))
 
 
 def read_documents(files: list[str], sample_by: SampleBy = "paragraph", text_field: str = "text") -> Iterator[str]:
@@ -75,23 +109,88 @@ def read(file: str, sample_by: SampleBy, text_field: str) -> Iterator[str]:
 @contextmanager
 def open_file(file: str) -> Iterator[IO[bytes]]:
     """Open a file for reading bytes, decompressed according to its suffix."""
-    raw: Any = require("fsspec", "train").open(file, "rb").open() if "://" in file else open(file, "rb")  # noqa: SIM115
     suffix = Path(file).suffix
     damaged: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-    with raw:
+    with open_raw(file) as raw:
         try:
             if suffix == ".gz":
-                yield gzip.GzipFile(fileobj=raw)  # type: ignore[misc]
+                yield bounded(gzip.GzipFile(fileobj=raw), raw, file)
             elif suffix == ".xz":
-                yield lzma.LZMAFile(raw)  # type: ignore[misc]  # noqa: SIM115
+                yield bounded(lzma.LZMAFile(raw), raw, file)  # noqa: SIM115
             elif suffix == ".zst":
                 zstandard = require("zstandard", "text")
                 damaged += (zstandard.ZstdError,)
-                yield zstandard.ZstdDecompressor().stream_reader(raw)
+                yield bounded(ZstReader(raw, zstandard), raw, file)
             else:
                 yield raw
         except damaged as reason:
             raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
+
+
+def open_raw(file: str) -> Any:
+    """Open a local file or a URL for reading bytes."""
+    try:
+        if "://" in file:
+            system, path = file_system(file)
+            return system.open(path, "rb")
+        return open(file, "rb")
+    except UserError:
+        raise
+    except Exception as reason:  # every file system has its own
+        raise UserError(f"cannot read {file}: {getattr(reason, 'strerror', None) or one_line(reason)}") from reason
+
+
+class ZstReader(io.RawIOBase):
+    """Reads a .zst file; the reader of `zstandard` takes one that is cut off for whole."""
+
+    def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
+        self.raw, self.zstandard = raw, zstandard
+        self.frame: Any = None
+        self.ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self.ready:
+            packed = self.raw.read(ZST_CHUNK)
+            if not packed:
+                if self.frame is not None:
+                    raise EOFError("the file is cut off")
+                return 0
+            while packed:
+                self.frame = self.frame or self.zstandard.ZstdDecompressor().decompressobj()
+                self.ready += self.frame.decompress(packed)
+                packed = self.frame.unused_data if self.frame.eof else b""
+                if self.frame.eof:
+                    self.frame = None
+        size = min(len(target), len(self.ready))
+        target[:size], self.ready = self.ready[:size], self.ready[size:]
+        return size
+
+
+class BoundedReader(io.RawIOBase):
+    """Reads unpacked text as long as it is not suspiciously much for what has been read of its file."""
+
+    def __init__(self, source: Any, raw: IO[bytes], file: str) -> None:
+        self.source, self.raw, self.file, self.count = source, raw, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        size = self.source.readinto(target)
+        self.count += size or 0
+        if self.count > SLACK_BYTES and self.count > SLACK_BYTES + MAX_EXPANSION * self.raw.tell():
+            raise UserError(
+                f"{self.file} unpacks to more than {MAX_EXPANSION} times its size, as text hardly does: it is damaged "
+                "or made to fill the memory; if not, unpack it first"
+            )
+        return size
+
+
+def bounded(source: Any, raw: IO[bytes], file: str) -> IO[bytes]:
+    return io.BufferedReader(BoundedReader(source, raw, file))
 
 
 def read_plain(lines: io.TextIOWrapper, sample_by: SampleBy) -> Iterator[str]:
@@ -129,8 +228,7 @@ def read_json_lines(lines: io.TextIOWrapper, file: str, text_field: str) -> Iter
 
 def read_parquet(file: str, text_field: str) -> Iterator[str]:
     reader = require("pyarrow.parquet", "parquet")
-    source: Any = require("fsspec", "train").open(file, "rb").open() if "://" in file else file
-    table = reader.ParquetFile(source)
+    table = reader.ParquetFile(open_raw(file) if "://" in file else file)
     if text_field not in table.schema_arrow.names:
         raise UserError(f"{file} has no column {text_field!r}, only {', '.join(table.schema_arrow.names)}")
     for batch in table.iter_batches(columns=[text_field]):

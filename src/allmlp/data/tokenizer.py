@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -20,6 +24,13 @@ from allmlp.spec import Count, Spec
 
 TOKENIZER_FILE = "tokenizer.json"
 PAD_TOKEN, UNK_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+MAX_WORD = 1000
+"""Characters of a word to train on."""
+LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
+MAX_GROWTH = 64
+"""How many times as long a tokenizer may make a text."""
 
 
 class TokenizerConfig(Spec):
@@ -53,8 +64,8 @@ class TokenizerConfig(Spec):
             # One process trains, the others wait.
             with lock(file.with_suffix(".lock")):
                 if not file.is_file():
-                    json = train_tokenizer(self, texts).to_json()
-                    write_atomically(file, lambda temporary: temporary.write_text(json, encoding="utf8"))
+                    trained = train_tokenizer(self, texts).to_json()
+                    write_atomically(file, lambda temporary: temporary.write_text(trained, encoding="utf8"))
         except OSError as reason:
             raise UserError(
                 f"cannot write the tokenizer to {file.parent}: {one_line(reason)}; set data.cache"
@@ -73,6 +84,31 @@ class TextData(Data, abstract=True):
 def replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which tokenizers refuse, by question marks."""
     return text.encode("utf8", "replace").decode("utf8")
+
+
+@contextmanager
+def one_line_panics() -> Iterator[None]:
+    """Panics of the library, in Rust, are no Exceptions: a regular expression that takes too long, for example."""
+    try:
+        yield
+    except BaseException as reason:
+        if type(reason).__name__ != "PanicException":
+            raise
+        raise UserError(f"the tokenizer fails on this text: {one_line(reason)}") from None
+
+
+def growth(part: Any) -> float:
+    """How many times as long the normalizers of a tokenizer.json may make a text; each may replace one character."""
+    if isinstance(part, list):
+        return math.prod(map(growth, part))
+    if not isinstance(part, dict):
+        return 1.0
+    own = 1.0
+    if part.get("type") == "Replace" and isinstance(part.get("pattern"), dict):
+        # A regular expression may match the empty text before every character.
+        content, pattern = str(part.get("content", "")), str(part["pattern"].get("String", ""))
+        own = max(len(content) / len(pattern), 1.0) if pattern else len(content) + 1.0
+    return own * math.prod(growth(inner) for inner in part.values() if isinstance(inner, (dict, list)))
 
 
 class Tokenizer:
@@ -94,17 +130,19 @@ class Tokenizer:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, without [CLS] and [SEP]."""
-        try:
-            found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError:
-            found = self.tokenizer.encode_batch_fast(
-                [replace_surrogates(text) for text in texts], add_special_tokens=False
-            )
+        with one_line_panics():
+            try:
+                found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            except TypeError:
+                found = self.tokenizer.encode_batch_fast(
+                    [replace_surrogates(text) for text in texts], add_special_tokens=False
+                )
         return [one.ids for one in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a text, and the (start, end) characters of each."""
-        found = self.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
+        with one_line_panics():
+            found = self.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
         return found.ids, found.offsets
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -160,12 +198,18 @@ def train_tokenizer(spec: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         tokenizer.decoder = tokenizers.decoders.Metaspace()
         trainer = trainers.UnigramTrainer(unk_token=UNK_TOKEN, **options)
     try:
-        tokenizer.train_from_iterator((text for text in islice(texts, spec.max_documents) if text.strip()), trainer)
+        found = (shorten_words(replace_surrogates(text)) for text in islice(texts, spec.max_documents))
+        tokenizer.train_from_iterator((text for text in found if text.strip()), trainer)
     except Exception as reason:  # the trainers raise plain exceptions
         raise UserError(f"cannot train a tokenizer on this text: {one_line(reason)}") from reason
     if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
         raise UserError("cannot train a tokenizer: the text is empty")
     return Tokenizer(tokenizer)
+
+
+def shorten_words(text: str) -> str:
+    """Without what is too long for a word: the time to train grows with the square of its length."""
+    return LONG_WORD.sub(" ", text) if len(text) > MAX_WORD else text
 
 
 def wordpiece(model: Any, lowercase: bool) -> Any:
@@ -215,7 +259,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def parse_tokenizer(text: str, name: str) -> Tokenizer:
     try:
-        found = require("tokenizers", "text").Tokenizer.from_str(text)
+        with one_line_panics():
+            found = require("tokenizers", "text").Tokenizer.from_str(text)
+        normalizer = json.loads(text).get("normalizer")
     except Exception as reason:  # tokenizers raises plain exceptions
         raise UserError(f"{name} is not a tokenizer: {one_line(reason)}") from None
+    if (times := growth(normalizer)) > MAX_GROWTH:
+        raise UserError(f"{name} may make a text {times:,.0f} times as long, more than {MAX_GROWTH}: it is not used")
     return Tokenizer(found)

@@ -29,7 +29,7 @@ from allmlp.plan.memory import Memory, Sharding, memory, state_per_weight, weigh
 from allmlp.plan.time import StepTime, cost, step_time
 from allmlp.spec import Count, NonNegative, Range, Spec
 
-Positive = Annotated[float, Range(1e-6)]
+Positive = Annotated[float, Range(1e-6, 1e15)]
 Fraction = Annotated[float, Range(1e-6, 1.0)]
 IMAGE_BYTES = 115_000
 """The mean of ImageNet: 1,281,167 images in 147.9 GB."""
@@ -42,6 +42,7 @@ USABLE = 0.9
 processes took 8 to 12 % more than their tensors."""
 MIN_GOODPUT = 0.01
 """Below this a job is refused."""
+YEAR, MAX_YEARS = 365 * 86_400.0, 100
 MAX_EVENTS = 1_000_000
 """Checkpoints and failures to simulate at most, over all runs."""
 
@@ -52,8 +53,8 @@ class Job(Spec):
     name: str
     model: ModelSpec
     family: str
-    samples: Annotated[float, Range(1.0)]
-    epochs: Positive
+    samples: Annotated[float, Range(1.0, 1e15)]
+    epochs: Annotated[float, Range(1e-6, 1e6)]
     gpus: Count
     batch_size: Count
     """Examples per optimizer step, over all GPUs."""
@@ -239,6 +240,10 @@ def forecast(job: Job, runs: int = 500, seed: int = 0) -> Forecast:
         raise UserError(
             f"{job.name} would never finish on {job.gpus:,} GPUs, with a failure every {failures.mtbf:,.0f} s and "
             f"{failures.restart:,.0f} s per restart; use fewer GPUs or a shorter --restart-minutes"
+        )
+    if expected > MAX_YEARS * YEAR:
+        raise UserError(
+            f"{job.name} would take {expected / YEAR:,.0f} years: lower --samples or --epochs, or raise --gpus"
         )
     events = work / interval + expected / failures.mtbf
     simulation = simulate(work, interval, failures, min(runs, max(int(MAX_EVENTS / events), 2)), seed)

@@ -22,8 +22,8 @@ from allmlp.data.columns import IMAGE_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, 
 from allmlp.data.decode import SUFFIXES
 from allmlp.data.shards import Shard, expand_range
 from allmlp.data.tables import Table, is_table, read_table
-from allmlp.data.text_files import read_documents
-from allmlp.errors import UserError, one_line, require
+from allmlp.data.text_files import file_system, read_documents
+from allmlp.errors import UserError, one_line
 from allmlp.prediction.predictor import Reads
 
 STDIN = "-"
@@ -148,9 +148,8 @@ class Inputs:
     # --- object stores ---------------------------------------------------------------------------------------
 
     def remote_items(self, url: str) -> Iterator[Item]:
-        fsspec = require("fsspec", "train")
+        store, path = file_system(url)
         try:
-            store, path = fsspec.core.url_to_fs(url)
             if glob.has_magic(path):
                 files = sorted(store.glob(path))
             else:
@@ -257,7 +256,7 @@ def fetch(read: Callable[[], bytes]) -> bytes:
 
 
 def read_url(url: str) -> bytes:
-    store, path = require("fsspec", "train").core.url_to_fs(url)
+    store, path = file_system(url)
     return store.cat_file(path)
 
 

@@ -28,6 +28,7 @@ from allmlp.data.preprocessing import (
 from allmlp.data.tokenizer import load_tokenizer
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
+from allmlp.files import read_regular
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
@@ -118,7 +119,7 @@ class ImagePredictor:
             source = source()
         if isinstance(source, (str, os.PathLike)):
             try:
-                source = Path(source).read_bytes()
+                source = read_regular(source)
             except OSError as reason:
                 raise UserError(f"cannot read it: {reason.strerror}") from None
         if isinstance(source, bytes):

@@ -1,12 +1,12 @@
-"""The batching engine: one thread that runs models on whatever is queued. It needs no HTTP and no event loop.
+"""The batching engine: a thread that runs models on whatever is queued. It needs no HTTP and no event loop.
 
     with BatchingEngine(max_batch_size=64) as engine:
         futures = [engine.submit(predictor.probabilities, image) for image in images]
         results = [future.result().value for future in futures]
 
 There is no fixed batching delay. Items that arrive while a batch runs form the next one, so a single item is not
-delayed and batches grow with the load. On a GPU, which computes by itself, the next batch is launched while one runs
-once it is full, and the results of one are handed out while the next one runs.
+delayed and batches grow with the load. A GPU computes by itself: while a batch runs there, the next one is launched as
+soon as it is full, and a second thread hands out the results.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from allmlp.threads import Threads
 
 BatchFunction = Callable[[list[Any]], Any]
 """Maps a list of inputs to the results in the same order: a list, or a tensor with the inputs along its first axis."""
+THREADS_WORTH = 1.25
+"""Fewer CPU threads are used where they are at most this much slower: other requests need the cores too, and on busy
+ones two threads take up to twice the processor time of one.
+"""
 MAX_IN_FLIGHT = 2
 """Batches on a GPU: one that runs, and the next one."""
-POLL_SECONDS = 5e-4
-"""Between two looks whether a running batch is done, while the next one fills up."""
 
 
 class BatchResult(NamedTuple):
@@ -63,13 +65,14 @@ class RunningBatch(NamedTuple):
     ready: Any
     """A CUDA event, or None if the values are there."""
 
-    @property
-    def is_done(self) -> bool:
-        """Whether it has ended, or failed."""
-        try:
-            return self.ready is None or self.ready.query()
-        except RuntimeError:  # which `finish` handles
-            return True
+    def wait(self) -> list[Any]:
+        """The results, once they are there."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        found = list(self.values)
+        if len(found) != len(self.items):
+            raise ValueError(f"{len(found)} results for {len(self.items)} inputs")
+        return found
 
 
 def to_host(values: Any) -> tuple[Any, Any]:
@@ -98,26 +101,36 @@ class BatchingEngine:
         self.queue: deque[QueuedItem] = deque()
         self.queued: Counter[tuple[BatchFunction, bool]] = Counter()
         """Items in the queue by kind."""
+        self.retries: deque[QueuedItem] = deque()
+        """Items of batches that have failed, to be run one by one."""
+        self.in_flight: deque[RunningBatch] = deque()
+        """Batches on a GPU, in the order of their launches."""
         self.free_at = 0.0
         """When the last batch was done."""
-        self.condition = threading.Condition()
+        lock = threading.RLock()
+        self.arrived, self.launched = threading.Condition(lock), threading.Condition(lock)
+        """Signals to the two threads; everything above is changed under their lock."""
         self.stopped = False
         self.thread = threading.Thread(target=self.run, name="model", daemon=True)
+        self.finisher = threading.Thread(target=self.complete_launched, name="results", daemon=True)
         self.threads: dict[BatchFunction, dict[int, Threads]] = {}
         """By the number of bits of the size of a batch."""
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the threads, unless they run."""
         if not self.thread.is_alive():
             self.thread.start()
+            self.finisher.start()
 
     def stop(self) -> None:
-        """Complete what is queued, and end the thread."""
-        with self.condition:
+        """Complete what is queued, and end the threads."""
+        with self.arrived:
             self.stopped = True
-            self.condition.notify()
+            self.arrived.notify()
+            self.launched.notify()
         if self.thread.is_alive():
             self.thread.join()
+            self.finisher.join()
 
     def __enter__(self) -> Self:
         self.start()
@@ -132,10 +145,11 @@ class BatchingEngine:
         Work that does not get faster in a batch should run unbatched, so that other items get their turn in between.
         """
         queued = QueuedItem(function, item, batched)
-        with self.condition:
+        with self.arrived:
             self.queue.append(queued)
             self.queued[queued.kind] += 1
-            self.condition.notify()
+            if self.can_launch():
+                self.arrived.notify()
         return queued.future
 
     # --- model thread ------------------------------------------------------------------------------------------------
@@ -143,30 +157,38 @@ class BatchingEngine:
     def run(self) -> None:
         if self.fixed_threads:
             torch.set_num_threads(self.fixed_threads)
-        running: deque[RunningBatch] = deque()
-        while True:
-            items = self.next_batch(running[0] if running else None) if len(running) < MAX_IN_FLIGHT else []
-            if not items and not running:
-                return
-            if items and (launched := self.launch(items)) is not None:
-                running.append(launched)
-            if running and (not items or running[0].is_done):
-                self.finish(running.popleft())
+        while items := self.next_batch():
+            batch = self.launch(items)
+            if batch is not None and batch.ready is None:
+                self.complete(batch)
+            elif batch is not None:
+                with self.launched:
+                    self.in_flight.append(batch)
+                    self.launched.notify()
 
-    def next_batch(self, running: RunningBatch | None) -> list[QueuedItem]:
-        """Wait for the oldest item, and take those of the same kind; none once the engine has stopped.
+    def can_launch(self) -> bool:
+        """Whether there is a batch to launch; while one runs on a GPU, only a full one."""
+        if len(self.in_flight) == MAX_IN_FLIGHT or not self.queue:
+            return bool(self.retries) and len(self.in_flight) < MAX_IN_FLIGHT
+        return not self.in_flight or bool(self.retries) or self.queued[self.queue[0].kind] >= self.largest_batch()
 
-        While a batch is running, a full one is waited for, but no longer than until the running one is done.
-        """
-        with self.condition:
-            if running is None:
-                while not self.queue and not self.stopped:
-                    self.condition.wait()
-            while running and self.queue and not self.is_full() and not running.is_done:
-                self.condition.wait(POLL_SECONDS)
+    def has_ended(self) -> bool:
+        return self.stopped and not (self.queue or self.retries or self.in_flight)
+
+    def largest_batch(self) -> int:
+        """Of the kind of the oldest item."""
+        return self.max_batch_size if self.queue[0].batched else 1
+
+    def next_batch(self) -> list[QueuedItem]:
+        """Wait for a batch: the oldest item, and others of the same kind. Empty once the engine has ended."""
+        with self.arrived:
+            self.arrived.wait_for(lambda: self.can_launch() or self.has_ended())
+            if self.retries:
+                return [self.retries.popleft()]
             if not self.queue:
+                self.launched.notify()
                 return []
-            kind, size = self.queue[0].kind, self.batch_limit()
+            kind, size = self.queue[0].kind, self.largest_batch()
             chosen, others = list[QueuedItem](), list[QueuedItem]()
             while self.queue and len(chosen) < size:
                 one = self.queue.popleft()
@@ -174,14 +196,7 @@ class BatchingEngine:
             self.queue.extendleft(reversed(others))
             self.queued[kind] -= len(chosen)
         found = [one for one in chosen if one.future.set_running_or_notify_cancel()]
-        return found or self.next_batch(running)
-
-    def batch_limit(self) -> int:
-        """The largest batch of the oldest item."""
-        return self.max_batch_size if self.queue[0].batched else 1
-
-    def is_full(self) -> bool:
-        return self.queued[self.queue[0].kind] >= self.batch_limit()
+        return found or self.next_batch()
 
     def launch(self, items: list[QueuedItem]) -> RunningBatch | None:
         """Run a batch; on a GPU, only start it."""
@@ -200,33 +215,47 @@ class BatchingEngine:
         known = self.threads.setdefault(function, {})
         if size.bit_length() not in known:
             alike = next(iter(known.values()), None)
-            known[size.bit_length()] = alike.sibling() if alike else Threads(active=self.fixed_threads is None)
+            first = Threads(active=self.fixed_threads is None, worth=THREADS_WORTH)
+            known[size.bit_length()] = alike.sibling() if alike else first
         return known[size.bit_length()]
 
-    def finish(self, batch: RunningBatch) -> None:
-        items, values, start, ready = batch
+    def fail(self, items: list[QueuedItem], error: Exception) -> None:
+        """Let the items be run one by one: an invalid one must not fail the others."""
+        if len(items) == 1:
+            items[0].future.set_exception(error)
+            return
+        with self.arrived:
+            self.retries.extend(items)
+
+    def complete(self, batch: RunningBatch) -> None:
+        """Wait until a batch is done, let the next one be launched, and set the results."""
+        items, values = batch.items, None
         try:
-            if ready is not None:
-                ready.synchronize()
-            values = list(values)
+            values = batch.wait()
         except Exception as error:
             self.fail(items, error)
+        start, self.free_at = max(batch.start, self.free_at), time.monotonic()  # the one before had to end first
+        with self.arrived:
+            if batch.ready is not None:
+                self.in_flight.popleft()
+            self.arrived.notify()
+        if values is None:
             return
-        start, self.free_at = max(start, self.free_at), time.monotonic()  # launched early, it waits for the one before
         seconds = self.free_at - start
-        known = self.seconds.get(items[0].function)
-        each = seconds / len(items)
+        known, each = self.seconds.get(items[0].function), seconds / len(items)
         self.seconds[items[0].function] = each if known is None else (known + each) / 2
         self.on_batch(len(items), seconds)
         for one, value in zip(items, values, strict=True):
             one.future.set_result(BatchResult(value, start - one.queued_at, seconds, len(items)))
 
-    def fail(self, items: list[QueuedItem], error: Exception) -> None:
-        """Run the items one by one: an invalid one must not fail the others."""
-        if len(items) == 1:
-            items[0].future.set_exception(error)
-            return
-        for one in items:
-            batch = self.launch([one])
-            if batch is not None:
-                self.finish(batch)
+    # --- result thread -----------------------------------------------------------------------------------------------
+
+    def complete_launched(self) -> None:
+        """Complete the batches on a GPU, the oldest first."""
+        while True:
+            with self.launched:
+                self.launched.wait_for(lambda: self.in_flight or self.has_ended())
+                if not self.in_flight:
+                    return
+                batch = self.in_flight[0]
+            self.complete(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 import socket
@@ -240,6 +241,7 @@ def run(
     with listen(host, port) as listener:
         engine.start()
         warm_up(engine, services.values())
+        gc.freeze()  # what was imported and loaded lives on: collections of garbage need not look at it
         listed = ", ".join(describe(name, service) for name, service in services.items())
         print(f"Serving {listed} at {address(listener)}; press Ctrl-C to stop", flush=True)
         server.run([listener])

@@ -82,6 +82,10 @@ class CausalLMModule(TaskModule):
         return {"perplexity": perplexity(means["loss"]), **means}
 
 
+LOWEST, HIGHEST = 1e-3, 1e3
+"""Temperatures at which probabilities can be computed in float32."""
+
+
 @torch.inference_mode()
 def generate(
     model: Model,
@@ -96,6 +100,8 @@ def generate(
 
     temperature=0 is greedy; `top_k` samples from the k most probable tokens only.
     """
+    if temperature and not LOWEST <= temperature <= HIGHEST:
+        raise UserError(f"temperature must be 0, for the most probable token, or between {LOWEST} and {HIGHEST:g}")
     seq_len = model.spec.stem.seq_len
     ids = [tokenizer.cls_token_id, *(tokenizer.encode([prompt])[0] if prompt else [])]
     if len(ids) >= seq_len:

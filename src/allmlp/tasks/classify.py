@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -48,6 +48,7 @@ class Classify(Task):
 
 
 class ClassifyModule(TaskModule):
+    keeps_outputs = True
     class_weights: Tensor
 
     def __init__(self, spec: Classify, model: Model, dataset: ImageDataset) -> None:
@@ -83,7 +84,7 @@ class ClassifyModule(TaskModule):
         return self.spec.mix.apply(images, targets, mix_uniforms) if self.spec.mix else (images, targets)
 
     def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
-        return evaluate_classifier(model, self.normalize, batches)
+        return evaluate_classifier(model, self.normalize, batches, self.keep)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, loss: str, weights: Tensor | None = None) -> Tensor:
@@ -117,13 +118,18 @@ def majority_accuracy(train: Tensor, evaluated: Tensor) -> float:
 
 
 def evaluate_classifier(
-    model: Model | ForwardAtSize, normalize: Normalize, batches: Iterable[LabeledImages]
+    model: Model | ForwardAtSize,
+    normalize: Normalize,
+    batches: Iterable[LabeledImages],
+    keep: Callable[[Tensor, Tensor], None] | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Accuracy and loss of a classifier, as sums and counts."""
+    """Accuracy and loss of a classifier, as sums and counts; `keep` is called with the logits and labels of a batch."""
     correct, loss_sum, count = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
     for images, labels in batches:
         logits = model(normalize(images)).float()
         correct = correct + (logits.argmax(1) == labels).sum()
         loss_sum = loss_sum + F.cross_entropy(logits, labels, reduction="sum")
         count = count + len(labels)
+        if keep is not None:
+            keep(logits, labels)
     return {"accuracy": (correct, count), "loss": (loss_sum, count)}

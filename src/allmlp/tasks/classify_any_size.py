@@ -82,7 +82,7 @@ class ClassifyAnySizeModule(ClassifyModule):
         sums = dict.fromkeys(("accuracy", "loss"), (zero, zero))
         sums |= {f"accuracy_{size}": (zero, zero) for size in self.eval_sizes}
         for batch in batches:
-            found = evaluate_classifier(model, self.normalize, [batch])
+            found = evaluate_classifier(model, self.normalize, [batch], self.keep)
             for size in self.eval_sizes:
                 normalize = cast(Normalize, self.normalize_at[str(size)])
                 at_size = evaluate_classifier(forward_at.get(size, model), normalize, [batch])

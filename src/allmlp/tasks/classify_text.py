@@ -65,11 +65,12 @@ class ClassifyText(Task):
 
 
 class ClassifyTextModule(TaskModule):
+    keeps_outputs = True
     class_weights: Tensor
 
     def __init__(self, spec: ClassifyText, model: Model, dataset: LabeledTextDataset) -> None:
         super().__init__()
-        self.spec, self.model, self.parts = spec, model, dataset.test_names
+        self.spec, self.model, self.split_names = spec, model, dataset.test_names
         self.pad_token_id = dataset.tokenizer.pad_token_id
         weights = balanced_weights(dataset, len(dataset.class_names), spec.class_balance)
         self.register_buffer("class_weights", weights, persistent=False)
@@ -94,7 +95,7 @@ class ClassifyTextModule(TaskModule):
         return class_logits(model, ids, segments, (ids != self.pad_token_id) if self.spec.mask_padding else None)
 
     def evaluate(self, model: Model, batches: Iterable[LabeledTextBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        names = ["accuracy", *(f"{name}_accuracy" for name in self.parts[1:])]
+        names = ["accuracy", *(f"{name}_accuracy" for name in self.split_names[1:])]
         correct = torch.zeros(len(names), dtype=sum_dtype(model.device), device=model.device)
         count, loss_sum = torch.zeros_like(correct), torch.zeros_like(correct[0])
         for ids, segments, labels, part in batches:
@@ -102,6 +103,7 @@ class ClassifyTextModule(TaskModule):
             correct.index_add_(0, part, (logits.argmax(1) == labels).to(count.dtype))
             count.index_add_(0, part, torch.ones_like(part, dtype=count.dtype))
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")
+            self.keep(logits, labels, part)
         return {**dict(zip(names, zip(correct, count))), "loss": (loss_sum, count.sum())}
 
 

@@ -68,6 +68,12 @@ class TaskModule(nn.Module):
 
     model: Model
     """The model that is evaluated and saved."""
+    keeps_outputs: ClassVar[bool] = False
+    """Whether `evaluate` calls `keep`, so that metrics can be computed from logits and labels."""
+    kept: list[tuple[Tensor, Tensor, Tensor]] | None = None
+    """Logits, labels and split numbers of the batches evaluated so far; None if nobody asks for them."""
+    split_names: tuple[str, ...] = ("",)
+    """Names of the test sets, if there are several."""
 
     def forward(self, *inputs: Tensor) -> Losses:
         return self.compute_loss(*inputs)
@@ -101,6 +107,12 @@ class TaskModule(nn.Module):
     def evaluate(self, model: Model, batches: Iterable[Examples]) -> dict[str, tuple[Tensor, Tensor]]:
         """Metrics of `model` as name -> (sum, count) over the test examples of this process."""
         raise NotImplementedError
+
+    def keep(self, logits: Tensor, labels: Tensor, part: Tensor | None = None) -> None:
+        """Keep the outputs of a batch for metrics; `part` is the number of the test set of each example."""
+        if self.kept is not None:
+            part = torch.zeros_like(labels) if part is None else part
+            self.kept.append((logits.float().cpu(), labels.cpu(), part.cpu()))
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         """The metrics to report, from the means over all test examples."""

@@ -58,6 +58,8 @@ MAX_KEY_LENGTH = 200
 INIT_FIELDS = {"init", "dropout", "drop_path", "value", "init_value"}
 """Fields that affect initialization and training only."""
 BLOCK_INDEX = re.compile(r"^(blocks\.|MixerBlock_|encoder\.layer\.|layers\.)\d+")
+GELUS = {"gelu": "the exact GELU", "gelu_tanh": "GELU by tanh"}
+"""What files of weights do not distinguish."""
 
 
 class ConvertedModel(NamedTuple):
@@ -88,7 +90,7 @@ def convert(
     weight_format = None if to is None else lookup(to, FORMATS, "format")
     path = Path(target).expanduser()
     if source.startswith(PREFIX):
-        found = timm_pretrained(source)
+        found = timm_pretrained(source, overrides)
     else:
         located = locate(source, notify)
         if weight_format is None and is_model_folder(Path(source).expanduser()):
@@ -100,7 +102,7 @@ def convert(
     if found.unused:
         notify(f"dropped, since the model does not use them: {', '.join(found.unused)}")
     try:
-        return write_folder(path, found) if weight_format is None else write_format(path, weight_format, found)
+        return write_folder(path, found) if weight_format is None else write_format(path, weight_format, found, notify)
     except OSError as reason:
         raise UserError(f"cannot write {path}: {one_line(reason)}") from None
 
@@ -143,7 +145,7 @@ def import_state(
         dtype = check_dtypes(tensors)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         source, family = recognize(shapes)
-        spec = override_all(source.infer_spec(family, shapes, config), overrides or {})
+        spec = override_all(source.infer_spec(family, shapes, {**config, **(overrides or {})}), overrides or {})
         native = folder.expected_shapes(spec)
         preprocessing = source.preprocessing(family, spec, config)
         keys = {name: source_keys(source, family, name, spec) for name in native}
@@ -223,7 +225,7 @@ def check_signature(source: Format, family: str, shapes: Shapes) -> None:
             raise UserError(f"{name} has the shape {list(shapes[name])}, but {axes} dimensions are expected")
 
 
-def timm_pretrained(name: str) -> ConvertedModel:
+def timm_pretrained(name: str, overrides: Mapping[str, Any] | None = None) -> ConvertedModel:
     """The pretrained weights of `timm:NAME`, with their published head.
 
     The outputs are compared with timm's, since shapes do not show everything, such as the activation.
@@ -237,7 +239,7 @@ def timm_pretrained(name: str) -> ConvertedModel:
     state = network.state_dict()
     if not num_classes:
         state = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}
-    found = import_state(Path(name), dict(state), {"pretrained_cfg": network.pretrained_cfg})
+    found = import_state(Path(name), dict(state), {"pretrained_cfg": network.pretrained_cfg}, overrides)
     check_outputs(name, found, trained.model)
     return found._replace(
         preprocessing=ImagePreprocessing(
@@ -297,8 +299,10 @@ def write_folder(path: Path, found: ConvertedModel) -> Path:
     return path
 
 
-def write_format(path: Path, weight_format: Format, found: ConvertedModel) -> Path:
-    tensors = to_format(weight_format, found)
+def write_format(
+    path: Path, weight_format: Format, found: ConvertedModel, notify: Callable[[str], object] = lambda text: None
+) -> Path:
+    tensors = to_format(weight_format, found, notify)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = weight_format.config_files(found.spec, found.preprocessing)
     texts = {name: json.dumps(content, indent=2) for name, content in files.items()}
@@ -306,8 +310,12 @@ def write_format(path: Path, weight_format: Format, found: ConvertedModel) -> Pa
     return path
 
 
-def to_format(weight_format: Format, found: ConvertedModel) -> dict[str, Tensor]:
-    """The weights in another format, checked to describe the same model when read again."""
+def to_format(
+    weight_format: Format, found: ConvertedModel, notify: Callable[[str], object] = lambda text: None
+) -> dict[str, Tensor]:
+    """The weights in another format, checked to describe the same model when read again; only the form of GELU, which
+    no file of weights states, may differ, with a warning.
+    """
     spec, family = found.spec, family_of(found.spec)
     if family not in weight_format.SIGNATURES:
         has = ", ".join(weight_format.SIGNATURES)
@@ -327,11 +335,23 @@ def to_format(weight_format: Format, found: ConvertedModel) -> dict[str, Tensor]
                 again, {weight_format.NOT_INFERRED[family]: attrgetter(weight_format.NOT_INFERRED[family])(spec)}
             )
         other = next(differences(spec, again), None)
+        computed, implied = activation(spec), activation(again)
     except UserError as reason:
-        other = str(reason)
+        other, computed, implied = str(reason), "", ""
     if other:
         raise UserError(f"{weight_format.TITLE} format of {family} cannot represent this model: {other}")
+    if computed != implied:
+        notify(
+            f"warning: {weight_format.TITLE} format cannot say that the model computes {computed}: a reader that "
+            f"computes {implied} gets slightly other outputs"
+        )
     return tensors
+
+
+def activation(spec: Spec) -> str:
+    """The form of GELU; empty if there is none."""
+    names = {getattr(part, "act", None) for part in spec.children()}
+    return " and ".join(GELUS[name] for name in GELUS if name in names)
 
 
 def family_of(spec: Encoder) -> str | None:
@@ -350,5 +370,5 @@ def differences(ours: Spec, theirs: Spec, above: str = "") -> Iterator[str]:
         mine, other = getattr(ours, name), getattr(theirs, name)
         if isinstance(mine, Spec) and type(mine) is type(other):
             yield from differences(mine, other, f"{above}{name}.")
-        elif mine != other and {mine, other} != {"gelu", "gelu_tanh"}:
+        elif mine != other and {mine, other} != GELUS.keys():
             yield f"{above}{name} is {mine}, but the format implies {other}"

@@ -127,10 +127,14 @@ def load(
 def read_model(path: Path, device: str | torch.device = "cpu", overrides: Mapping[str, Any] | None = None) -> Model:
     """The model as it was saved, in evaluation mode."""
     spec = override_all(read_spec(path), overrides or {})
-    config = digest((path / CONFIG).read_text(encoding="utf8"))
+    config = digest((path / CONFIG).read_text(encoding="utf8", errors="replace"))
     state = read_weights(path / WEIGHTS, expected_shapes(spec), device, config)
     with torch.device("meta"):
         model = spec.build()
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not state[name].is_floating_point():
+            found = str(state[name].dtype).removeprefix("torch.")
+            raise UserError(f"{path / WEIGHTS} does not match the model: {name} is {found}, not floating point")
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -216,7 +220,11 @@ def read_weights(
     if not file.is_file():
         raise UserError(f"{file.parent} has no {WEIGHTS}")
     try:
-        with safe_open(file, framework="pt", device=str(device)) as source:
+        place = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as reason:
+        raise UserError(f"cannot use the device {device}: {one_line(reason)}") from None
+    try:
+        with safe_open(file, framework="pt", device="cpu" if place.type == "meta" else str(place)) as source:
             stored = list(source.keys())
             # The models of `allmlp.hf` have a module `model` around ours.
             prefix = WRAPPED_PREFIX if all(name.startswith(WRAPPED_PREFIX) for name in stored) else ""
@@ -233,7 +241,7 @@ def read_weights(
             state = {name: source.get_tensor(prefix + name) for name in found}
             for name in quantized:
                 state[name] = dequantize(state[name], state.pop(name + SCALE))
-            return state
+            return {name: tensor.to(place) for name, tensor in state.items()}
     except (SafetensorError, OSError) as reason:
         raise UserError(f"{file} is damaged or not a safetensors file: {one_line(reason)}") from None
 

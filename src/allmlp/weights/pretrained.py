@@ -117,7 +117,7 @@ def open_model(
         preprocessing = known_preprocessing(located.path)
         model = folder.read_model(located.path, device, overrides)
         return changes.apply(model, preprocessing, located.path), preprocessing
-    found = timm_pretrained(name) if located is None else open_path(located.path, overrides)
+    found = timm_pretrained(name, overrides) if located is None else open_path(located.path, overrides)
     preprocessing = (located.preprocessing if located is not None else None) or found.preprocessing
     path = None if located is None else located.path
     place = path.parent if path is not None and path.is_file() else path

@@ -17,6 +17,8 @@ from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.grid import GridResize, Rule, with_img_size
 from allmlp.models.model import Model, ModelSpec
 
+MIN_LENGTH = 3
+
 
 def resize_model(
     model: Model,
@@ -76,6 +78,8 @@ def with_seq_len(spec: ModelSpec, seq_len: int) -> ModelSpec:
         return spec.replace(encoder=with_seq_len(spec.encoder, seq_len), decoder=with_seq_len(spec.decoder, seq_len))
     if not isinstance(spec, Encoder) or not isinstance(spec.stem, TokenEmbed):
         raise UserError(f"only this library's text models have a sequence length (input: {spec.input_spec})")
+    if seq_len < MIN_LENGTH:
+        raise UserError(f"seq_len must be at least {MIN_LENGTH}: [CLS], one token of the text, [SEP]")
     new, token = spec.configure(seq_len=seq_len), spec.block.token
     if new == spec or not isinstance(token, TokenMlp):
         return new

@@ -184,7 +184,7 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
     act = ACTS.get(str(config.get("hidden_act", "gelu")))
     if act is None:
         raise UserError(f"the hidden_act {config['hidden_act']!r} is not supported; use one of {', '.join(ACTS)}")
-    attention = Attention(config.get("num_attention_heads") or heads(width))
+    attention = Attention(config.get("num_attention_heads") or heads(width, config))
     block = Block(attention, channel=ChannelMlp(hidden, act), norm=LayerNorm(config.get("layer_norm_eps", 1e-12)))
     model = infer_bert if family == "BERT" else infer_vit
     return model(shapes, config, sizes, block)

@@ -96,6 +96,7 @@ NAMES: dict[str, dict[str, str]] = {
 }
 """Native module or parameter, relative to its block -> its name in timm."""
 
+HEADS_FIELD = "block.token.num_heads"
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 """Width -> number of heads of the published ViTs (So, H, g, G) whose heads do not have 64 channels."""
 
@@ -160,7 +161,7 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
         spec = gmlp(depth, width, 1, 1)
     else:
         tokens = shapes["pos_embed"][1] - class_token
-        spec = vit(depth, width, heads(width), 1, 1)
+        spec = vit(depth, width, heads(width, config), 1, 1)
         changes |= {"stem.class_token": class_token, "pool": FirstTokenPool() if class_token else MeanPool()}
         changes |= {"block.scale": LayerScale(1e-5)} if "blocks.0.ls1.gamma" in shapes else {}
     changes |= {"stem.patch_size": tuple(patch_size), "stem.img_size": square_img_size(tokens, patch_size)}
@@ -168,10 +169,15 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
     return override_all(spec, changes)
 
 
-def heads(width: int) -> int:
-    """The number of heads, which shapes do not show; all published ViTs of a width have the same."""
+def heads(width: int, config: Mapping[str, Any]) -> int:
+    """The number of heads, which shapes do not show; all published ViTs of a width have the same.
+
+    One that the user states is among the overrides, which come later.
+    """
+    if HEADS_FIELD in config:
+        return 1
     if width not in HEADS and width % 64:
-        raise UserError(f"the file does not state how many heads its ViT of width {width} has")
+        raise UserError(f"the file does not state how many heads its ViT of width {width} has: set {HEADS_FIELD}")
     return HEADS.get(width, width // 64)
 
 

@@ -1,0 +1,85 @@
+"""Metrics of your own: functions of the logits and labels of a whole split."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allmlp.errors import UserError, one_line
+from allmlp.parallel import World
+from allmlp.tasks.task import TaskModule
+
+log = logging.getLogger("allmlp.metrics")
+TAKEN = ("accuracy", "loss")
+
+Metric = Callable[[Tensor, Tensor], Any]
+"""From logits [N, K] (float32) and labels [N] (int64), on the CPU and in the order of the split, to a number."""
+
+
+class SplitMetrics:
+    """Metrics by name. Each is called in the main process with all examples of the split, also under torchrun.
+
+    A metric that raises, or returns no number, is left out of that evaluation, with one warning; the run goes on.
+    """
+
+    def __init__(self, functions: Mapping[str, Metric] | None = None) -> None:
+        self.functions, self.failed = dict(functions or {}), set[str]()
+        for name, function in self.functions.items():
+            if not callable(function):
+                raise UserError(
+                    f"the metric {name!r} is {type(function).__name__}, not a function of logits and labels"
+                )
+            if name in TAKEN:
+                raise UserError(f"every task has its own {name}: give your metric another name")
+
+    def check(self, task: TaskModule) -> None:
+        """Raise UserError if `task` has no outputs for them."""
+        if self.functions and not task.keeps_outputs:
+            name = type(task).__name__.removesuffix("Module")
+            raise UserError(f"metrics are computed from the logits of a classifier, which {name} does not have")
+
+    def start(self, task: TaskModule) -> None:
+        """Let `task` keep what it outputs in its next evaluation."""
+        task.kept = [] if self.functions else None
+
+    def finish(self, task: TaskModule, world: World) -> dict[str, float]:
+        """The metrics of the outputs that were kept."""
+        kept, task.kept = task.kept, None
+        if kept is None:
+            return {}
+        shares = world.gather(tuple(map(torch.cat, zip(*kept, strict=True))))
+        return world.broadcast(self.compute(interleave(shares), task.split_names) if world.is_main else {})
+
+    def compute(self, outputs: tuple[Tensor, ...], split_names: tuple[str, ...]) -> dict[str, float]:
+        logits, labels, part = outputs
+        found = {}
+        for number in part.unique().tolist():
+            rows, prefix = part == number, f"{split_names[number]}_" if number else ""
+            for name, function in self.functions.items():
+                try:
+                    value = float(function(logits[rows], labels[rows]))
+                    if not math.isfinite(value):
+                        raise ValueError(f"it is {value}")
+                    found[prefix + name] = value
+                except Exception as reason:  # the user's own code
+                    if name not in self.failed:
+                        kind = type(reason).__name__
+                        log.warning("the metric %s failed and is left out: %s: %s", name, kind, one_line(reason))
+                    self.failed.add(name)
+        return found
+
+
+def interleave(shares: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The whole from the shares of the processes, of which process r has examples r, r + n, r + 2 n, ..."""
+    columns = []
+    for parts in zip(*shares, strict=True):
+        whole = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+        for rank, part in enumerate(parts):
+            whole[rank :: len(parts)] = part
+        columns.append(whole)
+    return tuple(columns)
