@@ -2,6 +2,7 @@
 # make test       lint, types, and the tests without the slow ones
 # make test-all   everything
 # make test-peers our models in other people's code: timm, transformers, Lightning ..., in an environment of its own
+# make fuzz      damaged files and hostile settings for MINUTES=2, from SEED=0; stops with 1 if there are faults
 # make docs       the site, into build/site
 # make zoo        write src/allmlp/models/zoo.json anew after a change to the models
 # make results    write the tables of README.md, docs/results.md and benchmarks/README.md anew from the records
@@ -9,13 +10,15 @@
 
 PYTHON ?= python3
 WORKERS ?= auto
+MINUTES ?= 2
+SEED ?= 0
 BIN := .venv/bin
 CODE := src tests examples benchmarks docs
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-cpu.txt)
 PINS := pyproject.toml constraints.txt constraints-cpu.txt
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo lint test test-all test-peers docs zoo results tables clean
+.PHONY: demo lint test test-all test-peers fuzz docs zoo results tables clean
 
 demo: .venv/.run
 	$(BIN)/python examples/demo.py
@@ -34,6 +37,9 @@ test-all: lint
 test-peers: BIN := .venv-peers/bin
 test-peers: .venv-peers/.done
 	ALLMLP_PEERS=1 HF_HUB_OFFLINE=1 WANDB_MODE=offline $(PYTEST) tests/peers
+
+fuzz: .venv/.dev
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED)
 
 docs: .venv/.dev
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs build/site

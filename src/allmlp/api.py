@@ -109,7 +109,7 @@ def transform(model: PathLike | Model, inputs: Any, *, context: str = "") -> Any
     """The batch that a model takes, made from images or texts as by `allmlp.predict`, on its device and in its dtype.
 
     >>> model = allmlp.load("runs/cifar10")
-    >>> logits = model(model.transform(["cat.jpg", "dog.jpg"]))
+    >>> logits = model(allmlp.transform(model, ["cat.jpg", "dog.jpg"]))
 
     For images it is a tensor n c h w: resized, cropped, normalized. For texts it is the arguments of the model by name,
     ids `x`, `mask` and perhaps `segments`, n s: `model(**model.transform("a text"))`.

@@ -218,9 +218,10 @@ def text_run(data: Data) -> Run:
         (reviews(), ("0", "1")),
         (reviews("pair"), ("0", "1")),
         (reviews("dict"), ("awful", "good")),
+        (reviews("columns"), ("0", "1")),
         (Table(), ("bad", "fine")),
     ],
-    ids=["tuples", "pairs", "mappings", "table"],
+    ids=["tuples", "pairs", "mappings", "columns", "table"],
 )
 def test_texts(items: Any, class_names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained, split without a test set, and saved as a model that predicts."""

@@ -47,6 +47,8 @@ STEPPING = [
 
 @pytest.mark.parametrize("name", STEPPING)
 def test_steps_of_a_program_are_the_parallel_pass(name: str, tmp_path: Path) -> None:
+    if name == "resmlp_seq2seq_6" and torch.__version__ < (2, 9):
+        pytest.skip("torch.export of this version fixes the length of the cache")
     model = make(tmp_path / "model", name)
     first, second = export(tmp_path / "model", tmp_path / "m.pt2")
     assert second.file.name == "m.step.pt2"

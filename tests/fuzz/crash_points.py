@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import sys
 from collections.abc import Iterator
@@ -48,14 +49,15 @@ def losses(out: Path) -> list[tuple[int, str, float]]:
     return [(record["step"], record["kind"], record["loss"]) for record in records]
 
 
-def crash_points(root: Path, every: int = 1, first: int = 0) -> Iterator[tuple[str, sandbox.Outcome, str]]:
-    """Name, outcome and fault of each point of a run; `every` takes some of them only."""
+def crash_points(root: Path, seed: int) -> Iterator[tuple[str, sandbox.Outcome, str]]:
+    """Name, outcome and fault of each point of a run, in random order."""
     whole = root / "whole" / "run"
     whole.parent.mkdir()
     counted = sandbox.run(partial(train_until, whole, None), whole.parent, seconds=120)
     yield "uninterrupted", counted, counted.fault
     expected = losses(whole)
-    for point in range(first, counted.output.count("."), every):
+    count = counted.output.count(".")
+    for point in random.Random(seed).sample(range(count), count):
         folder = root / f"point{point}"
         folder.mkdir()
         out = folder / "run"
@@ -63,5 +65,5 @@ def crash_points(root: Path, every: int = 1, first: int = 0) -> Iterator[tuple[s
         resumed = sandbox.run(partial(train_until, out, -1), folder, seconds=120)
         fault = resumed.fault or ("" if losses(out) == expected else "the records differ from the uninterrupted run")
         fault = fault or ("" if (out / "model.safetensors").is_file() else "there is no model")
-        yield f"operation {point}", resumed, fault
+        yield f"operation {point} of {count}", resumed, fault
         shutil.rmtree(folder)

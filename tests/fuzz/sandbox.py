@@ -94,6 +94,8 @@ def enter(folder: Path, out: Path, err: Path, memory: int) -> None:
     os.dup2(nothing, 0)
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    # pytest has replaced the streams.
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf8", closefd=False) for number in (1, 2))  # noqa: SIM115
     limit = data_bytes() + memory
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -14,6 +14,7 @@ import shutil
 import string
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -21,11 +22,13 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import torch
+import typer
 import zstandard
 from safetensors.torch import save_file
 
 import allmlp
 from allmlp.cli import main
+from allmlp.cli.app import app
 from allmlp.data.detect import detect_data
 from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing, TextPreprocessing
 from allmlp.data.tokenizer import TOKENIZER_FILE, TokenizerConfig, load_tokenizer
@@ -36,6 +39,7 @@ from allmlp.plan.fits import check_training
 from allmlp.prediction.inputs import Inputs
 from allmlp.recipes import runs
 from allmlp.spec import from_dict, hints, override_all, to_dict, to_json
+from allmlp.weights.published import published_weights
 from allmlp.weights.tensors import read
 
 Case = Callable[[], object]
@@ -157,7 +161,17 @@ def seeds() -> Path:
     np.savez(root / "tensors" / "a.npz", **{name: value.numpy() for name, value in state.items()})
     np.savez_compressed(root / "tensors" / "b.npz", **{name: value.numpy() for name, value in state.items()})
     save_file(state, root / "tensors" / "a.safetensors")
+    warm_up()
     return root
+
+
+def warm_up() -> None:
+    """Do in the parent what every case would do again."""
+    for module in ("allmlp.prediction.output", "allmlp.prediction.stream", "allmlp.plan.forecast", "rich.progress"):
+        import_module(module)
+    typer.main.get_command(app)
+    runs("digits_mixer")
+    published_weights()
 
 
 def image_model() -> Any:

@@ -22,11 +22,14 @@ def has_gluon(device: torch.device) -> bool:
     return triton.__version__.startswith("3.6.")
 
 
-@torch.compiler.assume_constant_result
 def has_kernels(device: torch.device) -> bool:
     """Whether our Triton kernels run on a GPU: Triton supports compute capability 8.0 and higher."""
     # Without CUDA, a plan simulates a GPU.
     return HAS_TRITON and (not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0))
+
+
+# What torch.compiler.assume_constant_result sets; calling that would import all of torch._dynamo.
+has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def training_dtype(x: Tensor) -> torch.dtype | None:

@@ -65,7 +65,6 @@ class Context(NamedTuple):
     """h s s, relative position scores shared by all attention layers."""
     cache: Cache | None = None
 
-    @property
     def start(self) -> int:
         """The position of the first token of this call."""
         return 0 if self.cache is None else self.cache.length

@@ -247,7 +247,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         embedded: bool = False,
     ) -> Tensor:
         if isinstance(self.stem, TokenEmbedLayer):
-            return self.stem(x, segments, context.start, embedding, embedded)
+            return self.stem(x, segments, context.start(), embedding, embedded)
         if embedded:
             raise UserError(f"a model of {self.spec.input_spec} takes no inputs_embeds")
         return self.stem(x)

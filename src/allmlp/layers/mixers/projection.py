@@ -97,7 +97,7 @@ class TokenProjection(nn.Module):
         return self.spec.matrix(self.weight, start, stop or self.tokens, self.causal)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        start = context.start
+        start = context.start()
         if context.cache is not None:
             x = context.cache.extend(self, x)
         x, stop = context.zero_padding(x), x.shape[1]
