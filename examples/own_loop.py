@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 import allmlp
-from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing
 
 MEAN, STD = 0.305, 0.376
 
@@ -43,8 +43,8 @@ def main(folder: Path, epochs: int = 3) -> float:
     inputs, targets = next(iter(DataLoader(test, len(test))))
     with torch.inference_mode():
         accuracy = (model(inputs).argmax(1) == targets).float().mean().item()
+    model.preprocessing = ImagePreprocessing((MEAN,), (STD,), class_names=tuple("0123456789"))
     allmlp.save(model, folder)  # for allmlp.load, `allmlp predict`, `allmlp serve`, `allmlp export` ...
-    write_preprocessing(folder, ImagePreprocessing((MEAN,), (STD,), tuple("0123456789")))
     torch.export.save(torch.export.export(model, (inputs[:1],)), folder / "digits.pt2")
     return accuracy
 

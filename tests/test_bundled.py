@@ -130,3 +130,18 @@ def test_a_text_model_is_a_start(with_text: Path, tmp_path: Path) -> None:
         atol=0.01,
     )
     assert (tmp_path / "run" / TOKENIZER_FILE).read_text() == (with_text / TOKENIZER_FILE).read_text()
+
+
+def test_a_loaded_model_is_saved_with_its_preprocessing(with_text: Path, tmp_path: Path) -> None:
+    """And its tokenizer, so that `predict` reads the new folder."""
+    model = allmlp.load("allmlp:text")
+    folder = allmlp.save(model, tmp_path / "copy")
+    assert read_preprocessing(folder) == model.preprocessing
+    assert (folder / TOKENIZER_FILE).read_bytes() == (with_text / TOKENIZER_FILE).read_bytes()
+    assert allmlp.load(folder).predict("a dull film") == model.predict("a dull film")
+    allmlp.save(allmlp.load(folder), folder)  # over itself
+    assert (folder / TOKENIZER_FILE).read_bytes() == (with_text / TOKENIZER_FILE).read_bytes()
+    short = allmlp.save(allmlp.load("allmlp:text", seq_len=8), tmp_path / "short")
+    assert read_preprocessing(short) == model.preprocessing.replace(seq_len=8)
+    fresh = allmlp.save(allmlp.create("mixer_nano"), tmp_path / "fresh")
+    assert not (fresh / "preprocessing.json").exists()

@@ -68,15 +68,18 @@ def known_preprocessing(folder: Path) -> ImagePreprocessing | TextPreprocessing 
     return read_preprocessing(folder) if (folder / PREPROCESSING_FILE).is_file() else None
 
 
-def copy_preprocessing(source: Path, target: Path, seq_len: int | None = None) -> None:
-    """Copy preprocessing (with another `seq_len` if given) and tokenizer from one model's folder to another's."""
-    if (source / PREPROCESSING_FILE).is_file():
-        preprocessing = read_preprocessing(source)
-        if seq_len is not None and isinstance(preprocessing, TextPreprocessing):
-            preprocessing = preprocessing.replace(seq_len=seq_len)
-        write_preprocessing(target, preprocessing)
+def copy_preprocessing(source: Path, target: Path) -> None:
+    """Copy preprocessing and tokenizer from one model's folder to another's."""
+    known = known_preprocessing(source)
+    if known is not None:
+        write_preprocessing(target, known)
+    copy_tokenizer(source, target)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer of a model's folder, if there is one, to another folder."""
     for name in TOKENIZER_FILES:
-        if (source / name).is_file():
+        if (source / name).is_file() and source.resolve() != target.resolve():
             data = (source / name).read_bytes()
             write_atomically(target / name, lambda temporary, data=data: temporary.write_bytes(data))
 

@@ -18,9 +18,10 @@ from allmlp import __version__
 from allmlp.data.preprocessing import (
     ImagePreprocessing,
     TextPreprocessing,
-    copy_preprocessing,
+    copy_tokenizer,
     known_preprocessing,
     refuse_unfinished,
+    write_preprocessing,
 )
 from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.files import RUN, write_atomically
@@ -55,20 +56,26 @@ def save(
     >>> allmlp.save(model, "small_model", dtype=torch.int8)
     >>> model = allmlp.load("my_model")
 
-    The preprocessing and the tokenizer are copied from the folder `like`, if it is given. `dtype` is the precision of
-    the file, by default the model's: torch.int8 has a quarter of the size of float32 (see `allmlp.weights.int8`).
+    The preprocessing and the tokenizer that it was loaded with are saved too, or those of the folder `like`. `dtype` is
+    the precision of the file, by default the model's: torch.int8 has a quarter of the size of float32 (see
+    `allmlp.weights.int8`).
     """
     if like is not None and Path(folder).resolve() == Path(like).resolve():
         raise UserError(f"{folder} would be written over itself; name another folder")
     if like is not None and (Path(folder) / RUN).exists():
         raise UserError(f"{folder} holds a run, whose model would be written over; name another folder")
     path = write_model(Path(folder), model.spec, to_dtype(model.state_dict(), dtype))
-    if like is not None:
-        seq_len = next((part.seq_len for part in model.spec.children() if isinstance(part, TokenEmbed)), None)
-        try:
-            copy_preprocessing(Path(like), path, seq_len)
-        except OSError as reason:
-            raise UserError(f"cannot write to {path}: {one_line(reason)}") from reason
+    known, source = (model.preprocessing, model.folder) if like is None else (known_preprocessing(Path(like)), like)
+    embedding = next((part for part in model.spec.children() if isinstance(part, TokenEmbed)), None)
+    if embedding is not None and isinstance(known, TextPreprocessing):
+        known = known.replace(seq_len=embedding.seq_len)
+    try:
+        if known is not None:
+            write_preprocessing(path, known)
+        if source is not None:
+            copy_tokenizer(Path(source), path)
+    except OSError as reason:
+        raise UserError(f"cannot write to {path}: {one_line(reason)}") from reason
     return path
 
 
