@@ -55,7 +55,7 @@ tables: .venv/.dev
 
 .venv/.run: $(PINS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[train,analysis]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[train,analysis,serve]'
 	touch $@
 
 .venv/.dev: $(PINS)
