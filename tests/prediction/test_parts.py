@@ -125,20 +125,25 @@ def test_answers_of_another_model_are_not_mixed(images: Path, many: Path, tmp_pa
 
 @pytest.mark.slow
 def test_a_killed_process_is_started_again(images: Path, many: Path, tmp_path: Path, command: Command) -> None:
-    """The last input of process 1 is a pipe that nobody writes to, so it cannot end before it is killed."""
+    """Process 1 waits when it opens its last input, so it cannot end before it is killed."""
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert command("predict", images, many, "--out", f"{whole}/", *OPTIONS)[0] == 0
-    last = many / "07.png"
-    image = last.read_bytes()
-    last.unlink()
-    os.mkfifo(last)
+    waiting = """
+import sys, time
+def wait(event, given):
+    if event == "open" and str(given[0]).endswith("07.png"):
+        time.sleep(600)
+sys.addaudithook(wait)
+from allmlp.cli import main
+main(sys.argv[1:])
+"""
 
-    def start(rank: int) -> subprocess.Popen[bytes]:
+    def start(rank: int, program: tuple[str, str] = ("-m", "allmlp")) -> subprocess.Popen[bytes]:
         arguments = ["predict", images, many, "--out", f"{out}/", *OPTIONS]
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        return subprocess.Popen([sys.executable, "-m", "allmlp", *map(str, arguments)], env=environment)
+        return subprocess.Popen([sys.executable, *program, *map(str, arguments)], env=environment)
 
-    processes = [start(rank) for rank in (0, 1)]
+    processes = [start(0), start(1, ("-c", waiting))]
     try:
         assert processes[0].wait(200) == 0
         deadline = time.monotonic() + 200
@@ -150,8 +155,6 @@ def test_a_killed_process_is_started_again(images: Path, many: Path, tmp_path: P
         processes[1].wait()
     before = stamps(out)
     assert sorted(int(name[5:11]) for name in before if not name.startswith(".")) == [0, 1, 2, 4]
-    last.unlink()
-    last.write_bytes(image)
     assert start(1).wait(200) == 0
     after = stamps(out)
     assert {name: stamp for name, stamp in after.items() if name in before} == before
