@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 
 import allmlp
 from allmlp.analysis.saliency import occlusion
-from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing, write_preprocessing
 from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
@@ -589,10 +589,12 @@ def test_regression_model_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_heads_that_do_not_classify_are_rejected(tmp_path: Path, kind: str) -> None:
     folder = image_folder(tmp_path) if kind == "image" else text_folder(tmp_path, "classes")
+    known = read_preprocessing(folder)
     allmlp.save(allmlp.load(folder, num_classes=1), folder)
     with pytest.raises(allmlp.UserError, match="has a single output, so it is not a classifier"):
         load_service(folder)
     allmlp.save(allmlp.load(folder, num_classes=4), folder)
+    write_preprocessing(folder, known)
     with pytest.raises(allmlp.UserError, match="has 4 outputs, but 3 class names"):
         load_service(folder)
 
