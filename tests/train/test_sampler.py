@@ -115,3 +115,26 @@ def test_the_order_of_an_epoch_repeats_no_other_stream() -> None:
     orders = {mix_seed(Stream.EPOCH_ORDER, 0, epoch) for epoch in range(1000)}
     others = set(Stream) - {Stream.EPOCH_ORDER}
     assert not orders & {mix_seed(stream, 0, *rest) for stream in others for rest in ((), (3,), (3, 0))}
+
+
+def test_threads_share_the_orders_of_epochs() -> None:
+    """The loader fetches several steps at a time: here another begins a later epoch whenever the orders are read."""
+
+    class Interrupted(Sampler):
+        later, busy = 0, False
+
+        @property
+        def permutations(self) -> dict[int, torch.Tensor]:
+            if not self.busy:
+                self.busy, self.later = True, self.later + 3
+                self.permutation(self.later)
+                self.busy = False
+            return self.known
+
+        @permutations.setter
+        def permutations(self, value: dict[int, torch.Tensor]) -> None:
+            self.known = value
+
+    sampler = Interrupted(num_examples=9, batch_size=4, seed=0)
+    assert sampler.permutation(0).equal(Sampler(num_examples=9, batch_size=4, seed=0).permutation(0))
+    assert sampler.later

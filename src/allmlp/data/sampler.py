@@ -88,11 +88,14 @@ class Sampler:
         return torch.cat(pieces).repeat_interleave(self.repeats)[: self.batch_size]
 
     def permutation(self, epoch: int) -> Tensor:
-        if epoch not in self.permutations:
-            generator = torch.Generator().manual_seed(mix_seed(Stream.EPOCH_ORDER, self.seed, epoch))
-            self.permutations = {k: v for k, v in self.permutations.items() if k >= epoch - 1}
-            self.permutations[epoch] = torch.randperm(self.num_examples, generator=generator)
-        return self.permutations[epoch]
+        known = self.permutations
+        if epoch in known:
+            return known[epoch]
+        generator = torch.Generator().manual_seed(mix_seed(Stream.EPOCH_ORDER, self.seed, epoch))
+        made = torch.randperm(self.num_examples, generator=generator)
+        # A new dictionary: other threads may be reading the old one.
+        self.permutations = {k: v for k, v in known.items() if k >= epoch - 1} | {epoch: made}
+        return made
 
 
 class Loader:
