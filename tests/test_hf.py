@@ -28,6 +28,7 @@ from allmlp.tasks.translate import translate
 from data.sample_images import encode, rotated, scene
 from serve.folders import CLASSES, image_folder, text_folder
 from tiny import IMAGES, TEXTS, TINY_SPECS, randomize, text_model, tiny_model
+from without_allmlp import PRELUDE
 
 transformers = pytest.importorskip("transformers")
 
@@ -372,18 +373,9 @@ def test_losses_of_an_accumulated_batch(name: str, saved: dict[str, Path]) -> No
 
 # --- without allmlp ----------------------------------------------------------------------------------------------
 
-ELSEWHERE = """
-import sys, json, torch
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "allmlp":
-            raise ModuleNotFoundError("no allmlp here")
-sys.meta_path.insert(0, Blocked())
-# torchvision's extension may not load here; these operators are all that importing it needs.
-library = torch.library.Library("torchvision", "FRAGMENT")
-if not hasattr(torch.ops.torchvision, "nms"):
-    [library.define(f"{name}(Tensor a, Tensor b, float c) -> Tensor") for name in ("nms", "qnms")]
-import transformers
+ELSEWHERE = (
+    PRELUDE
+    + """
 results = {}
 for folder, cls in json.loads(sys.argv[1]).items():
     model = getattr(transformers, cls).from_pretrained(folder, trust_remote_code=True)
@@ -398,6 +390,7 @@ for folder, cls in json.loads(sys.argv[1]).items():
 assert not any(name.partition(".")[0] == "allmlp" for name in sys.modules)
 torch.save(results, sys.argv[2])
 """
+)
 
 
 @pytest.mark.slow

@@ -11,24 +11,11 @@ import pytest
 
 from peers.installed import peer
 from serve.folders import image_folder, text_folder
+from without_allmlp import PRELUDE
 
 peer("transformers")
 
 import allmlp.hf  # noqa: E402
-
-PRELUDE = """
-import sys, json, torch
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "allmlp":
-            raise ModuleNotFoundError("no allmlp here")
-sys.meta_path.insert(0, Blocked())
-# torchvision's extension may not load here; these operators are all that importing it needs.
-library = torch.library.Library("torchvision", "FRAGMENT")
-if not hasattr(torch.ops.torchvision, "nms"):
-    [library.define(f"{name}(Tensor a, Tensor b, float c) -> Tensor") for name in ("nms", "qnms")]
-import transformers
-"""
 
 
 def elsewhere(code: str, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -83,6 +83,10 @@ def text_card() -> str:
     )
 
 
+def draws(count: int) -> str:
+    return "one draw of the images" if count == 1 else f"mean and 95 % interval of {count} draws of the images"
+
+
 def image_card() -> str:
     training = run_record("image_encoder")["result"]
     probes = [
@@ -90,7 +94,7 @@ def image_card() -> str:
             f"linear probe, {DATA[name].partition(',')[0]}",
             f"{mean(rows(name, 'probe', 'allmlp:image'))} % ({DATA[name].partition(', ')[2]},"
             f" {rows(name, 'probe')[0]['train']} training images; CIFAR-10 model"
-            f" {mean(rows(name, 'probe', 'allmlp:cifar10'))} %; mean and 95 % interval over draws of the images)",
+            f" {mean(rows(name, 'probe', 'allmlp:cifar10'))} %; {draws(len(rows(name, 'probe', 'allmlp:image')))})",
         )
         for name in ("imagenette", "cifar10", "cifar100")
         if rows(name, "probe")
