@@ -23,7 +23,8 @@ def llama(
     head: LMHead = LMHead(tied=False),
 ) -> Encoder:
     norm, rotary = RMSNorm(1e-5), RotaryPositions(500_000.0)
-    attention = Attention(num_heads, causal=True, num_kv_heads=num_kv_heads, rotary=rotary, linear_bias=False)
+    grouped = num_kv_heads if num_kv_heads < num_heads else None
+    attention = Attention(num_heads, causal=True, num_kv_heads=grouped, rotary=rotary, linear_bias=False)
     return Encoder(
         width=width,
         depth=depth,
