@@ -93,7 +93,7 @@ def linear(p: Weights, x: Tensor) -> Tensor:
 
 
 def norm(p: Weights, x: Tensor, eps: float = 1e-6) -> Tensor:
-    """LayerNorm, RMSNorm where there is no bias, ResMLP's Aff (eq. 1) where there is an alpha; nothing without weights."""
+    """LayerNorm; RMSNorm if it has no bias, ResMLP's Aff (eq. 1) if it has an alpha, nothing without weights."""
     if not p:
         return x
     if "alpha" in p:

@@ -213,11 +213,16 @@ def test_predict_and_generate_from_the_command_line(
     assert written.startswith("four five six seven eight nine zero one")
     seeded = [command("generate", str(tmp_path / "causal"), "--seed", str(seed)) for seed in (3, 3, 4)]
     assert seeded[0] == seeded[1] and len(seeded[0].split()) > 3
+    # The most probable token alone, whatever the temperature.
+    for sampled in (["--top-p", "1e-9"], ["--top-k", "1"]):
+        hot = ["--prompt", "four five", "--temperature", "5", *sampled]
+        assert command("generate", str(tmp_path / "causal"), *hot) == written
     for arguments, message in (
         (["predict", str(tmp_path / "causal"), "x"], "is a causal language model: use allmlp generate"),
         (["generate", str(masked)], "not a causal language model"),
         (["predict", str(masked), "no gap"], r"has no [MASK]"),
         (["generate", str(tmp_path / "causal"), "--prompt", "one " * 40], "shorten it"),
+        (["generate", str(tmp_path / "causal"), "--top-p", "0"], "top_p must be above 0 and at most 1, not 0"),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)

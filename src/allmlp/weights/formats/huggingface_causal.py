@@ -171,8 +171,8 @@ def infer_rotary(config: Mapping[str, Any]) -> RotaryPositions:
     if kind != "llama3":
         raise UserError(f"the rope_type {kind!r} is not supported; use 'default' or 'llama3'")
     try:
-        scaling = [rope[name] for name in ("factor", "low_freq_factor", "high_freq_factor")]
-        return RotaryPositions(theta, RotaryScaling(*scaling, rope["original_max_position_embeddings"]))
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        return RotaryPositions(theta, RotaryScaling(*(rope[name] for name in names)))
     except KeyError as missing:
         raise UserError(f"its rope_parameters lack {missing.args[0]}") from None
 
