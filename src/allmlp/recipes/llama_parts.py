@@ -69,7 +69,7 @@ def _rmsnorm(model: Encoder) -> Encoder:
 
 
 def _swiglu(model: Encoder) -> Encoder:
-    """With the hidden channels that leave the number of parameters nearly as it is: two thirds of them in a plain MLP."""
+    """With the hidden channels that keep the number of parameters: two thirds of them in a plain MLP."""
     channel = model.block.channel
     assert isinstance(channel, ChannelMlp)
     down = channel.inner.width(channel.hidden) / channel.hidden if channel.inner else 1
