@@ -18,7 +18,10 @@ from allmlp.data.corpus import Corpus, TokenBatch
 from allmlp.data.dataset import InMemory
 from allmlp.data.tokenizer import Tokenizer, TokenizerConfig
 from allmlp.models.gmlp import gmlp_text
+from allmlp.models.gpt2 import gpt2
+from allmlp.models.llama import llama
 from allmlp.models.mixer import mixer_text
+from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
 from allmlp.tasks.causal_lm import CausalLM, generate
@@ -190,6 +193,13 @@ def test_learns_to_count(trained: tuple[Path, dict[str, float]]) -> None:
 @pytest.mark.slow
 def test_mixer_learns_to_count(data: Corpus, tmp_path: Path) -> None:
     result = loop.train(run(data, mixer_text(2, 32, 16, 64), steps=250, **RARELY), tmp_path, "cpu")
+    assert result["perplexity"] < 2.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [gpt2(2, 32, 2, 32, 64), llama(2, 32, 48, 4, 2, 32, 64)], ids=["GPT-2", "Llama"])
+def test_causal_transformers_learn_to_count(model: ModelSpec, data: Corpus, tmp_path: Path) -> None:
+    result = loop.train(run(data, model, CausalLM(), 150, **RARELY), tmp_path, "cpu")
     assert result["perplexity"] < 2.5
 
 
