@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import allmlp
@@ -104,6 +104,19 @@ def test_names_of_settings_before_transformers_5(tmp_path: Path) -> None:
     rope = config.pop("rope_parameters")
     file.write_text(json.dumps(config | {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}))
     assert allmlp.load(convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))).spec == expected
+
+
+def test_keys_of_the_first_published_files(tmp_path: Path) -> None:
+    """No prefix, the masks of attention as buffers, and a copy of the tied embedding."""
+    publish(tmp_path / "theirs", "GPT2LMHeadModel")
+    file = tmp_path / "theirs" / "model.safetensors"
+    expected = load_file(convert(str(tmp_path / "theirs"), str(tmp_path / "expected")) / "model.safetensors")
+    state = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    masks = {f"h.{block}.attn.bias": torch.ones(1, 1, 9, 9).tril() for block in range(3)}
+    masks |= {f"h.{block}.attn.masked_bias": torch.tensor(-1e4) for block in range(3)}
+    save_file(state | masks | {"lm_head.weight": state["wte.weight"].clone()}, file)
+    ours = convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))
+    assert_same(load_file(ours / "model.safetensors"), expected)
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
