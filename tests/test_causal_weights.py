@@ -145,7 +145,7 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
         ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "only False is supported"),
         ("GPT2LMHeadModel", {"activation_function": "mish"}, "the hidden_act 'mish' is not supported"),
         ("LlamaForCausalLM", {"hidden_size": 25}, "its configuration has hidden_size 25, its weights have 24"),
-        ("LlamaForCausalLM", {"head_dim": 8}, "its heads have 8 channels; only 24 / 6 is supported"),
+        ("LlamaForCausalLM", {"head_dim": 8}, "its configuration has head_dim 8; only 24 / 6 is supported"),
         ("LlamaForCausalLM", {"num_key_value_heads": 3}, "of another shape"),
         ("LlamaForCausalLM", {"num_attention_heads": None}, "needs its config.json next to the weights"),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "yarn"}}, "the rope_type 'yarn' is not supported"),

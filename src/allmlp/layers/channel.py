@@ -101,8 +101,12 @@ class ChannelMlpLayer(nn.Module):
                 )
             if isinstance(self.inner, SpatialGatingUnitLayer) and self.inner.is_plain and context.cache is None:
                 return self.gated(x.to(dtype), self.inner, context)
-        h, *gated = self.up(x).chunk(1 + self.glu, dim=-1)  # b s f
-        h = ACTS[self.act](h) if not gated else ACTS[self.act](h) * gated[0]
+        h = self.up(x)  # b s f
+        if self.glu:
+            gate, h = h.chunk(2, dim=-1)
+            h = ACTS[self.act](gate) * h
+        else:
+            h = ACTS[self.act](h)
         h = F.dropout(h, self.dropout, self.training)
         if self.inner is not None:
             h = self.inner(h, x, context)

@@ -145,7 +145,7 @@ def infer_llama(shapes: Shapes, config: Mapping[str, Any], act: Act) -> tuple[Bl
         raise UserError("a Llama needs its config.json next to the weights, which do not show heads and length")
     num_kv_heads = config.get("num_key_value_heads") or num_heads
     if config.get("head_dim") not in (None, width / num_heads):
-        raise UserError(f"its heads have {config['head_dim']} channels; only {width} / {num_heads} is supported")
+        raise UserError(f"its configuration has head_dim {config['head_dim']!r}; only {width} / {num_heads} is supported")
     attention = Attention(
         num_heads,
         causal=True,
@@ -181,7 +181,7 @@ def infer_head(family: str, shapes: Shapes, config: Mapping[str, Any]) -> LMHead
     if HEAD in shapes:
         return LMHead(tied=False)
     is_tied = config.get("tie_word_embeddings", family == "GPT-2")
-    return LMHead() if is_tied and ARCHITECTURES[family][0] not in (config.get("architectures") or ()) else None
+    return LMHead() if is_tied and config.get("architectures") != [ARCHITECTURES[family][0]] else None
 
 
 # --- the configuration -------------------------------------------------------------------------------------
