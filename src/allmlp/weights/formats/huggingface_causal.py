@@ -145,7 +145,8 @@ def infer_llama(shapes: Shapes, config: Mapping[str, Any], act: Act) -> tuple[Bl
         raise UserError("a Llama needs its config.json next to the weights, which do not show heads and length")
     num_kv_heads = config.get("num_key_value_heads") or num_heads
     if config.get("head_dim") not in (None, width / num_heads):
-        raise UserError(f"its configuration has head_dim {config['head_dim']!r}; only {width} / {num_heads} is supported")
+        size = f"{width} / {num_heads}"
+        raise UserError(f"its configuration has head_dim {config['head_dim']!r}; only {size} is supported")
     attention = Attention(
         num_heads,
         causal=True,
