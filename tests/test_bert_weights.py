@@ -108,7 +108,7 @@ def test_the_table_alone(tmp_path: Path) -> None:
         rewrite(tmp_path / kind, lambda tensors: {name: t for name, t in tensors.items() if "word_" in name})
         assert torch.equal(word_embeddings(tmp_path / kind), peer.get_input_embeddings().weight)
     rewrite(tmp_path / kind, lambda tensors: {"something.else": torch.zeros(1)})
-    with pytest.raises(allmlp.UserError, match=r"model.safetensors has no embeddings.word_embeddings.weight"):
+    with pytest.raises(allmlp.UserError, match=r"BertForMaskedLM has no embeddings.word_embeddings.weight"):
         word_embeddings(tmp_path / kind)
 
 

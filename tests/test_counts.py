@@ -67,6 +67,10 @@ EXACT_WITH_HEAD = {
     "amlp_base": 108_791_516,
     "amlp_large": 315_627_960,
     "bert_base_uncased": 109_514_298,
+    "gpt2_small": 124_439_808,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
 }
 # Billions of multiply-adds at 224 pixels, counted by an independent tool on the released code.
 GMACS = {
@@ -182,7 +186,7 @@ def test_class_mlp_has_one_row_not_a_square() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mixer_s32", "resmlp_s12_class", "gmlp_causal_tiny", "bert_base_rel", "resmlp_seq2seq_tiny"]
+    "name", ["mixer_s32", "resmlp_s12_class", "gmlp_causal_tiny", "bert_base_rel", "resmlp_seq2seq_tiny", "llama3_405b"]
 )
 def test_the_cost_table_counts_the_built_model(name: str) -> None:
     """One block times the depth is the whole model."""

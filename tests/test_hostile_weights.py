@@ -24,6 +24,8 @@ import allmlp
 from allmlp.layers import LayerNorm, LMHead
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp
+from allmlp.models.gpt2 import gpt2
+from allmlp.models.llama import llama
 from allmlp.models.mixer import mixer
 from allmlp.models.vit import vit
 from allmlp.spec import to_json
@@ -225,6 +227,8 @@ GOOD: dict[str, tuple[Any, str]] = {
     "lucidrains": (allmlp.create(gmlp(1, 8, **SMALL), overrides=LUCIDRAINS).spec, "weights.pth"),
     "vit": (vit(1, 8, 2, **SMALL), "hf"),
     "bert": (bert(1, 8, 2, seq_len=4, vocab_size=9, head=HEAD), "hf"),
+    "gpt2": (gpt2(1, 8, 2, seq_len=4, vocab_size=9), "hf"),
+    "llama": (llama(1, 8, 12, 2, 1, seq_len=4, vocab_size=9), "hf"),
 }
 
 
@@ -278,13 +282,13 @@ def test_bytes_are_changed(kind: str, tmp_path: Path) -> None:
 JUNK: list[Any] = [None, True, -1, 0, 1e308, 10**400, "", "12x8", [], [[2, 2]], {"0": 1}, "\n"]
 
 
-@pytest.mark.parametrize("kind", ["vit", "bert"])
+@pytest.mark.parametrize("kind", ["vit", "bert", "gpt2", "llama"])
 def test_settings_are_changed(kind: str, tmp_path: Path) -> None:
     """Any content of a configuration gives the model or a one-line error."""
     source = make(kind, tmp_path)
     for file in sorted(source.glob("*.json")):
         good = json.loads(file.read_text())
-        for name in [*good, "pretrained_cfg", "position_embedding_type", "is_decoder"]:
+        for name in [*good, "pretrained_cfg", "position_embedding_type", "is_decoder", "rope_parameters", "head_dim"]:
             for junk in JUNK:
                 file.write_text(json.dumps(good | {name: junk}))
                 tried(source, tmp_path / "target")

@@ -219,7 +219,11 @@ def test_a_pickle_or_a_file_alone(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("BertModel", {"model_type": "roberta"}, "has the model_type 'roberta': only 'bert' and 'vit' are supported"),
+        (
+            "BertModel",
+            {"model_type": "roberta"},
+            "model_type 'roberta': only 'bert', 'vit', 'gpt2', 'llama' are supported",
+        ),
         ("BertModel", {"hidden_act": "mish"}, "the hidden_act 'mish' is not supported; use one of gelu, gelu_new"),
         ("BertModel", {"is_decoder": True}, "only bidirectional BERT models with absolute positions are supported"),
         ("BertModel", {"num_hidden_layers": 4}, "its configuration has num_hidden_layers 4, its weights have 3"),

@@ -207,7 +207,7 @@ def test_unsupported_presets() -> None:
     encoders = [name for name in presets() if hasattr(preset(name).spec, "block")]
     unsupported = {name for name in encoders if not is_supported(preset(name).spec)}
     families = {name.split("_")[0] for name in unsupported}
-    assert families == {"vit", "bert", "amlp", "transformer", "resmlp", "convmixer"}
+    assert families == {"vit", "bert", "amlp", "transformer", "resmlp", "convmixer", "gpt2", "llama3", "llama"}
     assert {name for name in unsupported if name.startswith("resmlp")} == {
         f"resmlp_s12_{token}" for token in ("none", "conv", "dw", "dwsep")
     }
@@ -217,7 +217,9 @@ def test_unsupported_presets() -> None:
     "overrides",
     [
         *({"block.norm": "BatchNorm"}, {"block.norm": "null"}, {"block.residual": "token"}, {"block.order": "post"}),
-        *({"block.order": "res-post"}, {"block.channel": "ChannelLinear"}),
+        *({"block.order": "res-post"}, {"block.channel": "ChannelLinear"}, {"block.norm": "RMSNorm"}),
+        *({"block.channel.glu": "true"}, {"block.channel.linear_bias": "false"}),
+        *({"block.channel.act": "silu"}, {"block.token.act": "sigmoid"}),
     ],
     ids=str,
 )

@@ -30,6 +30,8 @@ from allmlp.layers import (
     NoMixing,
     Normal,
     RelativePositionBias,
+    RotaryPositions,
+    RotaryScaling,
     SpatialGatingUnit,
     TinyAttention,
     Toeplitz,
@@ -90,8 +92,11 @@ MIXERS = [
     TokenLinear(Toeplitz(), causal=True),
     TokenMlp(expansion=1.5, act="gelu_tanh"),
     Attention(2, causal=True),
+    Attention(2, num_kv_heads=1, rotary=RotaryPositions(), linear_bias=False),
     *(TokenConv(variant, act=act) for variant in ("depthwise", "separable") for act in (None, "gelu")),
     *kinds(ChannelMixer),
+    *(ChannelMlp(6, act, glu=True) for act in ("silu", "sigmoid", "gelu")),
+    ChannelMlp(6, "silu", SpatialGatingUnit(), glu=True, linear_bias=False),
     ChannelLinear("gelu"),
 ]
 GATES = [
@@ -330,6 +335,14 @@ def test_relative_position_bias_checks_its_fields() -> None:
         RelativePositionBias(buckets=7)
     with pytest.raises(allmlp.UserError, match="RelativePositionBias"):
         Attention(2, scores="bias")
+    with pytest.raises(allmlp.UserError, match="neither num_kv_heads nor rotary"):
+        Attention(2, bias=RelativePositionBias(), scores="bias", rotary=RotaryPositions())
+    with pytest.raises(allmlp.UserError, match="must divide the 6 heads, which 4 does not"):
+        Attention(6, num_kv_heads=4)
+    with pytest.raises(allmlp.UserError, match="heads of an even size, not 1"):
+        Attention(4, rotary=RotaryPositions()).build(CTX)
+    with pytest.raises(allmlp.UserError, match="low below high, not 4 and 4"):
+        RotaryScaling(low=4.0)
 
 
 @pytest.mark.parametrize(("std", "limit"), [(0.5, 1.0), (0.5, 0.4), (0.02, 2.0)])

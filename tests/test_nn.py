@@ -27,8 +27,12 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "TokenLinear causal": lambda: allmlp.nn.TokenLinear(TOKENS, causal=True, toeplitz=True),
     "TokenConv": lambda: allmlp.nn.TokenConv((4, 4), CHANNELS),
     "Attention": lambda: allmlp.nn.Attention(CHANNELS, 3),
+    "Llama's attention": lambda: allmlp.nn.Attention(
+        CHANNELS, 6, causal=True, num_kv_heads=2, rope_theta=5e5, bias=False
+    ),
     "SpatialGatingUnit": lambda: allmlp.nn.SpatialGatingUnit(TOKENS, CHANNELS),
     "ChannelMlp": lambda: allmlp.nn.ChannelMlp(CHANNELS),
+    "SwiGLU": lambda: allmlp.nn.ChannelMlp(CHANNELS, 32, act="silu", glu=True, bias=False),
     "Affine": lambda: allmlp.nn.Affine(CHANNELS),
     "LayerScale": lambda: allmlp.nn.LayerScale(CHANNELS),
     "MixerBlock": lambda: allmlp.nn.MixerBlock(TOKENS, CHANNELS),

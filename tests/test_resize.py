@@ -285,7 +285,10 @@ def test_mistakes_leave_nothing(
 
 
 @pytest.mark.parametrize("length", [16, 48])
-@pytest.mark.parametrize("name", ["gmlp_mlm_tiny", "gmlp_causal_tiny", "mixer_mlm_tiny", "bert_tiny", "amlp_mlm_tiny"])
+@pytest.mark.parametrize(
+    "name",
+    ["gmlp_mlm_tiny", "gmlp_causal_tiny", "mixer_mlm_tiny", "bert_tiny", "amlp_mlm_tiny", "gpt2_tiny", "llama_tiny"],
+)
 def test_another_length_of_text_mixes_the_first_tokens_as_before(name: str, length: int, tmp_path: Path) -> None:
     old = allmlp.create(name, seq_len=32, seed=0, overrides={"depth": 2}).eval()
     with torch.no_grad():

@@ -101,7 +101,7 @@ def test_override(path: str, text: str, read: object) -> None:
         ("drop_path.rate", "high", "drop_path.rate must be a number between 0.0 and 1.0, not 'high'"),
         ("block.channel.hidden", "abc", "block.channel.hidden must be a whole number"),
         ("drop_path.rate", "2", "between 0.0 and 1.0"),
-        ("block.channel.act", "gelo", "must be 'gelu' or 'gelu_tanh' or 'relu', not 'gelo'"),
+        ("block.channel.act", "gelo", "must be 'gelu' or 'gelu_tanh' or 'relu' or 'silu' or 'sigmoid', not 'gelo'"),
         ("stem.img_size", "3x4x5", "must be 2 numbers"),
         ("stem.img_size", "33", "a 4x4 patch does not divide a 33x33 image; the nearest size that works is 32x32"),
         ("head", "LMHead", "LMHead needs pool=None"),

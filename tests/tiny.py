@@ -51,6 +51,8 @@ def tiny(spec: Any) -> Any:
     changes = {name: tiny(getattr(spec, name)) for name in hints(type(spec))}
     if isinstance(spec, TokenMlp) and spec.hidden:
         changes["hidden"] = 10
+    if isinstance(spec, Attention) and spec.num_kv_heads:
+        changes["num_kv_heads"] = 1
     return spec.replace(**changes | SMALL.get(type(spec), {}))
 
 

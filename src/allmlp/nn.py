@@ -103,13 +103,25 @@ class TokenConv(PlainForward, TokenConvLayer):  # type: ignore[inconsistent-inhe
 
 
 class Attention(PlainForward, AttentionLayer):  # type: ignore[inconsistent-inheritance]
-    """Multi-head self-attention: [B, S, C] -> [B, S, C]."""
+    """Multi-head self-attention: [B, S, C] -> [B, S, C]; `rope_theta` adds rotary positions (Llama 3: 500,000)."""
 
     def __init__(
-        self, channels: int, num_heads: int, *, causal: bool = False, dropout: float = 0.0, init: Init = VIT_INIT
+        self,
+        channels: int,
+        num_heads: int,
+        *,
+        causal: bool = False,
+        dropout: float = 0.0,
+        num_kv_heads: int | None = None,
+        rope_theta: float | None = None,
+        bias: bool = True,
+        init: Init = VIT_INIT,
     ) -> None:
         divide(channels, num_heads)
-        spec = layers.Attention(num_heads, causal, dropout=dropout)
+        rotary = layers.RotaryPositions(rope_theta) if rope_theta else None
+        spec = layers.Attention(
+            num_heads, causal, dropout=dropout, num_kv_heads=num_kv_heads, rotary=rotary, linear_bias=bias
+        )
         super().__init__(spec, BuildContext(1, channels, init))
 
 
@@ -151,7 +163,10 @@ def gate(
 
 
 class ChannelMlp(PlainForward, ChannelMlpLayer):  # type: ignore[inconsistent-inheritance]
-    """The MLP over channels of all these models: [B, S, C] -> [B, S, C]; `hidden` is 4 C if not given."""
+    """The MLP over channels of all these models: [B, S, C] -> [B, S, C]; `hidden` is 4 C if not given.
+
+    With `glu` it is gated: SwiGLU with act="silu".
+    """
 
     def __init__(
         self,
@@ -160,9 +175,11 @@ class ChannelMlp(PlainForward, ChannelMlpLayer):  # type: ignore[inconsistent-in
         *,
         act: Act = "gelu",
         dropout: float = 0.0,
+        glu: bool = False,
+        bias: bool = True,
         init: Init = MIXER_INIT,
     ) -> None:
-        spec = layers.ChannelMlp(hidden or 4 * channels, act, dropout=dropout)
+        spec = layers.ChannelMlp(hidden or 4 * channels, act, dropout=dropout, glu=glu, linear_bias=bias)
         super().__init__(spec, BuildContext(1, channels, init))
 
 

@@ -63,6 +63,8 @@ FAMILIES = {
     "amlp_base": "layer scale, saliency, neighbors",
     "vit_ti16": "token mixing, layer scale",
     "bert_base": "token mixing, layer scale, saliency, neighbors",
+    "gpt2_small": "token mixing, layer scale, saliency, neighbors",
+    "llama3_8b": "token mixing, layer scale, saliency, neighbors",
     "resmlp_seq2seq_6": "saliency, neighbors",
     "transformer_seq2seq_base": "token mixing, layer scale, saliency, neighbors",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,9 @@ from allmlp.layers import (
     NoMixing,
     PatchEmbed,
     RelativePositionBias,
+    RMSNorm,
+    RotaryPositions,
+    RotaryScaling,
     SinusoidalPositions,
     SpatialGatingUnit,
     TinyAttention,
@@ -76,16 +80,26 @@ def relu(x: Tensor) -> Tensor:
     return x * (x > 0)
 
 
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
 def linear(p: Weights, x: Tensor) -> Tensor:
-    return torch.einsum("...i,oi->...o", x, p["weight"]) + p["bias"]
+    return torch.einsum("...i,oi->...o", x, p["weight"]) + p.get("bias", 0)
 
 
 def norm(p: Weights, x: Tensor, eps: float = 1e-6) -> Tensor:
-    """LayerNorm, or ResMLP's Aff (eq. 1) where there is an alpha, or nothing where there are no weights."""
+    """LayerNorm; RMSNorm if it has no bias, ResMLP's Aff (eq. 1) if it has an alpha, nothing without weights."""
     if not p:
         return x
     if "alpha" in p:
         return p["alpha"] * x + p["beta"]
+    if "bias" not in p:
+        return x / ((x**2).sum(-1, keepdim=True) / x.shape[-1] + eps) ** 0.5 * p["weight"]
     centered = x - x.sum(-1, keepdim=True) / x.shape[-1]
     variance = (centered**2).sum(-1, keepdim=True) / x.shape[-1]
     return centered / (variance + eps) ** 0.5 * p["weight"] + p["bias"]
@@ -159,6 +173,52 @@ def attention(heads: int, causal: bool = False, bias: Tensor | None = None, cont
     return equation
 
 
+def rotate(x: Tensor, size: int, theta: float, slower: Callable[[float], float]) -> Tensor:
+    """RoPE, each pair of channels a complex number that is turned; `slower` maps the frequency of a pair to another."""
+    rows = []
+    for i in range(x.shape[1]):
+        channels = list(x[:, i].unbind(1))
+        for first in range(0, x.shape[2], size):
+            for k in range(size // 2):
+                a, b = first + k, first + k + size // 2
+                turned = torch.complex(channels[a], channels[b]) * cmath.exp(1j * i * slower(theta ** (-2 * k / size)))
+                channels[a], channels[b] = turned.real, turned.imag
+        rows.append(torch.stack(channels, dim=1))
+    return torch.stack(rows, dim=1)
+
+
+def llama_attention(
+    heads: int, kv_heads: int, theta: float | None, slower: Callable[[float], float] = lambda w: w
+) -> Equation:
+    """Causal, with rotary positions unless theta is None; head h reads keys and values of head h kv_heads / heads."""
+
+    def equation(p: Weights, x: Tensor, real: Tensor) -> Tensor:
+        size = x.shape[2] // heads
+        q, k, v = linear(within(p, "qkv"), x).split([x.shape[2], kv_heads * size, kv_heads * size], dim=2)
+        if theta is not None:
+            q, k = rotate(q, size, theta, slower), rotate(k, size, theta, slower)
+        shared = [h * kv_heads // heads for h in range(heads)]
+        k, v = (torch.cat([t[..., g * size : (g + 1) * size] for g in shared], dim=2) for t in (k, v))
+        return join_heads(p, q, k, v, visible(real, x.shape[1], True), heads)
+
+    return equation
+
+
+def longer_waves(factor: float, low: float, high: float, length: int) -> Callable[[float], float]:
+    """Llama 3.1's code: by wavelength, frequencies stay, are divided by `factor`, or something between."""
+
+    def slower(frequency: float) -> float:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < length / high:
+            return frequency
+        if wavelength > length / low:
+            return frequency / factor
+        smooth = (length / wavelength - low) / (high - low)
+        return (1 - smooth) * frequency / factor + smooth * frequency
+
+    return slower
+
+
 def cross_attention(heads: int, memory: Tensor, memory_real: Tensor) -> Equation:
     def equation(p: Weights, x: Tensor, real: Tensor) -> Tensor:
         k, v = linear(within(p, "kv"), memory).split(x.shape[2], dim=2)
@@ -209,6 +269,17 @@ def channel_mlp(act: Act = gelu, inner: Callable[..., Tensor] | None = None) -> 
 
     def equation(p: Weights, x: Tensor, real: Tensor) -> Tensor:
         z = act(linear(within(p, "up"), x))
+        return linear(within(p, "down"), z if inner is None else inner(within(p, "inner"), z, x, real))
+
+    return equation
+
+
+def glu(act: Act, inner: Callable[..., Tensor] | None = None) -> Equation:
+    """Shazeer (2020): act(G x) * U x, both in one matrix."""
+
+    def equation(p: Weights, x: Tensor, real: Tensor) -> Tensor:
+        gate, up = linear(within(p, "up"), x).chunk(2, dim=2)
+        z = act(gate) * up
         return linear(within(p, "down"), z if inner is None else inner(within(p, "inner"), z, x, real))
 
     return equation
@@ -323,7 +394,22 @@ MIXERS: dict[str, tuple[Any, Equation]] = {
     "linear-toeplitz-causal": (TokenLinear(Toeplitz(), causal=True), token_linear(toeplitz=True, causal=True)),
     "attention": (Attention(HEADS), attention(HEADS)),
     "attention-causal": (Attention(HEADS, causal=True), attention(HEADS, causal=True)),
+    "attention-grouped": (Attention(4, causal=True, num_kv_heads=2), llama_attention(4, 2, None)),
+    "attention-rotary": (
+        Attention(HEADS, causal=True, rotary=RotaryPositions(100.0), linear_bias=False),
+        llama_attention(HEADS, HEADS, 100.0),
+    ),
+    "attention-rotary-scaled": (
+        # wavelengths of 6.3, 20, 63 and 199 tokens: the first stays, the next two shrink in part, the last by all
+        Attention(1, causal=True, rotary=RotaryPositions(100.0, RotaryScaling(8.0, 0.5, 4.0, 64))),
+        llama_attention(1, 1, 100.0, longer_waves(8.0, 0.5, 4.0, 64)),
+    ),
     "channel": (ChannelMlp(12), channel_mlp()),
+    "channel-glu": (ChannelMlp(12, "sigmoid", glu=True), glu(sigmoid)),
+    "channel-geglu": (ChannelMlp(12, glu=True), glu(gelu)),
+    "channel-swiglu": (ChannelMlp(12, "silu", glu=True, linear_bias=False), glu(silu)),
+    "channel-silu": (ChannelMlp(12, "silu"), channel_mlp(silu)),
+    "mlp-silu": (TokenMlp(5, act="silu"), token_mlp(silu)),
     "channel-tanh": (ChannelMlp(12, act="gelu_tanh"), channel_mlp(gelu_tanh)),
     "channel-relu": (ChannelMlp(12, act="relu"), channel_mlp(relu)),
     "channel-linear": (ChannelLinear(), channel_linear),
@@ -353,6 +439,10 @@ GATES: dict[str, tuple[Any, Equation]] = {
     "gate-eps": (
         ChannelMlp(12, inner=SpatialGatingUnit(norm=LayerNorm(0.1))),
         channel_mlp(inner=gate("split", False, False, eps=0.1)),
+    ),
+    "gate-swiglu": (
+        ChannelMlp(12, "silu", SpatialGatingUnit(norm=RMSNorm()), glu=True),
+        glu(silu, gate("split", False, False)),
     ),
     "gate-without-norm": (
         ChannelMlp(12, inner=SpatialGatingUnit(norm=None)),
@@ -396,7 +486,9 @@ def test_cross_attention(padded):
 @pytest.mark.parametrize("skips", ["all", "token"])
 @pytest.mark.parametrize("order", ["pre", "post", "res-post"])
 @pytest.mark.parametrize(
-    "normed", [LayerNorm(), Affine(), BatchNorm(1e-6), None], ids=["layernorm", "affine", "batchnorm", "no-norm"]
+    "normed",
+    [LayerNorm(), RMSNorm(), Affine(), BatchNorm(1e-6), None],
+    ids=["layernorm", "rmsnorm", "affine", "batchnorm", "no-norm"],
 )
 @pytest.mark.parametrize("scale", [None, LayerScale(), LayerScale(shift=True)], ids=["plain", "scale", "scale-shift"])
 def test_block(order, normed, scale, skips):

@@ -18,7 +18,10 @@ from allmlp.data.corpus import Corpus, TokenBatch
 from allmlp.data.dataset import InMemory
 from allmlp.data.tokenizer import Tokenizer, TokenizerConfig
 from allmlp.models.gmlp import gmlp_text
+from allmlp.models.gpt2 import gpt2
+from allmlp.models.llama import llama
 from allmlp.models.mixer import mixer_text
+from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
 from allmlp.tasks.causal_lm import CausalLM, generate
@@ -193,6 +196,13 @@ def test_mixer_learns_to_count(data: Corpus, tmp_path: Path) -> None:
     assert result["perplexity"] < 2.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [gpt2(2, 32, 2, 32, 64), llama(2, 32, 48, 4, 2, 32, 64)], ids=["GPT-2", "Llama"])
+def test_causal_transformers_learn_to_count(model: ModelSpec, data: Corpus, tmp_path: Path) -> None:
+    result = loop.train(run(data, model, CausalLM(), 150, **RARELY), tmp_path, "cpu")
+    assert result["perplexity"] < 2.5
+
+
 def test_predict_and_generate_from_the_command_line(
     data: Corpus, trained: tuple[Path, dict[str, float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,11 +223,16 @@ def test_predict_and_generate_from_the_command_line(
     assert written.startswith("four five six seven eight nine zero one")
     seeded = [command("generate", str(tmp_path / "causal"), "--seed", str(seed)) for seed in (3, 3, 4)]
     assert seeded[0] == seeded[1] and len(seeded[0].split()) > 3
+    # The most probable token alone, whatever the temperature.
+    for sampled in (["--top-p", "1e-9"], ["--top-k", "1"]):
+        hot = ["--prompt", "four five", "--temperature", "5", *sampled]
+        assert command("generate", str(tmp_path / "causal"), *hot) == written
     for arguments, message in (
         (["predict", str(tmp_path / "causal"), "x"], "is a causal language model: use allmlp generate"),
         (["generate", str(masked)], "not a causal language model"),
         (["predict", str(masked), "no gap"], r"has no [MASK]"),
         (["generate", str(tmp_path / "causal"), "--prompt", "one " * 40], "shorten it"),
+        (["generate", str(tmp_path / "causal"), "--top-p", "0"], "top_p must be above 0 and at most 1, not 0"),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)

@@ -225,11 +225,11 @@ def console() -> Console:
 
 
 def millions(count: float) -> str:
-    return f"{count / 1e6:,.2f} M"
+    return f"{count / 1e6:,.{2 if count < 1e10 else 0}f} M"
 
 
 def billions(count: float) -> str:
-    return f"{count / 1e9:,.3f} G"
+    return f"{count / 1e9:,.{3 if count < 1e13 else 0}f} G"
 
 
 def assignments(texts: list[str]) -> dict[str, str]:

@@ -197,7 +197,7 @@ def fitting(words: list[str], room: int) -> str:
     epilog=examples(
         "allmlp generate runs/causal --prompt Once",
         "allmlp generate runs/causal --temperature 0",
-        "allmlp generate runs/causal --prompt 'The cat' --top-k 20 --seed 0",
+        "allmlp generate runs/causal --prompt 'The cat' --top-p 0.9 --seed 0",
     )
 )
 def generate(
@@ -206,9 +206,15 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.", min=1)] = 50,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.", min=0.0)] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable tokens only.", min=1)] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample from the fewest most probable tokens that have this probability.", min=0.0, max=1.0),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed, for repeatable text.", min=0, max=2**63 - 1)] = None,
 ) -> None:
-    """Generate text with a causal language model."""
+    """Generate text with a causal language model, printed as it is generated."""
     from allmlp.prediction import generate
 
-    print(printable(generate(model, prompt, max_new_tokens, temperature, top_k, seed)))
+    for piece in generate(model, prompt, max_new_tokens, temperature, top_k, top_p, seed):
+        print(printable(piece), end="", flush=True)
+    print()

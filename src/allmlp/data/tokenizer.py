@@ -25,6 +25,8 @@ from allmlp.spec import Count, Spec
 TOKENIZER_FILE = "tokenizer.json"
 PAD_TOKEN, UNK_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
+START_TOKENS, END_TOKENS = ("<|begin_of_text|>", "<s>", "<|endoftext|>"), ("<|end_of_text|>", "</s>", "<|endoftext|>")
+"""What the tokenizers of Llama and GPT-2 have for [CLS] and [SEP]; they have no other special token that is used."""
 
 MAX_WORD = 1000
 """Characters of a word to train on."""
@@ -118,12 +120,24 @@ class Tokenizer:
         self.tokenizer = tokenizer
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
-        if missing:
+        ids: dict[str, Any] = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+        start, end = (self.first_id(tokens) for tokens in (START_TOKENS, END_TOKENS))
+        if set(ids.values()) == {None} and start is not None and end is not None:
+            ids.update(dict.fromkeys(SPECIAL_TOKENS, end) | {CLS_TOKEN: start, MASK_TOKEN: None})
+        elif missing := [token for token in SPECIAL_TOKENS if ids[token] is None]:
             raise UserError(f"the tokenizer has no {', '.join(missing)}; it needs {', '.join(SPECIAL_TOKENS)}")
-        self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self.mask_token_id = map(
-            tokenizer.token_to_id, SPECIAL_TOKENS
-        )
+        self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self._mask_token_id = ids.values()
+        self.special_ids = {number for number in ids.values() if number is not None}
+
+    def first_id(self, tokens: Iterable[str]) -> int | None:
+        """The id of the first of these tokens that the vocabulary has."""
+        return next((found for token in tokens if (found := self.tokenizer.token_to_id(token)) is not None), None)
+
+    @property
+    def mask_token_id(self) -> int:
+        if self._mask_token_id is None:
+            raise UserError(f"the tokenizer of a causal language model has no {MASK_TOKEN}; use one that has")
+        return self._mask_token_id
 
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
@@ -153,9 +167,9 @@ class Tokenizer:
 
     @cached_property
     def special_tokens_mask(self) -> Tensor:
-        """True for the five special tokens: bool, vocab_size."""
+        """True for the special tokens: bool, vocab_size."""
         table = torch.zeros(len(self), dtype=torch.bool)
-        table[[self.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]] = True
+        table[sorted(self.special_ids)] = True
         return table
 
     @cached_property

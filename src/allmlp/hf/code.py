@@ -28,7 +28,7 @@ STUBS = {
             return Path(__file__).read_text(encoding="utf8")
     """,
     "allmlp.kernels": """
-        def training_dtype(x: Tensor) -> None:
+        def training_dtype(x: Tensor, act: str = "none") -> None:
             \"\"\"There are no fused operators in this file.\"\"\"
 
 

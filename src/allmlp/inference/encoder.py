@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from allmlp.errors import UserError
 from allmlp.inference.model import FastModel, copy_frozen
+from allmlp.kernels import ACTIVATIONS
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.launch import naming_errors
 from allmlp.layers.block import BlockLayer, Residual
@@ -38,6 +39,9 @@ def is_supported(spec: Encoder) -> bool:
     """Whether the blocks of a model can be fused."""
     block, channel = spec.block, spec.block.channel
     if not isinstance(channel, ChannelMlp) or not isinstance(block.token, (TokenMlp, TokenLinear, type(None))):
+        return False
+    acts = {channel.act, getattr(block.token, "act", "none")}
+    if channel.glu or not channel.linear_bias or not acts.issubset(ACTIVATIONS):
         return False
     norms = [block.norm, channel.inner.norm] if channel.inner else [block.norm]
     is_pre_norm = block.order == "pre" and block.residual == "all" and all(isinstance(n, NORMS) for n in norms)

@@ -6,10 +6,15 @@ Inference kernels: token_mix, layer_norm, linear. Differentiable training ops: t
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from allmlp.kernels.activation.reference import ActivationName
+
+ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
+"""Those that the kernels compute."""
 HAS_TRITON = find_spec("triton") is not None
 
 
@@ -32,12 +37,12 @@ def has_kernels(device: torch.device) -> bool:
 has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def training_dtype(x: Tensor) -> torch.dtype | None:
+def training_dtype(x: Tensor, act: str = "none") -> torch.dtype | None:
     """The dtype in which a layer trains with the fused ops, or None to use plain PyTorch.
 
-    The ops take bfloat16 and float16 on a GPU, under autocast or as the layer's own dtype.
+    The ops take bfloat16 and float16 on a GPU, under autocast or as the layer's own dtype, and compute `ACTIVATIONS`.
     """
-    if not (x.is_cuda and torch.is_grad_enabled() and has_kernels(x.device)):
+    if not (act in ACTIVATIONS and x.is_cuda and torch.is_grad_enabled() and has_kernels(x.device)):
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     return dtype if dtype in (torch.bfloat16, torch.float16) else None

@@ -21,7 +21,8 @@ from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.mlp import TokenMlp
 from allmlp.layers.mixers.none import NoMixing
 from allmlp.layers.mixers.projection import Dense, Toeplitz
-from allmlp.layers.norm import Affine, BatchNorm, LayerNorm
+from allmlp.layers.mixers.rotary import RotaryPositions, RotaryScaling
+from allmlp.layers.norm import Affine, BatchNorm, LayerNorm, RMSNorm
 from allmlp.layers.pool import ClassMlp, FirstTokenPool, MeanPool
 from allmlp.layers.scale import DropPath, LayerScale
 from allmlp.layers.stem import LearnedPositions, PatchEmbed, SinusoidalPositions, TokenEmbed
@@ -54,7 +55,10 @@ __all__ = [
     "PatchEmbed",
     "PooledHead",
     "QAHead",
+    "RMSNorm",
     "RelativePositionBias",
+    "RotaryPositions",
+    "RotaryScaling",
     "SinusoidalPositions",
     "SpatialGatingUnit",
     "TinyAttention",

@@ -57,15 +57,20 @@ class ChannelMlp(ChannelMixer):
     """Mixes channels inside each token.
 
         Y = inner(act(X U^T + a)) V^T + c
+        glu:  Y = inner(act(X G^T + g) * (X U^T + a)) V^T + c
 
-    Mixer eq. 1 (second line), ResMLP eq. 3; with a spatial gating unit as `inner` it is gMLP's block.
-    Parameters CF + F + FC + C (without inner), multiply-adds 2SCF.
+    Mixer eq. 1 (second line), ResMLP eq. 3; with a spatial gating unit as `inner` it is gMLP's block. With `glu` the
+    hidden channels are gated by others of the same token (Shazeer, 2020): SwiGLU with act="silu", GEGLU with "gelu",
+    GLU with "sigmoid". linear_bias=False leaves a, c and g out. Parameters CF + F + FC + C (without inner; + CF + F
+    with glu), multiply-adds 2SCF (glu: 3SCF).
     """
 
     hidden: Count
     act: Act = "gelu"
     inner: SpatialGatingUnit | None = None
     dropout: Rate = 0.0
+    glu: bool = False
+    linear_bias: bool = True
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return ChannelMlpLayer(self, ctx)
@@ -78,23 +83,30 @@ class ChannelMlp(ChannelMixer):
 class ChannelMlpLayer(nn.Module):
     def __init__(self, spec: ChannelMlp, ctx: BuildContext) -> None:
         super().__init__()
-        self.act = spec.act
+        self.act, self.glu = spec.act, spec.glu
         self.dropout = spec.dropout
-        self.up = Linear(ctx.channels, spec.hidden, ctx.init)
+        parts = [spec.hidden] * (1 + spec.glu)  # gate, up
+        self.up = Linear(ctx.channels, sum(parts), ctx.init, spec.linear_bias, parts)
         self.inner = spec.inner.build(ctx, spec.hidden) if spec.inner else None
         width = spec.inner.width(spec.hidden) if spec.inner else spec.hidden
-        self.down = Linear(width, ctx.channels, ctx.init)
+        self.down = Linear(width, ctx.channels, ctx.init, spec.linear_bias)
+        self.is_plain = not spec.glu and spec.linear_bias
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        dtype = training_dtype(x)
-        if dtype is not None and not (self.dropout and self.training):
+        dtype = training_dtype(x, self.act)
+        if dtype is not None and self.is_plain and not (self.dropout and self.training):
             if self.inner is None:
                 return channel_mlp(
                     x.to(dtype), self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.act
                 )
             if isinstance(self.inner, SpatialGatingUnitLayer) and self.inner.is_plain and context.cache is None:
                 return self.gated(x.to(dtype), self.inner, context)
-        h = ACTS[self.act](self.up(x))  # b s f
+        h = self.up(x)  # b s f
+        if self.glu:
+            gate, h = h.chunk(2, dim=-1)
+            h = ACTS[self.act](gate) * h
+        else:
+            h = ACTS[self.act](h)
         h = F.dropout(h, self.dropout, self.training)
         if self.inner is not None:
             h = self.inner(h, x, context)

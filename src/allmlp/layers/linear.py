@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -10,15 +11,15 @@ from allmlp.layers.init import Distribution, Init
 
 
 class Linear(nn.Linear):
-    """Y = X W^T + b over channels. A fused projection of `parts` matrices is initialized part by part."""
+    """Y = X W^T + b over channels. A fused projection is initialized part by part; `parts` are their rows."""
 
-    def __init__(self, inputs: int, outputs: int, init: Init, bias: bool = True, parts: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, init: Init, bias: bool = True, parts: Sequence[int] = ()) -> None:
         # Set first: torch.nn's constructor calls reset_parameters.
-        self.init, self.parts = init, parts
+        self.init, self.parts = init, list(parts) or [outputs]
         super().__init__(inputs, outputs, bias=bias)
 
     def reset_parameters(self) -> None:
-        for part in self.weight.detach().chunk(self.parts):
+        for part in self.weight.detach().split(self.parts):
             self.init.weight.fill(part, self.in_features)
         if self.bias is not None:
             self.init.bias.fill(self.bias, self.in_features)

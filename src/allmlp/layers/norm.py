@@ -1,4 +1,4 @@
-"""Normalization over channels (LayerNorm), over the batch (BatchNorm) or none at all (Affine)."""
+"""Normalization over channels (LayerNorm, RMSNorm), over the batch (BatchNorm) or none at all (Affine)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ class LayerNorm(Norm):
 
     def build(self, channels: int) -> nn.Module:
         return nn.LayerNorm(channels, eps=self.eps)
+
+
+class RMSNorm(Norm):
+    """Each token is scaled over its channels, without centering and bias.
+
+        norm(x) = x / sqrt(mean(x^2) + eps) * weight
+
+    Source: Zhang and Sennrich (2019); the norm of Llama. Parameters C. Initialized to weight 1.
+    """
+
+    eps: NonNegative = 1e-6
+
+    def build(self, channels: int) -> nn.Module:
+        return nn.RMSNorm(channels, eps=self.eps)
 
 
 class Affine(Norm):

@@ -49,7 +49,7 @@ FLOAT32_OPS = """
     cosine_embedding_loss cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm
     hinge_embedding_loss kl_div l1_loss layer_norm log log10 log1p log2 log_softmax margin_ranking_loss mse_loss
     multi_margin_loss multilabel_margin_loss nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm
-    rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
+    rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
 """.split()  # noqa: SIM905
 """Ops that autocast runs in float32 on a GPU; torch.amp documents them as "CUDA ops that can autocast to float32"."""
 IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]

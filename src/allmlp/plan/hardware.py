@@ -66,7 +66,9 @@ class Speed(NamedTuple):
         return self.flops / GPUS[self.gpu].peak
 
 
-RELATED = {"Transformer": "BERT"} | dict.fromkeys(("BERT", "ViT", "Mixer", "ResMLP", "aMLP"), "gMLP")
+RELATED = dict.fromkeys(("Transformer", "GPT-2", "Llama"), "BERT") | dict.fromkeys(
+    ("BERT", "ViT", "Mixer", "ResMLP", "aMLP"), "gMLP"
+)
 """Whose measurements stand in for a family's; gMLP was trained on both images and text."""
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -393,9 +394,13 @@ def generate(
     max_new_tokens: int = 50,
     temperature: float = 0.8,
     top_k: int | None = None,
+    top_p: float | None = None,
     seed: int | None = None,
-) -> str:
-    """The prompt and the text that the causal language model in `folder` generates after it."""
+) -> Iterator[str]:
+    """The prompt and the text that the causal language model in `folder` generates after it, word by word.
+
+    >>> text = "".join(generate(folder, "Once"))
+    """
     predictor = open_predictor(folder, device="cpu")
     if not isinstance(predictor, TextPredictor):
         raise UserError(f"the model in {folder} reads images, not text")
@@ -405,5 +410,5 @@ def generate(
 
     model, tokenizer = predictor.original, predictor.tokenizer
     start = tokenizer.encode([prompt])[0] if prompt else []
-    tokens = causal_lm.generate(model, tokenizer, prompt, max_new_tokens, temperature, top_k, seed)
-    return tokenizer.decode([*start, *tokens])
+    tokens = causal_lm.generate(model, tokenizer, prompt, max_new_tokens, temperature, top_k, top_p, seed)
+    return causal_lm.stream_text(tokenizer, itertools.chain(start, tokens))

@@ -56,9 +56,11 @@ MAX_TOP_K = 100
 
 
 class Prompt(NamedTuple):
-    text: str
+    prompt: str
     max_new_tokens: int = 50
     temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
     seed: int | None = None
 
 
@@ -105,10 +107,8 @@ class TextService:
 
     def tokens(self, prompt: Prompt) -> Iterator[int]:
         """Yield the prompt's tokens and the generated ones; decoded together, since a word may span both."""
-        yield from self.tokenizer.encode([prompt.text])[0] if prompt.text else ()
-        yield from causal_lm.generate(
-            self.model, self.tokenizer, prompt.text, prompt.max_new_tokens, prompt.temperature, seed=prompt.seed
-        )
+        yield from self.tokenizer.encode([prompt.prompt])[0] if prompt.prompt else ()
+        yield from causal_lm.generate(self.model, self.tokenizer, **prompt._asdict())
 
     # --- routes ------------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class TextService:
         @router.post("/generate", response_model=TextResponse)
         async def generate(request: GenerateRequest) -> Any:
             """Continue a prompt; the returned text includes it."""
-            prompt = Prompt(request.prompt, request.max_new_tokens, request.temperature, request.seed)
+            prompt = Prompt(**request.model_dump())
             result = await batcher.submit(identity, prompt, self.generate, batched=False)
             return TextResponse(text=result.value, timing=timing(result))
 

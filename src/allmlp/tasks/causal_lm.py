@@ -94,14 +94,20 @@ def generate(
     max_new_tokens: int = 50,
     temperature: float = 1.0,
     top_k: int | None = None,
+    top_p: float | None = None,
     seed: int | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens that follow the prompt, until [SEP] or the model's sequence length.
+    """Yield the tokens that follow the prompt as they are generated, until [SEP] or the model's sequence length.
 
-    temperature=0 is greedy; `top_k` samples from the k most probable tokens only.
+    temperature=0 is greedy; `top_k` samples from the k most probable tokens only, `top_p` from the fewest whose
+    probabilities, at this temperature, sum to it.
     """
     if temperature and not LOWEST <= temperature <= HIGHEST:
         raise UserError(f"temperature must be 0, for the most probable token, or between {LOWEST} and {HIGHEST:g}")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k must be at least 1, not {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"top_p must be above 0 and at most 1, not {top_p:g}")
     seq_len = model.spec.stem.seq_len
     ids = [tokenizer.cls_token_id, *(tokenizer.encode([prompt])[0] if prompt else [])]
     if len(ids) >= seq_len:
@@ -109,21 +115,47 @@ def generate(
     generator = torch.Generator(model.device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
     # [SEP], which ends the text, is the only special token that may be generated.
-    suppressed = [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id, tokenizer.mask_token_id]
+    suppressed = sorted(tokenizer.special_ids - {tokenizer.sep_token_id})
     cache, new_ids = Cache(), torch.tensor([ids], device=model.device)
     for _ in range(min(max_new_tokens, seq_len - len(ids))):
         logits = model(new_ids, cache=cache)[0, -1].float()
         logits[suppressed] = -torch.inf
-        token = sample(logits, temperature, top_k, generator)
+        token = sample(logits, temperature, top_k, top_p, generator)
         if token == tokenizer.sep_token_id:
             return
         yield token
         new_ids = torch.tensor([[token]], device=model.device)
 
 
-def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+def sample(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
+) -> int:
     if not temperature:
         return int(logits.argmax())
-    if top_k is not None:
-        logits = torch.where(logits >= logits.topk(min(top_k, len(logits))).values[-1], logits, -torch.inf)
-    return int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
+    probabilities = truncate((logits / temperature).softmax(0), top_k, top_p)
+    return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+def truncate(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Zero but for the most probable; not normalized again."""
+    if top_k is not None and top_k < len(probabilities):
+        probabilities = torch.where(probabilities >= probabilities.topk(top_k).values[-1], probabilities, 0)
+    if top_p is not None:
+        ordered, order = probabilities.sort(descending=True)
+        before = (ordered.cumsum(0) - ordered) / ordered.sum()
+        probabilities = probabilities.index_fill(0, order[before >= top_p], 0)
+    return probabilities
+
+
+def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """The text of tokens as they come, in whole words: a word, or one character, may consist of several tokens."""
+    seen: list[int] = []
+    shown = 0
+    for token in ids:
+        seen.append(token)
+        text = tokenizer.decode(seen)
+        end = max(text.rfind(" "), text.rfind("\n"))
+        if end > shown:
+            yield text[shown:end]
+            shown = end
+    yield tokenizer.decode(seen)[shown:]

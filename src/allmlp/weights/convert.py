@@ -57,7 +57,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_KEY_LENGTH = 200
 INIT_FIELDS = {"init", "dropout", "drop_path", "value", "init_value"}
 """Fields that affect initialization and training only."""
-BLOCK_INDEX = re.compile(r"^(blocks\.|MixerBlock_|encoder\.layer\.|layers\.)\d+")
+BLOCK_INDEX = re.compile(r"^(blocks\.|MixerBlock_|encoder\.layer\.|layers\.|h\.)\d+")
 GELUS = {"gelu": "the exact GELU", "gelu_tanh": "GELU by tanh"}
 """What files of weights do not distinguish."""
 
@@ -119,7 +119,7 @@ def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> Convert
     if is_model_folder(path):
         return read_folder(path)
     config = huggingface.read_config(path)
-    found = import_state(path, read(huggingface.weights_file(path)), config, overrides)
+    found = import_state(path, huggingface.read_weights(path), config, overrides)
     return found._replace(
         files={name: text for name in TOKENIZER_FILES if (text := huggingface.read_text(path / name))}
     )
@@ -153,19 +153,27 @@ def import_state(
         raise UserError(f"{where}: {reason}") from None
     expected = {}
     for name, (rows, *rest) in native.items():
-        piece = torch.empty(rows // len(keys[name]), *rest, device="meta")
-        expected |= dict.fromkeys(keys[name], tuple(source.to_source(family, name, piece, spec).shape))
+        for key, part in zip(keys[name], piece_rows(spec, rows, len(keys[name])), strict=True):
+            piece = torch.empty(part, *rest, device="meta")
+            expected[key] = tuple(source.to_source(family, name, piece, spec).shape)
     unused = tuple(name for name in shapes if name not in expected and name.startswith(source.OPTIONAL))
     folder.check_shapes(where, expected, {name: shape for name, shape in shapes.items() if name not in unused})
     state = {}
     for name, (rows, *rest) in native.items():
-        piece = (rows // len(keys[name]), *rest)
         pieces = [
-            source.from_source(family, name, check_finite(where, key, tensors.pop(key)), piece) for key in keys[name]
+            source.from_source(family, name, check_finite(where, key, tensors.pop(key)), (part, *rest))
+            for key, part in zip(keys[name], piece_rows(spec, rows, len(keys[name])), strict=True)
         ]
         state[name] = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(dtype).contiguous()
     gray = isinstance(spec.stem, PatchEmbed) and spec.stem.in_chans != 3
     return ConvertedModel(spec, state, None if gray else preprocessing, unused=unused)
+
+
+def piece_rows(spec: Encoder, rows: int, count: int) -> list[int]:
+    """The rows of the `count` source tensors in a native one: equal, but for keys and values of grouped queries."""
+    if count == 3 and isinstance(spec.block.token, Attention):
+        return [spec.width, *[spec.block.token.kv_channels(spec.width)] * 2]
+    return [rows // count] * count
 
 
 def source_keys(source: Format, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
@@ -323,7 +331,7 @@ def to_format(
     tensors = {}
     for name, tensor in found.state.items():
         keys = source_keys(weight_format, family, name, spec)
-        for key, piece in zip(keys, tensor.chunk(len(keys))):
+        for key, piece in zip(keys, tensor.split(piece_rows(spec, len(tensor), len(keys))), strict=True):
             tensors[key] = weight_format.to_source(family, name, piece, spec)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     try:
@@ -360,6 +368,8 @@ def family_of(spec: Encoder) -> str | None:
     if token is None and isinstance(channel, ChannelMlp) and channel.inner:
         return "gMLP for text" if text else "gMLP"
     if isinstance(token, Attention):
+        if text and token.causal:
+            return "Llama" if token.rotary else "GPT-2"
         return "BERT" if text else "ViT"
     return {TokenMlp: "Mixer", TokenLinear: "ResMLP"}.get(type(token)) if not text else None  # type: ignore[call-overload]
 

@@ -13,8 +13,7 @@ from allmlp.errors import UserError
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from allmlp.weights.convert import build, open_path
-from allmlp.weights.formats.huggingface import CONFIG, WORD_EMBEDDINGS, normalize_keys, read_json, weights_file
-from allmlp.weights.tensors import read
+from allmlp.weights.formats.huggingface import CONFIG, WORD_EMBEDDINGS, normalize_keys, read_json, read_weights
 
 
 def load_bert(folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> Model:
@@ -28,10 +27,9 @@ def word_embeddings(folder: str | os.PathLike[str]) -> Tensor:
     """The word embeddings of the BERT in `folder`, [V, C]."""
     path = Path(folder).expanduser()
     check_bert(path)
-    file = weights_file(path)
-    table = normalize_keys(read(file)).get(f"{WORD_EMBEDDINGS}.weight")
+    table = normalize_keys(read_weights(path)).get(f"{WORD_EMBEDDINGS}.weight")
     if table is None:
-        raise UserError(f"{file} has no {WORD_EMBEDDINGS}.weight")
+        raise UserError(f"{path} has no {WORD_EMBEDDINGS}.weight")
     return table.float()
 
 

@@ -14,6 +14,7 @@ from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.init import Normal
 from allmlp.layers.linear import Embedding, Linear
 from allmlp.layers.mixers.mixer import TokenMixer
+from allmlp.layers.mixers.rotary import RotaryPositions
 from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count, Rate, Spec
 
@@ -66,8 +67,11 @@ class Attention(TokenMixer):
         f(X) = [A_1 V_1 ... A_H V_H] O^T,   A_h = softmax(Q_h K_h^T / sqrt(C/H) + bias_h)
 
     `bias` adds T5's relative positions; scores="bias" uses them alone, A_h = softmax(bias_h), without
-    queries and keys (gMLP's "BERT + rel pos - attn"). Parameters 4C^2 + 4C (scores="bias":
-    2C^2 + 2C), multiply-adds 4SC^2 + 2S^2 C.
+    queries and keys (gMLP's "BERT + rel pos - attn"). `rotary` rotates queries and keys by their positions. With
+    `num_kv_heads` G, each of G heads of keys and values serves H/G heads of queries: V_h and K_h are those of head
+    h G/H, rounded down (grouped-query attention). linear_bias=False leaves the biases of the four maps out.
+    Parameters 4C^2 + 4C (scores="bias": 2C^2 + 2C; grouped: 2C^2 + 2C^2 G/H without biases), multiply-adds
+    4SC^2 + 2S^2 C.
     """
 
     num_heads: Count
@@ -75,14 +79,26 @@ class Attention(TokenMixer):
     bias: RelativePositionBias | None = None
     scores: Literal["content", "bias"] = "content"
     dropout: Rate = 0.0
+    num_kv_heads: Count | None = None
+    rotary: RotaryPositions | None = None
+    linear_bias: bool = True
 
     def check(self) -> None:
         if self.scores == "bias" and self.bias is None:
             raise UserError("Attention with scores='bias' needs bias=RelativePositionBias()")
+        if self.scores == "bias" and (self.num_kv_heads or self.rotary):
+            raise UserError("Attention with scores='bias' has no keys: it takes neither num_kv_heads nor rotary")
+        if self.num_heads % (self.num_kv_heads or 1):
+            raise UserError(f"num_kv_heads must divide the {self.num_heads} heads, which {self.num_kv_heads} does not")
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        divide(ctx.channels, self.num_heads)
+        if divide(ctx.channels, self.num_heads) % 2 and self.rotary:
+            raise UserError(f"rotary positions need heads of an even size, not {ctx.channels // self.num_heads}")
         return AttentionLayer(self, ctx) if self.scores == "content" else BiasAttentionLayer(self, ctx)
+
+    def kv_channels(self, channels: int) -> int:
+        """Channels of the keys, and of the values."""
+        return channels // self.num_heads * (self.num_kv_heads or self.num_heads)
 
 
 def divide(channels: int, num_heads: int) -> int:
@@ -102,9 +118,14 @@ def merge_heads(x: Tensor) -> Tensor:
 def attend(
     q: Tensor, kv: Tensor, num_heads: int, mask: Tensor | None, dropout: float = 0.0, causal: bool = False
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(d)) V with all tensors b s c, keys and values side by side in `kv`."""
-    k, v = kv.chunk(2, dim=-1)
-    q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
+    """softmax(Q K^T / sqrt(d)) V with all tensors b s c, keys and values side by side in `kv`.
+
+    Keys and values may have fewer heads, each for several heads of queries.
+    """
+    size = q.shape[-1] // num_heads
+    q, k, v = (split_heads(t, t.shape[-1] // size) for t in (q, *kv.chunk(2, dim=-1)))
+    if k.shape[1] < num_heads:
+        k, v = (t.repeat_interleave(num_heads // k.shape[1], dim=1) for t in (k, v))
     return merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal))
 
 
@@ -131,11 +152,17 @@ class AttentionLayer(nn.Module):
     def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         super().__init__()
         self.spec = spec
-        self.qkv = Linear(ctx.channels, 3 * ctx.channels, ctx.init, parts=3)
-        self.out = Linear(ctx.channels, ctx.channels, ctx.init)
+        parts = [ctx.channels, *[spec.kv_channels(ctx.channels)] * 2]
+        self.qkv = Linear(ctx.channels, sum(parts), ctx.init, spec.linear_bias, parts)
+        self.out = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, kv = self.qkv(x).tensor_split([x.shape[-1]], dim=-1)
+        if self.spec.rotary is not None:
+            k, v = kv.chunk(2, dim=-1)
+            size = x.shape[-1] // self.spec.num_heads
+            q, k = (self.spec.rotary.rotate(t, size, context.start()) for t in (q, k))
+            kv = torch.cat([k, v], dim=-1)
         if context.cache is not None:
             kv = context.cache.extend(self, kv)
         dropout = self.spec.dropout if self.training else 0.0
@@ -154,8 +181,8 @@ class BiasAttentionLayer(nn.Module):
     def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         super().__init__()
         self.spec = spec
-        self.value = Linear(ctx.channels, ctx.channels, ctx.init)
-        self.out = Linear(ctx.channels, ctx.channels, ctx.init)
+        self.value = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
+        self.out = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         v = self.value(x)
@@ -194,7 +221,7 @@ class CrossAttentionLayer(nn.Module):
         super().__init__()
         self.spec = spec
         self.q = Linear(ctx.channels, ctx.channels, ctx.init)
-        self.kv = Linear(ctx.channels, 2 * ctx.channels, ctx.init, parts=2)
+        self.kv = Linear(ctx.channels, 2 * ctx.channels, ctx.init, parts=[ctx.channels] * 2)
         self.out = Linear(ctx.channels, ctx.channels, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -229,7 +256,7 @@ class TinyAttentionLayer(nn.Module):
     def __init__(self, spec: TinyAttention, ctx: BuildContext, width: int, causal: bool) -> None:
         super().__init__()
         self.channels, self.causal = spec.channels, causal
-        self.qkv = Linear(ctx.channels, 3 * spec.channels, ctx.init, bias=spec.bias, parts=3)
+        self.qkv = Linear(ctx.channels, 3 * spec.channels, ctx.init, spec.bias, [spec.channels] * 3)
         self.out = Linear(spec.channels, width, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

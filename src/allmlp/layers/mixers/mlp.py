@@ -59,7 +59,7 @@ class TokenMlpLayer(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x, tokens = context.zero_padding(x), x.shape[1]
         up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens, None]
-        dtype = training_dtype(x)
+        dtype = training_dtype(x, self.act)
         if dtype is not None:
             # A float32 bias would promote the residual stream to float32.
             return token_matmul(down, token_matmul(up, x.to(dtype)), self.up.bias, self.act) + shift.to(dtype)

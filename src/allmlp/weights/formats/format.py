@@ -92,6 +92,12 @@ def count_blocks(shapes: Shapes, pattern: str) -> int:
     return len({found.group(1) for name in shapes if (found := re.match(pattern, name))})
 
 
+def check_sizes(config: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    for name, found in sizes.items():
+        if config.get(name, found) != found:
+            raise UserError(f"its configuration has {name} {config[name]!r}, its weights have {found}")
+
+
 def square_img_size(tokens: int, patch_size: list[int]) -> tuple[int, int]:
     """The image size for a square grid of `tokens` patches; weights do not tell other aspect ratios apart."""
     side = math.isqrt(max(tokens, 0))

@@ -1,4 +1,4 @@
-"""Hugging Face's format of BERT and ViT: folders with config.json.
+"""Hugging Face's format of BERT, ViT, GPT-2 and Llama: folders with config.json.
 
 transformers has three linear layers for queries, keys and values, this library has one. The head is inferred from the
 weights; the number of attention heads, the activation and eps come from the configuration. Without a configuration,
@@ -30,18 +30,19 @@ from allmlp.layers.stem import LearnedPositions, PatchEmbed, TokenEmbed
 from allmlp.models.bert import TEXT_INIT, TRUNCATED
 from allmlp.models.encoder import Encoder
 from allmlp.models.vit import vit
+from allmlp.weights.formats import huggingface_causal as causal
 from allmlp.weights.formats.format import (
     HALF,
     Shape,
     Shapes,
+    check_sizes,
     classifier,
     count_blocks,
     patch_kernel,
-    reshape_from_source,
     square_img_size,
 )
 from allmlp.weights.formats.timm import heads
-from allmlp.weights.tensors import write_safetensors
+from allmlp.weights.tensors import read, write_safetensors
 
 TITLE: str = "Hugging Face's"
 
@@ -58,13 +59,17 @@ SIGNATURES: dict[str, dict[str, int]] = {
         "encoder.layer.0.attention.attention.query.weight": 2,
         "encoder.layer.0.intermediate.dense.weight": 2,
     },
+    **causal.SIGNATURES,
 }
 OPTIONAL: tuple[str, ...] = ("pooler.", "cls.seq_relationship.")
 """The pooler, unless the head uses it, and the head of next-sentence prediction."""
 NOT_INFERRED: dict[str, str] = {}
 
+MODEL_TYPES = ("bert", "vit", "gpt2", "llama")
 CONFIG, IMAGE_PROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+INDEX = "model.safetensors.index.json"
+"""Names the files of a model in several parts."""
 MAX_TEXT_BYTES = 2**26
 """The largest configuration or tokenizer that is read."""
 
@@ -122,8 +127,22 @@ KEY_VARIANTS = {
 }
 """The prefix of a model with a head, the names of the first published models, and those of ViT in transformers 5."""
 
-ACTS: dict[str, Act] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-ACT_NAMES: dict[Act, str] = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+ACTS: dict[str, Act] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "sigmoid": "sigmoid",
+}
+ACT_NAMES: dict[Act, str] = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "sigmoid": "sigmoid",
+}
 
 
 # --- names and shapes --------------------------------------------------------------------------------------
@@ -132,7 +151,7 @@ ACT_NAMES: dict[Act, str] = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "
 def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename variants to the published keys; drop position ids and copies of tied weights."""
     if not any(re.match(r"(bert\.|vit\.)?embeddings\.", name) for name in tensors):
-        return dict(tensors)
+        return causal.normalize_keys(tensors)
     found: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
         name = full
@@ -150,6 +169,8 @@ def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+    if family in causal.SIGNATURES:
+        return causal.keys(family, name)
     if family == "ViT" and name in PLAIN_PARAMETERS:
         return (PLAIN_PARAMETERS[name],)
     block = re.match(r"blocks\.(\d+)\.", name)
@@ -164,10 +185,12 @@ def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
 def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
     if family == "ViT" and name == "stem.proj.weight":
         return patch_kernel(tensor, spec)
+    if causal.is_transposed(family, name):
+        return tensor.T
     return tensor.reshape(1, -1, tensor.shape[-1]) if family == "ViT" and name in PLAIN_PARAMETERS else tensor
 
 
-from_source = reshape_from_source
+from_source = causal.from_source
 
 
 # --- the spec ----------------------------------------------------------------------------------------------
@@ -175,19 +198,27 @@ from_source = reshape_from_source
 
 def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
     """The spec of these shapes, without dropout."""
+    act = infer_act(config, "gelu_new" if family == "GPT-2" else "silu" if family == "Llama" else "gelu")
+    if family in causal.SIGNATURES:
+        return causal.infer_spec(family, shapes, config, act)
     hidden, width = shapes["encoder.layer.0.intermediate.dense.weight"]
     sizes = {
         "hidden_size": width,
         "num_hidden_layers": count_blocks(shapes, r"encoder\.layer\.(\d+)\."),
         "intermediate_size": hidden,
     }
-    act = ACTS.get(str(config.get("hidden_act", "gelu")))
-    if act is None:
-        raise UserError(f"the hidden_act {config['hidden_act']!r} is not supported; use one of {', '.join(ACTS)}")
     attention = Attention(config.get("num_attention_heads") or heads(width, config))
     block = Block(attention, channel=ChannelMlp(hidden, act), norm=LayerNorm(config.get("layer_norm_eps", 1e-12)))
     model = infer_bert if family == "BERT" else infer_vit
     return model(shapes, config, sizes, block)
+
+
+def infer_act(config: Mapping[str, Any], default: str) -> Act:
+    name = config.get("hidden_act", config.get("activation_function", default))
+    act = ACTS.get(str(name))
+    if act is None:
+        raise UserError(f"the hidden_act {name!r} is not supported; use one of {', '.join(ACTS)}")
+    return act
 
 
 def infer_bert(shapes: Shapes, config: Mapping[str, Any], sizes: dict[str, int], block: Block) -> Encoder:
@@ -251,12 +282,6 @@ def rows(shape: Shape | None) -> int:
     return shape[0] if shape else 0
 
 
-def check_sizes(config: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    for name, found in sizes.items():
-        if config.get(name, found) != found:
-            raise UserError(f"its configuration has {name} {config[name]!r}, its weights have {found}")
-
-
 def preprocessing(
     family: str, spec: Encoder, config: Mapping[str, Any]
 ) -> ImagePreprocessing | TextPreprocessing | None:
@@ -284,11 +309,24 @@ def class_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 # --- folders -----------------------------------------------------------------------------------------------
 
 
-def weights_file(folder: Path) -> Path:
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder, which may be in several files."""
     found = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if found is None:
+    if found is not None:
+        return read(found)
+    if not (folder / INDEX).is_file():
         raise UserError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
-    return found
+    files = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise UserError(f"{folder / INDEX} names no files of weights")
+    tensors: dict[str, Tensor] = {}
+    for name in dict.fromkeys(files.values()):
+        if Path(name).name != name:
+            raise UserError(f"{folder / INDEX} names {name!r}, which is not a file of its folder")
+        tensors |= read(folder / name)
+    if missing := [name for name in files if name not in tensors]:
+        raise UserError(f"{folder} has no {missing[0]}, which {INDEX} names")
+    return tensors
 
 
 def read_text(file: Path) -> str:
@@ -326,8 +364,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if "kind" in config:
         return {}
     kind = config.get("model_type")
-    if kind not in (None, "bert", "vit"):
-        raise UserError(f"{folder / CONFIG} has the model_type {kind!r}: only 'bert' and 'vit' are supported")
+    if kind not in (None, *MODEL_TYPES):
+        known = ", ".join(map(repr, MODEL_TYPES))
+        raise UserError(f"{folder / CONFIG} has the model_type {kind!r}: only {known} are supported")
     return config | {IMAGE_PROCESSOR: read_json(folder / IMAGE_PROCESSOR)}
 
 
@@ -342,6 +381,9 @@ def config_files(spec: Encoder, preprocessing: ImagePreprocessing | TextPreproce
 
 def configuration(spec: Encoder, preprocessing: ImagePreprocessing | TextPreprocessing | None) -> dict[str, Any]:
     """The config.json of a Transformer."""
+    if isinstance(spec.stem, TokenEmbed) and isinstance(spec.block.token, Attention) and spec.block.causal:
+        act = ACT_NAMES[getattr(spec.block.channel, "act", "gelu")]
+        return causal.configuration("Llama" if spec.block.token.rotary else "GPT-2", spec, act)
     block, stem, head = spec.block, spec.stem, spec.head
     channel, norm = block.channel, block.norm
     if not (isinstance(block.token, Attention) and isinstance(channel, ChannelMlp) and isinstance(norm, LayerNorm)):
@@ -382,11 +424,12 @@ def architecture(spec: Encoder) -> str:
 
 def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
     """Write a folder for transformers' from_pretrained. In a model with a head, the keys of the body have a prefix."""
-    body = ("embeddings.", "encoder.", "layernorm.", "pooler.")
-    kind = json.loads(files[CONFIG])["model_type"]
-    prefix = "" if all(name.startswith(body) for name in tensors) else f"{kind}."
+    head = ("cls.", "classifier.", "qa_outputs.", "lm_head.")
+    config = json.loads(files[CONFIG])
+    prefix = f"{config['model_type']}." if any(name.startswith(head) for name in tensors) else ""
+    prefix = causal.PREFIXES.get(config["architectures"][0], prefix)
     path.mkdir(parents=True, exist_ok=True)
-    named = {prefix + name if name.startswith(body) else name: tensor for name, tensor in tensors.items()}
+    named = {name if name.startswith(head) else prefix + name: tensor for name, tensor in tensors.items()}
     write_safetensors(path / WEIGHTS[0], named)
     for name, content in files.items():
         write_atomically(path / name, lambda file, content=content: file.write_text(content, encoding="utf8"))

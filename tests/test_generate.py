@@ -1,0 +1,110 @@
+"""Sampling against transformers, and text that is streamed while it is generated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer as HubTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+import allmlp
+from allmlp.data.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
+from allmlp.models.gpt2 import gpt2
+from allmlp.prediction import generate as generate_from
+from allmlp.tasks.causal_lm import generate, sample, stream_text, truncate
+from allmlp.weights.convert import convert
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.9), (None, 0.3), (5, None), (5, 0.6), (100, 1e-9), (3, 1.0)])
+def test_the_kept_tokens_are_those_of_transformers(top_k: int | None, top_p: float | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    for seed in range(20):
+        logits = 3 * torch.randn(40, generator=torch.Generator().manual_seed(seed))
+        expected = logits[None]
+        if top_k is not None:
+            expected = transformers.TopKLogitsWarper(top_k)(None, expected)
+        if top_p is not None:
+            expected = transformers.TopPLogitsWarper(top_p)(None, expected)
+        found = truncate(logits.softmax(0), top_k, top_p)
+        torch.testing.assert_close(found / found.sum(), expected[0].softmax(0))
+
+
+def test_samples_follow_the_tempered_probabilities() -> None:
+    generator, logits = torch.Generator().manual_seed(0), torch.tensor([2.0, 1.0, 0.0, -1.0])
+    found = torch.tensor([sample(logits, 2.0, 3, None, generator) for _ in range(4000)]).bincount(minlength=4) / 4000
+    expected = torch.tensor([1.0, 0.5, 0.0, -torch.inf]).softmax(0)
+    assert found[3] == 0 and (found - expected).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_streamed_pieces_are_the_whole_text(algorithm: str) -> None:
+    texts = ["Don't stop, it's über 100 %!", "naïve café: 日本語 and 🙂 signs", "a line\nanother  line"]
+    tokenizer = TokenizerConfig(algorithm, vocab_size=300, lowercase=False).build(texts * 3)
+    for text in texts:
+        (ids,) = tokenizer.encode([text])
+        pieces = list(stream_text(tokenizer, ids))
+        assert "".join(pieces) == tokenizer.decode(ids)
+        assert len(pieces) >= 3 and "\ufffd" not in "".join(pieces)
+    assert list(stream_text(tokenizer, [])) == [""]
+
+
+def test_text_comes_while_it_is_generated() -> None:
+    tokenizer = TokenizerConfig(vocab_size=60).build(["one two three four five"] * 3)
+    (ids,) = tokenizer.encode(["one two three four"])
+    source = iter(ids)
+    assert next(stream_text(tokenizer, source)) == "one" and list(source)
+
+
+def hub_tokenizer(folder: Path, *special: str) -> None:
+    """Bytes as tokens, and a GPT-2's or Llama's special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    built = HubTokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    built.pre_tokenizer, built.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    built.add_special_tokens(list(special))
+    built.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    "special", [("<|endoftext|>",), ("<|begin_of_text|>", "<|end_of_text|>")], ids=["gpt2", "llama"]
+)
+def test_tokenizers_of_causal_models(special: tuple[str, ...], tmp_path: Path) -> None:
+    hub_tokenizer(tmp_path, *special)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.cls_token_id == 256 and tokenizer.sep_token_id == 255 + len(special)
+    assert tokenizer.special_tokens_mask.nonzero().flatten().tolist() == list(range(256, 256 + len(special)))
+    with pytest.raises(allmlp.UserError, match=r"has no \[MASK\]"):
+        _ = tokenizer.mask_token_id
+
+
+def test_generation_equals_that_of_transformers(tmp_path: Path) -> None:
+    """A GPT-2 with its tokenizer, converted: the same text, greedily."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=257, n_positions=40, n_embd=16, n_layer=2, n_head=2, eos_token_id=256)
+    peer = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for weight in peer.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    peer.save_pretrained(tmp_path / "theirs")
+    hub_tokenizer(tmp_path / "theirs", "<|endoftext|>")
+    convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))
+    tokenizer = load_tokenizer(tmp_path / "ours")
+    ids = [256, *tokenizer.encode(["ab"])[0]]
+    found = peer.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, pad_token_id=256)[0, 3:].tolist()
+    expected = found[: found.index(256)] if 256 in found else found
+    assert expected == list(generate(allmlp.load(tmp_path / "ours"), tokenizer, "ab", 12, temperature=0))
+    written = "".join(generate_from(tmp_path / "ours", "ab", 12, temperature=0))
+    assert written == tokenizer.decode([*ids[1:], *expected]) and len(expected) > 3
+
+
+def test_settings_of_sampling_are_checked() -> None:
+    tokenizer: Tokenizer = TokenizerConfig(vocab_size=40).build(["one two"])
+    model = gpt2(1, 8, 2, 9, len(tokenizer)).build().eval()
+    for settings, message in (
+        ({"top_k": 0}, "top_k must be at least 1, not 0"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
+        ({"temperature": 1e-9}, "temperature must be 0"),
+    ):
+        with pytest.raises(allmlp.UserError, match=message):
+            next(generate(model, tokenizer, **settings))  # type: ignore[arg-type]
