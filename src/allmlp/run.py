@@ -50,6 +50,8 @@ class Run(Spec):
     """Training examples held out for evaluation in place of the test split, to choose hyperparameters with."""
     train_fraction: Annotated[float, Range(1e-6, 1.0)] = 1.0
     """Use this fraction of the training examples, of every class alike: to learn what more data would bring."""
+    train_per_class: Count | None = None
+    """Use this many training examples of each class, chosen by `seed` (few-shot learning)."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of matrix products. "auto": on a CUDA GPU bfloat16, or float16 if it has no bfloat16 (below compute capability
     8.0); elsewhere float32. With float16 the loss is scaled, see `allmlp.train_step`.
@@ -82,6 +84,8 @@ class Run(Spec):
     """Evaluations without a new best on the validation split after which the run ends."""
 
     def check(self) -> None:
+        if self.train_per_class and self.train_fraction < 1:
+            raise UserError("train_per_class and train_fraction both choose training examples: set one of them")
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
 

@@ -88,6 +88,7 @@ def training_loop(
     data = run.data.for_model(start.folder) if start else run.data
     with announced("reading the data", world.is_main):
         dataset = data.load().split_validation(run.val_size).take_fraction(run.train_fraction)
+        dataset = dataset.take_per_class(run.train_per_class, run.seed)
     run.task.check_dataset(dataset)
     evaluated = dataset.validation or dataset.test
     split = "validation" if run.val_size or dataset.validation else "test"
