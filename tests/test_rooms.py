@@ -52,6 +52,7 @@ BELOW = {
         "plugins",
         "whitening",
         "head_init",
+        "lora",
     },
     "threads": {"errors", "files"},
     "whitening": {"errors", "spec", "layers", "models", "data", "tasks"},
@@ -60,6 +61,7 @@ BELOW = {
     "train_step": {"cuda_graph", "ema", "errors", "parallel", "tasks"},
     "pace": {"device", "errors", "files", "parallel"},
     "best": {"ema", "models"},
+    "lora": {"errors", "spec", "layers", "models", "data"},
     "freezing": {"errors", "tasks"},
     "interrupts": set(),
     "record": {
@@ -104,6 +106,7 @@ BELOW = {
         "optim",
         "best",
         "freezing",
+        "lora",
         "interrupts",
         "threads",
         "compilation",

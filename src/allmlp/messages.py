@@ -30,6 +30,7 @@ def header(
     out: Path,
     spec: ModelSpec,
     parameters: int,
+    trained: int,
     dataset: Dataset,
     steps: int | None,
     world: World,
@@ -42,8 +43,9 @@ def header(
     batches = f"batches of {run.batch_size:,}"
     minutes = f"{run.budget.minutes:g} minutes" if run.budget.minutes is not None else ""
     count = f"{steps:,} steps ({steps * run.batch_size / len(dataset.train):,.3g} epochs)" if steps else ""
+    part = "" if trained == parameters else f" ({trained:,} trained)"
     rows = {
-        "model": f"{name}, {parameters:,} parameters, {spec.input_spec}",
+        "model": f"{name}, {parameters:,} parameters{part}, {spec.input_spec}",
         "start": run.init_from or f"random weights, seed {run.seed}",
         "data": f"{getattr(run.data, 'path', '') or type(run.data).__name__}: {sizes}",
         "training": f"{type(run.task).__name__}, {' or '.join(filter(None, [count, minutes]))}, {batches}",

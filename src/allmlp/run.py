@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from allmlp.data.dataset import Data
 from allmlp.errors import UserError
 from allmlp.head_init import HeadInit
+from allmlp.lora import Lora
 from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW, Optim
 from allmlp.parallel import Sharding
@@ -76,6 +77,8 @@ class Run(Spec):
     """A model folder or run to start from. Weights are resized to another input size; a head that differs is new."""
     head_init: HeadInit | None = None
     """Initialization of the classifier on the features of the model as it starts."""
+    lora: Lora | None = None
+    """Train low-rank adapters and the head in place of all weights; the saved model is an ordinary one."""
     freeze_fraction: Rate = 0.0
     """First part of the run, in which everything but the head is frozen and in evaluation mode."""
     keep_best: bool = False
@@ -88,6 +91,10 @@ class Run(Spec):
             raise UserError("train_per_class and train_fraction both choose training examples: set one of them")
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
+        if self.lora and self.sharding == "fsdp":
+            raise UserError("lora is not for sharding=fsdp: use sharding=ddp")
+        if self.lora and not self.init_from:
+            raise UserError("lora adapts a trained model: set init_from")
 
 
 plugins()  # last, because their recipes import Run

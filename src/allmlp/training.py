@@ -32,6 +32,7 @@ from allmlp.files import write_atomically
 from allmlp.freezing import Freezing
 from allmlp.interrupts import Interrupts
 from allmlp.log import RunLog, announced, draw_curves, format_values
+from allmlp.lora import merge
 from allmlp.messages import describe_duration, describe_result, describe_stop, header
 from allmlp.meter import Meter
 from allmlp.models.model import Model
@@ -118,8 +119,11 @@ def training_loop(
         run.grad_accum_steps,
     )
     model = create(spec, seed=run.seed, device=world.device)
+    parameters = count(model.parameters())
     if start is not None:
-        transfer(model, start)
+        fresh = transfer(model, start)
+        if run.lora:
+            run.lora.apply(model, run.seed, fresh)
     elif run.stem_init:
         run.stem_init.initialize(model, dataset, run.seed)
     model.set_grad_checkpointing(run.grad_checkpointing)
@@ -130,7 +134,6 @@ def training_loop(
     if run.head_init and found is None:
         with announced("fitting the head", world.is_main):
             run.head_init.initialize(model, task, dataset, run.seed)
-    parameters = sum(weight.numel() for weight in model.parameters())
     dtype, records = compute_dtype(run, world.device), can_record(run, world)
     if run.compile:
         # Dynamo stops compiling a function after eight variants, and all runs of a process share their functions.
@@ -142,6 +145,8 @@ def training_loop(
     # 3. optimizer, EMA and best weights, restored where an earlier call has left a checkpoint
     optimizer = run.optim.build(task)
     freezing = Freezing(task, optimizer, run.freeze_fraction)
+    frozen = freezing.parameters if run.freeze_fraction == 1 else []
+    trained = count(w for w in task.model.parameters() if w.requires_grad) - count(frozen)
     ema, best = ModelEma(task.model, run.ema_decay), Best(run.keep_best, run.patience)
     step, seconds_spent, evaluation_due = 0, 0.0, run.head_init is not None
     if found is not None:
@@ -166,7 +171,7 @@ def training_loop(
     interrupts.lost = lambda: describe_stop(path, step)
     with RunLog(path, step, steps, world.is_main, pace.seconds_left, callbacks) as log:
         log.callbacks.call("on_start", path, to_dict(run), step)
-        log.message(header(run, path, model.spec, parameters, dataset, steps, world, dtype))
+        log.message(header(run, path, model.spec, parameters, trained, dataset, steps, world, dtype))
         if found is not None:
             log.message(f"resuming from step {step}")
         elif floors:
@@ -245,6 +250,7 @@ def training_loop(
                 best.restore(averaged)
                 results = best.results
             check_weights_finite(averaged, world, path)
+            merge(averaged)
             save_model(path, averaged, dataset, world)
             results = (results or evaluate(task, averaged, evaluated, world, run, metrics)) | floors
             result: dict[str, Any] = {split: results}
@@ -253,7 +259,13 @@ def training_loop(
                 results |= run.task.floors(dataset, dataset.test)
                 result["test"] = results
         result |= {"best_step": best.step} if run.keep_best else {}
-        result |= {"parameters": parameters, "steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
+        result |= {
+            "parameters": parameters,
+            "trained_parameters": trained,
+            "steps": step,
+            "epochs": sampler.epoch(step),
+            "seconds": seconds_spent,
+        }
         add_to_record(path, world, lambda: {"result": result})
         log.result = result
         log.message(describe_result(path, result, floors, dataset))
@@ -283,6 +295,10 @@ def generator(world: parallel.World, seed: int, step: int) -> torch.Generator:
     """Seed the random numbers of one step: torch's global ones per process, and a generator for all processes."""
     torch.manual_seed(mix_seed(Stream.GLOBAL_RNG, seed, step, world.rank))
     return torch.Generator(world.device).manual_seed(mix_seed(Stream.TASK_STEP, seed, step))
+
+
+def count(weights: Iterable[torch.Tensor]) -> int:
+    return sum(weight.numel() for weight in weights)
 
 
 def due(step: int, every: int, last: bool) -> bool:

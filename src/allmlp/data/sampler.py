@@ -30,6 +30,8 @@ class Stream(IntEnum):
     """Uniforms for augmentation and masking, drawn for the whole batch by every process; with the step."""
     IMAGE_SIZE = 6
     """The image size of a step, without the run seed: runs that are compared have the same sizes."""
+    LORA_INIT = 7
+    """The adapters that a run adds to the model it starts from."""
 
 
 def mix_seed(stream: Stream, *numbers: int) -> int:
