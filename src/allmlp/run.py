@@ -93,8 +93,6 @@ class Run(Spec):
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
         if self.lora and self.sharding == "fsdp":
             raise UserError("lora is not for sharding=fsdp: use sharding=ddp")
-        if self.lora and not self.init_from:
-            raise UserError("lora adapts a trained model: set init_from")
 
 
 plugins()  # last, because their recipes import Run

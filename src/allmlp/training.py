@@ -105,6 +105,8 @@ def training_loop(
     torch.set_float32_matmul_precision("high")
     if run.model is None and start is None:
         raise UserError("the run has no model: name the one to start from, --model FOLDER")
+    if run.lora and start is None:
+        raise UserError("lora adapts a trained model: set init_from")
     spec = run.model or start.model.spec  # type: ignore[union-attr]
     spec = run.task.configure_model(spec, dataset)
     check_training(

@@ -155,8 +155,8 @@ def test_two_processes_have_the_losses_of_one(trained: str, tmp_path: Path, monk
         torch.testing.assert_close(second[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_what_it_needs(trained: str) -> None:
+def test_what_it_needs(trained: str, tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match="lora adapts a trained model"):
-        small(lora=Lora())
+        train(small(lora=Lora()), tmp_path, "cpu")
     with pytest.raises(allmlp.UserError, match="lora is not for sharding=fsdp"):
         adapting(trained, sharding="fsdp")
