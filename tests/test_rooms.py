@@ -213,6 +213,8 @@ BELOW = {
     },
     "declared": set(),
     "recipes": {
+        "head_init",
+        "lora",
         "plugins",
         "declared",
         "errors",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from allmlp.data.dataset import Data
+from allmlp.data.sampler import GrowingBatch
 from allmlp.errors import UserError
 from allmlp.head_init import HeadInit
 from allmlp.lora import Lora
@@ -37,8 +38,10 @@ class Run(Spec):
     data: Data
     batch_size: Count = 128
     """Examples per optimizer step, over all processes."""
+    batch_growth: GrowingBatch | None = None
+    """Smaller batches at first."""
     grad_accum_steps: Count = 1
-    """Micro-batches that a batch is split into."""
+    """Micro-batches that a batch is split into; fewer while a growing batch is smaller."""
     budget: Budget = Budget(epochs=10)
     optim: Optim = AdamW()
     schedule: Schedule = CosineSchedule()

@@ -95,11 +95,12 @@ def training_loop(
     split = "validation" if run.val_size or dataset.validation else "test"
     if (run.keep_best or run.patience) and split == "test":
         raise UserError("keep_best and patience need a validation split, the test split is for the end: set val_size")
-    sampler = Sampler(len(dataset.train), run.batch_size, run.seed, run.aug_repeats)
+    sampler = Sampler(len(dataset.train), run.batch_size, run.seed, run.aug_repeats, run.batch_growth)
     loader = Loader(dataset.train, sampler, world.device, world.rank, world.size)
     steps, seconds = limits(run, sampler)
-    if run.batch_size % world.size:
-        raise UserError(f"batch_size {run.batch_size} is not divisible by {world.size} processes")
+    for _, size in sampler.stages:
+        if size % world.size:
+            raise UserError(f"batch size {size} is not divisible by {world.size} processes")
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
@@ -163,7 +164,7 @@ def training_loop(
     if found is not None:
         train_step.load_scaler(found[1]["scaler"])
     call = RecordedStep(train_step) if records else train_step
-    meter = Meter(run.batch_size, task, world.device, world.size)
+    meter = Meter(task, world.device, world.size)
     pace = Pace(path, world, steps, seconds, step, seconds_spent)
     # Compiled code is made for one number of threads.
     threads = Threads(path / THREADS, step, world.device.type == "cpu" and world.size == 1 and not run.compile)
@@ -173,7 +174,7 @@ def training_loop(
     interrupts.lost = lambda: describe_stop(path, step)
     with RunLog(path, step, steps, world.is_main, pace.seconds_left, callbacks) as log:
         log.callbacks.call("on_start", path, to_dict(run), step)
-        log.message(header(run, path, model.spec, parameters, trained, dataset, steps, world, dtype))
+        log.message(header(run, path, model.spec, parameters, trained, dataset, sampler, steps, world, dtype))
         if found is not None:
             log.message(f"resuming from step {step}")
         elif floors:
@@ -191,7 +192,7 @@ def training_loop(
 
         if evaluation_due:
             results = evaluate_weights()
-        window: list[Losses] = []
+        window, examples = list[Losses](), 0
         saved, estimated = time.monotonic(), found is not None
         for batch in loader.steps(step, steps or sys.maxsize):
             if step >= pace.steps or best.is_exhausted:
@@ -206,24 +207,28 @@ def training_loop(
             set_lr(optimizer, run.schedule.at(progress), run.optim.weight_decay_at(progress))
             ema.set_step(step)
             context = StepContext(progress, generator(world, run.seed, step), world.rank, world.size)
+            size = sampler.batch_size(step)
+            parts = batch.split(math.ceil(size * run.grad_accum_steps / run.batch_size))
             with threads:
-                losses = call([task.prepare_batch(part, context) for part in batch.split(run.grad_accum_steps)])
+                losses = call([task.prepare_batch(part, context) for part in parts])
             task.after_step(progress)
             step += 1
             log.reach(step)
             pace.update(step)
             window.append(losses)
+            examples += size
 
             last, stop, late = step >= pace.steps, False, False
             if world.size == 1 or due(step, 10, last):
                 stop = world.any(interrupts.requested)
                 late = world.any(time.monotonic() - saved > 60 * run.save_minutes)
             if due(step, run.log_every, last or stop):
-                values = summarize(run, world, window, step, path) | meter.read(len(window))
+                values = summarize(run, world, window, step, path) | meter.read(examples)
                 rate = max(float(group["lr"]) for group in optimizer.param_groups)
                 values |= {"lr": rate, "epoch": sampler.epoch(step)}
+                values |= {"batch_size": size} if run.batch_growth else {}
                 values |= {"loss_scale": train_step.loss_scale} if dtype == torch.float16 else {}
-                window.clear()
+                window, examples = [], 0
                 log.write("train", step, values, pace.seconds_left(step))
             if not estimated and (left := pace.first_estimate(step, not threads.is_measuring)) is not None:
                 log.message(describe_duration(run, world, left))
