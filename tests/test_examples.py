@@ -120,7 +120,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for word in ("good", "bad")
     ]
     (place / "reviews.csv").write_text("\n".join(["review,label", *lines]))
-    short = {"batch_size": 8, "budget": Budget(steps=2), "optim": AdamW(), "seed": 0}
+    short = {"batch_size": 8, "budget": Budget(steps=2), "optim": AdamW(), "seed": 0, "save_every": 1}
     images = Run(
         model=mixer(2, 16, patch_size=4, img_size=16).configure(num_classes=3),
         task=Classify(),

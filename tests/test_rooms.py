@@ -62,6 +62,7 @@ BELOW = {
     "pace": {"device", "errors", "files", "parallel"},
     "best": {"ema", "models"},
     "lora": {"errors", "spec", "layers", "models", "data"},
+    "averaging": {"checkpoint", "errors", "weights"},
     "freezing": {"errors", "tasks"},
     "interrupts": set(),
     "record": {
@@ -231,6 +232,7 @@ BELOW = {
     "studies": {"declared", "recipes", "study"},
     "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis"},
     "cli": {
+        "averaging",
         "callbacks",
         "plugins",
         "auto",

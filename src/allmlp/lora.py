@@ -17,6 +17,8 @@ from allmlp.layers.token_roles import token_parameters
 from allmlp.models.model import Model
 from allmlp.spec import Count, NonNegative, Spec
 
+LinearMap = nn.Linear | TokenProjection
+
 
 class Lora(Spec):
     """Train a low-rank change of the linear maps, and the head; everything else is frozen.
@@ -53,6 +55,7 @@ class Lora(Spec):
 def merge(model: nn.Module) -> None:
     """Put W + (alpha / r) B A in place of the adapters: the model is an ordinary one again."""
     for module in [module for module in model.modules() if hasattr(module, "lora_a")]:
+        assert isinstance(module, LinearMap)
         weight = nn.Parameter(module.weight.detach().clone())
         for name in ("base_weight", "lora_a", "lora_b"):
             delattr(module, name)
@@ -60,10 +63,10 @@ def merge(model: nn.Module) -> None:
         module.weight = weight
 
 
-def linear_maps(model: Model, maps: Literal["all", "channel", "token"]) -> Iterator[nn.Module]:
+def linear_maps(model: Model, maps: Literal["all", "channel", "token"]) -> Iterator[LinearMap]:
     over_tokens = {p.full_name for p in token_parameters(model) if p.role not in ("attention", "channel")}
     for path, module in model.named_modules():
-        if isinstance(module, nn.Linear | TokenProjection) and module.weight.dim() == 2:
+        if isinstance(module, LinearMap) and module.weight.dim() == 2:
             kind = "token" if f"{path}.weight" in over_tokens else "channel"
             if maps in ("all", kind):
                 yield module
@@ -73,16 +76,16 @@ def is_in(weight: Tensor, weights: Collection[Tensor]) -> bool:
     return any(weight is one for one in weights)
 
 
-def adapt(module: nn.Module, rank: int, scale: float, generator: torch.Generator) -> None:
+def adapt(module: LinearMap, rank: int, scale: float, generator: torch.Generator) -> None:
     weight = module.weight
     outputs, inputs = weight.shape
     start = torch.empty(rank, inputs).uniform_(-1, 1, generator=generator) / math.sqrt(inputs)
     del module.weight
-    module.base_weight = nn.Parameter(weight.detach(), requires_grad=False)
-    module.lora_a = nn.Parameter(start.to(weight))
-    module.lora_b = nn.Parameter(weight.new_zeros(outputs, rank))
-    module.lora_scale = scale
-    module.__class__ = adapted(type(module))
+    module.register_parameter("base_weight", nn.Parameter(weight.detach(), requires_grad=False))
+    module.register_parameter("lora_a", nn.Parameter(start.to(weight)))
+    module.register_parameter("lora_b", nn.Parameter(weight.new_zeros(outputs, rank)))
+    module.lora_scale = scale  # type: ignore[assignment]
+    module.__class__ = adapted(type(module))  # type: ignore[bad-argument-type]
 
 
 @cache

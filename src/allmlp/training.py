@@ -381,15 +381,17 @@ def save_model(out: Path, model: Model, dataset: Dataset, world: parallel.World)
             write_atomically(out / name, lambda file, text=text: file.write_text(text, encoding="utf8"))
 
 
-def evaluate_checkpoint(out: Path, device: str | None = None, task: Task | None = None) -> dict[str, float]:
+def evaluate_checkpoint(
+    out: Path, device: str | None = None, task: Task | None = None, model: Path | None = None
+) -> dict[str, float]:
     """Evaluate the model of a finished run on its test split (on the held-out examples, if it has a `val_size`), by its
-    own task or by another one; with what is reached without a model.
+    own task or by another one; with what is reached without a model. `model` is another folder to evaluate there.
     """
     run = read_run(out)
     evaluator = task or run.task
     with parallel.join(device) as world:
         dataset = run.data.for_model(str(out)).load().split_validation(run.val_size)
         evaluator.check_dataset(dataset)
-        model = folder.load(out, device=world.device, dtype=None)
-        module = evaluator.build_evaluator(model, dataset).to(world.device)
-        return evaluate(module, model, dataset.test, world, run) | evaluator.floors(dataset, dataset.test)
+        loaded = folder.load(model or out, device=world.device, dtype=None)
+        module = evaluator.build_evaluator(loaded, dataset).to(world.device)
+        return evaluate(module, loaded, dataset.test, world, run) | evaluator.floors(dataset, dataset.test)
