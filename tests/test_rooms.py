@@ -189,7 +189,9 @@ BELOW = {
         "optim",
         "run",
         "recipes",
+        "record",
         "train_step",
+        "weights",
     },
     "export": {"errors", "files", "spec", "layers", "models", "weights", "data", "tasks", "prediction"},
     # analysis: the style of its figures. export: the ONNX Runtime backend.
