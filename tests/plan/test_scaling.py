@@ -10,10 +10,11 @@ import pytest
 
 import allmlp
 from allmlp.cli import main
+from allmlp.cli.plan import print_scaling
 from allmlp.files import RUN
 from allmlp.models.cost import measure
 from allmlp.models.resmlp import resmlp
-from allmlp.plan.scaling import Law, fit, read_point, resample, scaling
+from allmlp.plan.scaling import Law, Point, fit, fit_points, read_point, resample, scaling
 from allmlp.run import Budget
 from allmlp.training import train
 from train.runs import small
@@ -104,6 +105,15 @@ def test_the_command(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> No
     assert f"at 1e+09 flops: loss {found['prediction']['loss']:.4f}" in text
     law = found["E"] + found["A"] * 1e9 ** -found["alpha"]
     assert law == pytest.approx(found["prediction"]["loss"])
+
+
+def test_the_guide_shows_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    docs = Path(__file__).parents[2] / "docs"
+    record = json.loads((docs / "logs" / "scaling_digits.json").read_text(encoding="utf8"))
+    print_scaling(fit_points([Point(**point) for point in record["runs"]]))
+    printed = "\n".join(f"    {line}".rstrip() for line in capsys.readouterr().out.splitlines())
+    assert printed in (docs / "guides" / "scale.md").read_text(encoding="utf8")
 
 
 def test_what_cannot_be_fitted(runs: list[Path], tmp_path: Path) -> None:

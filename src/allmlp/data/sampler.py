@@ -68,8 +68,8 @@ class GrowingBatch(Spec):
     rates are not changed. With `compile`, every size is compiled.
     """
 
-    start: Count
-    every: Count
+    start: Count = 32
+    every: Count = 1000
     """Steps with one size."""
     factor: Annotated[int, Range(2, 1024)] = 2
 

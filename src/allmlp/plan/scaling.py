@@ -105,7 +105,11 @@ def read_point(folder: Path) -> Point:
 def scaling(folders: Sequence[Path], by: Quantity = "flops", target: float | None = None, seed: int = 0) -> Scaling:
     """Fit the runs and predict the loss at `target`, by default ten times the largest."""
     check_comparable(folders)
-    points = sorted((read_point(folder) for folder in folders), key=lambda point: getattr(point, by))
+    return fit_points([read_point(folder) for folder in folders], by, target, seed)
+
+
+def fit_points(points: list[Point], by: Quantity = "flops", target: float | None = None, seed: int = 0) -> Scaling:
+    points = sorted(points, key=lambda point: getattr(point, by))
     x, y = (np.array([getattr(point, name) for point in points], dtype=float) for name in (by, "loss"))
     law = fit(x, y)
     at = 10 * x[-1] if target is None else target
