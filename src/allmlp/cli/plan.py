@@ -34,7 +34,7 @@ def plan(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="TARGET...",
+            metavar="TARGET",
             help="A model from `allmlp list`, or a recipe from `allmlp list recipes`; with --from finished runs.",
             autocompletion=complete_name,
         ),
