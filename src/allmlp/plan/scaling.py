@@ -54,7 +54,7 @@ class Law(NamedTuple):
         return self.floor + self.scale * (np.asarray(x) / self.unit) ** -self.alpha
 
 
-class Prediction(NamedTuple):
+class LossForecast(NamedTuple):
     x: float
     loss: float
     low: float
@@ -72,7 +72,7 @@ class Scaling(NamedTuple):
     floor_range: tuple[float, float]
     held_out: dict[str, float]
     """Run -> relative error of its prediction from the smaller runs, where these are enough for a fit."""
-    next: Prediction
+    next: LossForecast
 
     @property
     def held_out_error(self) -> float | None:
@@ -123,7 +123,7 @@ def fit_points(points: list[Point], by: Quantity = "flops", target: float | None
         if len(np.unique(x[smaller])) >= MIN_RUNS:
             held_out[points[number].name] = float(fit(x[smaller], y[smaller])(x[number]) / y[number] - 1)
     alphas, floors = percentiles([one.alpha for one in laws]), percentiles([one.floor for one in laws])
-    return Scaling(by, points, law, alphas, floors, held_out, Prediction(at, float(law(at)), *percentiles(predicted)))
+    return Scaling(by, points, law, alphas, floors, held_out, LossForecast(at, float(law(at)), *percentiles(predicted)))
 
 
 def check_comparable(folders: Sequence[Path]) -> None:
