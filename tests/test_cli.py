@@ -301,7 +301,7 @@ def test_values_have_conventional_names(capsys: pytest.CaptureFixture[str]) -> N
         _, out, _ = run(capsys, command, "--help")
         assert "{" not in out.partition("\n")[0] and not re.search(r"<\w+", out), command
     _, out, _ = run(capsys, "plan", "--help")
-    assert out.startswith("Usage: allmlp plan [OPTIONS] TARGET\n") and re.search(r"^  --gpus INT +Number", out, re.M)
+    assert out.startswith("Usage: allmlp plan [OPTIONS] TARGET...\n") and re.search(r"^  --gpus INT +Number", out, re.M)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ for package in ("tokenizers", "PIL", "matplotlib", "jinja2"):
 COMMANDS: dict[str, Any] = {"": typer.main.get_command(app), **typer.main.get_command(app).commands}  # type: ignore[attr-defined]
 
 MINUTES, NETWORK, GPU, SERVER = "takes minutes", "needs a network", "needs GPUs", "runs until it is stopped"
+SIZES = "needs runs of several sizes"
 NOT_RUN = {
     "allmlp train photos/": MINUTES,
     "allmlp train reviews.csv --minutes 10": MINUTES,
@@ -56,6 +57,7 @@ NOT_RUN = {
     "allmlp study cifar10_mixer --sweep optim.lr=1e-3,2e-3,4e-3 --seeds 3": MINUTES,
     "torchrun --nproc-per-node 8 -m allmlp predict runs/photos 's3://bucket/*.tar' --out answers/": NETWORK,
     "allmlp analyze mixer_l16": MINUTES,
+    "allmlp plan --from runs/* --at 1e18": SIZES,
     "allmlp plan resmlp_s24 --check --batch-size 8 --calibrate resmlp_s12": MINUTES,
     "allmlp convert mixer_b16.google_in1k mixer/": NETWORK,
     "allmlp convert timm:gmlp_s16_224.ra3_in1k gmlp/": NETWORK,
@@ -120,7 +122,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for word in ("good", "bad")
     ]
     (place / "reviews.csv").write_text("\n".join(["review,label", *lines]))
-    short = {"batch_size": 8, "budget": Budget(steps=2), "optim": AdamW(), "seed": 0}
+    short = {"batch_size": 8, "budget": Budget(steps=2), "optim": AdamW(), "seed": 0, "save_every": 1}
     images = Run(
         model=mixer(2, 16, patch_size=4, img_size=16).configure(num_classes=3),
         task=Classify(),

@@ -52,6 +52,7 @@ BELOW = {
         "plugins",
         "whitening",
         "head_init",
+        "lora",
     },
     "threads": {"errors", "files"},
     "whitening": {"errors", "spec", "layers", "models", "data", "tasks"},
@@ -60,6 +61,8 @@ BELOW = {
     "train_step": {"cuda_graph", "ema", "errors", "parallel", "tasks"},
     "pace": {"device", "errors", "files", "parallel"},
     "best": {"ema", "models"},
+    "lora": {"errors", "spec", "layers", "models", "data"},
+    "averaging": {"checkpoint", "errors", "weights"},
     "freezing": {"errors", "tasks"},
     "interrupts": set(),
     "record": {
@@ -104,6 +107,7 @@ BELOW = {
         "optim",
         "best",
         "freezing",
+        "lora",
         "interrupts",
         "threads",
         "compilation",
@@ -185,7 +189,9 @@ BELOW = {
         "optim",
         "run",
         "recipes",
+        "record",
         "train_step",
+        "weights",
     },
     "export": {"errors", "files", "spec", "layers", "models", "weights", "data", "tasks", "prediction"},
     # analysis: the style of its figures. export: the ONNX Runtime backend.
@@ -210,6 +216,8 @@ BELOW = {
     },
     "declared": set(),
     "recipes": {
+        "head_init",
+        "lora",
         "plugins",
         "declared",
         "errors",
@@ -226,6 +234,7 @@ BELOW = {
     "studies": {"declared", "recipes", "study"},
     "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis"},
     "cli": {
+        "averaging",
         "callbacks",
         "plugins",
         "auto",

@@ -11,6 +11,7 @@ import torch
 from allmlp import checkpoint
 from allmlp.accuracy import wilson_interval
 from allmlp.data.dataset import Dataset
+from allmlp.data.sampler import Sampler
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.log import format_duration, format_values
 from allmlp.models.model import ModelSpec
@@ -30,7 +31,9 @@ def header(
     out: Path,
     spec: ModelSpec,
     parameters: int,
+    trained: int,
     dataset: Dataset,
+    sampler: Sampler,
     steps: int | None,
     world: World,
     dtype: torch.dtype,
@@ -39,14 +42,15 @@ def header(
     sizes = ", ".join(f"{count:,} {name}" for name, count in split_sizes(dataset).items())
     mixers = dict.fromkeys(type(part).__name__ for part in spec.children() if isinstance(part, TokenMixer))
     name = " and ".join(mixers) or type(spec).__name__
-    batches = f"batches of {run.batch_size:,}"
+    batches = " to ".join(f"{size:,}" for size in dict.fromkeys((sampler.batch_size(0), run.batch_size)))
     minutes = f"{run.budget.minutes:g} minutes" if run.budget.minutes is not None else ""
-    count = f"{steps:,} steps ({steps * run.batch_size / len(dataset.train):,.3g} epochs)" if steps else ""
+    count = f"{steps:,} steps ({sampler.epoch(steps):,.3g} epochs)" if steps else ""
+    part = "" if trained == parameters else f" ({trained:,} trained)"
     rows = {
-        "model": f"{name}, {parameters:,} parameters, {spec.input_spec}",
+        "model": f"{name}, {parameters:,} parameters{part}, {spec.input_spec}",
         "start": run.init_from or f"random weights, seed {run.seed}",
         "data": f"{getattr(run.data, 'path', '') or type(run.data).__name__}: {sizes}",
-        "training": f"{type(run.task).__name__}, {' or '.join(filter(None, [count, minutes]))}, {batches}",
+        "training": f"{type(run.task).__name__}, {' or '.join(filter(None, [count, minutes]))}, batches of {batches}",
         "device": describe_device(world) + ("" if dtype == torch.float32 else f", {str(dtype).removeprefix('torch.')}"),
         "folder": str(out),
     }

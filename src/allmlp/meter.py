@@ -14,8 +14,8 @@ from allmlp.tasks.task import TaskModule
 class Meter:
     """Examples per second, and the fraction of the peak matmul throughput that they use."""
 
-    def __init__(self, batch_size: int, task: TaskModule, device: torch.device, processes: int) -> None:
-        self.batch_size, self.flops = batch_size, task.flops
+    def __init__(self, task: TaskModule, device: torch.device, processes: int) -> None:
+        self.flops = task.flops
         self.unit, self.units = task.unit
         self.peak = peak_flops(device) * processes if device.type == "cuda" else None
         self.start = time.monotonic()
@@ -24,10 +24,11 @@ class Meter:
         """Exclude the time since the last reading."""
         self.start = time.monotonic()
 
-    def read(self, steps: int) -> dict[str, float]:
+    def read(self, examples: int) -> dict[str, float]:
+        """Of so many examples since the last reading."""
         seconds = max(time.monotonic() - self.start, 1e-9)
         self.start = time.monotonic()
-        rate = steps * self.batch_size / seconds
+        rate = examples / seconds
         utilization = {"mfu": rate * self.flops / self.peak} if self.peak else {}
         return {f"{self.unit}/s": rate * self.units, **utilization}
 

@@ -2,8 +2,8 @@
 
 It holds `run` (the configuration), `processes`, `environment` (command, commit, versions, device, time), `data`
 (checksum and number of examples), and, once the run has ended, `result`: the evaluation of the saved model by split,
-with what is reached without a model (`Task.floors`), `parameters`, `steps`, `epochs` and `seconds` of training, and
-`best_step` where the best weights are kept.
+with what is reached without a model (`Task.floors`), `parameters`, `trained_parameters`, `steps`, `epochs` and
+`seconds` of training, and `best_step` where the best weights are kept.
 """
 
 from __future__ import annotations

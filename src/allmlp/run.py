@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from allmlp.data.dataset import Data
+from allmlp.data.sampler import GrowingBatch
 from allmlp.errors import UserError
 from allmlp.head_init import HeadInit
+from allmlp.lora import Lora
 from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW, Optim
 from allmlp.parallel import Sharding
@@ -36,8 +38,10 @@ class Run(Spec):
     data: Data
     batch_size: Count = 128
     """Examples per optimizer step, over all processes."""
+    batch_growth: GrowingBatch | None = None
+    """Smaller batches at first."""
     grad_accum_steps: Count = 1
-    """Micro-batches that a batch is split into."""
+    """Micro-batches that a batch is split into; fewer while a growing batch is smaller."""
     budget: Budget = Budget(epochs=10)
     optim: Optim = AdamW()
     schedule: Schedule = CosineSchedule()
@@ -50,6 +54,8 @@ class Run(Spec):
     """Training examples held out for evaluation in place of the test split, to choose hyperparameters with."""
     train_fraction: Annotated[float, Range(1e-6, 1.0)] = 1.0
     """Use this fraction of the training examples, of every class alike: to learn what more data would bring."""
+    train_per_class: Count | None = None
+    """Use this many training examples of each class, chosen by `seed` (few-shot learning)."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of matrix products. "auto": on a CUDA GPU bfloat16, or float16 if it has no bfloat16 (below compute capability
     8.0); elsewhere float32. With float16 the loss is scaled, see `allmlp.train_step`.
@@ -74,6 +80,8 @@ class Run(Spec):
     """A model folder or run to start from. Weights are resized to another input size; a head that differs is new."""
     head_init: HeadInit | None = None
     """Initialization of the classifier on the features of the model as it starts."""
+    lora: Lora | None = None
+    """Train low-rank adapters and the head in place of all weights; the saved model is an ordinary one."""
     freeze_fraction: Rate = 0.0
     """First part of the run, in which everything but the head is frozen and in evaluation mode."""
     keep_best: bool = False
@@ -82,8 +90,12 @@ class Run(Spec):
     """Evaluations without a new best on the validation split after which the run ends."""
 
     def check(self) -> None:
+        if self.train_per_class and self.train_fraction < 1:
+            raise UserError("train_per_class and train_fraction both choose training examples: set one of them")
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
+        if self.lora and self.sharding == "fsdp":
+            raise UserError("lora is not for sharding=fsdp: use sharding=ddp")
 
 
 plugins()  # last, because their recipes import Run

@@ -32,6 +32,7 @@ from allmlp.files import write_atomically
 from allmlp.freezing import Freezing
 from allmlp.interrupts import Interrupts
 from allmlp.log import RunLog, announced, draw_curves, format_values
+from allmlp.lora import merge
 from allmlp.messages import describe_duration, describe_result, describe_stop, header
 from allmlp.meter import Meter
 from allmlp.models.model import Model
@@ -88,21 +89,25 @@ def training_loop(
     data = run.data.for_model(start.folder) if start else run.data
     with announced("reading the data", world.is_main):
         dataset = data.load().split_validation(run.val_size).take_fraction(run.train_fraction)
+        dataset = dataset.take_per_class(run.train_per_class, run.seed)
     run.task.check_dataset(dataset)
     evaluated = dataset.validation or dataset.test
     split = "validation" if run.val_size or dataset.validation else "test"
     if (run.keep_best or run.patience) and split == "test":
         raise UserError("keep_best and patience need a validation split, the test split is for the end: set val_size")
-    sampler = Sampler(len(dataset.train), run.batch_size, run.seed, run.aug_repeats)
+    sampler = Sampler(len(dataset.train), run.batch_size, run.seed, run.aug_repeats, run.batch_growth)
     loader = Loader(dataset.train, sampler, world.device, world.rank, world.size)
     steps, seconds = limits(run, sampler)
-    if run.batch_size % world.size:
-        raise UserError(f"batch_size {run.batch_size} is not divisible by {world.size} processes")
+    for _, size in sampler.stages:
+        if size % world.size:
+            raise UserError(f"batch size {size} is not divisible by {world.size} processes")
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
     if run.model is None and start is None:
         raise UserError("the run has no model: name the one to start from, --model FOLDER")
+    if run.lora and start is None:
+        raise UserError("lora adapts a trained model: set init_from")
     spec = run.model or start.model.spec  # type: ignore[union-attr]
     spec = run.task.configure_model(spec, dataset)
     check_training(
@@ -117,8 +122,11 @@ def training_loop(
         run.grad_accum_steps,
     )
     model = create(spec, seed=run.seed, device=world.device)
+    parameters = count(model.parameters())
     if start is not None:
-        transfer(model, start)
+        fresh = transfer(model, start)
+        if run.lora:
+            run.lora.apply(model, run.seed, fresh)
     elif run.stem_init:
         run.stem_init.initialize(model, dataset, run.seed)
     model.set_grad_checkpointing(run.grad_checkpointing)
@@ -129,7 +137,6 @@ def training_loop(
     if run.head_init and found is None:
         with announced("fitting the head", world.is_main):
             run.head_init.initialize(model, task, dataset, run.seed)
-    parameters = sum(weight.numel() for weight in model.parameters())
     dtype, records = compute_dtype(run, world.device), can_record(run, world)
     if run.compile:
         # Dynamo stops compiling a function after eight variants, and all runs of a process share their functions.
@@ -141,6 +148,8 @@ def training_loop(
     # 3. optimizer, EMA and best weights, restored where an earlier call has left a checkpoint
     optimizer = run.optim.build(task)
     freezing = Freezing(task, optimizer, run.freeze_fraction)
+    frozen = freezing.parameters if run.freeze_fraction == 1 else []
+    trained = count(w for w in task.model.parameters() if w.requires_grad) - count(frozen)
     ema, best = ModelEma(task.model, run.ema_decay), Best(run.keep_best, run.patience)
     step, seconds_spent, evaluation_due = 0, 0.0, run.head_init is not None
     if found is not None:
@@ -155,7 +164,7 @@ def training_loop(
     if found is not None:
         train_step.load_scaler(found[1]["scaler"])
     call = RecordedStep(train_step) if records else train_step
-    meter = Meter(run.batch_size, task, world.device, world.size)
+    meter = Meter(task, world.device, world.size)
     pace = Pace(path, world, steps, seconds, step, seconds_spent)
     # Compiled code is made for one number of threads.
     threads = Threads(path / THREADS, step, world.device.type == "cpu" and world.size == 1 and not run.compile)
@@ -165,7 +174,7 @@ def training_loop(
     interrupts.lost = lambda: describe_stop(path, step)
     with RunLog(path, step, steps, world.is_main, pace.seconds_left, callbacks) as log:
         log.callbacks.call("on_start", path, to_dict(run), step)
-        log.message(header(run, path, model.spec, parameters, dataset, steps, world, dtype))
+        log.message(header(run, path, model.spec, parameters, trained, dataset, sampler, steps, world, dtype))
         if found is not None:
             log.message(f"resuming from step {step}")
         elif floors:
@@ -183,7 +192,7 @@ def training_loop(
 
         if evaluation_due:
             results = evaluate_weights()
-        window: list[Losses] = []
+        window, examples = list[Losses](), 0
         saved, estimated = time.monotonic(), found is not None
         for batch in loader.steps(step, steps or sys.maxsize):
             if step >= pace.steps or best.is_exhausted:
@@ -198,24 +207,28 @@ def training_loop(
             set_lr(optimizer, run.schedule.at(progress), run.optim.weight_decay_at(progress))
             ema.set_step(step)
             context = StepContext(progress, generator(world, run.seed, step), world.rank, world.size)
+            size = sampler.batch_size(step)
+            parts = batch.split(math.ceil(size * run.grad_accum_steps / run.batch_size))
             with threads:
-                losses = call([task.prepare_batch(part, context) for part in batch.split(run.grad_accum_steps)])
+                losses = call([task.prepare_batch(part, context) for part in parts])
             task.after_step(progress)
             step += 1
             log.reach(step)
             pace.update(step)
             window.append(losses)
+            examples += size
 
             last, stop, late = step >= pace.steps, False, False
             if world.size == 1 or due(step, 10, last):
                 stop = world.any(interrupts.requested)
                 late = world.any(time.monotonic() - saved > 60 * run.save_minutes)
             if due(step, run.log_every, last or stop):
-                values = summarize(run, world, window, step, path) | meter.read(len(window))
+                values = summarize(run, world, window, step, path) | meter.read(examples)
                 rate = max(float(group["lr"]) for group in optimizer.param_groups)
                 values |= {"lr": rate, "epoch": sampler.epoch(step)}
+                values |= {"batch_size": size} if run.batch_growth else {}
                 values |= {"loss_scale": train_step.loss_scale} if dtype == torch.float16 else {}
-                window.clear()
+                window, examples = [], 0
                 log.write("train", step, values, pace.seconds_left(step))
             if not estimated and (left := pace.first_estimate(step, not threads.is_measuring)) is not None:
                 log.message(describe_duration(run, world, left))
@@ -244,6 +257,7 @@ def training_loop(
                 best.restore(averaged)
                 results = best.results
             check_weights_finite(averaged, world, path)
+            merge(averaged)
             save_model(path, averaged, dataset, world)
             results = (results or evaluate(task, averaged, evaluated, world, run, metrics)) | floors
             result: dict[str, Any] = {split: results}
@@ -252,7 +266,13 @@ def training_loop(
                 results |= run.task.floors(dataset, dataset.test)
                 result["test"] = results
         result |= {"best_step": best.step} if run.keep_best else {}
-        result |= {"parameters": parameters, "steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
+        result |= {
+            "parameters": parameters,
+            "trained_parameters": trained,
+            "steps": step,
+            "epochs": sampler.epoch(step),
+            "seconds": seconds_spent,
+        }
         add_to_record(path, world, lambda: {"result": result})
         log.result = result
         log.message(describe_result(path, result, floors, dataset))
@@ -282,6 +302,10 @@ def generator(world: parallel.World, seed: int, step: int) -> torch.Generator:
     """Seed the random numbers of one step: torch's global ones per process, and a generator for all processes."""
     torch.manual_seed(mix_seed(Stream.GLOBAL_RNG, seed, step, world.rank))
     return torch.Generator(world.device).manual_seed(mix_seed(Stream.TASK_STEP, seed, step))
+
+
+def count(weights: Iterable[torch.Tensor]) -> int:
+    return sum(weight.numel() for weight in weights)
 
 
 def due(step: int, every: int, last: bool) -> bool:
@@ -357,15 +381,17 @@ def save_model(out: Path, model: Model, dataset: Dataset, world: parallel.World)
             write_atomically(out / name, lambda file, text=text: file.write_text(text, encoding="utf8"))
 
 
-def evaluate_checkpoint(out: Path, device: str | None = None, task: Task | None = None) -> dict[str, float]:
+def evaluate_checkpoint(
+    out: Path, device: str | None = None, task: Task | None = None, model: Path | None = None
+) -> dict[str, float]:
     """Evaluate the model of a finished run on its test split (on the held-out examples, if it has a `val_size`), by its
-    own task or by another one; with what is reached without a model.
+    own task or by another one; with what is reached without a model. `model` is another folder to evaluate there.
     """
     run = read_run(out)
     evaluator = task or run.task
     with parallel.join(device) as world:
         dataset = run.data.for_model(str(out)).load().split_validation(run.val_size)
         evaluator.check_dataset(dataset)
-        model = folder.load(out, device=world.device, dtype=None)
-        module = evaluator.build_evaluator(model, dataset).to(world.device)
-        return evaluate(module, model, dataset.test, world, run) | evaluator.floors(dataset, dataset.test)
+        loaded = folder.load(model or out, device=world.device, dtype=None)
+        module = evaluator.build_evaluator(loaded, dataset).to(world.device)
+        return evaluate(module, loaded, dataset.test, world, run) | evaluator.floors(dataset, dataset.test)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from allmlp.data.corpus import Corpus
+from allmlp.data.corpus import Corpus, TokenBatch
 from allmlp.data.dataset import ImageDataset, InMemory, Subset, labels_of
 from allmlp.data.image_folder import ImageFolder
 from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig
+from allmlp.errors import UserError
+from train.runs import small
 
 LABELS = torch.tensor([0, 1, 2, 2])
 
@@ -69,3 +71,28 @@ def test_labels_of_every_kind_of_split() -> None:
     split = dataset().train
     assert labels_of(split).tolist() == [0, 1, 2, 2]
     assert labels_of(Subset(split, torch.tensor([3, 1]))).tolist() == [2, 1]
+
+
+def many(counts: dict[int, int]) -> ImageDataset:
+    labels = torch.cat([torch.full((count,), label) for label, count in counts.items()])
+    images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1)
+    return ImageDataset(InMemory(images, labels), InMemory(images, labels), ("a", "b", "c"), (0.5,), (0.5,))
+
+
+def test_per_class_keeps_as_many_of_each() -> None:
+    """By seed, nested, and all of a class that has fewer; the test split stays."""
+    whole = many({0: 20, 1: 3, 2: 9})
+    four, six, other = whole.take_per_class(4, 0), whole.take_per_class(6, 0), whole.take_per_class(4, 1)
+    assert labels_of(four.train).bincount().tolist() == [4, 3, 4] and len(four.test) == 32
+    chosen, more, others = (set(one.train.examples.images.flatten().tolist()) for one in (four, six, other))
+    assert chosen < more and chosen != others
+    assert whole.take_per_class(None, 0) is whole
+
+
+def test_per_class_needs_classes() -> None:
+    values = many({0: 4}).train.examples.labels.float()
+    for split in (InMemory(torch.zeros(4, 2), batch_type=TokenBatch), InMemory(values, values)):
+        with pytest.raises(UserError, match="train_per_class needs data with one class per example"):
+            ImageDataset(split, split, ("a",), (0.5,), (0.5,)).take_per_class(2, 0)
+    with pytest.raises(UserError, match="both choose training examples"):
+        small(train_per_class=4, train_fraction=0.5)

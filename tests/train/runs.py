@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from allmlp.data.augment import Augment, HorizontalFlip, Mixup, MultiCrop, Trans
 from allmlp.data.corpus import TextDataset, TokenBatch
 from allmlp.data.dataset import Data, ImageDataset, InMemory
 from allmlp.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from allmlp.lora import Lora
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.resmlp import resmlp
 from allmlp.optim import AdamW
@@ -68,6 +70,11 @@ def quiet() -> Run:
     """Without what depends on the number of processes: mixing, and torch's global random numbers."""
     run = small()
     return run.replace(model=run.model.configure(drop_path=0.0), task=run.task.replace(mix=None))
+
+
+def adapted() -> Run:
+    """Low-rank adapters on the model in the folder $START."""
+    return quiet().replace(init_from=os.environ["START"], lora=Lora(rank=2))
 
 
 def selfsupervised() -> Run:

@@ -211,11 +211,26 @@ def test_recipe_trains_one_step(name: str, run: Run, files: Path, tmp_path: Path
     """With other data and teachers, and one narrow block; the task decides on the type of data and on the metrics."""
     assert from_dict(to_dict(run)) == run
     run = run.replace(data=small_data(run, files), model=small_model(run.model), task=small_task(run.task, files))
-    run = run.replace(batch_size=4, grad_accum_steps=1, budget=Budget(steps=1), compile=False, init_from=None)
+    run = run.replace(
+        batch_size=4, grad_accum_steps=1, budget=Budget(steps=1), compile=False, init_from=None, lora=None
+    )
     metrics = loop.train(run, tmp_path, "cpu")
     assert metrics and all(math.isfinite(value) for value in metrics.values())
     assert all(0 <= value <= 1 for name, value in metrics.items() if name.endswith("accuracy"))
     assert loop.evaluate_checkpoint(tmp_path, "cpu") == pytest.approx(metrics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", runs("few_shot_images"))
+def test_few_shot_rows_start_from_the_bundled_encoder(row: str, tmp_path: Path) -> None:
+    """All start from the same classifier; the probe keeps it, the frozen ones keep the encoder."""
+    run = RUNS[row].replace(data=Noise(3, (128, 128)), train_per_class=1, batch_size=2, budget=Budget(steps=1))
+    run = run.replace(head_init=run.head_init.replace(l2=(1.0,)))
+    loop.train(run, tmp_path, "cpu")
+    start, end = allmlp.load("allmlp:image").state_dict(), allmlp.load(tmp_path).state_dict()
+    same = {name: torch.equal(end[name], weight) for name, weight in start.items() if "head" not in name}
+    method = row.rpartition("/")[2]
+    assert any(same.values()) == (method != "full") and all(same.values()) == (method in ("probe", "last_layer"))
 
 
 def test_missing_small_data_are_named(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

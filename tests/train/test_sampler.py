@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allmlp.data.dataset import InMemory, Subset
-from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
+from allmlp.data.sampler import GrowingBatch, Loader, Sampler, Stream, eval_batches, mix_seed
+from allmlp.log import METRICS, read_metrics
+from allmlp.run import Budget
+from allmlp.train_step import TrainStep
+from allmlp.training import train
+from train.runs import small
+from train.test_train import losses, same_weights, train_interrupted
 
 CPU = torch.device("cpu")
 
@@ -38,6 +47,24 @@ def test_repeated_augmentation() -> None:
     sampler = Sampler(30, 12, 0, repeats=3)
     assert sampler.steps(1) == 8
     assert [sampler.indices(0).tolist().count(index) for index in sampler.indices(0).unique()] == [3] * 4
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 50), st.integers(1, 5), st.integers(2, 3))
+@settings(max_examples=60, deadline=None)
+def test_a_growing_batch_has_every_example_once_per_epoch(
+    examples: int, batch: int, start: int, every: int, factor: int
+) -> None:
+    sampler = Sampler(examples, batch, 0, growth=GrowingBatch(start, every, factor))
+    batches = [sampler.indices(step) for step in range(sampler.steps(3))]
+    assert [len(one) for one in batches] == [
+        min(start * factor ** (step // every), batch) for step in range(len(batches))
+    ]
+    drawn = torch.cat(batches)
+    assert len(torch.cat(batches[:-1])) < 3 * examples if batches[1:] else True
+    for epoch in drawn[: 3 * examples].split(examples):
+        assert sorted(epoch.tolist()) == list(range(examples))
+    assert sampler.epoch(len(batches)) == pytest.approx(len(drawn) / examples)
+    assert sampler.indices(len(batches) // 2).tolist() == batches[len(batches) // 2].tolist()
 
 
 def in_memory(examples: int = 50) -> InMemory:
@@ -138,3 +165,29 @@ def test_threads_share_the_orders_of_epochs() -> None:
     sampler = Interrupted(num_examples=9, batch_size=4, seed=0)
     assert sampler.permutation(0).equal(Sampler(num_examples=9, batch_size=4, seed=0).permutation(0))
     assert sampler.later
+
+
+def test_a_run_with_a_growing_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are logged, micro-batches never exceed those of the largest batch, and resuming is exact."""
+    sizes: list[int] = []
+    original = TrainStep.backward
+
+    def backward(self: TrainStep, parts: Any) -> Any:
+        sizes.append(max(len(part[0]) for part in parts))
+        return original(self, parts)
+
+    monkeypatch.setattr(TrainStep, "backward", backward)
+    run = small(batch_growth=GrowingBatch(6, 3), grad_accum_steps=2, save_every=5)
+    train(run, tmp_path / "whole", "cpu")
+    records = [record for record in read_metrics(tmp_path / "whole" / METRICS) if record["kind"] == "train"]
+    assert [record["batch_size"] for record in records] == [6] * 3 + [12] * 3 + [24] * 6
+    assert sizes == [6] * 3 + [12] * 9
+    assert records[-1]["epoch"] == pytest.approx((3 * 6 + 3 * 12 + 6 * 24) / 64)
+    train_interrupted(run, tmp_path / "parts", monkeypatch, step=7)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    assert same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_growing_batch_in_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(small(batch_growth=GrowingBatch(8, 4), budget=Budget(epochs=2)), tmp_path, "cpu")
+    assert "10 steps (2.25 epochs), batches of 8 to 24" in capsys.readouterr().err

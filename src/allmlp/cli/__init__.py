@@ -38,6 +38,7 @@ COMMANDS = (
     "convert",
     "resize",
     "prune",
+    "average",
     "export",
     "serve",
     "bench",

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli.app import app, complete_name, console, examples, next_command
-from allmlp.errors import UserError
+from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from allmlp.plan.check import Comparison
     from allmlp.plan.forecast import Forecast
+    from allmlp.plan.scaling import Scaling
 
 GIGABYTE = 1e9
 
@@ -25,16 +26,26 @@ GIGABYTE = 1e9
         "allmlp plan mixer_h14 --samples 300e6 --epochs 14 --gpus 1024",
         "allmlp plan imagenet_mixer_b16 --gpus 64 --gpu a100",
         "allmlp plan gmlp_xlarge --samples 256e6 --gpus 128 --mfu 0.3 --json",
+        "allmlp plan --from runs/* --at 1e18",
         "allmlp plan resmlp_s24 --check --batch-size 8 --calibrate resmlp_s12",
     )
 )
 def plan(
-    target: Annotated[
-        str,
+    targets: Annotated[
+        list[str],
         typer.Argument(
-            help="A model from `allmlp list`, or a recipe from `allmlp list recipes`.", autocompletion=complete_name
+            metavar="TARGET",
+            help="A model from `allmlp list`, or a recipe from `allmlp list recipes`; with --from finished runs.",
+            autocompletion=complete_name,
         ),
     ],
+    from_runs: Annotated[
+        bool, typer.Option("--from", help="Fit a scaling law to runs, and predict the loss of the next one.")
+    ] = False,
+    by: Annotated[str, typer.Option(help="With --from: flops, parameters or examples.")] = "flops",
+    at: Annotated[
+        float | None, typer.Option(help="With --from: the size to predict; default: ten times the largest.")
+    ] = None,
     samples: Annotated[float | None, typer.Option(help="Size of the training set, e.g. 300e6.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training set.")] = None,
     gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 8,
@@ -69,7 +80,16 @@ def plan(
     device: Annotated[str | None, typer.Option(help="With --check: cpu, cuda or cuda:1.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Estimate memory, step time, communication, storage, failures and GPU-days of a large training run."""
+    """Estimate memory, step time, communication, storage, failures and GPU-days of a large training run.
+
+    With --from, fit L = E + A x^-alpha to the losses of finished runs instead.
+    """
+    if from_runs:
+        predict_loss(targets, by, at, seed, as_json)
+        return
+    if len(targets) > 1 or at is not None:
+        raise UserError("a plan is of one model or recipe; several runs and --at need --from")
+    (target,) = targets
     from allmlp.plan.forecast import forecast
     from allmlp.plan.jobs import job
 
@@ -106,6 +126,52 @@ def plan(
     else:
         print_forecast(found)
         next_command("show", target)
+
+
+def predict_loss(folders: list[str], by: str, at: float | None, seed: int, as_json: bool) -> None:
+    from pathlib import Path
+
+    from allmlp.plan.scaling import QUANTITIES, scaling
+
+    quantity = lookup(by, QUANTITIES, "quantity")
+    found = scaling([Path(folder) for folder in folders], quantity, at, seed)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        print_scaling(found)
+
+
+def print_scaling(found: Scaling) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run")
+    for title in (found.by, "loss", "fitted", "from smaller runs"):
+        table.add_column(title, justify="right")
+    for point in found.points:
+        x, error = getattr(point, found.by), found.held_out.get(point.name)
+        table.add_row(
+            point.name,
+            f"{x:.3g}",
+            f"{point.loss:.4f}",
+            f"{found.law(x) / point.loss - 1:+.2%}",
+            "" if error is None else f"{error:+.2%}",
+        )
+    console().print(table)
+    law, (low, high) = found.law, found.alpha_range
+    print(f"L = {law.floor:.4g} + {law.scale:.4g} ({found.by} / {law.unit:.3g})^-{law.alpha:.3g}")
+    print(f"95 % intervals: E {found.floor_range[0]:.4g} to {found.floor_range[1]:.4g}, alpha {low:.3g} to {high:.3g}")
+    if found.held_out_error is not None:
+        count = len(found.held_out)
+        print(
+            f"held out: {count} run{'s' * (count > 1)} predicted from smaller ones, off by {found.held_out_error:.2%}"
+        )
+    else:
+        print("held out: no run has enough smaller ones to be predicted from")
+    ahead = found.next
+    print(
+        f"at {ahead.x:.3g} {found.by}: loss {ahead.loss:.4f}, {ahead.low:.4f} to {ahead.high:.4f} with 95 % confidence"
+    )
 
 
 def run_check(

@@ -39,6 +39,14 @@ class TextDataset(Dataset):
 
     tokenizer: Tokenizer
     seq_len: int
+    separate_documents: bool = False
+    """Whether a row holds several whole documents or parts, each as [CLS] tokens [SEP], that do not see each other."""
+
+    def separation(self, ids: Tensor) -> dict[str, Tensor]:
+        """What keeps the documents of such rows apart in a model: the number of each token's, b s, 0 at padding."""
+        numbers = (ids == self.tokenizer.cls_token_id).cumsum(1)
+        padding = ids == self.tokenizer.pad_token_id
+        return {"documents": numbers.masked_fill(padding, 0)} if self.separate_documents else {}
 
     def files(self) -> dict[str, str]:
         return {
@@ -51,8 +59,10 @@ class Corpus(TextData):
     """Text files of any number and size; `path` and `test` as in `find_files`.
 
     Without `test`, the hash of a document decides whether it belongs to the `test_fraction`. With `packing` rows span
-    document boundaries, as in the papers; without it a row has tokens of one document and padding. `text_field` is the
-    key in JSON lines or the column of Parquet files. Tokens are kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
+    document boundaries, as in the papers; without it a row has tokens of one document and padding. With
+    `separate_documents` a packed row holds several documents, [CLS] tokens [SEP] [CLS] tokens [SEP] ..., that do not
+    see each other. `text_field` is the key in JSON lines or the column of Parquet files. Tokens are kept in `cache`
+    ($ALLMLP_CACHE, ~/.cache/allmlp).
     """
 
     path: str
@@ -60,10 +70,15 @@ class Corpus(TextData):
     tokenizer: TokenizerConfig = TokenizerConfig()
     seq_len: Count = 128
     packing: bool = True
+    separate_documents: bool = False
     test_fraction: Rate = 0.01
     sample_by: SampleBy = "paragraph"
     text_field: str = "text"
     cache: str = ""
+
+    def check(self) -> None:
+        if self.separate_documents and not self.packing:
+            raise UserError("without packing a row has one document: set separate_documents=false")
 
     def load(self) -> TextDataset:
         files, tests = find_files(self.path), find_files(self.test) if self.test else []
@@ -105,8 +120,8 @@ def load_corpus(spec: Corpus, stamps: list[str], train: Documents, test: Documen
     except OSError as reason:
         raise UserError(f"cannot write tokens to {root}: {reason}; set data.cache to another folder") from reason
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-    splits = [load_split(folder, name, tokenizer, spec.seq_len, spec.packing) for name in ("train", "test")]
-    return TextDataset(splits[0], splits[1], tokenizer, spec.seq_len)
+    splits = [load_split(folder, name, tokenizer, spec) for name in ("train", "test")]
+    return TextDataset(splits[0], splits[1], tokenizer, spec.seq_len, spec.separate_documents)
 
 
 def write(folder: Path, spec: Corpus, train: Documents, test: Documents | None, tokenizer: Tokenizer | None) -> None:
@@ -149,7 +164,8 @@ def batches(items: Iterator[tuple[str, bool]], size: int) -> Iterator[list[tuple
         yield batch
 
 
-def load_split(folder: Path, name: str, tokenizer: Tokenizer, seq_len: int, packing: bool) -> Split:
+def load_split(folder: Path, name: str, tokenizer: Tokenizer, spec: Corpus) -> Split:
+    seq_len = spec.seq_len
     file, ends = folder / f"{name}.tokens", np.load(folder / f"{name}.ends.npy")
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
     if seq_len < 3:
@@ -157,7 +173,8 @@ def load_split(folder: Path, name: str, tokenizer: Tokenizer, seq_len: int, pack
     if not len(ends) or not ends[-1]:
         raise UserError(f"there is no text in the {name} split: give more, or set data.test")
     tokens = np.memmap(file, dtype=dtype, mode="r")
-    rows = TokenRows(tokens, *row_bounds(ends, seq_len - 2, packing), tokenizer, seq_len)
+    bounds = row_bounds(ends, seq_len - 2, spec.packing and not spec.separate_documents)
+    rows = (SeparateRows if spec.separate_documents else TokenRows)(tokens, *bounds, tokenizer, seq_len)
     if len(rows) * seq_len * 4 > MAX_BYTES_IN_MEMORY:
         return rows
     return InMemory(*rows.fetch(torch.arange(len(rows))), batch_type=TokenBatch)
@@ -202,3 +219,35 @@ class TokenRows:
         """Number and length of the rows, and the tokens of a few."""
         yield f"{len(self)} {self.seq_len} {len(self.tokens)}".encode()
         yield from self.fetch(torch.linspace(0, len(self) - 1, 1024).long()).ids.numpy()
+
+
+class SeparateRows(TokenRows):
+    """A split of rows [CLS] tokens [SEP] [CLS] tokens [SEP] ...: a row takes the next documents as long as they fit."""
+
+    def __init__(
+        self, tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, tokenizer: Tokenizer, seq_len: int
+    ) -> None:
+        super().__init__(tokens, starts, stops, tokenizer, seq_len)
+        firsts, filled = [], seq_len
+        for number, length in enumerate((stops - starts + 2).tolist()):
+            if filled + length > seq_len:
+                firsts.append(number)
+                filled = 0
+            filled += length
+        self.firsts = np.array([*firsts, len(starts)])
+        """The number of the first part of each row."""
+
+    def __len__(self) -> int:
+        return len(self.firsts) - 1
+
+    def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> TokenBatch:
+        first, last = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        ids = np.full((len(indices), self.seq_len), self.tokenizer.pad_token_id, dtype=np.int32)
+        for row, index in zip(ids, indices.tolist(), strict=True):
+            place = 0
+            for part in range(self.firsts[index], self.firsts[index + 1]):
+                tokens = self.tokens[self.starts[part] : self.stops[part]]
+                row[place], row[place + 1 + len(tokens)] = first, last
+                row[place + 1 : place + 1 + len(tokens)] = tokens
+                place += len(tokens) + 2
+        return TokenBatch(torch.from_numpy(ids))

@@ -127,6 +127,22 @@ class Dataset:
         kept = torch.cat([some[: max(round(fraction * len(some)), 1)] for some in members])
         return replace(self, train=subset(self.train, kept.sort().values))
 
+    def take_per_class(self, count: int | None, seed: int) -> Self:
+        """Keep `count` training examples of every class (all of a class that has fewer), chosen by `seed`; fewer of the
+        same seed are part of more.
+        """
+        if count is None:
+            return self
+        try:
+            labels = labels_of(self.train)
+        except AttributeError:  # examples without labels, such as text
+            labels = None
+        if labels is None or labels.is_floating_point() or labels.dim() != 1:
+            raise UserError("train_per_class needs data with one class per example: use train_fraction")
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
+        kept = torch.cat([order[labels[order] == label][:count] for label in labels.unique()])
+        return replace(self, train=subset(self.train, kept.sort().values))
+
     def checksum(self) -> str:
         """SHA-256 of what is trained on and evaluated."""
         digest = hashlib.sha256()

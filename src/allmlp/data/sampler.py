@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from allmlp.data.dataset import Examples, InMemory, Split, map_tensors
+from allmlp.spec import Count, Range, Spec
 
 
 class Stream(IntEnum):
@@ -30,6 +31,8 @@ class Stream(IntEnum):
     """Uniforms for augmentation and masking, drawn for the whole batch by every process; with the step."""
     IMAGE_SIZE = 6
     """The image size of a step, without the run seed: runs that are compared have the same sizes."""
+    LORA_INIT = 7
+    """The adapters that a run adds to the model it starts from."""
 
 
 def mix_seed(stream: Stream, *numbers: int) -> int:
@@ -55,6 +58,30 @@ class Batch(NamedTuple):
         return [self._replace(indices=i, examples=type(self.examples)(*tensors)) for i, *tensors in pieces]
 
 
+class GrowingBatch(Spec):
+    """A batch that grows up to the `batch_size` of the run.
+
+        size(step) = min(start factor^floor(step / every), batch_size)
+
+    Small batches are enough while gradients are large compared with their noise (Smith et al., 2018: in place of a
+    decaying learning rate). The size depends on the step alone, so that a resumed run has the same batches; learning
+    rates are not changed. With `compile`, every size is compiled.
+    """
+
+    start: Count = 32
+    every: Count = 1000
+    """Steps with one size."""
+    factor: Annotated[int, Range(2, 1024)] = 2
+
+    def stages(self, largest: int) -> Iterator[tuple[int, int]]:
+        """The first step of every size below `largest`, of that, and the sizes."""
+        step, size = 0, self.start
+        while size < largest:
+            yield step, size
+            step, size = step + self.every, size * self.factor
+        yield step, largest
+
+
 class Sampler:
     """Concatenates one permutation of the examples per epoch and cuts it into batches.
 
@@ -62,30 +89,45 @@ class Sampler:
     With `repeats` each example comes several times in its batch, differently augmented.
     """
 
-    def __init__(self, num_examples: int, batch_size: int, seed: int, repeats: int = 1) -> None:
-        self.num_examples, self.batch_size, self.seed, self.repeats = num_examples, batch_size, seed, repeats
+    def __init__(
+        self, num_examples: int, batch_size: int, seed: int, repeats: int = 1, growth: GrowingBatch | None = None
+    ) -> None:
+        self.num_examples, self.seed, self.repeats = num_examples, seed, repeats
+        self.stages = [*growth.stages(batch_size)] if growth else [(0, batch_size)]
         self.permutations: dict[int, Tensor] = {}
 
     def steps(self, epochs: float) -> int:
         """Number of steps in `epochs` passes over the data."""
-        return max(math.ceil(epochs * self.num_examples / self.distinct), 1)
+        wanted = epochs * self.num_examples
+        first, size = [(start, size) for start, size in self.stages if self.position(start) <= wanted][-1]
+        return max(first + math.ceil((wanted - self.position(first)) / self.distinct(size)), 1)
 
-    @property
-    def distinct(self) -> int:
-        """Number of distinct examples in a batch."""
-        return max(self.batch_size // self.repeats, 1)
+    def batch_size(self, step: int) -> int:
+        return [size for first, size in self.stages if first <= step][-1]
+
+    def distinct(self, batch_size: int) -> int:
+        """Number of distinct examples in a batch of this size."""
+        return max(batch_size // self.repeats, 1)
+
+    def position(self, step: int) -> int:
+        """Number of examples before `step`."""
+        ends = [*(first for first, _ in self.stages[1:]), step]
+        return sum(
+            max(min(end, step) - first, 0) * self.distinct(size)
+            for (first, size), end in zip(self.stages, ends, strict=True)
+        )
 
     def epoch(self, step: int) -> float:
-        return step * self.distinct / self.num_examples
+        return self.position(step) / self.num_examples
 
     def indices(self, step: int) -> Tensor:
-        position, end, pieces = step * self.distinct, (step + 1) * self.distinct, []
+        position, end, pieces = self.position(step), self.position(step + 1), []
         while position < end:
             epoch, offset = divmod(position, self.num_examples)
             take = min(end - position, self.num_examples - offset)
             pieces.append(self.permutation(epoch)[offset : offset + take])
             position += take
-        return torch.cat(pieces).repeat_interleave(self.repeats)[: self.batch_size]
+        return torch.cat(pieces).repeat_interleave(self.repeats)[: self.batch_size(step)]
 
     def permutation(self, epoch: int) -> Tensor:
         known = self.permutations
@@ -112,7 +154,7 @@ class Loader:
         own = slice(self.rank, None, self.world_size)
         indices = self.sampler.indices(step)[own]
         generator = torch.Generator().manual_seed(mix_seed(Stream.DECODING, self.sampler.seed, step))
-        uniforms = torch.rand(self.sampler.batch_size, 4, generator=generator)[own]
+        uniforms = torch.rand(self.sampler.batch_size(step), 4, generator=generator)[own]
         moved = map_tensors(
             self.split.fetch(indices, uniforms), lambda tensor: tensor.to(self.device, non_blocking=True)
         )

@@ -64,6 +64,18 @@ class Context(NamedTuple):
     bias: Tensor | None = None
     """h s s, relative position scores shared by all attention layers."""
     cache: Cache | None = None
+    documents: Tensor | None = None
+    """b s, the number of the document of each token, 0 for padding, where a row holds several; None otherwise."""
+
+    @property
+    def same_document(self) -> Tensor | None:
+        """b s s, whether two tokens may see each other; padding sees padding."""
+        return None if self.documents is None else self.documents[:, :, None] == self.documents[:, None, :]
+
+    @property
+    def is_special(self) -> bool:
+        """Whether tokens are mixed in a way that fused operators do not know."""
+        return self.cache is not None or self.documents is not None
 
     def start(self) -> int:
         """The position of the first token of this call."""

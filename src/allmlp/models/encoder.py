@@ -16,6 +16,7 @@ from allmlp.layers.context import BuildContext, Cache, Context
 from allmlp.layers.head import ClassifierHead, Head, PooledHead
 from allmlp.layers.init import Init
 from allmlp.layers.mixers.attention import Attention
+from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.norm import LayerNorm, Norm
 from allmlp.layers.pool import Pool
 from allmlp.layers.scale import DropPath
@@ -124,11 +125,14 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         cache: Cache | None = None,
         embedding: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        documents: Tensor | None = None,
         pre_logits: bool = False,
     ) -> Tensor:
         """Logits for images [B, C, H, W] or token ids [B, S]; with `pre_logits` the features that the head reads.
 
-        mask [B, S] is True at real tokens, False at padding. With a `cache`, x holds the tokens after the cached ones.
+        mask [B, S] is True at real tokens, False at padding. `documents` [B, S], in its place, are for rows of several
+        documents that do not see each other: the number of the document from 1 on, 0 at padding. With a
+        `cache`, x holds the tokens after the cached ones.
         A text model takes embedded tokens `inputs_embeds` [B, S, C] instead of x; positions and segments are added.
         """
         features = self.forward_features(
@@ -140,6 +144,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
             cache=cache,
             embedding=embedding,
             inputs_embeds=inputs_embeds,
+            documents=documents,
         )
         return self.forward_head(features, mask, embedding, pre_logits=pre_logits)
 
@@ -154,13 +159,14 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         cache: Cache | None = None,
         embedding: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        documents: Tensor | None = None,
         intermediates: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Tokens after the last norm, [B, S, C]. Activations on the way are stored in `intermediates`."""
         inputs = x if inputs_embeds is None else inputs_embeds
         if inputs is None or (x is not None and inputs_embeds is not None):
             raise UserError("pass either images or token ids, or inputs_embeds")
-        context = self.context(inputs, mask, memory, memory_mask, cache)
+        context = self.context(inputs, mask, memory, memory_mask, cache, documents)
         x = self.embed(inputs, segments, context, embedding, embedded=inputs_embeds is not None)
         record(intermediates, "stem", x)
         x = self.run_blocks(x, context, intermediates)
@@ -227,16 +233,28 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         memory: Tensor | None,
         memory_mask: Tensor | None,
         cache: Cache | None,
+        documents: Tensor | None = None,
     ) -> Context:
         if cache is not None and not self.spec.block.causal:
             raise UserError("only a causal model can use a cache")
         if mask is not None and tuple(mask.shape) != tuple(x.shape[:2]):
             raise UserError(f"the mask {list(mask.shape)} does not match the tokens {list(x.shape)}")
+        if documents is not None:
+            self.check_documents(cache)
+            mask = documents > 0
         if cache is not None and mask is not None:
             mask = cache.extend(self, mask)
         start = 0 if cache is None else cache.length
         bias = None if self.relative is None else self.relative(start, start + x.shape[1])
-        return Context(mask, memory, memory_mask, bias, cache)
+        return Context(mask, memory, memory_mask, bias, cache, documents)
+
+    def check_documents(self, cache: Cache | None) -> None:
+        mixers = [part for part in self.spec.children() if isinstance(part, TokenMixer)]
+        unable = [type(mixer).__name__ for mixer in mixers if not mixer.separates_documents]
+        if unable:
+            raise UserError(f"{unable[0]} mixes all tokens of a row: it cannot separate documents")
+        if cache is not None or self.pool is not None:
+            raise UserError("a row of several documents cannot be pooled or decoded step by step")
 
     def embed(
         self,

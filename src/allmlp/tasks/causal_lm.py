@@ -46,7 +46,7 @@ class CausalLM(Task):
 class CausalLMModule(TaskModule):
     def __init__(self, model: Model, dataset: TextDataset) -> None:
         super().__init__()
-        self.model, self.seq_len, self.pad_token_id = model, dataset.seq_len, dataset.tokenizer.pad_token_id
+        self.model, self.seq_len, self.dataset = model, dataset.seq_len, dataset
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -64,10 +64,12 @@ class CausalLMModule(TaskModule):
     def token_losses(self, model: Model, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-entropy, correctness, and whether the next token is real, b s-1 each.
 
-        Padding is on the right, where causal models do not look, so no mask is needed.
+        Padding is on the right, where causal models do not look, so no mask is needed. The first token of the next
+        document is not predicted.
         """
-        logits, labels = model(ids[:, :-1]).float(), ids[:, 1:]
-        real = (labels != self.pad_token_id).float()
+        inputs, labels, tokenizer = ids[:, :-1], ids[:, 1:], self.dataset.tokenizer
+        logits = model(inputs, **self.dataset.separation(inputs)).float()
+        real = ((labels != tokenizer.pad_token_id) & (labels != tokenizer.cls_token_id)).float()
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(real)
         return loss * real, (logits.argmax(2) == labels).float() * real, real
 

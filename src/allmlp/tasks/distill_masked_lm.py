@@ -57,6 +57,8 @@ class DistillMaskedLM(Task):
             init_embeddings(model, self.embeddings_from)
         if not self.alpha:
             return self.masked_lm.build(model, dataset)
+        if dataset.separate_documents:
+            raise UserError("the teacher reads whole rows: set data.separate_documents=false")
         return DistillMaskedLMModule(self, model, dataset, TextTeacher(self.teacher, dataset, model.device))
 
     def build_evaluator(self, model: Model, dataset: TextDataset) -> TaskModule:

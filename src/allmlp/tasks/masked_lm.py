@@ -164,7 +164,7 @@ class MaskedLMModule(TaskModule):
     def __init__(self, spec: MaskedLM, model: Model, dataset: TextDataset) -> None:
         super().__init__()
         self.spec, self.model, self.seq_len = spec, model, dataset.seq_len
-        self.pad_token_id = dataset.tokenizer.pad_token_id
+        self.dataset, self.pad_token_id = dataset, dataset.tokenizer.pad_token_id
         self.vocab = MaskingVocab(dataset.tokenizer, model.device)
 
     @property
@@ -192,6 +192,8 @@ class MaskedLMModule(TaskModule):
 
     def encode(self, model: Model, batch: MaskedBatch, ids: Tensor) -> Tensor:
         """Features of the corrupted rows, b s c."""
+        if self.dataset.separate_documents:
+            return model.forward_features(batch.input_ids, **self.dataset.separation(ids))
         return model.forward_features(batch.input_ids, (ids != self.pad_token_id) if self.spec.mask_padding else None)
 
     def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -74,6 +74,7 @@ class Attention(TokenMixer):
     4SC^2 + 2S^2 C.
     """
 
+    separates_documents: ClassVar[bool] = True
     num_heads: Count
     causal: bool = False
     bias: RelativePositionBias | None = None
@@ -132,6 +133,8 @@ def attend(
 def allowed(context: Context, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor | None:
     """Which keys each query may attend to (True), broadcastable to b h s t; None if all."""
     mask = None if context.mask is None else context.mask[:, None, None, :]
+    if context.same_document is not None:
+        mask = context.same_document.unsqueeze(1)
     if causal and queries > 1:
         lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
         mask = lower if mask is None else mask & lower

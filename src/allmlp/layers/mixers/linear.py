@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
 from allmlp.layers.context import BuildContext
@@ -18,6 +20,7 @@ class TokenLinear(TokenMixer):
     use the leading submatrix. Parameters S^2 + S, multiply-adds S^2 C.
     """
 
+    separates_documents: ClassVar[bool] = True
     projection: Projection = Dense()
     causal: bool = False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
 from allmlp.layers.context import BuildContext
@@ -12,6 +14,9 @@ class TokenMixer(Spec, abstract=True):
     """Fits the `token` slot of a block. The module's call is `forward(x, context)`; its `token_roles` say what its
     parameters do (`allmlp.layers.token_roles`).
     """
+
+    separates_documents: ClassVar[bool] = False
+    """Whether the documents of a row can be kept from seeing each other: the layer uses `Context.same_document`."""
 
     def build(self, ctx: BuildContext) -> nn.Module:
         raise NotImplementedError

@@ -19,6 +19,8 @@ class NoMixing(TokenMixer):
     Parameters 0. To leave the whole slot out, norm and scale included, use token=None.
     """
 
+    separates_documents: ClassVar[bool] = True
+
     def build(self, ctx: BuildContext) -> nn.Module:
         return NoMixingLayer()
 

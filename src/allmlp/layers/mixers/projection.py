@@ -102,6 +102,8 @@ class TokenProjection(nn.Module):
             x = context.cache.extend(self, x)
         x, stop = context.zero_padding(x), x.shape[1]
         matrix, dtype = self.matrix(start, stop), training_dtype(x)
+        if context.same_document is not None:  # a matrix per row, with zeros between documents
+            return (matrix * context.same_document) @ x + self.bias[start:stop, None]
         y = matrix @ x if dtype is None else token_matmul(matrix, x.to(dtype))
         return y + self.bias[start:stop, None]
 

@@ -1,0 +1,76 @@
+"""The average of the weights of several models of one spec: checkpoints of a run, or runs (a model soup).
+
+    W = (W_1 + ... + W_k) / k        in float64
+
+Averages of checkpoints smooth the end of a run (Izmailov et al., 2018: SWA); averages of runs that were fine-tuned from
+one start often beat each of them (Wortsman et al., 2022). Runs that start from different random weights do not average:
+their hidden units correspond in no way. Running statistics of BatchNorm are averaged like weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from allmlp import checkpoint
+from allmlp.errors import UserError, one_line
+from allmlp.weights import folder
+
+
+def average_models(folders: Sequence[Path], target: Path) -> Path:
+    """Save the average of models of one spec as `target`, with the preprocessing of the first."""
+    if len(folders) < 2:
+        raise UserError("an average needs at least two models, or the checkpoints of one run: --last 3")
+    spec = folder.read_spec(folders[0])
+    for other in folders[1:]:
+        if folder.read_spec(other) != spec:
+            raise UserError(f"{other} has another config than {folders[0]}: only models of one spec have an average")
+    return save_average(folders[0], (folder.load(one, dtype=None).state_dict() for one in folders), target)
+
+
+def average_checkpoints(run: Path, last: int, target: Path) -> Path:
+    """Save the average of the last checkpoints of a finished run; of their moving averages, if the run has these."""
+    found = checkpoint.complete(run)[-last:]
+    if len(found) < last:
+        raise UserError(f"{run} has {len(found)} checkpoints, not {last}: train with --set keep_checkpoints={last}")
+    return save_average(run, map(model_weights, found), target)
+
+
+def model_weights(place: Path) -> dict[str, Tensor]:
+    """The weights of the model in a checkpoint, as they would be evaluated."""
+    try:
+        averages = load_file(place / "ema.safetensors")
+        return averages or {
+            name.removeprefix("model."): weight
+            for name, weight in load_file(place / "task.safetensors").items()
+            if name.startswith("model.")
+        }
+    except (SafetensorError, OSError) as reason:
+        raise UserError(f"cannot read the checkpoint {place}: {one_line(reason)}") from None
+
+
+def save_average(like: Path, states: Iterable[Mapping[str, Tensor]], target: Path) -> Path:
+    model = folder.load(like, dtype=None)
+    own = model.state_dict()
+    mean = average(states)
+    if mean.keys() != own.keys():
+        name = min(mean.keys() ^ own.keys())
+        raise UserError(f"the weights are not those of the model in {like}: {name}; of a run with lora, average runs")
+    model.load_state_dict({name: weight.to(own[name].dtype) for name, weight in mean.items()})
+    return folder.save(model, target, like=like)
+
+
+def average(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of every tensor in float64; integers, such as counts of batches, are those of the last."""
+    total: dict[str, Tensor] = {}
+    count = 0
+    for state in states:
+        count += 1
+        for name, tensor in state.items():
+            added = tensor.double() if tensor.is_floating_point() else tensor
+            total[name] = total[name] + added if name in total and tensor.is_floating_point() else added
+    return {name: tensor / count if tensor.is_floating_point() else tensor for name, tensor in total.items()}

@@ -1,0 +1,100 @@
+"""Low-rank adapters (LoRA; Hu et al., 2021) on any linear map of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from allmlp.data.sampler import Stream, mix_seed
+from allmlp.errors import UserError
+from allmlp.layers.mixers.projection import TokenProjection
+from allmlp.layers.token_roles import token_parameters
+from allmlp.models.model import Model
+from allmlp.spec import Count, NonNegative, Spec
+
+LinearMap = nn.Linear | TokenProjection
+
+
+class Lora(Spec):
+    """Train a low-rank change of the linear maps, and the head; everything else is frozen.
+
+        y = W x + (alpha / r) B A x,   A: r x inputs, uniform as a linear layer,   B: outputs x r, starts at zero
+
+    The maps are those over channels, also of attention and of patches, and the matrices over tokens (not Toeplitz
+    vectors). Computed as (W + (alpha / r) B A) x, so that fused operators and token matrices need no other code: this
+    saves the memory of gradients and optimizer state, not that of activations, and a step takes about as long as one
+    that trains all weights. `merge` adds the change to W: what is saved is an ordinary model.
+    """
+
+    rank: Count = 8
+    alpha: NonNegative = 16.0
+    maps: Literal["all", "channel", "token"] = "all"
+    """Which maps have adapters: "token" are the matrices over tokens, "channel" all others."""
+
+    def apply(self, model: Model, seed: int = 0, fresh: Collection[str] = ()) -> None:
+        """Add adapters to `model`, in place. The weights named in `fresh` are trained as a whole, like the head."""
+        head = model.parts().get("head")
+        trained = [*model.get_submodule(head).parameters()] if head is not None else []
+        trained += [weight for name, weight in model.named_parameters() if name in fresh]
+        found = [module for module in linear_maps(model, self.maps) if not is_in(module.weight, trained)]
+        if not found:
+            raise UserError(f"lora finds no linear maps ({self.maps}) in {type(model.spec).__name__}")
+        model.requires_grad_(False)
+        for weight in trained:
+            weight.requires_grad_(True)
+        generator = torch.Generator().manual_seed(mix_seed(Stream.LORA_INIT, seed))
+        for module in found:
+            adapt(module, self.rank, self.alpha / self.rank, generator)
+
+
+def merge(model: nn.Module) -> None:
+    """Put W + (alpha / r) B A in place of the adapters: the model is an ordinary one again."""
+    for module in [module for module in model.modules() if hasattr(module, "lora_a")]:
+        assert isinstance(module, LinearMap)
+        weight = nn.Parameter(module.weight.detach().clone())
+        for name in ("base_weight", "lora_a", "lora_b"):
+            delattr(module, name)
+        module.__class__ = type(module).__mro__[1]
+        module.weight = weight
+
+
+def linear_maps(model: Model, maps: Literal["all", "channel", "token"]) -> Iterator[LinearMap]:
+    over_tokens = {p.full_name for p in token_parameters(model) if p.role not in ("attention", "channel")}
+    for path, module in model.named_modules():
+        if isinstance(module, LinearMap) and module.weight.dim() == 2:
+            kind = "token" if f"{path}.weight" in over_tokens else "channel"
+            if maps in ("all", kind):
+                yield module
+
+
+def is_in(weight: Tensor, weights: Collection[Tensor]) -> bool:
+    return any(weight is one for one in weights)
+
+
+def adapt(module: LinearMap, rank: int, scale: float, generator: torch.Generator) -> None:
+    weight = module.weight
+    outputs, inputs = weight.shape
+    start = torch.empty(rank, inputs).uniform_(-1, 1, generator=generator) / math.sqrt(inputs)
+    del module.weight
+    module.register_parameter("base_weight", nn.Parameter(weight.detach(), requires_grad=False))
+    module.register_parameter("lora_a", nn.Parameter(start.to(weight)))
+    module.register_parameter("lora_b", nn.Parameter(weight.new_zeros(outputs, rank)))
+    module.lora_scale = scale  # type: ignore[assignment]
+    module.__class__ = adapted(type(module))  # type: ignore[bad-argument-type]
+
+
+@cache
+def adapted(kind: type[nn.Module]) -> type[nn.Module]:
+    """`kind` with the weight W + (alpha / r) B A. One class for all modules of a kind, so that equal blocks stay equal
+    to the compiler (those of torch.nn.utils.parametrize have a class each).
+    """
+
+    def weight(self: nn.Module) -> Tensor:
+        return self.base_weight + self.lora_scale * (self.lora_b @ self.lora_a)  # type: ignore[operator]
+
+    return type(f"Lora{kind.__name__}", (kind,), {"weight": property(weight)})
