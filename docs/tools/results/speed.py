@@ -26,6 +26,8 @@ LONG_ROWS_SECONDS = 3.0
 """From so many seconds per backend on, rows of calls are as long as those of `plain.py`."""
 INFERENCE = ("bench_inference", "bench_inference_sizes")
 """Records of inference at batch 256."""
+AGAINST_VIT = ("bench_against_vit_b16", "bench_against_vit_s16")
+"""Records of inference at batch 256 with --against a ViT."""
 
 
 class Cell(NamedTuple):
@@ -38,10 +40,11 @@ class Cell(NamedTuple):
     sides: dict[str, Record]
 
 
-def cells(file: Path) -> Iterator[Cell]:
+def cells(file: Path, rivals: bool = False) -> Iterator[Cell]:
+    """The models of a record; with `rivals`, those of --against too."""
     found: dict[tuple[str, int], dict[str, Record]] = {}
     for row in json.loads(file.read_text(encoding="utf8"))["rows"] if file.exists() else []:
-        if row["rate_per_s"] and row.get("cell", row["model"]) == row["model"]:
+        if row["rate_per_s"] and (rivals or row.get("cell", row["model"]) == row["model"]):
             found.setdefault((row["model"], row["batch"]), {})[row["backend"]] = row
 
     def fastest(sides: dict[str, Record], *packages: str) -> Record | None:
@@ -110,7 +113,7 @@ def training() -> str:
 def pretraining() -> str:
     rows = []
     for length, name in ((128, "bench_pretraining"), (512, "bench_pretraining_512")):
-        found = list(cells(LOGS / f"{name}.json"))
+        found = list(cells(LOGS / f"{name}.json", rivals=True))
         bert = next((cell.ours for cell in found if cell.model == "hf:bert_base"), None)
         for cell in found:
             times = NOTHING if cell.ours is bert else ratio(cell.ours, bert)
@@ -139,7 +142,8 @@ def against_vit() -> str:
     """Our models against a ViT of the same width in the same rounds, timm's and our own."""
     rows = [
         (cell.model, one["peer"], f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})")
-        for cell in cells(LOGS / "bench_inference.json")
+        for name in AGAINST_VIT
+        for cell in cells(LOGS / f"{name}.json")
         for one in cell.ours.get("ratios", [])
         if one["peer"].startswith("vit") and one["by"] == "rate"
     ]

@@ -73,7 +73,7 @@ def build_task(model: Model, peer_group: PeerGroup) -> TaskModule:
         special_tokens_mask=special,
         continuation_mask=torch.zeros_like(special),
     )
-    texts: Any = SimpleNamespace(tokenizer=tokenizer, seq_len=given.shape[1])
+    texts: Any = SimpleNamespace(tokenizer=tokenizer, seq_len=given.shape[1], separate_documents=False)
     return MaskedLM(mask_padding=False).build(model, texts)  # rows are full, as in pretraining
 
 
