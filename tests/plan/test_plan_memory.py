@@ -275,11 +275,11 @@ def test_compiled_steps_on_a_gpu(recipe: str, name: str) -> None:
     ],
 )
 def test_compiled_steps_with_fused_kernels_on_a_gpu(log: str, name: str) -> None:
-    """`allmlp bench --train` on a H200, the whole step compiled: within 6 %."""
+    """`allmlp bench --train` on a H200, the blocks compiled: within 6 %."""
     measured = json.loads((LOGS / f"{log}.json").read_text())
     row = next(row for row in measured["rows"] if row["model"] == name and row["backend"] == "ours cuda-graph")
     spec = configure(preset(name).spec, seq_len=measured["options"]["seq_len"])
-    found = memory(spec, row["batch"], AdamW(), execution=Execution(compiled="step"))
+    found = memory(spec, row["batch"], AdamW(), execution=Execution(compiled="blocks"))
     assert found.peak == pytest.approx(row["memory_bytes"], rel=0.06)
 
 
