@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from allmlp.data.dataset import Data
-from allmlp.data.sampler import GrowingBatch
+from allmlp.data.sampler import GrowingBatch, Sampler
 from allmlp.errors import UserError
 from allmlp.head_init import HeadInit
 from allmlp.lora import Lora
@@ -29,6 +30,14 @@ class Budget(Spec):
     epochs: Annotated[float, Range(1e-6, 1e6)] | None = None
     steps: Count | None = None
     minutes: Annotated[float, Range(1e-6, 1e6)] | None = None
+
+    def limits(self, sampler: Sampler) -> tuple[int | None, float]:
+        """The largest number of steps and of seconds."""
+        limits = [sampler.steps(self.epochs)] if self.epochs is not None else []
+        limits += [self.steps] if self.steps is not None else []
+        if not limits and self.minutes is None:
+            raise UserError("the run has no budget: set budget.epochs, budget.steps or budget.minutes")
+        return min(limits, default=None), math.inf if self.minutes is None else 60 * self.minutes
 
 
 class Run(Spec):
@@ -94,6 +103,8 @@ class Run(Spec):
             raise UserError("train_per_class and train_fraction both choose training examples: set one of them")
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
+        if self.lora and self.init_from is None:
+            raise UserError("lora adapts a trained model: set init_from")
         if self.lora and self.sharding == "fsdp":
             raise UserError("lora is not for sharding=fsdp: use sharding=ddp")
 

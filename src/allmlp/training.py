@@ -97,17 +97,14 @@ def training_loop(
         raise UserError("keep_best and patience need a validation split, the test split is for the end: set val_size")
     sampler = Sampler(len(dataset.train), run.batch_size, run.seed, run.aug_repeats, run.batch_growth)
     loader = Loader(dataset.train, sampler, world.device, world.rank, world.size)
-    steps, seconds = limits(run, sampler)
-    for _, size in sampler.stages:
-        if size % world.size:
-            raise UserError(f"batch size {size} is not divisible by {world.size} processes")
+    steps, seconds = run.budget.limits(sampler)
+    if uneven := [size for _, size in sampler.stages if size % world.size]:
+        raise UserError(f"batch size {uneven[0]} is not divisible by {world.size} processes")
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
     if run.model is None and start is None:
         raise UserError("the run has no model: name the one to start from, --model FOLDER")
-    if run.lora and start is None:
-        raise UserError("lora adapts a trained model: set init_from")
     spec = run.model or start.model.spec  # type: ignore[union-attr]
     spec = run.task.configure_model(spec, dataset)
     check_training(
@@ -266,13 +263,8 @@ def training_loop(
                 results |= run.task.floors(dataset, dataset.test)
                 result["test"] = results
         result |= {"best_step": best.step} if run.keep_best else {}
-        result |= {
-            "parameters": parameters,
-            "trained_parameters": trained,
-            "steps": step,
-            "epochs": sampler.epoch(step),
-            "seconds": seconds_spent,
-        }
+        result |= {"parameters": parameters, "trained_parameters": trained}
+        result |= {"steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
         add_to_record(path, world, lambda: {"result": result})
         log.result = result
         log.message(describe_result(path, result, floors, dataset))
@@ -310,16 +302,6 @@ def count(weights: Iterable[torch.Tensor]) -> int:
 
 def due(step: int, every: int, last: bool) -> bool:
     return last or step % every == 0
-
-
-def limits(run: Run, sampler: Sampler) -> tuple[int | None, float]:
-    """The largest number of steps and of seconds."""
-    budget = run.budget
-    limits = [sampler.steps(budget.epochs)] if budget.epochs is not None else []
-    limits += [budget.steps] if budget.steps is not None else []
-    if not limits and budget.minutes is None:
-        raise UserError("the run has no budget: set budget.epochs, budget.steps or budget.minutes")
-    return min(limits, default=None), math.inf if budget.minutes is None else 60 * budget.minutes
 
 
 def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, out: Path) -> dict[str, float]:
