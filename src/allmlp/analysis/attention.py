@@ -104,8 +104,9 @@ def head_statistics(found: Sequence[list[AttentionMap]], grid: Grid | None) -> l
         far: list[float | None] = [None] * len(entropies)
         if same[0].branch != "cross":
             far = list(torch.stack([mean_distance(one, on_patches(one, grid)) for one in weights]).mean(0).tolist())
+        name, stack, block, kind, _ = same[0]
         for head, (one, distance) in enumerate(zip(entropies, far)):
-            rows.append(HeadStatistics(*same[0][:4], head, one, largest, distance))
+            rows.append(HeadStatistics(name, stack, block, kind, head, one, largest, distance))
     return rows
 
 
@@ -158,7 +159,7 @@ def draw_heads(output: OutputFolder, maps: list[AttentionMap], grid: Grid | None
         if patches:
             heads = read_by_output(heads, spec)[:, -patches[0] * patches[1] :].unflatten(1, patches)
         elif max(heads.shape[1:]) > SIDE:
-            heads = adaptive_avg_pool2d(heads, [min(size, SIDE) for size in heads.shape[1:]])
+            heads = adaptive_avg_pool2d(heads, (min(heads.shape[1], SIDE), min(heads.shape[2], SIDE)))
         panels.append(Panel(layer_label(one), heads, across=math.ceil(math.sqrt(len(heads)))))
     if grid:
         what, axes = (

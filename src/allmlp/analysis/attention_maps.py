@@ -16,6 +16,7 @@ from allmlp.data.tokenizer import Tokenizer
 from allmlp.layers.pool import FirstTokenPool
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoderModel
+from allmlp.models.external import ExternalModel
 from allmlp.models.model import Model, ModelSpec
 from allmlp.tasks.translate import translate
 
@@ -45,6 +46,8 @@ class TextInput(NamedTuple):
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers with a method `attention_weights(x, context)`, from the first to the last."""
+    if isinstance(model, ExternalModel):
+        return {}
     return {name: module for name, module in model.named_modules() if hasattr(module, "attention_weights")}
 
 
