@@ -46,7 +46,7 @@ HEADS, HIDDEN, ROWS = 4, 256, 8
 
 
 class Layer(NamedTuple):
-    """A way to mix tokens; `published` is its cost in the decks, for n tokens of d channels and a kernel of k."""
+    """A way to mix tokens; `published` is its cost for n tokens of d channels, a kernel of k, d_s hidden units."""
 
     spec: Any
     published: str

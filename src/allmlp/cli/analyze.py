@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         "allmlp analyze runs/a",
         "allmlp analyze runs/a photos/*.png --out figures/",
         "allmlp analyze mixer_l16",
-        "allmlp analyze runs/translation 'Ein Mann fährt Fahrrad.'",
+        "allmlp analyze runs/translate 'Ein Mann fährt Fahrrad.'",
     )
 )
 def analyze(
