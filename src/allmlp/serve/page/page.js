@@ -485,7 +485,7 @@ function drawMaps() {
   const text = single && kind === "matrix";
   const tokens = maps.column_tokens?.length;
   $("mixing-text").textContent = text ? "Row i holds the weights of output token i over all input tokens."
-    : tokens ? `Each tile shows one head of ${maps.layer}: row i is what token i attends to.` : KINDS[kind];
+    : tokens ? `Each tile shows one head: row i is what token i attends to. Most attended: ${mostAttended().join(", ")}.` : KINDS[kind];
   document.querySelector(".maps").classList.toggle("single", single);
   const gap = single ? 0 : 1;
   const canvas = $("mosaic");
@@ -515,6 +515,14 @@ function drawMaps() {
   else $("detail-text").textContent = kind === "kernels" ? `${title}: largest weight ${weight}.`
     : `${title}: largest weight ${weight} at input patch (${Math.floor(strongest / width) + 1}, ${(strongest % width) + 1}).`;
   detail.setAttribute("aria-label", $("detail-text").textContent);
+}
+
+/** The three tokens with the largest sum of weights over all rows and heads. */
+function mostAttended() {
+  const { values, width, column_tokens } = maps;
+  const sums = column_tokens.map(() => 0);
+  values.forEach((value, cell) => { sums[cell % width] += value; });
+  return column_tokens.map((token, index) => [sums[index], token]).sort((a, b) => b[0] - a[0]).slice(0, 3).map(([, token]) => token);
 }
 
 /** Colors of the 256 int8 values, from the light or dark theme of the page. */
