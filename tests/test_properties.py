@@ -12,6 +12,7 @@ import torch
 
 import allmlp
 import properties
+from allmlp.analysis.target import AnalysisTarget, default_preprocessing
 from allmlp.layers import (
     Attention,
     ChannelMlp,
@@ -188,6 +189,18 @@ def test_token_weights_of_the_bundled_models_are_sparser_than_channel_weights() 
         assert RECORD["sparsity"][name]["token"] > RECORD["sparsity"][name]["channel"] + 0.1
     own = RECORD["sparsity"]["ResMLP, digits"]  # the page says that it does not hold there
     assert own["token"] < own["channel"]
+
+
+def test_other_models_are_added_to_the_record() -> None:
+    """Their reach is that of their matrices, a Mixer's that of its gradient."""
+    record: dict[str, Any] = {"reach": {"reach": {}}, "sparsity": {}}
+    models = {name: tiny_model(name, torch.float32).requires_grad_(False) for name in ("resmlp_s12", "mixer_s32")}
+    for name, model in models.items():
+        properties.add(record, name, AnalysisTarget(name, model, True, default_preprocessing(model.spec)))
+        assert set(record["sparsity"][name]) == {"token", "channel"} and len(record["reach"]["reach"][name]) == 2
+    matrix = models["resmlp_s12"].blocks[0].token.mix.weight
+    assert record["reach"]["reach"]["resmlp_s12"][0] == properties.reach(matrix, (3, 4))
+    assert 0 < record["reach"]["reach"]["mixer_s32"][0] < 3.7
 
 
 def test_tokens_get_information_from_others_after_training() -> None:

@@ -1,13 +1,16 @@
 """Measure the properties that the papers claim, on the bundled models and on small ones trained on digits in seconds.
 
     PYTHONPATH=docs/tools python -m properties       writes docs/logs/properties.json and docs/images/properties-*.png
+    PYTHONPATH=docs/tools python -m properties --add 'ResMLP, cifar10=runs/cifar10_resmlp'
 
+The second adds reach and sparsity of a model of images in 8 x 8 patches that was trained elsewhere to the record.
 The same seeds give the same numbers on the same machine. docs/guides/properties.md has the figures;
 `python -m results` writes its tables from the record.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -40,6 +43,7 @@ from allmlp.models.resmlp import resmlp
 from allmlp.provenance import environment
 
 ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "docs" / "logs" / "properties.json"
 SAMPLES = ROOT / "src" / "allmlp" / "serve" / "page" / "samples"
 WIDTH, DEPTH, EPOCHS, BATCH = 32, 4, 12, 50
 """Of the models that are trained on digits: 8 x 8 pixels, 16 patches."""
@@ -260,12 +264,23 @@ def sparse() -> dict[str, Any]:
     models = {"ResMLP, digits, before training": before, "ResMLP, digits": small("ResMLP")}
     models |= {"gMLP, cifar10": bundled("cifar10").model, "gMLP, image": bundled("image").model}
     models["aMLP, text"] = bundled("text").model
-    found: dict[str, Any] = {}
-    for name, model in models.items():
-        rows = sparsity(model)
-        kinds = {kind: [row.fraction for row in rows if row.kind == kind] for kind in ("token", "channel")}
-        found[name] = {kind: sum(own) / len(own) for kind, own in kinds.items()}
-    return found
+    return {name: small_fractions(model) for name, model in models.items()}
+
+
+def small_fractions(model: Model) -> dict[str, float]:
+    """By what the matrices mix, the mean over all of them."""
+    rows = sparsity(model)
+    kinds = {kind: [row.fraction for row in rows if row.kind == kind] for kind in ("token", "channel")}
+    return {kind: sum(own) / len(own) for kind, own in kinds.items()}
+
+
+def add(record: dict[str, Any], name: str, target: AnalysisTarget) -> None:
+    """Reach and sparsity of another model of images; the reach of a Mixer is that of its gradient."""
+    own = [reach(one.weight, one.grid) for one in token_weights(target.model) if one.kind == "matrix"]
+    if not own:
+        grid = target.model.spec.build_context.grid  # type: ignore[attr-defined]
+        own = [reach(one, grid) for one in influences(target.model, cifar_images(target))]
+    record["reach"]["reach"][name], record["sparsity"][name] = own, small_fractions(target.model)
 
 
 @cache
@@ -371,11 +386,19 @@ def drawings(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", action="append", default=[], metavar="NAME=FOLDER")
+    added = parser.parse_args().add
     torch.set_num_threads(1)
-    record: dict[str, Any] = {name: measure() for name, measure in PROPERTIES.items()}
-    record["environment"] = environment(torch.device("cpu"))
+    if added:
+        record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf8"))
+        for name, _, folder in (one.partition("=") for one in added):
+            add(record, name, load_target(folder))
+    else:
+        record = {name: measure() for name, measure in PROPERTIES.items()}
+        record["environment"] = environment(torch.device("cpu"))
     text = json.dumps(record, indent=1) + "\n"
-    write_atomically(ROOT / "docs" / "logs" / "properties.json", lambda file: file.write_text(text, encoding="utf8"))
+    write_atomically(RECORD, lambda file: file.write_text(text, encoding="utf8"))
     for name, figure in drawings(record).items():
         image = ROOT / "docs" / "images" / f"properties-{name}.png"
         write_atomically(image, lambda file, figure=figure: figures.save(figure, file, "png"))
