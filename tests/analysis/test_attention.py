@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from allmlp.analysis import output_folder
 from allmlp.analysis.analysis import analyze
 from allmlp.analysis.attention_maps import (
     alignment,
@@ -23,6 +24,7 @@ from allmlp.analysis.attention_maps import (
     text_input,
 )
 from allmlp.analysis.target import load_target
+from allmlp.cli import main
 from allmlp.layers import Attention, Context, CrossAttention, Init, RelativePositionBias, RotaryPositions, TinyAttention
 from allmlp.layers.context import BuildContext
 from serve.folders import text_folder
@@ -156,3 +158,19 @@ def test_alignment_table(tmp_path: Path) -> None:
     weights: Tensor = alignment(attention_maps(target.model, *read.inputs))[0]
     assert [float(row["weight"]) for row in rows] == pytest.approx(weights.flatten().tolist(), rel=1e-4)
     assert [row["source"] for row in rows[: weights.shape[1]]] == read.read
+
+
+def test_the_command_reads_texts_and_refuses_images_of_a_text_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(output_folder, "save", lambda figure, file, kind: file.write_text(kind))
+    folder = text_folder(tmp_path / "model", "translation")
+    outputs = {}
+    for text in ((), ("the cat sat", "a dog"), ("cat.png",)):
+        with pytest.raises(SystemExit) as ended:
+            main(["analyze", str(folder), *text, "--out", str(tmp_path / "out"), "--json"])
+        outputs[text] = (ended.value.code or 0, *capsys.readouterr())
+    assert "(one random input; give texts as arguments)" in outputs[()][1] and outputs[()][0] == 0
+    assert "(2 texts)" in outputs["the cat sat", "a dog"][1] and (tmp_path / "out" / "alignment.csv").is_file()
+    assert outputs[("cat.png",)][0] == 2 and "not images" in outputs[("cat.png",)][2]

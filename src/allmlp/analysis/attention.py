@@ -68,6 +68,7 @@ def attention_section(
         with torch.random.fork_rng():
             torch.manual_seed(0)
             inputs, read = [model.dummy_inputs()], "one random input"
+        read += "; give texts as arguments" if target.tokenizer else ""
     found = [attention_maps(model, *one) for one in inputs]
     grid = patch_grid(model.spec)
     rows = head_statistics(found, grid)

@@ -51,15 +51,18 @@ def analyze(
     """Show what a model has learned: token mixing, attention, sparsity, saliency, neighbors, activation norms, cost."""
     from allmlp.analysis.analysis import analyze, as_json
     from allmlp.analysis.target import load_target, split_arguments
+    from allmlp.data.decode import SUFFIXES
     from allmlp.report.runs import is_run
 
     model, inputs = split_arguments(arguments or [])
     target = load_target(model)
-    given = target.load_images([Path(name) for name in inputs]) if inputs and target.tokenizer is None else None
+    texts = [name for name in inputs if target.tokenizer and Path(name).suffix.lower() not in SUFFIXES]
+    files = [Path(name) for name in inputs if name not in texts]
+    given = target.load_images(files) if files else None
     name = target.name.replace(":", "_").replace("/", "_")
     folder = out or (Path(model) / "analysis" if Path(model).is_dir() else Path("analysis") / name)
-    images, texts, note = run_examples(Path(model), target, bank)
-    result = analyze(target, folder, given, images, neighbors, (inputs if target.tokenizer else []) or texts)
+    images, test_texts, note = run_examples(Path(model), target, bank)
+    result = analyze(target, folder, given, images, neighbors, texts or test_texts)
     if print_json:
         sections = as_json(result.sections)
         print(json.dumps({"folder": str(folder), "about": result.about, "sections": sections, "note": note}))
