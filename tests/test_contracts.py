@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import allmlp
-from allmlp.layers import Cache, ClassifierHead, FirstTokenPool, MeanPool, PatchEmbed, PooledHead, QAHead
+from allmlp.layers import Cache, ClassifierHead, FirstTokenPool, MeanPool, PatchEmbed, PooledHead, QAHead, TokenLstm
 from allmlp.models.encoder_decoder import EncoderDecoderModel
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, to_json
@@ -337,6 +337,19 @@ def test_causal_attention_with_relative_positions() -> None:
     cache = Cache()
     steps = [model(ids[:, t : t + 1], cache=cache) for t in range(12)]
     assert close(torch.cat(steps, dim=1), model(ids))
+
+
+def test_recurrence_decodes_step_by_step_and_does_not_see_what_follows() -> None:
+    spec = TINY_SPECS["gmlp_causal_tiny"]
+    model = spec.replace(block=spec.block.replace(token=TokenLstm(), channel=None)).build().double().eval()
+    randomize(model)
+    (ids,) = inputs(model)
+    future_changes_nothing(model, model)
+    cache, rows = Cache(), torch.tensor([2, 0, 0])
+    steps = [model(part, cache=cache) for part in ids[:, :9].split([1, 5, 3], dim=1)]
+    assert close(torch.cat(steps, dim=1), model(ids[:, :9]))
+    cache.reorder(rows)
+    assert close(model(ids[rows, 9:], cache=cache), model(ids[rows])[:, 9:])
 
 
 # --- translation ------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_figures(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are not even built, for tests of the numbers and the text."""
-    for name in ("mosaics", "heatmaps", "filter_lines", "by_depth", "cost_bars", "saliency_maps", "neighbor_rows"):
+    for name in ("mosaics", "heatmaps", "filter_lines", "by_depth", "cost_bars", "saliency_maps", "picture_rows"):
         monkeypatch.setattr(figures, name, lambda *args, **options: None)
 
 
@@ -50,15 +50,15 @@ def analyze_tiny(name: str, out: Path) -> Analysis:
 
 
 FAMILIES = {
-    "mixer_s32": "layer scale",
-    "mixer_mlm": "layer scale, saliency, neighbors",
-    "resmlp_s12": "",
-    "resmlp_s12_class": "",
-    "resmlp_s12_none": "token mixing",
-    "resmlp_s12_conv": "",
-    "gmlp_ti16": "layer scale",
-    "gmlp_l18": "layer scale, saliency, neighbors",
-    "gmlp_causal_tiny": "layer scale, saliency, neighbors",
+    "mixer_s32": "attention, layer scale",
+    "mixer_mlm": "attention, layer scale, saliency, neighbors",
+    "resmlp_s12": "attention",
+    "resmlp_s12_class": "attention",
+    "resmlp_s12_none": "token mixing, attention",
+    "resmlp_s12_conv": "attention",
+    "gmlp_ti16": "attention, layer scale",
+    "gmlp_l18": "attention, layer scale, saliency, neighbors",
+    "gmlp_causal_tiny": "attention, layer scale, saliency, neighbors",
     "amlp_ti16": "layer scale",
     "amlp_base": "layer scale, saliency, neighbors",
     "vit_ti16": "token mixing, layer scale",
@@ -275,8 +275,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_arguments(tmp_path: Path) -> None:
     assert split_arguments([]) == (BUNDLED, [])
-    assert split_arguments(["a.JPG", "b.png"]) == (BUNDLED, [Path("a.JPG"), Path("b.png")])
-    assert split_arguments(["runs/a", "b.png"]) == ("runs/a", [Path("b.png")])
+    assert split_arguments(["a.JPG", "b.png"]) == (BUNDLED, ["a.JPG", "b.png"])
+    assert split_arguments(["runs/a", "b.png"]) == ("runs/a", ["b.png"])
 
 
 def test_images_are_preprocessed_as_in_training(tmp_path: Path, images: list[str]) -> None:

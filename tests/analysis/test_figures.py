@@ -47,6 +47,7 @@ FIGURES = {
         *("saliency", "neighbors"),
     },
     "mixer_s32": {"cost", "filters", "units", "sparsity", "activations", "saliency", "neighbors"},
+    "vit_ti16": {"cost", "attention", "heads", "rollout", "sparsity", "activations", "saliency", "neighbors"},
     "gmlp_l18": {"cost", "lines", "matrices", "locality", "sparsity", "activations"},
 }
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from allmlp.bench.timing import Timing
+
 ROOT = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -133,3 +135,40 @@ def test_the_guard_in_miniature(
     file.write_text(json.dumps(records), encoding="utf8")
     code, lines = run()
     assert code == 1 and [line.split()[0] for line in lines[-4:]] == ["ok", "BELOW", "ok", "ok"]
+
+
+# --- growth.py -----------------------------------------------------------------------------------------------
+
+
+def test_growth_counts_operations_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Operations and parameters are those of the layers' docstrings; stored attention weights need H S^2 numbers."""
+    script, channels = load("growth"), 8
+    monkeypatch.setattr(
+        script, "time_interleaved", lambda calls, clock, seconds: dict.fromkeys(calls, Timing((1.0, 1.0), (1.0, 1.0)))
+    )
+    options = f"--lengths 64,128,256 --channels {channels} --out {tmp_path / 'growth.json'}"
+    monkeypatch.setattr(sys, "argv", ["growth.py", *options.split()])
+    script.main()
+    record = json.loads((tmp_path / "growth.json").read_text())
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in script.LAYERS)
+    for row in record["rows"]:
+        s, c = row["length"], channels
+        expected = {
+            "self-attention": 4 * s * c**2 + 2 * s**2 * c,
+            "recurrence (LSTM)": 8 * s * c**2,
+            "convolution 3x3": 9 * s * c**2,
+            "spatial gate": s**2 * c,
+            "token MLP": 2 * s * script.HIDDEN * c,
+        }
+        assert row["macs"] == expected.get(row["layer"], row["macs"])
+        if row["layer"] == "self-attention, weights stored":
+            assert script.HEADS * s**2 * 4 <= row["memory_bytes"] < 4 * script.HEADS * s**2 * 4 + 100 * s * c
+    slopes = record["exponents"]
+    assert slopes["spatial gate"]["parameters"] > 1.9 and 0.9 < slopes["spatial gate, Toeplitz"]["parameters"] < 1.1
+    stored, fused = slopes["self-attention, weights stored"], slopes["self-attention"]
+    assert stored["memory_bytes"] > 1.8 and fused["memory_bytes"] < 1.1 and fused["seconds"] == 0
+    assert (slopes["recurrence (LSTM)"]["macs"], slopes["recurrence (LSTM)"]["parameters"]) == (1.0, 0.0)
+    assert script.figure(record).axes

@@ -41,6 +41,7 @@ from allmlp.layers import (
     Toeplitz,
     TokenConv,
     TokenLinear,
+    TokenLstm,
     TokenMlp,
 )
 from allmlp.layers.channel import ChannelMixer
@@ -86,6 +87,10 @@ def silu(x: Tensor) -> Tensor:
 
 def sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))
+
+
+def tanh(x: Tensor) -> Tensor:
+    return 2 * sigmoid(2 * x) - 1
 
 
 def linear(p: Weights, x: Tensor) -> Tensor:
@@ -144,6 +149,20 @@ def token_linear(toeplitz: bool = False, causal: bool = False) -> Equation:
         return torch.stack(rows, dim=1)
 
     return equation
+
+
+def lstm(p: Weights, x: Tensor, real: Tensor) -> Tensor:
+    """Gates i, f, g, o from a token and the hidden state before it; the memory forgets by f and learns i g."""
+    rows, size = [], x.shape[2]
+    h = c = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        gates = linear({"weight": p["lstm.weight_ih_l0"], "bias": p["lstm.bias_ih_l0"]}, x[:, t])
+        gates = gates + linear({"weight": p["lstm.weight_hh_l0"], "bias": p["lstm.bias_hh_l0"]}, h)
+        i, f, g, o = (gates[:, k * size : (k + 1) * size] for k in range(4))
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        h = sigmoid(o) * tanh(c)
+        rows.append(h)
+    return torch.stack(rows, dim=1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor) -> Tensor:
@@ -404,6 +423,7 @@ MIXERS: dict[str, tuple[Any, Equation]] = {
         Attention(1, causal=True, rotary=RotaryPositions(100.0, RotaryScaling(8.0, 0.5, 4.0, 64))),
         llama_attention(1, 1, 100.0, longer_waves(8.0, 0.5, 4.0, 64)),
     ),
+    "lstm": (TokenLstm(), lstm),
     "channel": (ChannelMlp(12), channel_mlp()),
     "channel-glu": (ChannelMlp(12, "sigmoid", glu=True), glu(sigmoid)),
     "channel-geglu": (ChannelMlp(12, glu=True), glu(gelu)),

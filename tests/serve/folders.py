@@ -13,6 +13,7 @@ from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, wri
 from allmlp.data.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerConfig
 from allmlp.layers import Block, ChannelMlp, ClassifierHead, MeanPool, PatchEmbed, SpatialGatingUnit, TokenMlp
 from allmlp.layers.head import QAHead
+from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.model import ModelSpec
@@ -28,9 +29,10 @@ CLASSES = ("cat", "dog", "ship")
 TASKS = ("text", "causal", "classes", "span", "translation")
 
 
-def image_folder(folder: Path, channels: int = 3, mixer: bool = False) -> Path:
+def image_folder(folder: Path, channels: int = 3, mixer: bool = False, token: TokenMixer | None = None) -> Path:
     gated = Block(channel=ChannelMlp(32, inner=SpatialGatingUnit("split")))
-    block = Block(TokenMlp(10), channel=ChannelMlp(32)) if mixer else gated
+    token = TokenMlp(10) if mixer else token
+    block = Block(token, channel=ChannelMlp(32)) if token else gated
     stem = PatchEmbed((8, 12), (4, 4), in_chans=channels)
     spec = Encoder(width=16, depth=2, block=block, stem=stem, pool=MeanPool(), head=ClassifierHead(len(CLASSES)))
     model = allmlp.create(spec, seed=0)

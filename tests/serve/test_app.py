@@ -16,14 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("fastapi")
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 import allmlp
+from allmlp.analysis.attention_maps import attention_maps
 from allmlp.analysis.saliency import occlusion
 from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing, write_preprocessing
+from allmlp.layers import Attention
 from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
@@ -119,6 +122,39 @@ def test_grayscale_mixer(tmp_path: Path) -> None:
         (first, _) = client.get("/model").json()["layers"]
         found = client.get("/maps", params={"layer": first["name"]}).json()
         assert (found["kind"], found["count"], found["height"], found["width"]) == ("units", 10, 2, 3)
+
+
+def heads(found: dict[str, Any]) -> Tensor:
+    """The maps of a response, n h w."""
+    values = np.frombuffer(base64.b64decode(found["data"]), np.int8).reshape(
+        found["count"], found["height"], found["width"]
+    )
+    return torch.tensor(values * found["scale"], dtype=torch.float32)
+
+
+def test_attention_to_an_image(tmp_path: Path) -> None:
+    folder, data = image_folder(tmp_path / "vit", token=Attention(4)), encode(scene(12, 8))
+    service = load_service(folder)
+    with TestClient(create_app({"vit": service})) as client:
+        layers = client.get("/model").json()["layers"]
+        assert [(layer["kind"], layer["count"]) for layer in layers] == [("attention", 4)] * 2
+        found = client.post("/attention", params={"layer": layers[1]["name"]}, content=data).json()
+        assert client.post("/attention?layer=x", content=data).status_code == 422
+    image = service.predictor.collate([service.decode(data)])  # type: ignore[union-attr]
+    expected = attention_maps(allmlp.load(folder), image)[1].weights[0].mean(1)  # the output is the mean of all patches
+    assert torch.allclose(heads(found).flatten(1), expected, atol=0.501 * found["scale"] + 1e-6)
+    assert (found["height"], found["width"], found["row_tokens"]) == (2, 3, [])
+
+
+def test_attention_of_a_translation(tmp_path: Path) -> None:
+    with TestClient(create_app({"translator": load_service(text_folder(tmp_path, "translation"))})) as client:
+        layer = next(one for one in client.get("/model").json()["layers"] if one["kind"] == "attention")
+        found = client.post("/attention", params={"layer": layer["name"]}, json={"text": "the cat sat"}).json()
+        assert client.post("/attention", params={"layer": layer["name"]}, json={"text": " "}).status_code == 422
+    assert found["column_tokens"] == ["the", "cat", "sat", "[SEP]"] and found["row_tokens"][-1] == "[SEP]"
+    maps = heads(found)
+    assert maps.shape == (2, len(found["row_tokens"]), 4)
+    assert torch.allclose(maps.sum(2), torch.ones(maps.shape[:2]), atol=4 * found["scale"])
 
 
 def test_page_and_samples(client: TestClient) -> None:
@@ -523,7 +559,8 @@ def test_unusual_texts_never_fail_with_500(text: tuple[str, Path, TestClient]) -
 
 
 def test_openapi_describes_the_endpoints(client: TestClient, text: tuple[str, Path, TestClient]) -> None:
-    for served, expected in ((client, {"/predict", "/importance"}), (text[2], {BODIES[text[0]][0]})):
+    of_text = {BODIES[text[0]][0], *(["/attention"] if text[0] == "translation" else [])}
+    for served, expected in ((client, {"/predict", "/importance"}), (text[2], of_text)):
         described = served.get("/openapi.json").json()
         (name,) = served.get("/health").json()["models"]
         of_model = expected | {"/model", "/samples", "/maps"}

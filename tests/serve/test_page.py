@@ -187,6 +187,20 @@ def test_choice_of_model(page: Any, tmp_path: Path) -> None:
         assert sorted(bars(page)) == sorted(CLASSES) and page.locator("#title").inner_text() == "small"
 
 
+def test_attention_of_a_text(page: Any, tmp_path: Path) -> None:
+    """The layer that attends is after those with fixed weights; it has maps once there is a text."""
+    pytest.importorskip("tokenizers")
+    with running(text_folder(tmp_path / "translator", "translation")) as port:
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.locator("#layer").focus()
+        page.keyboard.press("End")
+        page.locator("#mixing-text", has_text="enter a text above").wait_for()
+        page.locator("#first").fill("the cat sat")
+        page.locator("#submit").click()
+        page.locator("#mixing-text", has_text="Most attended: ").wait_for()
+        assert page.locator("#detail-text").inner_text().startswith("Head ")
+
+
 def test_stopped_server(page: Any, tmp_path: Path) -> None:
     with running(image_folder(tmp_path / "small")) as port:
         page.goto(f"http://127.0.0.1:{port}/")

@@ -15,6 +15,9 @@ from torch import Tensor
 
 import allmlp
 from allmlp import training as loop
+from allmlp.analysis.attention_maps import alignment, attention_maps, text_input
+from allmlp.analysis.target import load_target
+from allmlp.cli.analyze import run_examples
 from allmlp.data.parallel_corpus import ParallelCorpus, TranslationDataset
 from allmlp.data.sampler import Batch, eval_batches
 from allmlp.data.tokenizer import TokenizerConfig, load_tokenizer
@@ -216,6 +219,23 @@ def test_learns_a_toy_language(trained: tuple[Path, dict[str, float]]) -> None:
     assert loop.evaluate_checkpoint(out, "cpu") == pytest.approx(results)
     model, tokenizer = allmlp.load(out).train(), load_tokenizer(out)
     assert translate(model, tokenizer, ["drei eins vier"]) == ["four one three"] and model.training
+
+
+def test_attention_aligns_each_word_with_its_translation(trained: tuple[Path, dict[str, float]]) -> None:
+    """The toy language is reversed: the first word is translated from the last."""
+    model, tokenizer = allmlp.load(trained[0]), load_tokenizer(trained[0])
+    read = text_input(model, tokenizer, "drei eins vier zwei")
+    best = alignment(attention_maps(model, *read.inputs))[0].argmax(1).tolist()
+    pairs = [(read.read[source][1:], target[1:]) for source, target in zip(best, read.predicted[:-1])]
+    assert sum(WORDS.get(source) == target for source, target in pairs) >= 3, pairs
+
+
+def test_analysis_reads_the_test_sentences_of_the_run(
+    toy: ParallelCorpus, trained: tuple[Path, dict[str, float]]
+) -> None:
+    images, texts, note = run_examples(trained[0], load_target(str(trained[0])), None)
+    known = {line.partition("\t")[0] for line in Path(toy.test).read_text(encoding="utf8").splitlines()}
+    assert images is None and not note and texts and {text.strip() for text in texts} <= known
 
 
 def test_unusual_sentences(trained: tuple[Path, dict[str, float]]) -> None:

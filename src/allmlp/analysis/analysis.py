@@ -5,11 +5,14 @@ A section that does not apply to a model is skipped, with the reason in one line
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from allmlp import __version__
 from allmlp.analysis import figures
+from allmlp.analysis.attention import attention_section
+from allmlp.analysis.attention_maps import text_input
 from allmlp.analysis.depth import activation_section, layer_scale_section, sparsity_section
 from allmlp.analysis.examples import EXAMPLES, first, neighbor_section, saliency_section
 from allmlp.analysis.mixing import mixing_sections
@@ -26,20 +29,28 @@ class Analysis(NamedTuple):
 
 
 def analyze(
-    target: AnalysisTarget, out: Path, given: NamedImages | None = None, bank: NamedImages | None = None, k: int = 5
+    target: AnalysisTarget,
+    out: Path,
+    given: NamedImages | None = None,
+    bank: NamedImages | None = None,
+    k: int = 5,
+    texts: Sequence[str] = (),
 ) -> Analysis:
     """Run all sections and write their files to `out`.
 
     The first of the `given` images are explained, and their neighbors searched in the `bank` (the test split of a run)
-    or among each other. Without given images those of the bank are used.
+    or among each other. Without given images those of the bank are used. The first of the `texts` are what a text
+    model attends over.
     """
     require("matplotlib", "analysis")  # before anything is written
     output = OutputFolder(out)
     few = affordable_images(target.model, EXAMPLES, passes=SQUARES)
     shown = first(given, EXAMPLES) if given else None if bank is None else first(bank, few)
+    read = [text_input(target.model, target.tokenizer, text) for text in texts[:EXAMPLES]] if target.tokenizer else []
     sections = [
         cost_section(target, output),
         *mixing_sections(target, output),
+        attention_section(target, output, shown, read),
         sparsity_section(target, output),
         activation_section(target, output, shown),
         layer_scale_section(target, output),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from allmlp.analysis import figures
+from allmlp.analysis.figures import FigureText
 from allmlp.analysis.neighbors import MIN_COSINE, agreement, features, nearest_neighbors
 from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.saliency import SQUARES, occlusion_squares, patch_grid, saliency
@@ -97,5 +98,8 @@ def neighbor_section(
     if known.labels is not None and target.has_class_labels(known.labels) and len(known.names) > 2:
         text += f"; nearest neighbor has the same class for {agreement(table, known.labels):.1%} of the images"
     note = f"{text}; numbers are cosine similarities of the pooled features, none below {MIN_COSINE} is shown"
-    output.figure("neighbors", figures.neighbor_rows(drawn, note))
+    words = FigureText(
+        "Nearest neighbors in feature space", note, "query, then its neighbors, nearest first", "queries"
+    )
+    output.figure("neighbors", figures.picture_rows(drawn, words))
     return output.section("neighbors", text)

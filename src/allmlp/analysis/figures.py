@@ -174,6 +174,38 @@ def heatmaps(
     return drawn.figure
 
 
+class LabeledMatrix(NamedTuple):
+    title: str
+    values: Tensor
+    """Not negative, r c."""
+    rows: Sequence[str]
+    columns: Sequence[str]
+
+
+@styled
+def labeled_matrices(panels: Sequence[LabeledMatrix], text: FigureText, labels: int) -> Figure:
+    """Matrices side by side, dark for large values, with names at the rows and columns of those up to `labels` wide."""
+    widest, highest = (max(panel.values.shape[side] for panel in panels) for side in (1, 0))
+    figure = require("matplotlib.figure", "analysis").Figure(
+        figsize=(max(len(panels) * (1.4 + 0.14 * min(widest, labels)), 6), 1.9 + 0.14 * min(highest, labels)),
+        layout="constrained",
+    )
+    note = textwrap.wrap(text.note, 15 * int(figure.get_figwidth()))
+    figure.suptitle(text.title + "\n" * len(note), size=10)  # constrained layout leaves room for the note below it
+    under = 1 - 0.26 / figure.get_figheight()
+    figure.text(0.5, under, "\n".join(note), ha="center", va="top", size=7, color="0.35")
+    for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels):
+        axes.imshow(shrink(panel.values).numpy(), cmap="Blues", vmin=0, interpolation="nearest", aspect="auto")
+        axes.set_title(panel.title)
+        axes.set_xlabel(text.xlabel)
+        axes.set_ylabel(text.ylabel)
+        if 0 < len(panel.columns) <= labels:
+            axes.set_xticks(range(len(panel.columns)), panel.columns, rotation=90, size=6, parse_math=False)
+        if 0 < len(panel.rows) <= labels:
+            axes.set_yticks(range(len(panel.rows)), panel.rows, size=6, parse_math=False)
+    return figure
+
+
 def shrink(matrix: Tensor) -> Tensor:
     """At most SIDE rows and columns, by averaging equal blocks."""
     rows, columns = (min(size, SIDE) for size in matrix.shape)
@@ -333,9 +365,8 @@ def saliency_maps(pixels: Tensor, found: Sequence[Saliency], titles: Sequence[st
 
 
 @styled
-def neighbor_rows(rows: Sequence[Sequence[tuple[Tensor, str]]], note: str) -> Figure:
-    """One row per query: the query, then its neighbors, nearest first, each with a caption."""
-    text = FigureText("Nearest neighbors in feature space", note, "query, then its neighbors, nearest first", "queries")
+def picture_rows(rows: Sequence[Sequence[tuple[Tensor, str]]], text: FigureText) -> Figure:
+    """Rows of images with captions; the first of each row is framed."""
     columns = max(map(len, rows))
     first = rows[0][0][0]
     drawn = axes_grid(len(rows) * columns, text, 1.1, 1.1 * first.shape[1] / first.shape[2], 0.34, columns)

@@ -13,7 +13,8 @@ from torch import Tensor
 from allmlp.analysis.token_filters import evenly_spaced
 from allmlp.data.dataset import Split
 from allmlp.data.decode import SUFFIXES, Decode, read_images
-from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing, read_preprocessing
+from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, ImagePreprocessing, read_preprocessing
+from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.models.encoder import Encoder
 from allmlp.models.external import External
@@ -43,6 +44,8 @@ class AnalysisTarget:
     trained: bool
     preprocessing: ImagePreprocessing | None = None
     """None for a model that does not read images."""
+    tokenizer: Tokenizer | None = None
+    """None for a model that does not read text, and for one that is not in a folder."""
 
     @property
     def output(self) -> Literal["classes", "values", "features"]:
@@ -85,13 +88,20 @@ class AnalysisTarget:
         pixels = Normalize(*identity, self.model.spec.input_size)(images).clamp(0, 1)
         return NamedImages(tuple(f"test {index}" for index in chosen), pixels, labels)
 
+    def sample_texts(self, split: Split, most: int) -> list[str]:
+        """At most `most` texts of a dataset, evenly spaced; those of a translation model are sources."""
+        assert self.tokenizer is not None, "only text models read texts"
+        ids, *_ = split.fetch(torch.tensor(evenly_spaced(len(split), most)))
+        texts = [self.tokenizer.decode(row) for row in ids.tolist()]
+        return [text for text in texts if text]
 
-def split_arguments(arguments: Sequence[str]) -> tuple[str, list[Path]]:
-    """The arguments of the command as a model and image files; the bundled model if none is named."""
+
+def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The arguments of the command as a model, and image files or texts; the bundled model if none is named."""
     names = list(arguments)
     no_model = not names or Path(names[0]).is_file() or Path(names[0]).suffix.lower() in SUFFIXES
     model = BUNDLED if no_model else names.pop(0)
-    return model, [Path(name) for name in names]
+    return model, names
 
 
 def affordable_images(model: Model, most: int, least: int = 1, passes: int = 1) -> int:
@@ -105,7 +115,9 @@ def load_target(name: str = BUNDLED) -> AnalysisTarget:
     if path.is_dir():
         model = folder.load(path).float()
         label = name.removeprefix(BUNDLED_PREFIX)
-        return AnalysisTarget(label, model.requires_grad_(False), True, load_preprocessing(path, model.spec))
+        reads_text = any((path / name).is_file() for name in TOKENIZER_FILES) and model.spec.input_size is None
+        tokenizer = load_tokenizer(path) if reads_text else None
+        return AnalysisTarget(label, model.requires_grad_(False), True, load_preprocessing(path, model.spec), tokenizer)
     if path.exists() or (":" not in name and {"/", "\\"} & set(name)):
         raise UserError(f"{name} is not a folder; give a model folder or a name from `allmlp list`")
     model = create(name, seed=0).eval().requires_grad_(False)

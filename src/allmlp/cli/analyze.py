@@ -23,15 +23,16 @@ if TYPE_CHECKING:
         "allmlp analyze runs/a",
         "allmlp analyze runs/a photos/*.png --out figures/",
         "allmlp analyze mixer_l16",
+        "allmlp analyze runs/translate 'Ein Mann fährt Fahrrad.'",
     )
 )
 def analyze(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL|IMAGE",
-            help="A model folder, a run or a name from `allmlp list`, then image files. Without a model, the bundled "
-            "CIFAR-10 model.",
+            metavar="MODEL|IMAGE|TEXT",
+            help="A model folder, a run or a name from `allmlp list`, then image files or, for a text model, texts. "
+            "Without a model, the bundled CIFAR-10 model.",
             autocompletion=complete_model,
         ),
     ] = None,
@@ -47,18 +48,21 @@ def analyze(
     ] = None,
     print_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a model has learned: token mixing, sparsity, saliency, nearest neighbors, activation norms, cost."""
+    """Show what a model has learned: token mixing, attention, sparsity, saliency, neighbors, activation norms, cost."""
     from allmlp.analysis.analysis import analyze, as_json
     from allmlp.analysis.target import load_target, split_arguments
+    from allmlp.data.decode import SUFFIXES
     from allmlp.report.runs import is_run
 
-    model, files = split_arguments(arguments or [])
+    model, inputs = split_arguments(arguments or [])
     target = load_target(model)
+    texts = [name for name in inputs if target.tokenizer and Path(name).suffix.lower() not in SUFFIXES]
+    files = [Path(name) for name in inputs if name not in texts]
     given = target.load_images(files) if files else None
     name = target.name.replace(":", "_").replace("/", "_")
     folder = out or (Path(model) / "analysis" if Path(model).is_dir() else Path("analysis") / name)
-    images, note = run_images(Path(model), target, bank)
-    result = analyze(target, folder, given, images, neighbors)
+    images, test_texts, note = run_examples(Path(model), target, bank)
+    result = analyze(target, folder, given, images, neighbors, texts or test_texts)
     if print_json:
         sections = as_json(result.sections)
         print(json.dumps({"folder": str(folder), "about": result.about, "sections": sections, "note": note}))
@@ -72,20 +76,23 @@ def analyze(
             next_command("show", model)
 
 
-def run_images(folder: Path, target: AnalysisTarget, most: int | None) -> tuple[NamedImages | None, str]:
-    """Test images of a run's dataset, or why there are none."""
+def run_examples(folder: Path, target: AnalysisTarget, most: int | None) -> tuple[NamedImages | None, list[str], str]:
+    """Test images or texts of a run's dataset, or why there are none."""
+    from allmlp.analysis.examples import EXAMPLES
     from allmlp.analysis.target import affordable_images
     from allmlp.files import RUN
     from allmlp.record import read_run
 
-    if not (folder / RUN).is_file() or target.preprocessing is None:
-        return None, ""
+    if not (folder / RUN).is_file() or (target.preprocessing is None and target.tokenizer is None):
+        return None, [], ""
     try:
         run = read_run(folder)
         split = run.data.for_model(str(folder)).load().split_validation(run.val_size).test
-        return target.sample(split, most or affordable_images(target.model, 500, least=20)), ""
+        if target.tokenizer is not None:
+            return None, target.sample_texts(split, EXAMPLES), ""
+        return target.sample(split, most or affordable_images(target.model, 500, least=20)), [], ""
     except UserError as reason:
-        return None, f"the run's test images are not available: {reason}"
+        return None, [], f"the run's test examples are not available: {reason}"
 
 
 def print_analysis(result: Analysis, note: str) -> None:

@@ -18,6 +18,7 @@ from allmlp.layers.mixers.attention import Attention, CrossAttention, RelativePo
 from allmlp.layers.mixers.conv import TokenConv
 from allmlp.layers.mixers.gate import SpatialGatingUnit
 from allmlp.layers.mixers.linear import TokenLinear
+from allmlp.layers.mixers.lstm import TokenLstm
 from allmlp.layers.mixers.mlp import TokenMlp
 from allmlp.layers.mixers.none import NoMixing
 from allmlp.layers.mixers.projection import Dense, Toeplitz
@@ -66,6 +67,7 @@ __all__ = [
     "TokenConv",
     "TokenEmbed",
     "TokenLinear",
+    "TokenLstm",
     "TokenMlp",
     "TorchDefault",
     "TruncatedNormal",

@@ -20,6 +20,7 @@ from allmlp import __version__
 from allmlp.analysis.token_filters import token_weights
 from allmlp.errors import UserError, lookup, one_line
 from allmlp.prediction import ImagePredictor, open_predictor
+from allmlp.serve.attention import attention_routes
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import ImageService
 from allmlp.serve.limits import Application, LimitMiddleware, RequestLimits
@@ -109,6 +110,7 @@ def create_app(
 def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dict[str, Response]) -> APIRouter:
     router = APIRouter(tags=[info.name])
     router.include_router(service.routes(batcher))
+    router.include_router(attention_routes(service, batcher))
     weights = {one.name: one for one in token_weights(service.model)}
 
     @router.get("/model")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from allmlp.analysis.attention_maps import attention_layers
 from allmlp.analysis.token_filters import TokenWeights, frequencies, token_weights
 from allmlp.models.model import Model
 from allmlp.serve.schema import LayerInfo, MapsResponse
@@ -16,8 +18,12 @@ MAX_WEIGHTS = 2**20
 
 
 def layers(model: Model) -> list[LayerInfo]:
-    """List the layers that mix tokens with fixed weights; attention has none."""
-    return [LayerInfo(name=one.name, kind=one.kind, count=len(maps(one))) for one in token_weights(model)]
+    """List the layers that mix tokens, those with fixed weights before those that attend."""
+    fixed = [LayerInfo(name=one.name, kind=one.kind, count=len(maps(one))) for one in token_weights(model)]
+    heads = {
+        name: getattr(getattr(layer, "spec", None), "num_heads", 1) for name, layer in attention_layers(model).items()
+    }
+    return fixed + [LayerInfo(name=name, kind="attention", count=count) for name, count in heads.items()]
 
 
 def maps(weights: TokenWeights) -> Tensor:
@@ -34,15 +40,14 @@ def maps(weights: TokenWeights) -> Tensor:
 
 
 def layer_maps(weights: TokenWeights) -> MapsResponse:
-    values = maps(weights).float()
+    return MapsResponse(layer=weights.name, kind=weights.kind, **quantize(maps(weights)))
+
+
+def quantize(values: Tensor) -> dict[str, Any]:
+    """The maps n h w as fields of a response."""
+    values = values.float()
     scale = float(values.abs().max()) / 127
     quantized = (values / (scale or 1.0)).round().to(torch.int8).contiguous()
-    return MapsResponse(
-        layer=weights.name,
-        kind=weights.kind,
-        count=values.shape[0],
-        height=values.shape[1],
-        width=values.shape[2],
-        scale=scale,
-        data=base64.b64encode(quantized.numpy().tobytes()).decode(),
-    )
+    count, height, width = values.shape
+    data = base64.b64encode(quantized.numpy().tobytes()).decode()
+    return {"count": count, "height": height, "width": width, "scale": scale, "data": data}

@@ -96,6 +96,10 @@ class AnswerRequest(RequestModel):
     top_k: TopK = 5
 
 
+class AttentionRequest(RequestModel):
+    text: Text
+
+
 class TranslateRequest(RequestModel):
     text: Text
 
@@ -255,7 +259,7 @@ class ModelInfo(ResponseModel):
     """Rows and columns of patches."""
     class_names: list[str]
     layers: list[LayerInfo]
-    """Layers that mix tokens with fixed weights."""
+    """Layers that mix tokens with fixed weights (`maps`), then those that attend (kind `attention`)."""
     max_body_bytes: int
     max_inputs: int
     """Images or texts in one request."""
@@ -276,6 +280,15 @@ class MapsResponse(ResponseModel):
     scale: float
     """Multiply the int8 values by this to get the weights."""
     data: Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
+
+
+class AttentionResponse(MapsResponse):
+    """Attention of a layer, a map for each head; over the patches of an image, or from row to column of a text."""
+
+    row_tokens: list[str]
+    """Tokens that attend; empty for an image."""
+    column_tokens: list[str]
+    """Tokens attended to."""
 
 
 class SampleImage(ResponseModel):

@@ -130,6 +130,16 @@ def attend(
     return merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal))
 
 
+def weights_of(q: Tensor, kv: Tensor, num_heads: int, mask: Tensor | None) -> Tensor:
+    """The weights that `attend` gives the values, softmax(Q K^T / sqrt(d) + mask): b h s t."""
+    size = q.shape[-1] // num_heads
+    q, k = (split_heads(t, t.shape[-1] // size) for t in (q, kv.chunk(2, dim=-1)[0]))
+    scores = q @ k.repeat_interleave(num_heads // k.shape[1], dim=1).transpose(2, 3) / math.sqrt(size)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(dim=-1)
+
+
 def allowed(context: Context, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor | None:
     """Which keys each query may attend to (True), broadcastable to b h s t; None if all."""
     mask = None if context.mask is None else context.mask[:, None, None, :]
@@ -159,13 +169,24 @@ class AttentionLayer(nn.Module):
         self.qkv = Linear(ctx.channels, sum(parts), ctx.init, spec.linear_bias, parts)
         self.out = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Queries, and keys and values side by side."""
         q, kv = self.qkv(x).tensor_split([x.shape[-1]], dim=-1)
         if self.spec.rotary is not None:
             k, v = kv.chunk(2, dim=-1)
             size = x.shape[-1] // self.spec.num_heads
             q, k = (self.spec.rotary.rotate(t, size, context.start()) for t in (q, k))
             kv = torch.cat([k, v], dim=-1)
+        return q, kv
+
+    def attention_weights(self, x: Tensor, context: Context) -> Tensor:
+        """A_1 .. A_H for the input of `forward`: b h s t."""
+        q, kv = self.project(x, context)
+        mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
+        return weights_of(q, kv, self.spec.num_heads, join(context.bias, mask, x.dtype))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, kv = self.project(x, context)
         if context.cache is not None:
             kv = context.cache.extend(self, kv)
         dropout = self.spec.dropout if self.training else 0.0
@@ -187,13 +208,20 @@ class BiasAttentionLayer(nn.Module):
         self.value = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
         self.out = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
 
+    def weights(self, x: Tensor, context: Context, keys: int) -> Tensor:
+        scores = join(context.bias, allowed(context, self.spec.causal, x.shape[1], keys, x.device), x.dtype)
+        assert scores is not None, "the encoder passes the relative bias"
+        return scores.softmax(dim=-1)
+
+    def attention_weights(self, x: Tensor, context: Context) -> Tensor:
+        """A_1 .. A_H for the input of `forward`: b h s t."""
+        return self.weights(x, context, x.shape[1]).expand(len(x), self.spec.num_heads, -1, -1)
+
     def forward(self, x: Tensor, context: Context) -> Tensor:
         v = self.value(x)
         if context.cache is not None:
             v = context.cache.extend(self, v)
-        scores = join(context.bias, allowed(context, self.spec.causal, x.shape[1], v.shape[1], x.device), x.dtype)
-        assert scores is not None, "the encoder passes the relative bias"
-        weights = F.dropout(scores.softmax(dim=-1), self.spec.dropout, self.training)
+        weights = F.dropout(self.weights(x, context, v.shape[1]), self.spec.dropout, self.training)
         return self.out(merge_heads(weights @ split_heads(v, self.spec.num_heads)))
 
 
@@ -227,14 +255,24 @@ class CrossAttentionLayer(nn.Module):
         self.kv = Linear(ctx.channels, 2 * ctx.channels, ctx.init, parts=[ctx.channels] * 2)
         self.out = Linear(ctx.channels, ctx.channels, ctx.init)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values of the memory, and which of these are real."""
         memory = context.memory
         if memory is None:
             raise UserError("a block with cross-attention needs `memory`, the encoder's output")
         kv = self.kv(memory) if context.cache is None else context.cache.once(self, lambda: self.kv(memory))
         mask = None if context.memory_mask is None else context.memory_mask[:, None, None, :]
+        return self.q(x), kv, mask
+
+    def attention_weights(self, x: Tensor, context: Context) -> Tensor:
+        """A_1 .. A_H for the input of `forward`, over the encoder's tokens: b h s m."""
+        q, kv, mask = self.project(x, context)
+        return weights_of(q, kv, self.spec.num_heads, mask)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, kv, mask = self.project(x, context)
         dropout = self.spec.dropout if self.training else 0.0
-        return self.out(attend(self.q(x), kv, self.spec.num_heads, mask, dropout))
+        return self.out(attend(q, kv, self.spec.num_heads, mask, dropout))
 
 
 class TinyAttention(Spec):
@@ -261,6 +299,11 @@ class TinyAttentionLayer(nn.Module):
         self.channels, self.causal = spec.channels, causal
         self.qkv = Linear(ctx.channels, 3 * spec.channels, ctx.init, spec.bias, [spec.channels] * 3)
         self.out = Linear(spec.channels, width, ctx.init)
+
+    def attention_weights(self, x: Tensor, context: Context) -> Tensor:
+        """The weights of the one head for the input of `forward`: b 1 s t."""
+        q, kv = self.qkv(x).tensor_split([self.channels], dim=-1)
+        return weights_of(q, kv, 1, allowed(context, self.causal, q.shape[1], kv.shape[1], x.device))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, kv = self.qkv(x).tensor_split([self.channels], dim=-1)

@@ -1,4 +1,4 @@
-// The page of `allmlp serve`: a form for the endpoint of a served model, and its token-mixing weights.
+// The page of `allmlp serve`: a form for the endpoint of a served model, its token-mixing weights and attention.
 
 const $ = (id) => document.getElementById(id);
 const MAX_ATTEMPTS = 3;
@@ -7,6 +7,7 @@ const NO_CONNECTION = "The server does not respond. Is it still running?";
 let model = null;
 let lastRequest = null; // repeated by "Retry"
 let requestId = 0; // responses to older requests are dropped
+let attended = null; // the last image or text, as a request for its attention
 
 function element(name, attributes = {}, ...children) {
   const node = document.createElement(name);
@@ -230,6 +231,7 @@ async function classifyImage(file, sample = null) {
     return;
   }
   image = file;
+  showAttention({ method: "POST", body: file, headers: { "content-type": "application/octet-stream" } });
   const send = (say) => request(api("predict?top_k=5"), { method: "POST", body: file, headers: { "content-type": "application/octet-stream" } }, say);
   await submit(send, ({ predictions }) => {
     const [{ label, probability }] = predictions;
@@ -350,6 +352,7 @@ function submitText(endpoint) {
   const [first, second] = Object.keys(FORMS[endpoint].fields);
   const body = { [first]: $("first").value };
   if (second) body[second] = $("second").value;
+  if (body[first].trim()) showAttention({ method: "POST", body: JSON.stringify({ text: body[first] }), headers: { "content-type": "application/json" } });
   const send = (say) => request(api(endpoint), { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } }, say);
   return submit(send, (response) => SHOW[endpoint](response, body));
 }
@@ -395,7 +398,7 @@ const SHOW = {
   },
 };
 
-// --- token-mixing maps ------------------------------------------------------------------------------------------------
+// --- token-mixing and attention maps ----------------------------------------------------------------------------------
 
 let maps = null;
 let selected = null; // initially the map in the middle
@@ -403,6 +406,8 @@ let selected = null; // initially the map in the middle
 function startMaps() {
   if (!model.layers.length) return;
   $("mixing").hidden = false;
+  const attends = model.layers.filter(({ kind }) => kind === "attention").length;
+  if (attends) $("mixing-title").textContent = attends === model.layers.length ? "Attention" : "Token-mixing weights and attention";
   $("layer").max = model.layers.length - 1;
   $("layer").oninput = loadMaps;
   const mosaic = $("mosaic");
@@ -425,14 +430,27 @@ function startMaps() {
   loadMaps();
 }
 
+/** Keep the input, and show its attention if such a layer is selected. */
+function showAttention(input) {
+  attended = input;
+  if (model.layers[Number($("layer").value)]?.kind === "attention") loadMaps();
+}
+
 async function loadMaps() {
   const index = Number($("layer").value);
-  const { name } = model.layers[index];
+  const { name, kind } = model.layers[index];
   $("layer-name").textContent = `${index + 1} of ${model.layers.length}`;
   $("layer").setAttribute("aria-valuetext", `${index + 1} of ${model.layers.length}: ${name}`);
+  const input = kind === "attention" ? attended : {};
+  document.querySelector(".maps").hidden = !input;
+  if (!input) {
+    maps = null;
+    $("mixing-text").textContent = `Attention depends on the input: ${model.endpoint === "predict" ? "choose an image" : "enter a text"} above.`;
+    return;
+  }
   try {
-    const found = await request(api(`maps?layer=${encodeURIComponent(name)}`));
-    if (Number($("layer").value) !== index) return;
+    const found = await request(api(`${kind === "attention" ? "attention" : "maps"}?layer=${encodeURIComponent(name)}`), input);
+    if (Number($("layer").value) !== index || (kind === "attention" && input !== attended)) return;
     const values = Int8Array.from(atob(found.data), (character) => character.charCodeAt(0));
     // The rows of a matrix over patches are arranged like the patches.
     const columns = found.kind === "matrix" && found.count === found.height * found.width ? found.width : Math.ceil(Math.sqrt(found.count));
@@ -457,6 +475,7 @@ const KINDS = {
   units: "Each tile shows the input weights of one hidden unit of the token-mixing MLP, sorted by spatial frequency.",
   "class row": "The weights of the class token over all patches.",
   kernels: "The kernels of the convolution over patches.",
+  attention: "Each tile shows one head: how much the output attends to each patch of the image.",
 };
 
 function drawMaps() {
@@ -464,7 +483,9 @@ function drawMaps() {
   const { count, height, width, columns, rows, kind, scale } = maps;
   const single = count === 1;
   const text = single && kind === "matrix";
-  $("mixing-text").textContent = text ? "Row i holds the weights of output token i over all input tokens." : KINDS[kind];
+  const tokens = maps.column_tokens?.length;
+  $("mixing-text").textContent = text ? "Row i holds the weights of output token i over all input tokens."
+    : tokens ? `Each tile shows one head: row i is what token i attends to. Most attended: ${mostAttended().join(", ")}.` : KINDS[kind];
   document.querySelector(".maps").classList.toggle("single", single);
   const gap = single ? 0 : 1;
   const canvas = $("mosaic");
@@ -486,13 +507,22 @@ function drawMaps() {
   [detail.width, detail.height] = [width, height];
   detail.getContext("2d").putImageData(paint(detail.getContext("2d"), selected, colors), 0, 0);
   const patches = kind === "matrix" && count === height * width;
-  const title = patches ? `Output patch (${Math.floor(selected / width) + 1}, ${(selected % width) + 1})` : `Map ${selected + 1} of ${count}`;
+  const title = kind === "attention" ? `Head ${selected + 1} of ${count}` : patches ? `Output patch (${Math.floor(selected / width) + 1}, ${(selected % width) + 1})` : `Map ${selected + 1} of ${count}`;
   const part = maps.values.subarray(selected * height * width, (selected + 1) * height * width);
   const strongest = part.reduce((best, value, index) => (Math.abs(value) > Math.abs(part[best]) ? index : best), 0);
   const weight = (part[strongest] * scale).toPrecision(2);
-  $("detail-text").textContent = kind === "kernels" ? `${title}: largest weight ${weight}.`
+  if (tokens) $("detail-text").textContent = `Head ${selected + 1} of ${count}: largest weight ${weight}, from ${maps.row_tokens[Math.floor(strongest / width)]} to ${maps.column_tokens[strongest % width]}.`;
+  else $("detail-text").textContent = kind === "kernels" ? `${title}: largest weight ${weight}.`
     : `${title}: largest weight ${weight} at input patch (${Math.floor(strongest / width) + 1}, ${(strongest % width) + 1}).`;
   detail.setAttribute("aria-label", $("detail-text").textContent);
+}
+
+/** The three tokens with the largest sum of weights over all rows and heads. */
+function mostAttended() {
+  const { values, width, column_tokens } = maps;
+  const sums = column_tokens.map(() => 0);
+  values.forEach((value, cell) => { sums[cell % width] += value; });
+  return column_tokens.map((token, index) => [sums[index], token]).sort((a, b) => b[0] - a[0]).slice(0, 3).map(([, token]) => token);
 }
 
 /** Colors of the 256 int8 values, from the light or dark theme of the page. */

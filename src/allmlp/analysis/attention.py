@@ -1,0 +1,243 @@
+"""The section on attention: maps of each head, entropy and distance by depth, rollout, source-target alignment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
+
+from allmlp.analysis import figures
+from allmlp.analysis.attention_maps import (
+    AttentionMap,
+    TextInput,
+    alignment,
+    attention_layers,
+    attention_maps,
+    entropy,
+    largest_entropy,
+    mean_distance,
+    read_by_output,
+    rollout,
+)
+from allmlp.analysis.figures import Chart, FigureText, LabeledMatrix, Panel, Series
+from allmlp.analysis.output_folder import OutputFolder, Section
+from allmlp.analysis.target import AnalysisTarget, NamedImages
+from allmlp.analysis.toeplitz import Grid
+from allmlp.analysis.token_filters import distances, evenly_spaced, token_weights
+from allmlp.models.encoder import Encoder
+from allmlp.models.external import ExternalModel
+from allmlp.models.model import ModelSpec
+
+LAYERS, HEADS, SIDE = 24, 16, 48
+"""The largest number of layers and of heads per layer in the figure of heads, and of rows drawn of one head."""
+LABELS = 40
+"""Maps over at most so many tokens have their tokens at the axes."""
+
+
+class HeadStatistics(NamedTuple):
+    """A row of the table: one head of one layer, mean over the inputs."""
+
+    name: str
+    stack: str
+    block: int | None
+    branch: str
+    head: int
+    entropy: float
+    largest_entropy: float
+    distance: float | None
+    """None for attention to the encoder: source and target positions have no distance."""
+
+
+def attention_section(
+    target: AnalysisTarget, output: OutputFolder, images: NamedImages | None, texts: Sequence[TextInput]
+) -> Section:
+    model = target.model
+    if isinstance(model, ExternalModel):
+        return Section("attention", "not known for a network of another package")
+    if not attention_layers(model):
+        return Section("attention", "the model has no attention")
+    if images is not None:
+        inputs, read = [(target.normalize(images.pixels),)], f"{len(images.pixels)} images"
+    elif texts:
+        inputs, read = [text.inputs for text in texts], f"{len(texts)} texts"
+    else:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            inputs, read = [model.dummy_inputs()], "one random input"
+        read += "; give texts as arguments" if target.tokenizer else ""
+    found = [attention_maps(model, *one) for one in inputs]
+    grid = patch_grid(model.spec)
+    rows = head_statistics(found, grid)
+    about = (
+        "entropy: of the weights of a query, in nats, mean over queries and inputs; largest_entropy: that of equal "
+        "weights. distance: mean distance attended to, in tokens or patches."
+    )
+    output.table("attention", HeadStatistics._fields, rows, f"{about} Input: {read}.")
+    draw_depth(output, rows, found[0], grid, read)
+    draw_heads(output, found[0], grid, model.spec)
+    mixed = [one.weights for one in found[0] if one.branch == "token" and one.stack != "decoder"]
+    if mixed and not any(token_weights(model)) and len({weights.shape for weights in mixed}) == 1:
+        draw_rollout(output, rollout(mixed), grid, model.spec, images, texts)
+    if texts and texts[0].predicted:
+        draw_alignment(output, [alignment(maps)[0] for maps in found], texts)
+    return output.section("attention", f"{summary(rows)} ({read})")
+
+
+def patch_grid(spec: ModelSpec) -> Grid | None:
+    return spec.build_context.grid if isinstance(spec, Encoder) else None
+
+
+def on_patches(weights: Tensor, grid: Grid | None) -> Grid | None:
+    """The grid, if the keys are its patches and perhaps class tokens before them."""
+    return grid if grid is not None and weights.shape[-1] >= grid[0] * grid[1] else None
+
+
+def head_statistics(found: Sequence[list[AttentionMap]], grid: Grid | None) -> list[HeadStatistics]:
+    rows = []
+    for same in zip(*found):  # one layer for every input
+        weights = [one.weights for one in same]
+        entropies = torch.stack([entropy(one) for one in weights]).mean(0).tolist()
+        largest = sum(map(largest_entropy, weights)) / len(weights)
+        far: list[float | None] = [None] * len(entropies)
+        if same[0].branch != "cross":
+            far = list(torch.stack([mean_distance(one, on_patches(one, grid)) for one in weights]).mean(0).tolist())
+        name, stack, block, kind, _ = same[0]
+        for head, (one, distance) in enumerate(zip(entropies, far)):
+            rows.append(HeadStatistics(name, stack, block, kind, head, one, largest, distance))
+    return rows
+
+
+def layer_label(one: AttentionMap) -> str:
+    """decoder cross block 3."""
+    cross = "cross" if one.branch == "cross" else ""
+    return one.name if one.block is None else " ".join(filter(None, (one.stack, cross, f"block {one.block}")))
+
+
+def draw_depth(
+    output: OutputFolder, rows: list[HeadStatistics], maps: list[AttentionMap], grid: Grid | None, read: str
+) -> None:
+    """Entropy and distance of the heads, block by block."""
+    kinds = dict.fromkeys((row.stack, row.branch) for row in rows)
+
+    def series(stack: str, kind: str, field: str) -> Series:
+        values: dict[int, list[float]] = {}
+        for row in rows:
+            if (row.stack, row.branch) == (stack, kind):
+                values.setdefault(row.block or 0, []).append(getattr(row, field))
+        lines = list(values.values())
+        name = {"token": "self-attention", "cross": "attention to the source", "channel": "tiny attention"}
+        label = f"{stack} {name.get(kind, kind)}".strip()
+        return Series(label, list(values), [sum(v) / len(v) for v in lines], ([*map(min, lines)], [*map(max, lines)]))
+
+    blocks = sorted({row.block or 0 for row in rows})
+    equal = Series("equal weights", blocks, [rows[0].largest_entropy] * len(blocks), dashed=True)
+    entropies = [series(stack, kind, "entropy") for stack, kind in kinds]
+    charts = [Chart("Entropy, shaded from smallest to largest head", "nats", [*entropies, equal])]
+    own = [pair for pair in kinds if pair[1] != "cross"]
+    if own:
+        weights = maps[0].weights
+        patches = on_patches(weights, grid)
+        tokens = patches[0] * patches[1] if patches else weights.shape[-1]
+        uniform = Series("equal weights", blocks, [float(distances(tokens, patches).mean())] * len(blocks), dashed=True)
+        far = [series(stack, kind, "distance") for stack, kind in own]
+        unit = "patches" if patches else "tokens"
+        charts.append(
+            Chart("Distance, shaded from nearest to farthest head", f"mean distance ({unit})", [*far, uniform])
+        )
+    output.figure("attention", figures.by_depth(charts, f"Attention by depth ({read})", "block"))
+
+
+def draw_heads(output: OutputFolder, maps: list[AttentionMap], grid: Grid | None, spec: ModelSpec) -> None:
+    """The maps of every head for the first input."""
+    panels = []
+    for one in [maps[index] for index in evenly_spaced(len(maps), LAYERS)]:
+        heads = one.weights[0, evenly_spaced(one.weights.shape[1], HEADS)].float().cpu()
+        patches = on_patches(heads, grid)
+        if patches:
+            heads = read_by_output(heads, spec)[:, -patches[0] * patches[1] :].unflatten(1, patches)
+        elif max(heads.shape[1:]) > SIDE:
+            heads = adaptive_avg_pool2d(heads, (min(heads.shape[1], SIDE), min(heads.shape[2], SIDE)))
+        panels.append(Panel(layer_label(one), heads, across=math.ceil(math.sqrt(len(heads)))))
+    if grid:
+        what, axes = (
+            "where the output looks: the row of the class token, or the mean over all patches",
+            ("patch column", "patch row"),
+        )
+    else:
+        what, axes = "row i is what token i attends to", ("token read", "token that reads")
+    note = f"the first input; a tile is one head, {what}; each scaled by its largest weight (white 0)"
+    output.figure("heads", figures.mosaics(panels, FigureText("Attention of each head, by layer", note, *axes)))
+
+
+def draw_rollout(
+    output: OutputFolder,
+    rolled: Tensor,
+    grid: Grid | None,
+    spec: ModelSpec,
+    images: NamedImages | None,
+    texts: Sequence[TextInput],
+) -> None:
+    """Attention through all layers: over the patches of the images, or between the tokens of the first text."""
+    note = "attention of all layers multiplied, half of each layer the skip connection (Abnar and Zuidema, 2020)"
+    if grid is None:
+        labels = texts[0].read if texts else []
+        text = FigureText("Attention rollout", f"{note}; rows sum to 1", "token of the input", "token of the output")
+        panel = LabeledMatrix("first text" if texts else "random input", rolled[0].float().cpu(), labels, labels)
+        output.figure("rollout", figures.labeled_matrices([panel], text, LABELS))
+        return
+    maps = read_by_output(rolled, spec)[:, -grid[0] * grid[1] :].unflatten(1, grid).float().cpu()
+    columns = ("image", "row", "column", "rollout")
+    names = images.names if images else ("random input",)
+    values = [
+        (name, row, column, float(value))
+        for name, one in zip(names, maps)
+        for row, line in enumerate(one)
+        for column, value in enumerate(line)
+    ]
+    output.table("rollout", columns, values, "The share of each patch in the output by attention rollout.")
+    if images is None:
+        return
+    bright = interpolate(maps[:, None], images.pixels.shape[2:], mode="nearest")
+    seen = images.pixels * bright / bright.amax((1, 2, 3), keepdim=True)
+    rows = [[(image, name), (dark, "rollout")] for image, name, dark in zip(images.pixels, images.names, seen)]
+    text = FigureText("Attention rollout", f"{note}; bright patches have the largest share", "", "")
+    output.figure("rollout", figures.picture_rows(rows, text))
+
+
+def draw_alignment(output: OutputFolder, found: list[Tensor], texts: Sequence[TextInput]) -> None:
+    """Which source tokens the decoder attends to when it predicts each target token."""
+    rows = [
+        (number, position, predicted, column, text.read[column], float(value))
+        for number, (weights, text) in enumerate(zip(found, texts))
+        for position, (predicted, line) in enumerate(zip(text.predicted, weights))
+        for column, value in enumerate(line)
+    ]
+    columns = ("text", "target position", "target", "source position", "source", "weight")
+    output.table("alignment", columns, rows, "Attention of the decoder to the source, mean over blocks and heads.")
+    panels = [
+        LabeledMatrix(f"text {number + 1}", weights.float().cpu(), text.predicted, text.read)
+        for number, (weights, text) in enumerate(zip(found, texts))
+    ]
+    note = "attention to the source when a target token is predicted, mean over blocks and heads; rows sum to 1"
+    text = FigureText("Source-target alignment", note, "source token", "target token")
+    output.figure("alignment", figures.labeled_matrices(panels[:4], text, LABELS))
+
+
+def summary(rows: list[HeadStatistics]) -> str:
+    """Entropy and distance of the first and the last block in words."""
+
+    def span(several: list[HeadStatistics], field: str) -> str:
+        means = []
+        for block in (several[0].block, several[-1].block):
+            values = [getattr(row, field) for row in several if row.block == block]
+            means.append(sum(values) / len(values))
+        return f"{means[0]:.2f} to {means[1]:.2f}"
+
+    own = [row for row in rows if row.branch != "cross"]
+    text = f"entropy {span(rows, 'entropy')} nats from the first to the last block"
+    text += f" (equal weights {rows[0].largest_entropy:.2f})"
+    return f"{text}, distance {span(own, 'distance')}" if own else text

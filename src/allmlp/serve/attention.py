@@ -1,0 +1,90 @@
+"""Attention maps of a layer for an image or a text, for the web page."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from torch import Tensor
+
+from allmlp.analysis.attention_maps import attention_layers, attention_maps, read_by_output, text_input
+from allmlp.errors import lookup
+from allmlp.serve.batching import Batcher
+from allmlp.serve.images import ImageService, image_body, uploaded_images
+from allmlp.serve.maps import MAX_WEIGHTS, quantize
+from allmlp.serve.schema import AttentionRequest, AttentionResponse, error_responses
+from allmlp.serve.texts import TextService
+
+
+class AttentionInput(NamedTuple):
+    """A decoded image or a text, and the layer to look at."""
+
+    value: Any
+    layer: str
+
+
+def attention_routes(service: ImageService | TextService, batcher: Batcher) -> APIRouter:
+    """A route for models with attention; empty for the others."""
+    router = APIRouter(responses=error_responses(400, 403, 408, 413, 415, 422, 503, 504))
+    known = attention_layers(service.model)
+    Layer = Query(description="The name of a layer.", json_schema_extra={"enum": [*known]})
+    if not known:
+        return router
+    if isinstance(service, ImageService):
+        find = partial(attend_to_images, service)
+
+        @router.post("/attention", response_model=AttentionResponse, openapi_extra=image_body(many=False))
+        async def image_attention(request: Request, layer: str = Layer) -> Any:
+            """Get what each head of a layer attends to in an image: the patches that the output is computed from."""
+            lookup(layer, known, "layer")
+            ((_, data),), _ = await uploaded_images(request, 1)
+
+            def decode(data: bytes) -> AttentionInput:
+                return AttentionInput(service.decode(data), layer)
+
+            return (await batcher.submit(decode, data, find, batched=False, measure=service.measure)).value
+
+    else:
+        read = partial(attend_to_texts, service)
+
+        @router.post("/attention", response_model=AttentionResponse)
+        async def text_attention(request: AttentionRequest, layer: str = Layer) -> Any:
+            """Get what each token of a text attends to, head by head; in a translation, also of its tokens."""
+            one = AttentionInput(request.text, lookup(layer, {name: name for name in known}, "layer"))
+            return (await batcher.submit(lambda item: item, one, read, batched=False)).value
+
+    return router
+
+
+def attend_to_images(service: ImageService, items: list[AttentionInput]) -> list[AttentionResponse]:
+    rows, columns = service.grid_size
+    found = []
+    for pixels, layer in items:
+        weights = layer_weights(service, layer, service.predictor.collate([pixels]))
+        maps = read_by_output(weights, service.model.spec)[:, -rows * columns :].unflatten(1, (rows, columns))
+        found.append(response(layer, maps, [], []))
+    return found
+
+
+def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[AttentionResponse]:
+    found = []
+    for text, layer in items:
+        read = text_input(service.model, service.tokenizer, text)
+        weights = layer_weights(service, layer, *read.inputs)
+        own = read.predicted if layer.startswith("decoder.") else read.read
+        seen = read.read if weights.shape[2] == len(read.read) else own
+        found.append(response(layer, weights, own, seen))
+    return found
+
+
+def layer_weights(service: ImageService | TextService, layer: str, *inputs: Tensor) -> Tensor:
+    """Of the first example: h s t."""
+    inputs = tuple(x.to(service.model.dtype) if x.is_floating_point() else x for x in inputs)
+    return next(one.weights for one in attention_maps(service.model, *inputs) if one.name == layer)[0].float().cpu()
+
+
+def response(layer: str, maps: Tensor, rows: list[str], columns: list[str]) -> AttentionResponse:
+    maps = maps[: max(MAX_WEIGHTS // maps[0].numel(), 1)]
+    return AttentionResponse(layer=layer, kind="attention", row_tokens=rows, column_tokens=columns, **quantize(maps))
