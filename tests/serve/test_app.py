@@ -27,7 +27,7 @@ from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing, wr
 from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
-from allmlp.serve.limits import RequestLimits
+from allmlp.serve.limits import SECURITY_HEADERS, RequestLimits, client_of
 from allmlp.serve.page import page_files, samples
 from allmlp.serve.schema import MAX_INPUTS
 from allmlp.weights.bundled import bundled
@@ -241,8 +241,42 @@ def test_requests_of_other_sites_are_refused(folder: Path, headers: dict[str, st
     with TestClient(app) as client:
         response = client.post("/predict", content=encode(scene()), headers=headers)
         assert response.status_code == status, response.text
-        assert response.headers["x-content-type-options"] == "nosniff"
+        assert SECURITY_HEADERS.items() <= dict(response.headers).items()
         assert status == 200 or response.headers["connection"] == "close"
+
+
+def test_allowed_origins(folder: Path) -> None:
+    """Pages of these sites may send requests and read the responses."""
+    good, evil = {"origin": "https://example.org"}, {"origin": "https://evil.example"}
+    cross = {"sec-fetch-site": "cross-site"}
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    with TestClient(create_app({"small": load_service(folder)}, origins=["https://example.org"])) as client:
+        response = client.post("/predict", content=encode(scene()), headers=good | cross)
+        assert response.status_code == 200 and response.headers["access-control-allow-origin"] == good["origin"]
+        assert client.options("/predict", headers=good | preflight).status_code == 200
+        assert client.options("/predict", headers=evil | preflight).status_code == 400
+        assert client.post("/predict", content=encode(scene()), headers=evil).status_code == 403
+    with TestClient(create_app({"small": load_service(folder)}, origins=["*"])) as client:
+        assert client.post("/predict", content=encode(scene()), headers=evil | cross).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/health", "/openapi.json", "/metrics", "/none", "/predict"])
+def test_security_headers(client: TestClient, path: str) -> None:
+    assert SECURITY_HEADERS.items() <= dict(client.get(path).headers).items()
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1:2", "2001:db8::/64"),
+        ("not:one", "not:one"),
+        ("unknown", "unknown"),
+        ("x" * 1000, "x" * 64),
+    ],
+)
+def test_clients_by_address(address: str, client: str) -> None:
+    assert client_of(address) == client
 
 
 def test_head_requests(client: TestClient) -> None:
