@@ -39,6 +39,7 @@ from allmlp.spec import override_all, to_json
 from allmlp.tasks.task import Losses
 from allmlp.train_step import TrainStep
 from allmlp.training import train
+from serve.folders import text_folder
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -201,6 +202,18 @@ def test_a_word_of_a_megabyte_does_not_slow_the_tokenizer_down() -> None:
     start = time.monotonic()
     TokenizerConfig(vocab_size=60).build(["x" * 2**20 + "\ud800", "the cat sat on a mat"])
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(("task", "command"), [("classes", ["predict"]), ("causal", ["generate", "--prompt"])])
+def test_half_a_pair_of_surrogates(
+    task: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As bytes that are not UTF-8 arrive from a shell."""
+    folder = text_folder(tmp_path / task, task)
+    with pytest.raises(SystemExit) as caught:
+        main([command[0], str(folder), *command[1:], "the \ud800 cat"])
+    found = capsys.readouterr()
+    assert not caught.value.code and found.out and not CONTROL.search(found.out + found.err)
 
 
 def test_resizing_leaves_room_for_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -543,6 +543,24 @@ def test_invalid_texts(text: tuple[str, Path, TestClient]) -> None:
     assert client.post("/predict", content=b"x").status_code == 404
 
 
+def test_settings_of_generate(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    with TestClient(create_app({"causal": load_service(text_folder(tmp_path, "causal"))})) as client:
+        for settings, status in (
+            ({"top_k": None, "top_p": None, "seed": None}, 200),
+            ({"top_k": 3.0, "seed": 5.0, "max_new_tokens": 2.0}, 200),
+            ({"top_k": 0}, 422),
+            ({"top_k": 10**30}, 200),
+            ({"seed": -1}, 422),
+            ({"seed": 10**22}, 422),
+            ({"top_p": 0}, 422),
+            ({"temperature": 1e-300}, 422),
+            ({"temperature": 11}, 422),
+        ):
+            response = client.post("/generate", json={"prompt": "one", "max_new_tokens": 2} | settings)
+            assert response.status_code == status, (settings, response.text)
+
+
 def test_unusual_texts_never_fail_with_500(text: tuple[str, Path, TestClient]) -> None:
     task, _, client = text
     path, body = BODIES[task]
