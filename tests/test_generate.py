@@ -111,3 +111,8 @@ def test_settings_of_sampling_are_checked() -> None:
     ):
         with pytest.raises(allmlp.UserError, match=message):
             next(generate(model, tokenizer, **settings))  # type: ignore[arg-type]
+
+
+def test_a_tiny_top_p_leaves_the_most_probable_token() -> None:
+    probabilities = torch.tensor([0.2, 0.5, 0.3])
+    assert truncate(probabilities, None, 1e-300).tolist() == [0.0, 0.5, 0.0]

@@ -554,6 +554,7 @@ def test_settings_of_generate(tmp_path: Path) -> None:
             ({"seed": -1}, 422),
             ({"seed": 10**22}, 422),
             ({"top_p": 0}, 422),
+            ({"top_p": 1e-300}, 200),
             ({"temperature": 1e-300}, 422),
             ({"temperature": 11}, 422),
         ):

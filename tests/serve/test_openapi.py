@@ -19,7 +19,7 @@ from serve.folders import TASKS, image_folder, running, text_folder
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["images", *TASKS])
 def test_schema_and_server_agree(task: str, tmp_path: Path) -> None:
-    """positive_data_acceptance is left out: a schema cannot say that a body is an image, or that a text has a [MASK]."""
+    """Without positive_data_acceptance: a schema cannot say that a body is an image, or that a text has a [MASK]."""
     folder = image_folder(tmp_path / task) if task == "images" else text_folder(tmp_path / task, task)
     with running(folder, batcher=Batcher()) as port:
         options = ["--phases", "examples,coverage,fuzzing", "--max-examples", "5", "--seed", "1", "--warnings", "off"]
