@@ -303,7 +303,7 @@ def images(rng: random.Random, folder: Path) -> Case:
     if kind < 0.05:
         os.mkfifo(target)
     elif kind < 0.1:
-        target.symlink_to(rng.choice(("/dev/zero", "/dev/null", "/", "/dev/stdin", "missing")))
+        target.symlink_to(rng.choice(("/dev/zero", "/dev/null", "/dev", "/dev/stdin", "missing")))
     elif kind < 0.2:
         side = rng.choice((1, 3000, 6000))
         picture = PIL.Image.new(rng.choice(("1", "L", "P", "RGB")), (side, rng.choice((1, 3000))))
