@@ -29,13 +29,21 @@ from typing import Any
 
 from serve import COMPLETED, quantile, read_load, server, start_load
 
-RUN = ("digits_mixer", "--device", "cpu", "--set", "budget.steps=200", "--set", "save_every=20", "--set", "log_every=5")
+RUN = ("digits_mixer", "--device", "cpu", "--set", "budget.steps=100", "--set", "save_every=20", "--set", "log_every=5")
+KEEP_ALIVE = 20.0
+"""Seconds after which the server has closed the connections of the clients."""
 GROWTH = 1.1
 """Memory, files and threads are level if the last quarter has at most so many times those of the second."""
 
 
+def open_files(process: int) -> tuple[list[str], list[str]]:
+    """What a process has open: files, and sockets."""
+    found = [os.readlink(file) for file in Path(f"/proc/{process}/fd").iterdir()]
+    return [name for name in found if "socket" not in name], [name for name in found if "socket" in name]
+
+
 class Usage:
-    """Memory, open files and threads of a process, sampled while it runs."""
+    """Memory, open files other than sockets, and threads of a process, sampled while it runs."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = {"MiB": [], "files": [], "threads": []}
@@ -49,7 +57,7 @@ class Usage:
             while not ended.wait(every):
                 try:
                     pages = int((place / "statm").read_text().split()[1])
-                    found = len(list((place / "fd").iterdir())), len(list((place / "task").iterdir()))
+                    found = len(open_files(process)[0]), len(list((place / "task").iterdir()))
                 except OSError:  # the process has ended
                     return
                 for name, value in zip(self.samples, (pages * resource.getpagesize() / 2**20, *found)):
@@ -110,17 +118,17 @@ def train(seconds: float, folder: Path, rng: random.Random) -> tuple[dict[str, A
         raise SystemExit(f"training fails: {process.communicate()[1]}")
     length, expected, reference = time.monotonic() - start, records(whole), accuracy(whole)
     while time.monotonic() < end or not runs:
-        out, usage = folder / f"run{runs}", Usage()
+        out, usage, longest = folder / f"run{runs}", Usage(), 0.9  # each is killed once at least
         while True:
             process = allmlp("train", *RUN, "--out", str(out))
             with usage.watch(process.pid, 0.5):
                 try:
-                    _, err = process.communicate(timeout=rng.uniform(0.2, 1.3) * length)
+                    _, err = process.communicate(timeout=rng.uniform(0.2, longest) * length)
                     break
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
-                    kills += 1
+                    kills, longest = kills + 1, 1.5
         if process.returncode:
             faults.append(f"run {runs}: exit status {process.returncode}: {err[-300:]}")
         elif records(out) != expected:
@@ -142,7 +150,7 @@ def serve(seconds: float) -> tuple[dict[str, Any], list[str]]:
     with server() as served, usage.watch(served.process.pid, max(seconds / 400, 0.1)):
         warm = read_load(start_load(served.port, 64, min(seconds / 6, 30.0)))
         capacity = warm.statuses["200"] / warm.seconds
-        figures["capacity"] = capacity
+        figures["capacity"], at_rest = capacity, len(open_files(served.process.pid)[1])
         for name, rate in (("half", capacity / 2), ("twice", 2 * capacity)):
             before = served.metrics()["allmlp_requests_accepted_total"]
             with ThreadPoolExecutor(1) as pool:
@@ -161,6 +169,9 @@ def serve(seconds: float) -> tuple[dict[str, Any], list[str]]:
             print(f"{name}: {figures[name]}", flush=True)
             if lost or load.closed or set(load.statuses) - {"200", "503"}:
                 faults.append(f"serving at {name} capacity: {figures[name]}")
+        time.sleep(KEEP_ALIVE)
+        if len(sockets := open_files(served.process.pid)[1]) > at_rest:
+            faults.append(f"serving: {len(sockets)} sockets are open after the load, {at_rest} before it")
         code, out, err = served.terminate()
     if code or err or ", 0 unfinished" not in out:
         faults.append(f"the server ends with {code}: {out} {err[-300:]}")
