@@ -48,6 +48,8 @@ WARM_UP_SECONDS = 5.0
 """For each model, at most."""
 LINGER_SECONDS = 0.5
 """How long an idle server that is shutting down still answers new requests with 503."""
+NEW_LINGER_SECONDS = 5.0
+"""The same for clients that have connected and sent no request yet."""
 
 
 Network = IPv4Network | IPv6Network
@@ -221,10 +223,11 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: Any, batcher: Batcher, trusted_proxies: Sequence[Network] = ()) -> None:
+        self.protocol = partial(Connection, trusted_proxies=trusted_proxies)
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http=partial(Connection, trusted_proxies=trusted_proxies),  # type: ignore[arg-type]
+            http=self.protocol,  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_level="error",
@@ -257,23 +260,23 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept who has connected, since closing the listener would reset them, and tell them 503."""
-        protocol = partial(
-            self.config.http_protocol_class,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
-        loop = asyncio.get_running_loop()
+        waiting = list[socket.socket]()
         for listener in sockets or ():
             with suppress(BlockingIOError):
-                while not self.force_exit:
-                    accepted, _ = listener.accept()
-                    accepted.setblocking(False)
-                    await loop.connect_accepted_socket(protocol, accepted)
+                while len(waiting) < MAX_CONNECTIONS:
+                    waiting.append(listener.accept()[0])
         for server in self.servers:
             server.close()
-        deadline = time.monotonic() + LINGER_SECONDS
-        while self.server_state.connections and time.monotonic() < deadline and not self.force_exit:
+        state = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        for accepted in waiting:
+            accepted.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(partial(self.protocol, **state), accepted)
+        start = time.monotonic()
+        while not self.force_exit and (connections := self.server_state.connections):
+            # Those that were answered before may be idle for long, the others are about to send a request.
+            new = any(isinstance(one, Connection) and one.cycle is None for one in connections)
+            if time.monotonic() - start > (NEW_LINGER_SECONDS if new else LINGER_SECONDS):
+                break
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
