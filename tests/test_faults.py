@@ -158,6 +158,8 @@ def test_a_config_in_utf16_is_refused(model: Path) -> None:
         ("reference://x", "cannot read reference://x"),
         ("memory://missing.csv", "cannot read memory:///missing.csv"),
         ("~nobody/x", "~nobody/x"),
+        ("~no-such-user/x.csv", "~no-such-user/x.csv"),
+        ("~no\0user/x.csv", "~no\\x00user"),
         ("x" * 5000, "too long"),
     ],
 )
@@ -166,6 +168,13 @@ def test_places_that_cannot_be_read(place: str, said: str, capsys: pytest.Captur
     if package and find_spec(package):
         pytest.skip(f"{package} is installed")
     assert said in refused(capsys, "train", place)
+
+
+@pytest.mark.parametrize("place", ["~no-such-user/a.png", "~no\0user/a.png"])
+def test_homes_of_users_that_do_not_exist(place: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no file ~no" in refused(capsys, "predict", str(model), place)
+    refused(capsys, "predict", place, "a.png")
+    refused(capsys, "eval", str(model), place)
 
 
 def test_text_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from allmlp.data.squad import Squad
 from allmlp.data.tokenizer import TextData, load_tokenizer
 from allmlp.device import sum_dtype
 from allmlp.errors import UserError
-from allmlp.files import RUN
+from allmlp.files import RUN, expand_user
 from allmlp.prediction import ImagePredictor, Predictor, TextPredictor, open_predictor
 from allmlp.prediction.predictor import check_vocabulary
 from allmlp.record import read_run
@@ -318,7 +318,7 @@ class LabeledFiles(NamedTuple):
 
 def folder_images(data: ImageFolder) -> LabeledFiles:
     """The images of the test folder, or else of the validation folder, or else all; one class is enough."""
-    root = Path(data.path).expanduser()
+    root = expand_user(data.path)
     while inner := only_folder(root):
         root = inner
     held_out = split_folders(root)
