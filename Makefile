@@ -2,7 +2,7 @@
 # make test       lint, types, and the tests without the slow ones
 # make test-all   everything
 # make test-peers our models in other people's code: timm, transformers, Lightning ..., in an environment of its own
-# make fuzz      damaged files and hostile settings for MINUTES=2, from SEED=0; stops with 1 if there are faults
+# make fuzz      damaged files, HTTP and hostile settings for MINUTES=2, from SEED=0; stops with 1 if there are faults
 # make docs       the site, into build/site
 # make zoo        write src/allmlp/models/zoo.json anew after a change to the models
 # make results    write the tables of README.md, docs/results.md and benchmarks/README.md anew from the records

@@ -5,13 +5,15 @@
     python benchmarks/serving.py http                       # a server, and clients in another process
     python benchmarks/serving.py http --device cuda --batch-size 128 --clients 256
     python benchmarks/serving.py cost --threads 1           # processor time of an image
+    python benchmarks/serving.py lone --busy 2              # one client: threads by measurement, and one thread
     python benchmarks/serving.py engine --out record.json
 
 `engine` compares images a second that go through the engine one by one, as uint8 pixels in main memory, with those of
 the same model on one batch of tensors on the device, as `allmlp bench` times it, in interleaved rounds. `http` tells
 how busy each stage is: the event loop (HTTP, JSON), the decoders, the model. The busiest one limits the rate; where
 no stage is busy all the time, cores are missing, or clients. `cost` compares the processor time of an image with that
-of the model called directly on batches of the same size.
+of the model called directly on batches of the same size. `lone` compares what one client gets with the number of
+threads that is chosen by measurement and with one, in interleaved rounds, beside `--busy` processes with a core each.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ import argparse
 import json
 import os
 import signal
+import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,7 +119,7 @@ def serving(options: argparse.Namespace) -> Iterator[Served]:
     service = ImageService(predictor)
     on_gpu, batches = options.device == "cuda", list[tuple[int, float]]()
     running = BatchingEngine(options.batch_size, options.threads or (limit() if on_gpu else None))
-    batcher = Batcher(running, max(8 * options.batch_size, options.clients), 60.0, limit() if on_gpu else 1)
+    batcher = Batcher(running, max(8 * options.batch_size, 2 * options.clients), 60.0, limit() if on_gpu else 1)
     server = Server(create_app({"model": service}, batcher), batcher)
     running.start()
     warm_up(running, [service])
@@ -184,22 +189,43 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
     return {"direct": direct, "server": per_image, "batch_size": size, "statuses": dict(load.statuses)}
 
 
+def lone(options: argparse.Namespace, rounds: int = 3) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {"chosen": [], "one": []}
+    with ExitStack() as stack:
+        for _ in range(options.busy):
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
+        for _ in range(rounds):
+            for name, threads in (("chosen", None), ("one", 1)):
+                changed = argparse.Namespace(**{**vars(options), "clients": 1, "threads": threads})
+                with serving(changed) as served:
+                    load = read_load(start_load(served.port, 1, options.seconds))
+                rates[name].append(load.statuses["200"] / load.seconds)
+    ratios = sorted(a / b for a, b in zip(*rates.values(), strict=True))
+    print(f"lone: {options.model}, {options.device}, one client, {options.busy} busy processes")
+    for name, found in rates.items():
+        print(f"  threads {name:<7} {statistics.median(found):8.1f} images/s")
+    print(f"  chosen / one: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    return {"images_per_second": rates, "ratio": statistics.median(ratios)}
+
+
 def cpu_seconds(threads: list[threading.Thread]) -> float:
     return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0)) for thread in threads)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["engine", "http", "cost"])
+    parser.add_argument("what", choices=["engine", "http", "cost", "lone"])
     parser.add_argument("--model", default="allmlp:cifar10", help="a preset with new weights, or a trained model")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--threads", type=int, help="of the model; chosen by measurement if not given")
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--busy", type=int, default=0, help="processes that use a core each, for lone")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
-    found = {"engine": engine, "http": http, "cost": cost}[options.what](options)
+    found = {"engine": engine, "http": http, "cost": cost, "lone": lone}[options.what](options)
     if options.out:
         settings = {name: value for name, value in vars(options).items() if name != "out"}
         record = {"settings": settings, "environment": environment(torch.device(options.device)), "result": found}

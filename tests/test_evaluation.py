@@ -16,9 +16,15 @@ from allmlp.accuracy import wilson_interval
 from allmlp.cli import main
 from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names, read_class_table
 from allmlp.data.digits import Digits
+from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.evaluation import evaluate_model, fit
-from allmlp.training import evaluate_checkpoint
+from allmlp.models.gmlp import gmlp_text
+from allmlp.optim import AdamW
+from allmlp.run import Budget, Run
+from allmlp.tasks.classify_text import ClassifyText
+from allmlp.training import evaluate_checkpoint, train
 from data.sample_images import encode, scene
 from serve.folders import CLASSES, image_folder, text_folder
 
@@ -200,6 +206,27 @@ def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:
     other = evaluate_model(str(tmp_path / "run"), "digits", device="cpu")
     for name in ("accuracy", "loss", "top5_accuracy"):
         assert other.metrics[name] == pytest.approx(found.metrics[name], rel=1e-4)
+
+
+def test_foreign_tokenizers_are_noticed(tmp_path: Path) -> None:
+    """Neither another one in the folder of the run, nor one that has changed where the data has it from."""
+    pytest.importorskip("tokenizers")
+    table, words = tmp_path / "texts.csv", ["one", "two", "three", "four", "five", "six"]
+    rows = [f"{a} {b} {c},{a}" for a in words[:2] for b in words for c in words]
+    table.write_text("\n".join(["text,label", *rows]), encoding="utf8")
+    tokens = tmp_path / "tokenizer.json"
+    tokens.write_text(TokenizerConfig(vocab_size=60).build(words).to_json(), encoding="utf8")
+    data = LabeledText(str(table), tokenizer=TokenizerConfig(path=str(tokens)), seq_len=8)
+    run = Run(gmlp_text(1, 8, 8), ClassifyText(), data, batch_size=8, budget=Budget(steps=1), optim=AdamW(lr=1e-3))
+    train(run, tmp_path / "run", "cpu")
+    assert evaluate_model(str(tmp_path / "run"), device="cpu").examples > 0
+    other = TokenizerConfig(vocab_size=60).build([word[::-1] for word in words]).to_json()
+    tokens.write_text(other, encoding="utf8")
+    with pytest.raises(allmlp.UserError, match="is no longer the one in"):
+        evaluate_model(str(tmp_path / "run"), device="cpu")
+    (tmp_path / "run" / "tokenizer.json").write_text(TokenizerConfig(vocab_size=31).build(words).to_json())
+    with pytest.raises(allmlp.UserError, match="they do not match"):
+        evaluate_model(str(tmp_path / "run"), device="cpu")
 
 
 def test_user_errors(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ from allmlp.spec import override_all, to_json
 from allmlp.tasks.task import Losses
 from allmlp.train_step import TrainStep
 from allmlp.training import train
+from serve.folders import text_folder
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -157,6 +158,8 @@ def test_a_config_in_utf16_is_refused(model: Path) -> None:
         ("reference://x", "cannot read reference://x"),
         ("memory://missing.csv", "cannot read memory:///missing.csv"),
         ("~nobody/x", "~nobody/x"),
+        ("~no-such-user/x.csv", "~no-such-user/x.csv"),
+        ("~no\0user/x.csv", "~no\\x00user"),
         ("x" * 5000, "too long"),
     ],
 )
@@ -165,6 +168,13 @@ def test_places_that_cannot_be_read(place: str, said: str, capsys: pytest.Captur
     if package and find_spec(package):
         pytest.skip(f"{package} is installed")
     assert said in refused(capsys, "train", place)
+
+
+@pytest.mark.parametrize("place", ["~no-such-user/a.png", "~no\0user/a.png"])
+def test_homes_of_users_that_do_not_exist(place: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no file ~no" in refused(capsys, "predict", str(model), place)
+    refused(capsys, "predict", place, "a.png")
+    refused(capsys, "eval", str(model), place)
 
 
 def test_text_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +211,18 @@ def test_a_word_of_a_megabyte_does_not_slow_the_tokenizer_down() -> None:
     start = time.monotonic()
     TokenizerConfig(vocab_size=60).build(["x" * 2**20 + "\ud800", "the cat sat on a mat"])
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(("task", "command"), [("classes", ["predict"]), ("causal", ["generate", "--prompt"])])
+def test_half_a_pair_of_surrogates(
+    task: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As bytes that are not UTF-8 arrive from a shell."""
+    folder = text_folder(tmp_path / task, task)
+    with pytest.raises(SystemExit) as caught:
+        main([command[0], str(folder), *command[1:], "the \ud800 cat"])
+    found = capsys.readouterr()
+    assert not caught.value.code and found.out and not CONTROL.search(found.out + found.err)
 
 
 def test_resizing_leaves_room_for_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

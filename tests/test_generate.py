@@ -105,6 +105,14 @@ def test_settings_of_sampling_are_checked() -> None:
         ({"top_k": 0}, "top_k must be at least 1, not 0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
         ({"temperature": 1e-9}, "temperature must be 0"),
+        ({"temperature": 1e-300}, "temperature must be 0"),
+        ({"temperature": float("inf")}, "temperature must be 0"),
+        ({"temperature": float("nan")}, "temperature must be 0"),
     ):
         with pytest.raises(allmlp.UserError, match=message):
             next(generate(model, tokenizer, **settings))  # type: ignore[arg-type]
+
+
+def test_a_tiny_top_p_leaves_the_most_probable_token() -> None:
+    probabilities = torch.tensor([0.2, 0.5, 0.3])
+    assert truncate(probabilities, None, 1e-300).tolist() == [0.0, 0.5, 0.0]

@@ -30,7 +30,7 @@ BELOW = {
     "analysis": {"errors", "files", "spec", "layers", "models", "data", "weights", "tasks"},
     "show": {"errors", "spec", "models"},
     "data": {"errors", "files", "spec"},
-    "tasks": {"device", "errors", "spec", "layers", "models", "data", "weights"},
+    "tasks": {"device", "errors", "files", "spec", "layers", "models", "data", "weights"},
     "inference": {"cuda_graph", "device", "errors", "kernels", "layers", "models"},
     "schedule": {"spec"},
     "optim": {"device", "spec", "layers"},

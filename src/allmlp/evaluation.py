@@ -30,10 +30,12 @@ from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.sampler import eval_batches
 from allmlp.data.shards import Shards, find, read_class_names
 from allmlp.data.squad import Squad
+from allmlp.data.tokenizer import TextData, load_tokenizer
 from allmlp.device import sum_dtype
 from allmlp.errors import UserError
-from allmlp.files import RUN
+from allmlp.files import RUN, expand_user
 from allmlp.prediction import ImagePredictor, Predictor, TextPredictor, open_predictor
+from allmlp.prediction.predictor import check_vocabulary
 from allmlp.record import read_run
 from allmlp.report.predictions import calibrate
 from allmlp.run import Run
@@ -207,6 +209,12 @@ def evaluate_run(
     dataset = run.data.for_model(name).load().split_validation(run.val_size)
     task.check_dataset(dataset)
     model = folder.load(path, device=world.device, dtype=None)
+    if isinstance(run.data, TextData):
+        own, used = load_tokenizer(path), dataset.tokenizer  # type: ignore[attr-defined]
+        check_vocabulary(model, own, name)
+        if own.to_json() != used.to_json():
+            place = run.data.tokenizer.path  # type: ignore[attr-defined]
+            raise UserError(f"the tokenizer in {place} is no longer the one in {name} that the model was trained with")
     module: Any = task.build_evaluator(model, dataset).to(world.device).eval()
     split = dataset.test
     title = f"its {'held-out examples' if run.val_size else 'test split'}"
@@ -310,7 +318,7 @@ class LabeledFiles(NamedTuple):
 
 def folder_images(data: ImageFolder) -> LabeledFiles:
     """The images of the test folder, or else of the validation folder, or else all; one class is enough."""
-    root = Path(data.path).expanduser()
+    root = expand_user(data.path)
     while inner := only_folder(root):
         root = inner
     held_out = split_folders(root)

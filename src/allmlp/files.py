@@ -34,6 +34,14 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def expand_user(path: str | os.PathLike[str]) -> Path:
+    """~ and ~name; a user that does not exist stays as it is."""
+    try:
+        return Path(os.path.expanduser(path))
+    except ValueError:  # a NUL: there is no such file, which whoever opens it will tell
+        return Path(path)
+
+
 def read_regular(file: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file; OSError for a pipe, which may never end, a device, and more than `limit` bytes."""
     if "\0" in os.fspath(file):

@@ -22,7 +22,7 @@ from allmlp import recipes
 from allmlp.auto import Reason, Wishes, choose_run, show
 from allmlp.data.detect import detect_data
 from allmlp.errors import UserError, did_you_mean, lookup
-from allmlp.files import RUN
+from allmlp.files import RUN, expand_user
 from allmlp.models.zoo import preset, presets
 from allmlp.record import read_run
 from allmlp.run import Budget, Run
@@ -53,7 +53,7 @@ def resolve(
     or one in it for a run of a table; by default it is in runs.
     """
     overrides = overrides or {}
-    path = Path(source).expanduser()
+    path = expand_user(source)
     named = source.removeprefix(RECIPE_PREFIX)
     is_recipe = named.partition("/")[0] in recipes.recipes() and not source.startswith((".", "/", "~"))
     if is_recipe and path.exists() and named == source:
@@ -65,7 +65,7 @@ def resolve(
         return changed(recipes.runs(named), wishes, overrides, out)
     file, colon, name = source.rpartition(":")
     if colon and file.endswith(".py"):
-        return changed(read_python(Path(file).expanduser(), name), wishes, overrides, out)
+        return changed(read_python(expand_user(file), name), wishes, overrides, out)
     if path.name == RUN or (path / RUN).is_file():
         folder = path.parent if path.name == RUN else path
         name = folder.resolve().name

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from allmlp.data.labeled_text import LabeledText, join_pair, label_order
+from allmlp.data.labeled_text import LabeledText, LabeledTextReader, join_pair, label_order
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.errors import UserError
 
@@ -201,6 +201,43 @@ def test_unlabeled_texts_are_never_held_out(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("\n".join(f"more {number}" for number in range(50)))
     held = opened(tmp_path, SST2, SST2, unlabeled=str(tmp_path / "more.txt")).split_validation(2)
     assert (held.test.examples.labels >= 0).all() and len(held.test) == 2 and len(held.train) == 51
+
+
+PARSES = "sentence1_binary_parse|sentence2_binary_parse|sentence1_parse|sentence2_parse|sentence1|sentence2"
+STSB = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2|score"
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ("sentence|label", ("sentence", "", "label")),  # SST-2
+        ("Quality|#1 ID|#2 ID|#1 String|#2 String", ("#1 String", "#2 String", "Quality")),  # MRPC
+        ("id|qid1|qid2|question1|question2|is_duplicate", ("question1", "question2", "is_duplicate")),  # QQP
+        (f"index|promptID|pairID|genre|{PARSES}|label1|gold_label", ("sentence1", "sentence2", "gold_label")),  # MNLI
+        ("index|question|sentence|label", ("question", "sentence", "label")),  # QNLI
+        ("index|sentence1|sentence2|label", ("sentence1", "sentence2", "label")),  # RTE, WNLI
+        ("source|label|mark|sentence", ("column_4", "", "column_2")),  # CoLA, whose files have no header
+        (STSB, "genre, year all could be the label"),  # scores
+    ],
+)
+def test_official_files_of_glue(header: str, columns: tuple[str, ...] | str, tmp_path: Path) -> None:
+    """Read by the names of their columns, or refused; never as something else."""
+    names, rows = header.split("|"), []
+    for number in range(60):
+        text = f"Sentence {number} of those in this file."
+        kinds = {"score": f"{number / 12}", "source": "gj04", "filename": "x", "mark": ""}
+        kinds |= dict.fromkeys(("label", "gold_label", "label1", "is_duplicate", "Quality"), "01"[number % 2])
+        kinds |= {"genre": ("fiction", "travel")[number % 2], "year": ("2012", "2013")[number % 3 // 2]}
+        numbers = [name for name in names if "id" in name.lower() or "index" in name]
+        rows.append([kinds.get(name, str(number) if name in numbers else f"{name} {text}") for name in names])
+    head = [] if "column_4" in columns else [names]
+    (tmp_path / "train.tsv").write_text("".join("\t".join(row) + "\n" for row in head + rows), encoding="utf8")
+    reader = LabeledTextReader(LabeledText(str(tmp_path / "train.tsv")))
+    if isinstance(columns, str):
+        with pytest.raises(UserError, match=columns):
+            reader.read(reader.spec.path)
+    else:
+        assert len(reader.read(reader.spec.path)) == 60 and reader.columns[:3] == columns
 
 
 def test_other_columns_and_packed_files(tmp_path: Path) -> None:

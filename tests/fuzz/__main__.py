@@ -18,6 +18,7 @@ os.environ["RUST_BACKTRACE"] = "0"
 
 from fuzz import sandbox
 from fuzz.crash_points import crash_points
+from fuzz.http_requests import http_requests
 from fuzz.targets import TARGETS, run_case, seeds
 
 
@@ -25,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", choices=[*TARGETS, "crash_points"], action="append")
+    parser.add_argument("--target", choices=[*TARGETS, "http", "crash_points"], action="append")
     parser.add_argument("--case", type=int, help="run this case only, and print its output")
     given = parser.parse_args()
     names = [name for name in TARGETS if not given.target or name in given.target]
@@ -43,7 +44,7 @@ def main() -> int:
                 print(f"FAULT {name}: {fault}", flush=True)
 
     number = given.case or 0
-    while names and time.monotonic() < end - 15 * given.minutes:  # a quarter of the time is for crash points
+    while names and time.monotonic() < end - 30 * given.minutes:  # a half of the time is for what follows
         for name in names:
             folder = root / f"{name}{number}"
             folder.mkdir()
@@ -55,7 +56,11 @@ def main() -> int:
         number += 1
         if given.case is not None:
             break
-    if "crash_points" in (given.target or ["crash_points"]) and given.case is None:
+    chosen = [name for name in ("http", "crash_points") if name in (given.target or [name]) and given.case is None]
+    if "http" in chosen:
+        for name, outcome, fault in http_requests(root, given.seed, 15 * given.minutes):
+            judge(f"http seed {given.seed} {name}", outcome, fault)
+    if "crash_points" in chosen:
         for name, outcome, fault in crash_points(root, given.seed):
             judge(f"crash_points {name}", outcome, fault)
             if time.monotonic() > end:

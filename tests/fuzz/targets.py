@@ -32,7 +32,7 @@ from allmlp.cli.app import app
 from allmlp.data.detect import detect_data
 from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing, TextPreprocessing
 from allmlp.data.tokenizer import TOKENIZER_FILE, TokenizerConfig, load_tokenizer
-from allmlp.layers import FirstTokenPool, PooledHead
+from allmlp.layers import ClassifierHead, FirstTokenPool
 from allmlp.models.zoo import preset
 from allmlp.optim import AdamW
 from allmlp.plan.fits import check_training
@@ -183,7 +183,7 @@ def text_model(vocab_size: int) -> Any:
     spec = preset("gmlp_base").spec.configure(vocab_size=vocab_size, seq_len=16)
     block = spec.block.replace(channel=spec.block.channel.replace(hidden=16))
     return allmlp.create(
-        spec.replace(width=16, depth=2, block=block, pool=FirstTokenPool(), head=PooledHead(2)), seed=0
+        spec.replace(width=16, depth=2, block=block, pool=FirstTokenPool(), head=ClassifierHead(2)), seed=0
     )
 
 

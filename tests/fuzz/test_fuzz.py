@@ -13,6 +13,7 @@ import pytest
 
 from allmlp.errors import UserError
 from fuzz import sandbox
+from fuzz.http_requests import HEALTH, judge
 
 
 def report(text: str) -> None:
@@ -40,9 +41,26 @@ def test_the_sandbox_finds_faults(case: object, fault: str, tmp_path: Path) -> N
     assert outcome.fault.startswith(fault) and bool(outcome.fault) == bool(fault), outcome
 
 
+@pytest.mark.parametrize(
+    ("received", "fault"),
+    [
+        (b"HTTP/1.1 200 OK\r\nx-content-type-options: nosniff\r\n\r\n", ""),
+        (b"HTTP/1.1 500 Internal Server Error\r\nx-content-type-options: nosniff\r\n\r\n", "a good request"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "an answer without nosniff"),
+        (b"", "a good request is answered by []"),
+    ],
+)
+def test_answers_are_judged(received: bytes, fault: str) -> None:
+    assert judge(HEALTH, received).startswith(fault) and bool(judge(HEALTH, received)) == bool(fault)
+    assert judge(HEALTH._replace(is_good=False), b"") == ""
+    assert judge(HEALTH._replace(is_good=False), b"HTTP/1.1 500 Internal Server Error\r\n\r\n").startswith(
+        "status {500}"
+    )
+
+
 @pytest.mark.slow
-def test_no_fault_in_a_short_run() -> None:
-    command = [sys.executable, "-m", "fuzz", "--minutes", "0.5", "--seed", "1"]
+def test_no_fault_in_two_minutes() -> None:
+    command = [sys.executable, "-m", "fuzz", "--minutes", "2", "--seed", "1"]
     tests = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from allmlp.models.seq2seq import resmlp_seq2seq
 from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.limits import RequestLimits
-from allmlp.serve.server import Server, listen
+from allmlp.serve.server import Network, Server, listen
 from tiny import randomize
 
 TEXT = ["the cat sat on the red mat", "a dog jumped over the blue fence", "one two three four five six seven"] * 10
@@ -67,10 +67,16 @@ def text_folder(folder: Path, task: str) -> Path:
 
 
 @contextmanager
-def running(*folders: Path, batcher: Batcher | None = None, limits: RequestLimits = RequestLimits()) -> Iterator[int]:
+def running(
+    *folders: Path,
+    batcher: Batcher | None = None,
+    limits: RequestLimits = RequestLimits(),
+    trusted_proxies: Sequence[Network] = (),
+) -> Iterator[int]:
     """Run a server in a thread and yield its port."""
     batcher = batcher or Batcher()
-    server = Server(create_app({one.name: load_service(one) for one in folders}, batcher, limits), batcher)
+    app = create_app({one.name: load_service(one) for one in folders}, batcher, limits)
+    server = Server(app, batcher, trusted_proxies)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

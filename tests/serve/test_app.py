@@ -30,7 +30,7 @@ from allmlp.layers import Attention
 from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
-from allmlp.serve.limits import RequestLimits
+from allmlp.serve.limits import SECURITY_HEADERS, RequestLimits, client_of
 from allmlp.serve.page import page_files, samples
 from allmlp.serve.schema import MAX_INPUTS
 from allmlp.weights.bundled import bundled
@@ -277,8 +277,42 @@ def test_requests_of_other_sites_are_refused(folder: Path, headers: dict[str, st
     with TestClient(app) as client:
         response = client.post("/predict", content=encode(scene()), headers=headers)
         assert response.status_code == status, response.text
-        assert response.headers["x-content-type-options"] == "nosniff"
+        assert SECURITY_HEADERS.items() <= dict(response.headers).items()
         assert status == 200 or response.headers["connection"] == "close"
+
+
+def test_allowed_origins(folder: Path) -> None:
+    """Pages of these sites may send requests and read the responses."""
+    good, evil = {"origin": "https://example.org"}, {"origin": "https://evil.example"}
+    cross = {"sec-fetch-site": "cross-site"}
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    with TestClient(create_app({"small": load_service(folder)}, origins=["https://example.org"])) as client:
+        response = client.post("/predict", content=encode(scene()), headers=good | cross)
+        assert response.status_code == 200 and response.headers["access-control-allow-origin"] == good["origin"]
+        assert client.options("/predict", headers=good | preflight).status_code == 200
+        assert client.options("/predict", headers=evil | preflight).status_code == 400
+        assert client.post("/predict", content=encode(scene()), headers=evil).status_code == 403
+    with TestClient(create_app({"small": load_service(folder)}, origins=["*"])) as client:
+        assert client.post("/predict", content=encode(scene()), headers=evil | cross).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/health", "/openapi.json", "/metrics", "/none", "/predict"])
+def test_security_headers(client: TestClient, path: str) -> None:
+    assert SECURITY_HEADERS.items() <= dict(client.get(path).headers).items()
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1:2", "2001:db8::/64"),
+        ("not:one", "not:one"),
+        ("unknown", "unknown"),
+        ("x" * 1000, "x" * 64),
+    ],
+)
+def test_clients_by_address(address: str, client: str) -> None:
+    assert client_of(address) == client
 
 
 def test_head_requests(client: TestClient) -> None:
@@ -305,13 +339,13 @@ def test_large_images_do_not_delay_small_ones(folder: Path) -> None:
     with TestClient(create_app({"small": service}, batcher)) as client, ThreadPoolExecutor(2) as threads:
         assert "on a side" in client.post("/predict", content=long).json()["detail"]
         first = threads.submit(client.post, "/predict", content=large)
-        assert begun.wait(10) and batcher.pixels == 4_370_000
+        assert begun.wait(10) and batcher.pixels.total() == 4_370_000
         assert client.post("/predict", content=small).status_code == 200
         batcher.seconds_per_pixel = 1e-6
         second = client.post("/predict", content=large)
         assert second.status_code == 503 and int(second.headers["retry-after"]) >= 1
         go.set()
-        assert first.result().status_code == 200 and batcher.pixels == 0 < batcher.seconds_per_pixel != 1e-6
+        assert first.result().status_code == 200 and batcher.pixels.total() == 0 < batcher.seconds_per_pixel != 1e-6
 
 
 @pytest.mark.parametrize("path", ["/predict", "/importance"])
@@ -543,6 +577,25 @@ def test_invalid_texts(text: tuple[str, Path, TestClient]) -> None:
         response = client.post(path, content=raw, headers={"content-type": "application/json"})
         assert response.status_code in (200, 400, 422), (raw[:20], response.text)
     assert client.post("/predict", content=b"x").status_code == 404
+
+
+def test_settings_of_generate(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    with TestClient(create_app({"causal": load_service(text_folder(tmp_path, "causal"))})) as client:
+        for settings, status in (
+            ({"top_k": None, "top_p": None, "seed": None}, 200),
+            ({"top_k": 3.0, "seed": 5.0, "max_new_tokens": 2.0}, 200),
+            ({"top_k": 0}, 422),
+            ({"top_k": 10**30}, 200),
+            ({"seed": -1}, 422),
+            ({"seed": 10**22}, 422),
+            ({"top_p": 0}, 422),
+            ({"top_p": 1e-300}, 200),
+            ({"temperature": 1e-300}, 422),
+            ({"temperature": 11}, 422),
+        ):
+            response = client.post("/generate", json={"prompt": "one", "max_new_tokens": 2} | settings)
+            assert response.status_code == status, (settings, response.text)
 
 
 def test_unusual_texts_never_fail_with_500(text: tuple[str, Path, TestClient]) -> None:

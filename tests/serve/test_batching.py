@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("starlette")
 from starlette.exceptions import HTTPException
 
-from allmlp.serve.batching import Batcher, ServiceUnavailable
+from allmlp.serve.batching import CLIENT, Batcher, ServiceUnavailable
 from allmlp.serve.engine import BatchingEngine
 
 
@@ -140,6 +141,42 @@ def test_long_expected_wait_is_rejected() -> None:
     rejection = batcher.rejection()
     assert rejection is not None and rejection.retry_after == 2
     assert rejection.status_code == 503 and rejection.headers == {"retry-after": "2"}
+
+
+def test_clients_have_equal_shares() -> None:
+    """A client that fills its share is rejected, one with nothing in flight is not."""
+    batcher = Batcher(max_concurrency=16)
+
+    def accepts(client: str, count: int = 1) -> bool:
+        CLIENT.set(client)
+        return batcher.rejection(count) is None
+
+    def occupy(client: str, count: int) -> None:
+        batcher.in_flight += count
+        batcher.clients.setdefault(client, Counter())[len] += count
+
+    assert accepts("a", 16)
+    occupy("a", 13)
+    assert accepts("a") and not accepts("a", 2)
+    occupy("a", 1)
+    assert not accepts("a") and accepts("b", 2)
+    occupy("b", 1)
+    assert accepts("b") and accepts("c")  # 7 of 16 for each of two
+    batcher.engine.seconds = {len: 1.0}
+    assert not accepts("a") and accepts("c")  # 14 s are more than a half of a third of 20 s
+    occupy("c", 1)
+    assert not accepts("d")
+
+
+def test_shares_end_with_the_requests() -> None:
+    batcher, model = Batcher(), BlockedModel()
+    model.go.set()
+
+    async def test() -> None:
+        await asyncio.gather(*(batcher.submit(identity, item, model.double) for item in range(3)))
+
+    with_batcher(batcher, test)
+    assert not batcher.clients and not batcher.waiting.total()
 
 
 def test_invalid_item_does_not_fail_the_batch() -> None:

@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from allmlp.cli import main
+from allmlp.errors import UserError
 from allmlp.serve import server
 from allmlp.serve.batching import Batcher
 from allmlp.serve.limits import RequestLimits
@@ -79,13 +80,23 @@ def predict(port: int) -> int:
     ("pieces", "status"),
     [
         ((b"not http at all\r\n\r\n",), 400),
-        ((b"GET / HTTP/1.1\r\nx: " + b"a" * 100_000 + b"\r\n\r\n",), 400),
-        ((b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % n for n in range(9000)) + b"\r\n",), 400),
+        ((b"GET / HTTP/1.1\r\nx: " + b"a" * 100_000 + b"\r\n\r\n",), 431),
+        ((b"GET / HTTP/1.1\r\nx: " + b"a" * 100_000,), 431),
+        ((b"GET /health?" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",), 431),
+        ((b"GET /health?" + b"a" * 33_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",), 431),
+        ((b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % n for n in range(9000)) + b"\r\n",), 431),
         ((HEAD.replace(b"2000", b"-2000") + b"\r\n",), 400),
         ((HEAD.replace(b"2000", b"2000000") + b"\r\n",), 413),
         ((b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",), 400),
         ((HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n",), 400),
         ((b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 200 + b"\r\n",), 431),
+        ((b"GET / HTTP/1.1\r\nhost: x\r\nx: a\r\n folded\r\n\r\n",), 400),
+        ((b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",), 400),
+        ((b"GET / HTTP/1.1\r\n\r\n",), 400),
+        ((b"GET / HTTP/1.1\nhost: x\n\n",), 400),
+        ((b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",), 501),
+        ((b"POST /predict HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",), 501),
+        ((b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",), 200),
         ((b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",), 400),
         ((b"GET /%00%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",), 404),
         ((), 408),
@@ -130,15 +141,37 @@ def test_rest_of_a_chunked_body_is_not_read(port: int, monkeypatch: pytest.Monke
     assert predict(port) == 200
 
 
+CHUNKED = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
 def test_tiny_chunks_are_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_PARSE_SECONDS", 0.02)
-    chunks, began = b"1\r\nx\r\n" * 9_000, time.monotonic()
+    monkeypatch.setattr(server, "MAX_PARSE_SECONDS", 0.002)
     with socket.create_connection(("127.0.0.1", port), 20) as connection, suppress(OSError):
-        connection.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+        connection.sendall(CHUNKED + b"1\r\nx\r\n" * 9_000)
         assert connection.recv(100) == b""
-    assert time.monotonic() - began < 5
     monkeypatch.undo()
     assert predict(port) == 200
+
+
+def test_tiny_chunks_delay_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each connection little is parsed in a turn of the event loop."""
+    monkeypatch.setattr(server, "MAX_PARSE_SECONDS", 60.0)
+    chunks, slowest, start = CHUNKED + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n", 0.0, time.monotonic()
+    with running(image_folder(tmp_path)) as port, ThreadPoolExecutor(4) as threads:
+        clients = [threads.submit(send, port, chunks) for _ in range(4)]
+        while not all(client.done() for client in clients):
+            began = time.monotonic()
+            send(port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            slowest = max(slowest, time.monotonic() - began)
+        assert all(b"HTTP/1.1 422 " in client.result() for client in clients)
+        assert slowest < (time.monotonic() - start) / 5
+
+
+def test_headers_after_a_chunked_body_are_ignored(port: int) -> None:
+    data = encode(scene(8, 8))
+    chunk = b"%x\r\n" % len(data) + data + b"\r\n0\r\n"
+    response = send(port, CHUNKED + chunk + b"host: y\r\n\r\n")
+    assert response.startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +216,36 @@ def test_too_many_connections(port: int) -> None:
         connection.close()
     time.sleep(0.1)
     assert predict(port) == 200
+
+
+def test_full_server_takes_connections_of_others(port: int) -> None:
+    """One address cannot keep others out: it loses its oldest connection that has sent no whole request."""
+    held = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(6)]
+    held[0].sendall(HEAD + b"\r\nsome of the body")
+    time.sleep(0.1)
+    health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0)) as other:
+        other.sendall(health)
+        assert other.recv(1000).startswith(b"HTTP/1.1 200 ")
+    assert held[0].recv(1000).startswith(b"HTTP/1.1 503 ")
+    for connection in held:
+        connection.close()
+
+
+def test_trusted_proxies(tmp_path: Path, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients behind a proxy have shares of their own; who is not a proxy cannot choose its address."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(batcher, "max_concurrency", 8)
+    batcher.clients["10.1.1.1"] = Counter({len: 8})
+    request = HEAD.replace(b"2000", b"1") + b"connection: close\r\nx-forwarded-for: 10.1.1.1\r\n\r\nx"
+    with running(image_folder(tmp_path), batcher=batcher, trusted_proxies=[server.network("127.0.0.1")]) as port:
+        assert send(port, request).startswith(b"HTTP/1.1 503 ")
+        assert send(port, request.replace(b"1.1.1", b"1.1.2")).startswith(b"HTTP/1.1 422 ")
+        with socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0)) as other:
+            other.sendall(request)
+            assert other.recv(1000).startswith(b"HTTP/1.1 422 ")
+    with pytest.raises(UserError, match=r"--trusted-proxy takes an address or a network .* not 'proxy'"):
+        server.network("proxy")
 
 
 def test_two_requests_on_one_connection(port: int) -> None:
@@ -261,6 +324,33 @@ def test_sigterm_under_load_completes_accepted_requests() -> None:
     accepted = re.search(r"([\d,]+) inputs accepted, 0 unfinished", out)
     assert accepted and int(accepted[1].replace(",", "")) == statuses[200] >= 12
     assert set(statuses) <= {200, 503, "closed"} and statuses[503] > 0
+
+
+@pytest.mark.slow
+def test_nobody_is_reset_at_a_shutdown() -> None:
+    """Clients that connect while the server shuts down get 503, or are refused by the system."""
+    served = Served(str(bundled()), "--threads", "1")
+    ends: Counter[str] = Counter()
+
+    def client() -> None:
+        while True:
+            try:
+                with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+                    connection.request("GET", "/health")
+                    ends[str(connection.getresponse().status)] += 1
+            except OSError as reason:
+                ends[type(reason).__name__] += 1
+                return
+
+    with ThreadPoolExecutor(100) as threads:
+        tasks = [threads.submit(client) for _ in range(100)]
+        time.sleep(1.0)
+        served.process.send_signal(signal.SIGTERM)
+        _, err = served.process.communicate(timeout=60)
+        for task in tasks:
+            task.result()
+    assert served.process.returncode == 0 and not err
+    assert set(ends) == {"200", "503", "ConnectionRefusedError"}, ends
 
 
 def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,11 +51,19 @@ def serve(
         list[str] | None,
         typer.Option(help="Further host name that the server answers for, such as that of a proxy; * for any."),
     ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Site whose pages may use the server, such as https://example.org; * for any."),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address or network of a proxy whose X-Forwarded-For header tells the client."),
+    ] = None,
 ) -> None:
     """Serve models over HTTP with a web page, by default on localhost only."""
     # Spinning OpenMP threads would starve the event loop. Must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "PIL.Image"):
+    for module in ("fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_client", "PIL.Image"):
         require(module, "serve")
     import torch
 
@@ -73,4 +81,6 @@ def serve(
         timeout=timeout,
         threads=threads,
         more_hosts=allowed_host or (),
+        origins=allowed_origin or (),
+        trusted_proxies=trusted_proxy or (),
     )

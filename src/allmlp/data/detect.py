@@ -35,6 +35,7 @@ from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
 from allmlp.data.text_files import file_system, find_files, open_file
 from allmlp.errors import UserError, one_line
+from allmlp.files import expand_user
 
 OFFICIAL = (
     (r"cifar-10-(batches|binary|python).*|data_batch_1(\.bin)?|cifar10-train1\.zip", Cifar10),
@@ -61,10 +62,10 @@ def detect_data(place: str) -> Data:
     """The dataset at a file, folder, pattern or URL, at two aligned files joined by +, or hf: and a name of the Hub."""
     if place.startswith("hf:"):
         return detect_hub(place.removeprefix("hf:"))
-    path = Path(place).expanduser()
+    path = expand_user(place)
     if "://" not in place and path.is_dir():
         return detect_folder(path)
-    if "+" in place and not path.exists() and all(Path(side).expanduser().is_file() for side in place.split("+", 1)):
+    if "+" in place and not path.exists() and all(expand_user(side).is_file() for side in place.split("+", 1)):
         return ParallelCorpus(place)
     try:
         files = find_files(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from allmlp.data.decode import CorruptImage, Decode
 from allmlp.data.encoded_images import EncodedImages, NumWorkers
 from allmlp.data.splits import divide
 from allmlp.errors import UserError, lookup, one_line, require
-from allmlp.files import read_regular
+from allmlp.files import expand_user, read_regular
 from allmlp.spec import Rate, Seed, Size
 
 TEST_SPLITS = ("validation", "valid", "val", "test")
@@ -71,7 +70,7 @@ class HubDataset(Data):
 
     def load_splits(self, library: Any) -> Any:
         """The splits by name, from the Hub, a local dataset or a folder written by `save_to_disk`."""
-        folder = Path(self.name).expanduser()
+        folder = expand_user(self.name)
         try:
             if (folder / "dataset_dict.json").is_file():
                 return library.load_from_disk(str(folder))

@@ -11,6 +11,7 @@ from allmlp.data.decode import SUFFIXES
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
 from allmlp.data.splits import listing, plural
 from allmlp.errors import UserError, did_you_mean, one_line
+from allmlp.files import expand_user
 
 UNLABELED_FOLDERS = ("unlabeled", "unlabelled", "unsorted", "unsup", "__macosx")
 
@@ -24,7 +25,7 @@ class ImageFolder(ImageFileData):
     """
 
     def load(self) -> ImageDataset:
-        root = Path(self.path).expanduser()
+        root = expand_user(self.path)
         if not root.is_dir():
             raise UserError(f"{root} is not a folder: set data.path to the folder of images")
         while inner := only_folder(root):

@@ -26,6 +26,7 @@ from allmlp.data.splits import listing, plural
 from allmlp.data.tables import read_table
 from allmlp.data.text_files import find_files
 from allmlp.errors import UserError, did_you_mean
+from allmlp.files import expand_user
 
 MAX_MISSING = 0.1
 """Fraction of files that may be missing."""
@@ -73,7 +74,7 @@ class ImageTable(ImageFileData):
         return self.build(splits, classes, notes)
 
     def root(self) -> Path:
-        return Path(self.folder or Path(find_files(self.path)[0]).parent).expanduser()
+        return expand_user(self.folder or Path(find_files(self.path)[0]).parent)
 
     def read(self, paths: str, notes: list[str]) -> Iterator[tuple[str, str, str]]:
         """File, label and split of every row whose file is there."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from allmlp.data.tables import read_table, table_suffix
 from allmlp.data.text_files import find_files, open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
+from allmlp.files import expand_user
 from allmlp.spec import Count, NonNegative, Rate, Seed, to_json
 
 log = logging.getLogger("allmlp.data")
@@ -181,7 +181,7 @@ def numbered(first: int, count: int) -> Tensor:
 def read(paths: str, source: str, target: str) -> Iterator[tuple[str, str]]:
     """Yield all pairs in order; a side may be empty."""
     for path in filter(None, (part.strip() for part in paths.split(","))):
-        if "+" in path and not Path(path).expanduser().exists():
+        if "+" in path and not expand_user(path).exists():
             yield from read_aligned(*path.split("+", 1))
         else:
             for file in find_files(path):

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allmlp.errors import UserError, one_line
-from allmlp.files import write_atomically
+from allmlp.files import expand_user, write_atomically
 
 
 def search_paths(path: str, folder: str) -> list[Path]:
     """Folders to search: `path` if given, else the folder of the dataset and its parent."""
     if path:
-        return [Path(path).expanduser()]
-    root = Path(os.environ.get("ALLMLP_DATA") or "data").expanduser()
+        return [expand_user(path)]
+    root = expand_user(os.environ.get("ALLMLP_DATA") or "data")
     return [root / folder, root]
 
 
@@ -26,7 +26,7 @@ def join_paths(paths: Sequence[Path]) -> str:
 
 def cache_folder(path: str) -> Path:
     """`path` if given, else $ALLMLP_CACHE or ~/.cache/allmlp."""
-    return Path(path or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp").expanduser()
+    return expand_user(path or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp")
 
 
 def download(url: str, md5: str, file: Path) -> None:

@@ -28,7 +28,7 @@ from allmlp.data.paths import cache_folder
 from allmlp.data.splits import divide
 from allmlp.data.text_files import file_system
 from allmlp.errors import UserError, one_line
-from allmlp.files import write_atomically
+from allmlp.files import expand_user, write_atomically
 from allmlp.spec import Rate, Seed, Size
 
 MAX_CLASSES = 1_000_000
@@ -194,7 +194,7 @@ def expand_range(pattern: str) -> list[str]:
 
 
 def find_local(path: str) -> list[Shard]:
-    path = os.path.expanduser(path)
+    path = str(expand_user(path)) if path.startswith("~") else path
     if os.path.isdir(path):
         return [Shard(file) for file in sorted(glob.glob(os.path.join(glob.escape(path), "*.tar")))]
     if os.path.isfile(path):
@@ -216,7 +216,7 @@ def find_remote(url: str) -> list[Shard]:
 
 def read_class_names(path: str) -> tuple[str, ...]:
     try:
-        names = tuple(filter(None, map(str.strip, Path(path).expanduser().read_text(encoding="utf8").splitlines())))
+        names = tuple(filter(None, map(str.strip, expand_user(path).read_text(encoding="utf8").splitlines())))
     except (OSError, UnicodeError) as reason:
         raise UserError(f"cannot read class names from {path}: {one_line(reason)}") from None
     if not names:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.data.text_files import open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, replace_surrogates
 from allmlp.errors import UserError, one_line
+from allmlp.files import expand_user
 from allmlp.spec import Count, to_json
 
 log = logging.getLogger("allmlp.data")
@@ -230,7 +230,7 @@ class SquadExample(NamedTuple):
 def read(file: str) -> list[SquadExample]:
     if not file:
         raise UserError("no files: set data.train and data.test to SQuAD's JSON files")
-    path = file if "://" in file else str(Path(file).expanduser())
+    path = file if "://" in file else str(expand_user(file))
     try:
         with open_file(path) as binary:
             content = binary.read()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from allmlp.errors import MissingExtra, UserError, one_line, require
+from allmlp.files import expand_user
 
 SampleBy = Literal["paragraph", "line", "document"]
 """What is one document of a plain text file: text between blank lines, a line, or the whole file."""
@@ -75,11 +76,6 @@ def find_remote(url: str) -> list[str]:
         return [system.unstrip_protocol(file) for file in sorted(files)]
     except Exception as reason:  # no network, no permission: every file system has its own
         raise UserError(f"cannot list {url}: {one_line(reason) or type(reason).__name__}") from reason
-
-
-def expand_user(path: str) -> Path:
-    """~ and ~name; a user that does not exist stays as it is."""
-    return Path(os.path.expanduser(path))
 
 
 def read_documents(files: list[str], sample_by: SampleBy = "paragraph", text_field: str = "text") -> Iterator[str]:

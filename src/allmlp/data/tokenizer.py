@@ -19,7 +19,7 @@ from torch import Tensor
 from allmlp.data.dataset import Data
 from allmlp.data.paths import cache_folder
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import lock, write_atomically
+from allmlp.files import expand_user, lock, write_atomically
 from allmlp.spec import Count, Spec
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -239,7 +239,7 @@ def wordpiece(model: Any, lowercase: bool) -> Any:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a tokenizer.json, a BERT vocabulary with one token per line, or a folder with either."""
     tokenizers = require("tokenizers", "text")
-    path = Path(path).expanduser()
+    path = expand_user(path)
     if path.is_dir():
         found = [path / name for name in (TOKENIZER_FILE, "vocab.txt") if (path / name).is_file()]
         if not found:

@@ -24,6 +24,7 @@ from allmlp.data.shards import Shard, expand_range
 from allmlp.data.tables import Table, is_table, read_table
 from allmlp.data.text_files import file_system, read_documents
 from allmlp.errors import UserError, one_line
+from allmlp.files import expand_user
 from allmlp.prediction.predictor import Reads
 
 STDIN = "-"
@@ -90,7 +91,7 @@ class Inputs:
         one_word = not any(letter.isspace() for letter in argument)
         if "://" in argument and one_word:
             return lambda: chain.from_iterable(map(self.remote_items, expand_range(argument)))
-        path = os.path.expanduser(argument)
+        path = str(expand_user(argument)) if argument.startswith("~") else argument
         if os.path.isdir(path) or os.path.isfile(path):
             return lambda: self.local_items(path)
         if self.reads == "images" or one_word:
@@ -223,7 +224,7 @@ def looks_like_file(argument: str) -> bool:
 
 def guess_reads(argument: str) -> Reads:
     """Whether an input without a model is meant for one that reads images or one that reads texts."""
-    path = os.path.expanduser(argument)
+    path = str(expand_user(argument)) if argument.startswith("~") else argument
     if argument == STDIN:
         raise UserError("standard input needs a model: allmlp predict MODEL -")
     if os.path.isdir(path):

@@ -26,7 +26,7 @@ from allmlp.data.preprocessing import (
     TextPreprocessing,
     read_preprocessing,
 )
-from allmlp.data.tokenizer import load_tokenizer
+from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
@@ -197,6 +197,14 @@ def pil_image(pixels: Any) -> Any:
     return require("PIL.Image", "train").fromarray(np.ascontiguousarray(pixels))
 
 
+def check_vocabulary(model: Model, tokenizer: Tokenizer, name: str) -> None:
+    """Refuse a tokenizer that the model cannot have been trained with."""
+    sizes = [part.vocab_size for part in model.spec.children() if hasattr(part, "vocab_size")]
+    if sizes[:1] != [len(tokenizer)]:
+        of_model = sizes[0] if sizes else None
+        raise UserError(f"the tokenizer in {name} has {len(tokenizer)} tokens, the model {of_model}: they do not match")
+
+
 class TextPredictor:
     """A model that reads text, with its tokenizer."""
 
@@ -207,12 +215,7 @@ class TextPredictor:
         self.model = self.original = model.requires_grad_(False)
         self.fast, self.dtype = False, model.dtype
         self.tokenizer = load_tokenizer(Path(name))
-        parts = list(model.spec.children())
-        vocab_size = next((getattr(part, "vocab_size", None) for part in parts if hasattr(part, "vocab_size")), None)
-        if vocab_size != len(self.tokenizer):
-            raise UserError(
-                f"the tokenizer in {name} has {len(self.tokenizer)} tokens, the model {vocab_size}: they do not match"
-            )
+        check_vocabulary(model, self.tokenizer, name)
         self.task = preprocessing.task
         self.class_names = preprocessing.class_names
         block = getattr(model.spec, "block", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 
 from allmlp import __version__
@@ -51,11 +52,12 @@ def create_app(
     batcher: Batcher | None = None,
     limits: RequestLimits = RequestLimits(),
     hosts: frozenset[str] | None = None,
+    origins: Sequence[str] = (),
 ) -> Application:
     """Create the ASGI application of models by name, with routes only for what they can do.
 
     The routes of a model start with /models/NAME; those of the first one are also at the root. `hosts` are the names
-    that the server answers for; None for all.
+    that the server answers for; None for all. Pages of `origins` may use it.
     """
     batcher = batcher or Batcher()
     metrics = Metrics(batcher)
@@ -104,7 +106,11 @@ def create_app(
         return PlainTextResponse(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     paths = {*pages, *app.openapi()["paths"], "/openapi.json"}
-    return LimitMiddleware(app, paths, batcher.rejection, lambda: batcher.draining, metrics.on_response, limits, hosts)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=["GET", "POST"], allow_headers=["*"])
+    return LimitMiddleware(
+        app, paths, batcher.rejection, lambda: batcher.draining, metrics.on_response, limits, hosts, origins
+    )
 
 
 def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dict[str, Response]) -> APIRouter:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -18,6 +19,10 @@ LARGE = 2**22
 """Pixels of an image that is decoded in threads of its own, so that small ones need not wait for it."""
 SECONDS_PER_PIXEL = 3e-8
 """Of decoding, before any was measured."""
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""The address of whom the current request comes from."""
+SHARE = 7 / 8
+"""Of what can be accepted, in equal parts for the clients that have inputs in flight; the rest is for the others."""
 
 
 class ServiceUnavailable(HTTPException):
@@ -36,8 +41,8 @@ class Batcher:
     """Accepts at most `max_concurrency` inputs at a time and answers each within `timeout` seconds.
 
     An input is also rejected if the expected wait exceeds a third of `timeout`, so that accepted ones are answered in
-    time even if the model slows down. Inputs are decoded in `decode_threads` threads, and as many for large images, so
-    that these block no other requests.
+    time even if the model slows down. No client gets all of this (`SHARE`). Inputs are decoded in `decode_threads`
+    threads, and as many for large images, so that these block no other requests.
     """
 
     def __init__(
@@ -53,8 +58,10 @@ class Batcher:
         self.accepted = 0
         self.waiting: Counter[BatchFunction] = Counter()
         """Inputs in flight by function."""
-        self.pixels = 0
-        """Of the large images that are not decoded yet."""
+        self.clients: dict[str, Counter[BatchFunction]] = {}
+        """The same for each client that has any."""
+        self.pixels: Counter[str] = Counter()
+        """Of the large images that are not decoded yet, by client."""
         self.seconds_per_pixel = SECONDS_PER_PIXEL
         self.draining = False
         self.decoders = ThreadPoolExecutor(decode_threads, "decoder")
@@ -74,13 +81,20 @@ class Batcher:
 
     def rejection(self, count: int = 1) -> ServiceUnavailable | None:
         """Return the error for `count` inputs that cannot be accepted now."""
-        seconds = self.engine.seconds
-        wait = sum(number * seconds.get(function, 0.0) for function, number in self.waiting.items())
+        wait = self.wait(self.waiting)
         if self.draining:
             return ServiceUnavailable("the server is shutting down", retry_after(wait))
         if self.in_flight + count > self.max_concurrency or wait > self.timeout / 3:
             return self.busy(wait)
+        if own := self.clients.get(CLIENT.get()):
+            share = SHARE / len(self.clients)
+            if own.total() + count - 1 >= share * self.max_concurrency or self.wait(own) >= share * self.timeout / 3:
+                return self.busy(wait)
         return None
+
+    def wait(self, waiting: Counter[BatchFunction]) -> float:
+        """Seconds of the model for these inputs."""
+        return sum(number * self.engine.seconds.get(function, 0.0) for function, number in waiting.items())
 
     def busy(self, wait: float) -> ServiceUnavailable:
         after = retry_after(wait)
@@ -117,7 +131,10 @@ class Batcher:
             raise rejection
         self.in_flight += len(raws)
         self.accepted += len(raws)
-        self.waiting[function] += len(raws)
+        client = CLIENT.get()
+        own = self.clients.setdefault(client, Counter())
+        for counter in (self.waiting, own):
+            counter[function] += len(raws)
         tasks = [asyncio.ensure_future(self.answer(decode, raw, function, batched, measure)) for raw in raws]
         try:
             async with asyncio.timeout(self.timeout):
@@ -126,7 +143,10 @@ class Batcher:
             raise HTTPException(504, f"no result within {self.timeout:g} s") from None
         finally:
             self.in_flight -= len(raws)
-            self.waiting[function] -= len(raws)
+            for counter in (self.waiting, own):
+                counter[function] -= len(raws)
+            if not own.total():
+                del self.clients[client]
 
     async def answer(
         self,
@@ -150,19 +170,22 @@ class Batcher:
         return result._replace(decode_seconds=seconds)
 
     async def decode_large(self, decode: Callable[[Any], Any], raw: Any, pixels: int) -> Any:
-        wait = (self.pixels + pixels) * self.seconds_per_pixel / self.decode_threads
-        if self.pixels and wait > self.timeout / 3:
+        client, limit = CLIENT.get(), self.timeout / 3
+        wait = (self.pixels.total() + pixels) * self.seconds_per_pixel / self.decode_threads
+        own = self.pixels[client] * self.seconds_per_pixel / self.decode_threads
+        if (self.pixels.total() and wait > limit) or (own and own >= SHARE * limit / len(+self.pixels)):
             raise self.busy(wait)
 
         def timed() -> tuple[Any, float]:
             start = time.monotonic()
             return decode(raw), time.monotonic() - start
 
-        self.pixels += pixels
+        self.pixels[client] += pixels
         try:
             item, seconds = await asyncio.get_running_loop().run_in_executor(self.large_decoders, timed)
         finally:
-            self.pixels -= pixels
+            self.pixels[client] -= pixels
+            self.pixels += Counter()  # without those that have none
         self.seconds_per_pixel = (self.seconds_per_pixel + seconds / pixels) / 2
         return item
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from ipaddress import ip_network
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
-from allmlp.serve.batching import ServiceUnavailable
+from allmlp.serve.batching import CLIENT, ServiceUnavailable
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -31,6 +32,15 @@ LINGER_SECONDS = 1.0
 """How long a larger body is read before closing: a client that is still writing would otherwise miss the response."""
 
 
+MAX_HEADERS, MAX_HEAD_BYTES = 100, 2**15
+TOO_LARGE_HEAD = f"the head of the request is too large: at most {MAX_HEADERS} headers, {MAX_HEAD_BYTES:,} bytes in all"
+SECURITY_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
 class RequestLimits(NamedTuple):
     max_body: int = 16 * 2**20
     """Bytes of one body."""
@@ -40,9 +50,9 @@ class RequestLimits(NamedTuple):
     """Seconds without receiving a byte."""
     upload_timeout: float = 60.0
     """Seconds for the whole body."""
-    max_headers: int = 100
-    max_header_bytes: int = 2**15
-    """Of all headers."""
+
+
+SECURE = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
 class ClientDisconnected(Exception):
@@ -53,7 +63,8 @@ class LimitMiddleware:
     """ASGI middleware. `paths` are the known routes; `on_response` gets path, status and seconds of every request.
 
     With `hosts`, requests for other host names are refused: the page of a foreign site could otherwise reach a server
-    on localhost by a name that it resolves to 127.0.0.1 (DNS rebinding).
+    on localhost by a name that it resolves to 127.0.0.1 (DNS rebinding). Pages of `origins` may use the server, "*" for
+    those of any site.
     """
 
     def __init__(
@@ -65,8 +76,9 @@ class LimitMiddleware:
         on_response: Callable[[str, int, float], None],
         limits: RequestLimits = RequestLimits(),
         hosts: frozenset[str] | None = None,
+        origins: Collection[str] = (),
     ) -> None:
-        self.app, self.paths, self.limits, self.hosts = app, paths, limits, hosts
+        self.app, self.paths, self.limits, self.hosts, self.origins = app, paths, limits, hosts, origins
         self.rejection, self.draining, self.on_response = rejection, draining, on_response
         self.buffered = 0
 
@@ -80,15 +92,14 @@ class LimitMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = list(message.get("headers", ()))
-                if all(name != b"x-content-type-options" for name, _ in headers):
-                    headers.append((b"x-content-type-options", b"nosniff"))
+                headers = [*message.get("headers", ()), *SECURE]
                 if self.draining():
                     # Otherwise the client's next request would find the connection closed.
                     headers.append((b"connection", b"close"))
                 message = {**message, "headers": headers}
             await send(message)
 
+        CLIENT.set(client_of((scope.get("client") or ("",))[0]))
         try:
             refusal = self.refusal(scope)
             if refusal is not None:
@@ -105,21 +116,23 @@ class LimitMiddleware:
 
     def refusal(self, scope: Scope) -> HTTPException | None:
         """The error for a request that is not answered, whatever the application would do."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
         size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-        if size > self.limits.max_header_bytes or len(scope["headers"]) > self.limits.max_headers:
-            most = f"{self.limits.max_headers} headers, {self.limits.max_header_bytes:,} bytes in all"
-            return HTTPException(431, f"the request has too many headers: at most {most}")
-        if b"content-length" in headers and b"transfer-encoding" in headers:
-            # A proxy may see the end of the body elsewhere, and pass on the rest as a request of its own.
-            return HTTPException(400, "the request has both content-length and transfer-encoding")
+        size += len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        if size > MAX_HEAD_BYTES or len(scope["headers"]) > MAX_HEADERS:
+            return HTTPException(431, TOO_LARGE_HEAD)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if scope["http_version"] == "1.1" and [name for name, _ in scope["headers"]].count(b"host") != 1:
+            return HTTPException(400, "the request must have one Host header")
+        encoding = headers.get(b"transfer-encoding")
+        if encoding is not None and (encoding.lower() != b"chunked" or scope["http_version"] != "1.1"):
+            return HTTPException(501, "the only transfer-encoding that the server knows is chunked, of HTTP/1.1")
         host = headers.get(b"host", b"").decode("latin1")
         if self.hosts is not None and host_name(host) not in self.hosts:
             return HTTPException(421, f"the server does not answer for {host[:100]!r}: see --allowed-host")
         origin = headers.get(b"origin", b"").decode("latin1")
         foreign = headers.get(b"sec-fetch-site") == b"cross-site" or (origin and urlsplit(origin).netloc != host)
-        if scope["method"] == "POST" and foreign:
-            return HTTPException(403, "pages of other sites cannot use this server")
+        if scope["method"] == "POST" and foreign and not {origin, "*"} & {*self.origins}:
+            return HTTPException(403, "pages of other sites cannot use this server: see --allowed-origin")
         return None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -190,6 +203,14 @@ class LimitMiddleware:
             for future in (disconnect, task):
                 future.cancel()
             await asyncio.gather(disconnect, task, return_exceptions=True)
+
+
+def client_of(host: str) -> str:
+    """Who is meant by an address: in IPv6 its network, since a client has all addresses of one."""
+    try:
+        return str(ip_network((host, 64), strict=False)) if ":" in host else host[:64]
+    except ValueError:  # whatever a proxy says
+        return host[:64]
 
 
 def host_name(host: str) -> str:

@@ -11,12 +11,6 @@ from fastapi.responses import Response
 from allmlp.serve.schema import Endpoint, SampleImage, SamplesResponse, error_responses
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
-HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 TEXTS: dict[Endpoint, list[dict[str, str]]] = {
     "fill": [
         {"text": "Return the [MASK] of the list."},
@@ -47,7 +41,7 @@ def page_files() -> dict[str, Response]:
     found |= {f"samples/{entry.name}": entry.read_bytes() for entry in (folder / "samples").iterdir()}
     return {
         "/" + ("" if name == "index.html" else name): Response(
-            data, media_type=TYPES[name.rpartition(".")[2]], headers=HEADERS
+            data, media_type=TYPES[name.rpartition(".")[2]], headers={"cache-control": "no-cache"}
         )
         for name, data in found.items()
         if name.rpartition(".")[2] in TYPES

@@ -117,9 +117,9 @@ class GenerateRequest(RequestModel):
     prompt: Annotated[str, Field(max_length=5_000)] = ""
     max_new_tokens: Annotated[int, BeforeValidator(whole), Field(ge=1, le=256)] = 50
     temperature: Annotated[float, Field(ge=0, le=10, description="0 is greedy decoding.")] = 0.8
-    top_k: Annotated[int | None, BeforeValidator(whole), Field(ge=1)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    seed: Annotated[int | None, BeforeValidator(whole), Field(ge=0, lt=2**63)] = None
+    top_k: Annotated[int, BeforeValidator(whole), Field(ge=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, BeforeValidator(whole), Field(ge=0, lt=2**63)] | None = None
 
 
 class LabelPrediction(ResponseModel):

@@ -4,84 +4,178 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import re
 import socket
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from ipaddress import ip_address
+from contextlib import suppress
+from functools import partial
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from allmlp.errors import UserError
 from allmlp.serve.app import Service, create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.engine import BatchingEngine
+from allmlp.serve.limits import MAX_HEAD_BYTES, SECURITY_HEADERS, TOO_LARGE_HEAD, client_of
 from allmlp.threads import limit
 
-MAX_HEADER_BYTES = 2**15
-"""Longer request headers get 400 from the HTTP parser."""
 HEADER_TIMEOUT = 10.0
 """Seconds to receive the request headers, from the connection or from their first byte."""
 WRITE_TIMEOUT = 30.0
 """Seconds for a client to read a response that fills its socket buffer."""
 KEEP_ALIVE_TIMEOUT = 15
 MAX_CONNECTIONS = 512
-MAX_PARSE_SECONDS = 0.5
+READ_BYTES = 2**14
+"""Parsed in one turn of the event loop: 5 ms at most, if the body comes in chunks of one byte."""
+MAX_PARSE_SECONDS = 0.2
 """Processor time for parsing one request. 16 MiB take a tenth of it, unless they are sent in chunks of a few bytes."""
+SLOW_PARSE_SECONDS = 1e-3
+"""For what was read at once. Connections that take longer get a third of the time of the event loop together."""
 WARM_UP_SECONDS = 5.0
 """For each model, at most."""
 LINGER_SECONDS = 0.5
 """How long an idle server that is shutting down still answers new requests with 503."""
+NEW_LINGER_SECONDS = 5.0
+"""The same for clients that have connected and sent no request yet."""
 
 
-def empty_response(status: str, *headers: str) -> bytes:
-    return "\r\n".join([f"HTTP/1.1 {status}", "content-length: 0", "connection: close", *headers, "", ""]).encode()
+Network = IPv4Network | IPv6Network
 
 
-REQUEST_TIMEOUT = empty_response("408 Request Timeout")
-TOO_MANY_CONNECTIONS = empty_response("503 Service Unavailable", "retry-after: 1")
+def response(status: str, detail: str, *headers: tuple[str, str]) -> bytes:
+    """An error, after which the connection is closed."""
+    body = json.dumps({"detail": detail})
+    fields = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+    lines = [f"{name}: {value}" for name, value in (*fields, *SECURITY_HEADERS.items(), *headers)]
+    return "\r\n".join([f"HTTP/1.1 {status}", *lines, "", body]).encode()
 
 
-class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol with timeouts for receiving headers and sending responses, and a connection limit.
+BAD_REQUEST = response("400 Bad Request", "the request is not valid HTTP (RFC 9112)")
+REQUEST_TIMEOUT = response("408 Request Timeout", "the request was sent too slowly")
+HEAD_TOO_LARGE = response("431 Request Header Fields Too Large", TOO_LARGE_HEAD)
+TOO_MANY_CONNECTIONS = response("503 Service Unavailable", "too many connections", ("retry-after", "1"))
 
-    This relies on H11Protocol's internals (`cycle`, `connections`), so pyproject.toml pins uvicorn's minor versions.
+
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """uvicorn's HTTP/1.1 protocol with limits: of the head, the time to parse a request, to receive its head and to
+    send the response, and of the number of connections.
+
+    This relies on HttpToolsProtocol's internals (`cycle`, `connections`), so pyproject.toml pins uvicorn's minor
+    versions.
     """
 
+    buffer = memoryview(bytearray(READ_BYTES))
+    """Of all connections: what is read is parsed at once."""
+    slow: ClassVar[set[Connection]] = set()
+    """Connections that are not read for a while, since parsing takes long."""
     header_timer: asyncio.TimerHandle | None = None
     write_timer: asyncio.TimerHandle | None = None
     parse_seconds: float = 0.0
     """Of the current request."""
+    in_head: bool = False
+    """Whether the head of a request has begun and not ended."""
+    head_bytes: int = 0
+
+    def __init__(self, *args: Any, trusted_proxies: Sequence[Network] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.trusted_proxies = trusted_proxies
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        host = self.client[0] if self.client else ""
+        trusted = any(ip_address(host) in network for network in self.trusted_proxies)
+        self.address = None if trusted else client_of(host)
+        """None for a proxy, which has the connections of many clients."""
+        self.opened = self.loop.time()
         if len(self.connections) > max_connections():
-            transport.write(TOO_MANY_CONNECTIONS)
-            transport.close()
-        else:
-            self.header_timer = self.loop.call_later(HEADER_TIMEOUT, self.on_header_timeout)
+            refused = self.crowding_out() or self
+            refused.refuse(TOO_MANY_CONNECTIONS)
+            if refused is self:
+                return
+        self.header_timer = self.loop.call_later(HEADER_TIMEOUT, self.on_header_timeout)
 
-    def data_received(self, data: bytes) -> None:
-        start, cycle = time.thread_time(), self.cycle
-        super().data_received(data)
-        self.parse_seconds = (self.parse_seconds if self.cycle is cycle else 0.0) + time.thread_time() - start
-        if self.parse_seconds > MAX_PARSE_SECONDS:
-            self.transport.abort()
+    def crowding_out(self) -> Connection | None:
+        """The oldest connection without a whole request of the client that has most of them, if it has more than the
+        client of this connection.
+        """
+        others = [one for one in self.connections if isinstance(one, Connection) and one.address is not None]
+        counts = Counter(one.address for one in others)
+        client, most = max(counts.items(), key=lambda item: item[1], default=(None, 0))
+        waiting = [one for one in others if one.address == client and one.is_waiting()]
+        return min(waiting, key=lambda one: one.opened, default=None) if most > counts[self.address] else None
+
+    def is_waiting(self) -> bool:
+        """Whether the client has to send something before it is answered."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def refuse(self, message: bytes) -> None:
+        """Close the connection, with this response unless there is one on its way."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(message)
+        self.transport.close()
+
+    # --- received bytes ----------------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        start, cycle, in_head = time.thread_time(), self.cycle, self.in_head
+        self.data_received(bytes(self.buffer[:nbytes]))
+        seconds = time.thread_time() - start
+        self.parse_seconds = seconds if self.cycle is not cycle else self.parse_seconds + seconds
+        self.head_bytes = self.head_bytes + nbytes if in_head and self.in_head else 0
+        if self.transport.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.head_bytes > MAX_HEAD_BYTES:
+            self.refuse(HEAD_TOO_LARGE)
+        elif self.parse_seconds > MAX_PARSE_SECONDS:
+            self.transport.abort()
+        elif self.cycle is not None and not self.cycle.response_complete:
             self.stop_header_timer()
         elif self.header_timer is None:
             # The beginning of the next request, or the rest of a rejected body.
             self.header_timer = self.loop.call_later(HEADER_TIMEOUT, self.on_header_timeout)
+        if seconds > SLOW_PARSE_SECONDS:
+            self.slow.add(self)
+            self.transport.pause_reading()
+            self.loop.call_later(2 * seconds * len(self.slow), self.read_on)
+
+    def read_on(self) -> None:
+        self.slow.discard(self)
+        self.transport.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(BAD_REQUEST)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.in_head:  # those after a chunked body are ignored
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # the parser takes what follows for another protocol
+
+    # --- timeouts ----------------------------------------------------------------------------------------------------
 
     def on_header_timeout(self) -> None:
         if not self.transport.is_closing():
@@ -128,16 +222,19 @@ class Server(uvicorn.Server):
     A second signal exits at once.
     """
 
-    def __init__(self, app: Any, batcher: Batcher) -> None:
+    def __init__(self, app: Any, batcher: Batcher, trusted_proxies: Sequence[Network] = ()) -> None:
+        self.protocol = partial(Connection, trusted_proxies=trusted_proxies)
         config = uvicorn.Config(
             app,
-            http=Connection,
+            loop="asyncio",
+            http=self.protocol,  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_level="error",
             access_log=False,
             server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            proxy_headers=bool(trusted_proxies),  # X-Forwarded-For, from nobody else
+            forwarded_allow_ips=[str(network) for network in trusted_proxies],
             timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
             timeout_graceful_shutdown=int(batcher.timeout) + 5,
         )
@@ -162,11 +259,24 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept who has connected, since closing the listener would reset them, and tell them 503."""
+        waiting = list[socket.socket]()
+        for listener in sockets or ():
+            with suppress(BlockingIOError):
+                while len(waiting) < MAX_CONNECTIONS:
+                    waiting.append(listener.accept()[0])
         for server in self.servers:
             server.close()
-        # Clients that are already connected still get a 503.
-        deadline = time.monotonic() + LINGER_SECONDS
-        while self.server_state.connections and time.monotonic() < deadline and not self.force_exit:
+        state = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        for accepted in waiting:
+            accepted.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(partial(self.protocol, **state), accepted)
+        start = time.monotonic()
+        while not self.force_exit and (connections := self.server_state.connections):
+            # Those that were answered before may be idle for long, the others are about to send a request.
+            new = any(isinstance(one, Connection) and one.cycle is None for one in connections)
+            if time.monotonic() - start > (NEW_LINGER_SECONDS if new else LINGER_SECONDS):
+                break
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
@@ -200,6 +310,13 @@ def allowed_hosts(host: str, more: Sequence[str]) -> frozenset[str] | None:
     return frozenset({"localhost", "127.0.0.1", "[::1]", own.lower(), *(name.lower() for name in more)})
 
 
+def network(text: str) -> Network:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        raise UserError(f"--trusted-proxy takes an address or a network such as 10.0.0.0/8, not {text!r}") from None
+
+
 def served_name(model: str) -> tuple[str, str]:
     """Name in URLs, and the model: NAME=MODEL, or the last part of its path or name."""
     name, given, place = model.partition("=")
@@ -220,8 +337,11 @@ def run(
     timeout: float = 20.0,
     threads: int | None = None,
     more_hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    trusted_proxies: Sequence[str] = (),
 ) -> None:
     """Serve models until a signal arrives."""
+    proxies = [network(text) for text in trusted_proxies]
     # Invalid forms and images are reported to the client and must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -236,8 +356,8 @@ def run(
     decode_threads = limit() if on_gpu else 1
     engine = BatchingEngine(batch_size or (128 if on_gpu else 16), threads or (limit() if on_gpu else None))
     batcher = Batcher(engine, max_concurrency or 8 * engine.max_batch_size, timeout, decode_threads)
-    app = create_app(services, batcher, hosts=allowed_hosts(host, more_hosts))
-    server = Server(app, batcher)
+    app = create_app(services, batcher, hosts=allowed_hosts(host, more_hosts), origins=origins)
+    server = Server(app, batcher, proxies)
     with listen(host, port) as listener:
         engine.start()
         warm_up(engine, services.values())

@@ -145,7 +145,8 @@ def truncate(probabilities: Tensor, top_k: int | None, top_p: float | None) -> T
     if top_p is not None:
         ordered, order = probabilities.sort(descending=True)
         before = (ordered.cumsum(0) - ordered) / ordered.sum()
-        probabilities = probabilities.index_fill(0, order[before >= top_p], 0)
+        # The most probable one stays, also where `top_p` is 0 in float32.
+        probabilities = probabilities.index_fill(0, order[1:][before[1:] >= top_p], 0)
     return probabilities
 
 

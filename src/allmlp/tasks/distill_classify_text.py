@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -13,6 +12,7 @@ from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.labeled_text import UNLABELED, LabeledTextDataset
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
 from allmlp.errors import UserError
+from allmlp.files import expand_user
 from allmlp.models.cost import measure
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import NonNegative, Rate
@@ -65,7 +65,7 @@ class DistillClassifyText(Task):
 
 def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.device) -> Model:
     """Load a frozen teacher and check that its classes and tokenizer are those of the data."""
-    path = Path(name).expanduser()
+    path = expand_user(name)
     preprocessing = read_preprocessing(path)
     if not isinstance(preprocessing, TextPreprocessing) or preprocessing.task != "classes":
         raise UserError(f"the teacher {name} is not a text classifier: train one first, for example allmlp train sst2")

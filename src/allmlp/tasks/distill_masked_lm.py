@@ -13,6 +13,7 @@ from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError
+from allmlp.files import expand_user
 from allmlp.layers.init import Init
 from allmlp.layers.linear import Linear
 from allmlp.layers.stem import TokenEmbed
@@ -72,7 +73,7 @@ class TextTeacher:
     """A frozen text encoder; not a module, so that optimizer and checkpoint do not see it."""
 
     def __init__(self, name: str, dataset: TextDataset, device: torch.device) -> None:
-        path = Path(name).expanduser()
+        path = expand_user(name)
         model = folder.load(path, device=device) if is_model_folder(path) else load_bert(path, device)
         self.model, spec = model.requires_grad_(False), model.spec
         if not isinstance(spec, Encoder) or not isinstance(spec.stem, TokenEmbed) or spec.pool is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allmlp.errors import UserError
+from allmlp.files import expand_user
 
 CARD = "README.md"
 BUNDLED_PREFIX = "allmlp:"
@@ -36,7 +37,7 @@ def bundled(name: str = BUNDLED) -> Path:
 def model_path(name: str | os.PathLike[str]) -> Path:
     """The folder of a bundled model (`allmlp:NAME`), or `name` as a path."""
     text = os.fspath(name)
-    return bundled(text) if text.startswith(BUNDLED_PREFIX) else Path(text).expanduser()
+    return bundled(text) if text.startswith(BUNDLED_PREFIX) else expand_user(text)
 
 
 class BundledWeights(NamedTuple):

@@ -27,7 +27,7 @@ from allmlp.data.preprocessing import (
     write_preprocessing,
 )
 from allmlp.errors import UserError, lookup, one_line
-from allmlp.files import write_atomically
+from allmlp.files import expand_user, write_atomically
 from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.mixers.attention import Attention
 from allmlp.layers.mixers.linear import TokenLinear
@@ -88,12 +88,12 @@ def convert(
     passed to `notify`.
     """
     weight_format = None if to is None else lookup(to, FORMATS, "format")
-    path = Path(target).expanduser()
+    path = expand_user(target)
     if source.startswith(PREFIX):
         found = timm_pretrained(source, overrides)
     else:
         located = locate(source, notify)
-        if weight_format is None and is_model_folder(Path(source).expanduser()):
+        if weight_format is None and is_model_folder(expand_user(source)):
             raise UserError(
                 f"{source} is already a model folder; choose a format with to={' or '.join(map(repr, FORMATS))}"
             )

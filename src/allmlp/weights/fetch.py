@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, ImagePreprocessing
 from allmlp.errors import UserError, did_you_mean, one_line, require
-from allmlp.files import write_atomically
+from allmlp.files import expand_user, write_atomically
 from allmlp.weights.formats.huggingface import CONFIG, IMAGE_PROCESSOR, WEIGHTS
 from allmlp.weights.published import PublishedWeights, find_weights, published_weights
 
@@ -38,7 +38,7 @@ def locate(name: str, notify: Callable[[str], object] = lambda text: None, **opt
     """The file or folder of a model: a path, a name of `allmlp list weights`, or a model on the Hub, for which
     `options` are those of `from_hub`.
     """
-    path, repository = Path(name).expanduser(), name.removeprefix(HUB_PREFIX)
+    path, repository = expand_user(name), name.removeprefix(HUB_PREFIX)
     row = published_weights().get(name) or find_weights(path.name if path.is_file() else repository)
     if row is not None and row.note:
         notify(row.note)
@@ -61,7 +61,7 @@ def locate(name: str, notify: Callable[[str], object] = lambda text: None, **opt
 
 def fetch(row: PublishedWeights) -> Path:
     """The file of published weights, downloaded on first use."""
-    root = Path(os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp").expanduser()
+    root = expand_user(os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp")
     file = root / "weights" / row.name / row.file
     if file.is_file():
         return file

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from allmlp.errors import UserError
+from allmlp.files import expand_user
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from allmlp.weights.convert import build, open_path
@@ -18,14 +19,14 @@ from allmlp.weights.formats.huggingface import CONFIG, WORD_EMBEDDINGS, normaliz
 
 def load_bert(folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> Model:
     """The BERT in `folder` with its head, in evaluation mode and float32."""
-    path = Path(folder).expanduser()
+    path = expand_user(folder)
     check_bert(path)
     return build(open_path(path), device).float()
 
 
 def word_embeddings(folder: str | os.PathLike[str]) -> Tensor:
     """The word embeddings of the BERT in `folder`, [V, C]."""
-    path = Path(folder).expanduser()
+    path = expand_user(folder)
     check_bert(path)
     table = normalize_keys(read_weights(path)).get(f"{WORD_EMBEDDINGS}.weight")
     if table is None:
