@@ -39,7 +39,8 @@ BELOW = {
     "provenance": set(),
     "device": {"errors"},
     "parallel": {"device", "kernels", "layers", "models"},
-    "checkpoint": {"ema", "errors", "files", "parallel"},
+    "checkpoint": {"ema", "errors", "files", "parallel", "sharded_checkpoint"},
+    "sharded_checkpoint": {"errors", "files"},
     "run": {
         "errors",
         "spec",
