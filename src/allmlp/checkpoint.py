@@ -72,8 +72,11 @@ class Saver:
         ema: ModelEma,
         state: dict[str, Any],
         best: Mapping[str, Tensor] | None = None,
+        wait: bool = False,
     ) -> None:
-        """Write the checkpoint of step `state["step"]`, or begin to, when the one before is written."""
+        """Write the checkpoint of step `state["step"]`, or begin to, when the one before is written; until it is too,
+        with `wait`.
+        """
         self.wait()
         self.state = state
         if self.group is None:
@@ -88,6 +91,8 @@ class Saver:
             self.writing = start_writing(self.folder, state_parts(task, optimizer, ema, best), self.group)
         except OSError as reason:
             raise self.failure(reason) from reason
+        if wait:
+            self.wait()
 
     @property
     def folder(self) -> Path:

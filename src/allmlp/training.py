@@ -246,9 +246,7 @@ def training_loop(
                 state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
                 state["scaler"] = train_step.scaler.state_dict()
                 with interrupts.saving():
-                    saver.save(task, optimizer, ema, state, best.weights)
-                    if last or stop or best.is_exhausted:
-                        saver.wait()
+                    saver.save(task, optimizer, ema, state, best.weights, wait=last or stop or best.is_exhausted)
                 saved = time.monotonic()
                 meter.pause()
             if stop:
