@@ -56,10 +56,10 @@ RECIPES = (
     "mlm_table3/bert",
     "mlm_table3/mixer",
     "mlm_table3/split",
-    "mlm_gmlp_l18",
-    "mlm_gmlp_base",
-    "mlm_amlp_base",
-    "mlm_bert_base",
+    "mlm_table4/gmlp_l18",
+    "mlm_table6/gmlp_base",
+    "mlm_table6/amlp_base",
+    "mlm_table6/bert_base",
 )
 """The rows of gpu_hours; `mixer_h14` is JFT-300M. Distillation and DINO are absent: their teacher is not counted."""
 FORMATS = {
