@@ -1,8 +1,8 @@
 """Masked language models: gMLP's experiments as published, and small ones that take minutes on one GPU.
 
-The papers' corpora are two configurations of C4: RealNews-like and English. `huggingface-cli download allenai/c4
---repo-type dataset --include 'realnewslike/*' --local-dir data/c4` (or 'en/*') puts them where the recipes read them;
---set data.path=hf://datasets/allenai/c4/en/c4-train.*.json.gz reads them from the Hub, and any other text will do.
+The papers' corpora are two configurations of C4: RealNews-like and English. `hf download allenai/c4 --repo-type dataset
+--include 'realnewslike/*' --local-dir data/c4` (or 'en/*') puts them where the recipes read them;
+--set data.path='hf://datasets/allenai/c4/en/c4-train.*.json.gz' reads them from the Hub, and any other text will do.
 """
 
 from __future__ import annotations
