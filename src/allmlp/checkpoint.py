@@ -57,6 +57,8 @@ class Saver:
         self.group: Any = dist.new_group(backend="gloo") if isinstance(task, FSDPModule) else None
         self.writing: Future[Any] | None = None
         self.state: dict[str, Any] = {}
+        for left in (out / FOLDER).glob(".step-*") if world.is_main else ():  # by processes that were killed
+            shutil.rmtree(left, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -74,9 +76,7 @@ class Saver:
         best: Mapping[str, Tensor] | None = None,
         wait: bool = False,
     ) -> None:
-        """Write the checkpoint of step `state["step"]`, or begin to, when the one before is written; until it is too,
-        with `wait`.
-        """
+        """Write the checkpoint of step `state["step"]`. FSDP only begins to, unless `wait`."""
         self.wait()
         self.state = state
         if self.group is None:
@@ -84,9 +84,6 @@ class Saver:
             if self.world.is_main:  # the others do not wait until it is written
                 self.on_saved(state["step"], complete(self.out)[-1])
             return
-        if self.world.is_main:  # what a process that was killed has left
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.world.barrier()
         try:
             self.writing = start_writing(self.folder, state_parts(task, optimizer, ema, best), self.group)
         except OSError as reason:

@@ -114,4 +114,4 @@ def read_into(folder: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Fill tensors in place, sharded or whole."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads all shards
-        dcp.load(flatten(parts), storage_reader=SafeReader(folder), no_dist=not dist.is_initialized())
+        dcp.load(flatten(parts), storage_reader=SafeReader(folder))

@@ -66,11 +66,15 @@ def test_what_is_written_is_the_state_when_it_was_saved(group: None, tmp_path: P
     """Training goes on while the shards are written; they are read back under FSDP, and by a process without it."""
     training, saved = Training(), list[int]()
     before = training.state()
+    left = tmp_path / checkpoint.FOLDER / ".step-000000003"
+    left.mkdir(parents=True)
+    (left / "__7_0.distcp").write_bytes(b"by a process that was killed")
     with training.saver(tmp_path, saved) as saver:
         saver.save(training.task, training.optimizer, training.ema, {"step": 3})
         training.step(training.task[0])
         assert not saved and not checkpoint.complete(tmp_path)
         saver.wait()
+    assert not list(checkpoint.complete(tmp_path)[0].glob("__7*")) and not left.exists()
     assert saved == [3] and [folder.name for folder in checkpoint.complete(tmp_path)] == ["step-000000003"]
     assert not torch.equal(training.state()["task/model.head.proj.weight"], before["task/model.head.proj.weight"])
     training.load(tmp_path)
