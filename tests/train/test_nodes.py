@@ -74,6 +74,7 @@ def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(tmp_path: Path
 # --- Slurm ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a script for bash")
 def test_the_slurm_example_starts_torchrun_on_every_node(tmp_path: Path) -> None:
     """Its command line, with a srun that prints its arguments in place of running them."""
     subprocess.run(["bash", "-n", str(EXAMPLE)], check=True)
