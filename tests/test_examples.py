@@ -52,6 +52,8 @@ NOT_RUN = {
     "allmlp train cifar10_ablations/conv --set seed=1 --out runs/a": MINUTES,
     "torchrun --nproc-per-node 8 -m allmlp train cifar10_gmlp --out runs/b": GPU,
     "allmlp eval timm:mixer_b16_224 photos/ --classes classes.csv": NETWORK,
+    "allmlp eval timm:mixer_b16_224 imagenet/val --real real.json": NETWORK,
+    "allmlp probe allmlp:image --device cuda": GPU,
     "allmlp study digits": MINUTES,
     "allmlp study cifar10 --minutes 9 --set data.path=data/cifar10": MINUTES,
     "allmlp study cifar10_mixer --sweep optim.lr=1e-3,2e-3,4e-3 --seeds 3": MINUTES,

@@ -39,7 +39,8 @@ BELOW = {
     "provenance": set(),
     "device": {"errors"},
     "parallel": {"device", "kernels", "layers", "models"},
-    "checkpoint": {"ema", "errors", "files", "parallel"},
+    "checkpoint": {"ema", "errors", "files", "parallel", "sharded_checkpoint"},
+    "sharded_checkpoint": {"errors", "files"},
     "run": {
         "errors",
         "spec",
@@ -156,6 +157,8 @@ BELOW = {
         "prediction",
         "report",
     },
+    "real_labels": {"accuracy", "data", "errors", "evaluation", "files", "parallel", "prediction"},
+    "transfer": {"data", "errors", "evaluation", "head_init", "prediction", "threads"},
     "serve": {"errors", "spec", "files", "models", "weights", "data", "tasks", "prediction", "analysis", "threads"},
     "report": {
         "accuracy",
@@ -254,6 +257,8 @@ BELOW = {
         "tasks",
         "show",
         "training",
+        "transfer",
+        "real_labels",
         "device",
         "prediction",
         "export",

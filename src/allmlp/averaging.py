@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from allmlp import checkpoint
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError
 from allmlp.weights import folder
 
 
@@ -42,15 +40,11 @@ def average_checkpoints(run: Path, last: int, target: Path) -> Path:
 
 def model_weights(place: Path) -> dict[str, Tensor]:
     """The weights of the model in a checkpoint, as they would be evaluated."""
-    try:
-        averages = load_file(place / "ema.safetensors")
-        return averages or {
-            name.removeprefix("model."): weight
-            for name, weight in load_file(place / "task.safetensors").items()
-            if name.startswith("model.")
-        }
-    except (SafetensorError, OSError) as reason:
-        raise UserError(f"cannot read the checkpoint {place}: {one_line(reason)}") from None
+    return checkpoint.read_part(place, "ema") or {
+        name.removeprefix("model."): weight
+        for name, weight in checkpoint.read_part(place, "task").items()
+        if name.startswith("model.")
+    }
 
 
 def save_average(like: Path, states: Iterable[Mapping[str, Tensor]], target: Path) -> Path:

@@ -1,33 +1,134 @@
-"""Checkpoints: a folder per step with safetensors and checksums, written completely or not at all.
+"""Checkpoints: a folder per step with checksums, written completely or not at all.
 
-Tensors are written unsharded, so that a run can resume on another number of processes.
+One process, and DDP, write whole tensors as safetensors; FSDP writes shards in the background, see
+`allmlp.sharded_checkpoint`. A run can resume from either on another number of processes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from allmlp.ema import ModelEma
 from allmlp.errors import UserError, one_line
-from allmlp.files import flush
+from allmlp.files import digest, flush
 from allmlp.parallel import World
+from allmlp.sharded_checkpoint import checksums, is_sharded, read_into, start_writing, stored_parts
 
 FOLDER = "checkpoints"
 log = logging.getLogger(__name__)
+
+
+class Saver:
+    """Writes the checkpoints of a run; those of FSDP while the training goes on.
+
+    with Saver(out, world, task, keep=2) as saver:
+        saver.save(task, optimizer, ema, state)
+        saver.poll()        # after every step
+        saver.wait()        # before the process group ends
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        world: World,
+        task: nn.Module,
+        keep: int,
+        on_saved: Callable[[int, Path], object] = lambda step, folder: None,
+    ) -> None:
+        self.out, self.world, self.keep, self.on_saved = out, world, keep, on_saved
+        self.group: Any = dist.new_group(backend="gloo") if isinstance(task, FSDPModule) else None
+        self.writing: Future[Any] | None = None
+        self.state: dict[str, Any] = {}
+        for left in (out / FOLDER).glob(".step-*") if world.is_main else ():  # by processes that were killed
+            shutil.rmtree(left, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.writing is not None:  # after an error: the thread that writes uses the process group
+            futures.wait([self.writing])
+
+    def save(
+        self,
+        task: nn.Module,
+        optimizer: Optimizer,
+        ema: ModelEma,
+        state: dict[str, Any],
+        best: Mapping[str, Tensor] | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Write the checkpoint of step `state["step"]`. FSDP only begins to, unless `wait`."""
+        self.wait()
+        self.state = state
+        if self.group is None:
+            save(self.out, self.world, task, optimizer, ema, state, self.keep, best)
+            if self.world.is_main:  # the others do not wait until it is written
+                self.on_saved(state["step"], complete(self.out)[-1])
+            return
+        try:
+            self.writing = start_writing(self.folder, state_parts(task, optimizer, ema, best), self.group)
+        except OSError as reason:
+            raise self.failure(reason) from reason
+        if wait:
+            self.wait()
+
+    @property
+    def folder(self) -> Path:
+        """Where shards are written before the folder gets its name."""
+        return self.out / FOLDER / f".step-{self.state['step']:09d}"
+
+    def failure(self, reason: BaseException) -> UserError:
+        if isinstance(reason, CheckpointException):  # what failed in the processes
+            reason = next(iter(reason.failures.values()))[0]
+        return UserError(f"cannot write {self.folder}: {one_line(reason)}; older checkpoints are untouched")
+
+    def wait(self) -> None:
+        """Until the checkpoint is written."""
+        if self.writing is not None:
+            futures.wait([self.writing])
+            self.poll()
+
+    def poll(self) -> None:
+        """Give a checkpoint its name if all processes have written their shards."""
+        if self.writing is None or not self.writing.done():
+            return
+        writing, self.writing = self.writing, None
+        if reason := writing.exception():
+            raise self.failure(reason) from reason
+        if not self.world.is_main:
+            return
+        try:
+            final = publish(self.folder, self.state, checksums(self.folder))
+        except OSError as reason:
+            raise self.failure(reason) from reason
+        remove_old(self.out, self.keep)
+        self.on_saved(self.state["step"], final)
+
+
+def state_parts(
+    task: nn.Module, optimizer: Optimizer, ema: ModelEma, best: Mapping[str, Tensor] | None
+) -> dict[str, Mapping[str, Tensor]]:
+    parts = {"task": task.state_dict(), "optimizer": optimizer_state(task, optimizer), "ema": ema.average}
+    return parts | ({"best": best} if best else {})
 
 
 def save(
@@ -47,8 +148,7 @@ def save(
     Files go to a hidden folder that is renamed when everything is on disk: a process that dies in between
     leaves the older checkpoints as they were.
     """
-    parts = {"task": task.state_dict(), "optimizer": optimizer_state(task, optimizer), "ema": ema.average}
-    parts |= {"best": best} if best else {}
+    parts = state_parts(task, optimizer, ema, best)
     tensors = {name: full_state_dict(part, world) for name, part in parts.items()}
     if not world.is_main:
         return
@@ -59,16 +159,26 @@ def save(
         for name, part in tensors.items():
             save_file(part, temporary / f"{name}.safetensors")
             flush(temporary / f"{name}.safetensors")
-        sums = {file.name: digest(file) for file in sorted(temporary.iterdir())}
-        (temporary / "state.json").write_text(json.dumps(state | {"sha256": sums}, indent=1), encoding="utf8")
-        flush(temporary / "state.json")
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-        flush(final.parent)
+        publish(temporary, state, {file.name: digest(file) for file in sorted(temporary.iterdir())})
     except (OSError, SafetensorError) as reason:
         raise UserError(f"cannot write {final}: {one_line(reason)}; older checkpoints are untouched") from reason
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    remove_old(out, keep)
+
+
+def publish(temporary: Path, state: dict[str, Any], sums: dict[str, str]) -> Path:
+    """Rename a folder whose tensors are on disk to its final name."""
+    (temporary / "state.json").write_text(json.dumps(state | {"sha256": sums}, indent=1), encoding="utf8")
+    flush(temporary / "state.json")
+    final = temporary.with_name(f"step-{state['step']:09d}")
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(temporary, final)
+    flush(final.parent)
+    return final
+
+
+def remove_old(out: Path, keep: int) -> None:
     for old in complete(out)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -107,21 +217,25 @@ def complete(out: Path) -> list[Path]:
     return sorted((out / FOLDER).glob("step-*"))
 
 
-def newest(out: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The last checkpoint whose checksums hold, and its state."""
-    for folder in reversed(complete(out)):
+def newest(out: Path, world: World | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """The last checkpoint whose checksums hold, and its state. Each process of `world` checks a part of the files."""
+    folders = complete(out)
+    for folder in reversed(world.broadcast(folders) if world else folders):
+        state, damaged = dict[str, Any](), False
         try:
             state = json.loads((folder / "state.json").read_text(encoding="utf8"))
-            if all(digest(folder / name) == expected for name, expected in state["sha256"].items()):
-                return folder, state
+            own = sorted(state["sha256"].items())[world.rank :: world.size] if world else state["sha256"].items()
+            damaged = any(digest(folder / name) != expected for name, expected in own)
         except (OSError, ValueError, KeyError):
-            continue
+            damaged = True
+        if not (world.any(damaged) if world else damaged):
+            return folder, state
     return None
 
 
 def resumed(out: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to resume from. Damaged ones are renamed, so that they do not count as kept ones."""
-    found = newest(out)
+    found = newest(out, world)
     damaged = [folder for folder in complete(out) if found is None or folder > found[0]]
     if damaged and found is None:
         raise UserError(f"every checkpoint of {out} is damaged; remove {out / FOLDER} to start again from step 0")
@@ -137,21 +251,12 @@ def load(
     folder: Path, task: nn.Module, optimizer: Optimizer, ema: ModelEma, best: Mapping[str, Tensor] | None = None
 ) -> None:
     """Restore a checkpoint on any number of processes; its best weights, if there are any, go into `best`."""
-    own_best = best or {}
-    try:
-        weights, states, averages = (load_file(folder / f"{n}.safetensors") for n in ("task", "optimizer", "ema"))
-        best_weights = load_file(folder / "best.safetensors") if own_best else {}
-    except (SafetensorError, OSError) as reason:
-        raise UserError(f"cannot read the checkpoint {folder}: {one_line(reason)}") from None
-    own = task.state_dict()
-    pairs = ((own, weights), (ema.average, averages), (own_best, best_weights))
-    if any(shapes(targets) != shapes(values) for targets, values in pairs):
-        raise UserError(f"the checkpoint {folder} belongs to another model")
-    with torch.no_grad():
-        for targets, values in pairs:
-            for name, target in targets.items():
-                target.copy_(reshard(values[name], target))
-    names = {id(weight): name for name, weight in task.named_parameters()}
+    own: dict[str, Mapping[str, Tensor]] = {"task": task.state_dict(), "ema": ema.average}
+    own |= {"best": best} if best else {}
+    weights = dict(task.named_parameters())
+    read = read_shards if is_sharded(folder) else read_whole
+    states = read(folder, own, weights)
+    names = {id(weight): name for name, weight in weights.items()}
     record = optimizer.state_dict()
     ordered = [weight for group in optimizer.param_groups for weight in group["params"]]
     record["state"] = {
@@ -166,10 +271,54 @@ def load(
     optimizer.load_state_dict(record)
 
 
+def read_whole(
+    folder: Path, own: dict[str, Mapping[str, Tensor]], weights: dict[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Fill the parts `own` from safetensors; returns the state of the optimizer."""
+    parts = {part: read_part(folder, part) for part in own}
+    check_shapes(folder, own, {part: shapes(values) for part, values in parts.items()})
+    with torch.no_grad():
+        for part, targets in own.items():
+            for name, target in targets.items():
+                target.copy_(reshard(parts[part][name], target))
+    return read_part(folder, "optimizer")
+
+
+def read_shards(
+    folder: Path, own: dict[str, Mapping[str, Tensor]], weights: dict[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Fill the parts `own` from shards; returns the state of the optimizer, sharded as the weights are."""
+    stored = stored_parts(folder)
+    check_shapes(folder, own, {part: {name: entry.size for name, entry in stored[part].items()} for part in own})
+    states = {}
+    for name, entry in stored["optimizer"].items():
+        weight, dtype = weights[name.rpartition("/")[0]].detach(), entry.properties.dtype
+        states[name] = (
+            torch.empty(entry.size, dtype=dtype)
+            if entry.size != weight.shape
+            else torch.empty_like(weight, dtype=dtype)
+        )
+    read_into(folder, own | {"optimizer": states})
+    return states
+
+
+def check_shapes(folder: Path, own: dict[str, Mapping[str, Tensor]], stored: dict[str, dict[str, torch.Size]]) -> None:
+    if any(shapes(tensors) != stored[part] for part, tensors in own.items()):
+        raise UserError(f"the checkpoint {folder} belongs to another model")
+
+
+def read_part(folder: Path, part: str) -> dict[str, Tensor]:
+    """The whole tensors of "task", "optimizer", "ema" or "best"."""
+    if is_sharded(folder):
+        entries = stored_parts(folder)[part]
+        tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+        read_into(folder, {part: tensors})
+        return tensors
+    try:
+        return load_file(folder / f"{part}.safetensors")
+    except (SafetensorError, OSError) as reason:
+        raise UserError(f"cannot read the checkpoint {folder}: {one_line(reason)}") from None
+
+
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def digest(file: Path) -> str:
-    with open(file, "rb") as source:
-        return hashlib.file_digest(source, "sha256").hexdigest()

@@ -21,12 +21,14 @@ from allmlp.data.dataset import Data, ImageDataset, Split, labels_of
 from allmlp.data.detect import detect_data
 from allmlp.data.digits import Digits
 from allmlp.data.encoded_images import EncodedImages
+from allmlp.data.flowers import Flowers102
 from allmlp.data.image_files import ImageFiles, LabeledFile
 from allmlp.data.image_folder import ImageFolder, folders, list_images, only_folder, split_folders
 from allmlp.data.image_table import ImageTable
 from allmlp.data.labeled_text import LabeledText, LabeledTextReader
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus
+from allmlp.data.pets import OxfordPets
 from allmlp.data.sampler import eval_batches
 from allmlp.data.shards import Shards, find, read_class_names
 from allmlp.data.squad import Squad
@@ -58,6 +60,8 @@ NAMED: dict[str, Data] = {
     "mnist": Mnist(),
     "fashion_mnist": Mnist(variant="fashion"),
     "digits": Digits(),
+    "pets": OxfordPets(),
+    "flowers102": Flowers102(),
 }
 """Data by name, in their usual places."""
 MIN_TOP5_CLASSES = 10

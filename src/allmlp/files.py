@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import sys
@@ -56,6 +57,12 @@ def read_regular(file: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {limit:,}", os.fspath(file))
         return source.read(limit)
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(file, "rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def flush(path: Path) -> None:

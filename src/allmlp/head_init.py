@@ -60,12 +60,8 @@ class HeadInit(Spec):
         train = features_of(model, task, sample_classes(dataset.train, limit, seed))
         if dataset.validation is not None:
             held_out = features_of(model, task, sample_classes(dataset.validation, limit, seed))
-            return fit_linear(train, held_out, self.l2, task)
-        order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
-        count = max(round(HELD_OUT * len(order)), 1)
-        chosen = fit_linear(train.take(order[count:]), train.take(order[:count]), self.l2, task)
-        whole = fit_linear(train, train, (chosen.l2,), task)
-        return whole._replace(accuracy=chosen.accuracy, loss=chosen.loss)
+            return fit_linear(train, held_out, self.l2, class_weights_of(task))
+        return fit_holding_out(train, self.l2, class_weights_of(task), seed)
 
 
 class Features(NamedTuple):
@@ -139,11 +135,23 @@ def sample_classes(split: Split, examples: int, seed: int) -> Split:
     return subset(split, by_class[rank.argsort(stable=True)[:examples]].sort().values)
 
 
-def fit_linear(train: Features, held_out: Features, penalties: tuple[float, ...], task: TaskModule) -> LinearProbe:
+def class_weights_of(task: TaskModule) -> Tensor:
+    return task.class_weights.cpu().double()  # type: ignore[union-attr]
+
+
+def fit_holding_out(train: Features, penalties: tuple[float, ...], class_weights: Tensor, seed: int) -> LinearProbe:
+    """Choose the penalty on a part of the examples, and fit with it on all of them."""
+    order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
+    count = max(round(HELD_OUT * len(order)), 1)
+    chosen = fit_linear(train.take(order[count:]), train.take(order[:count]), penalties, class_weights)
+    whole = fit_linear(train, train, (chosen.l2,), class_weights)
+    return whole._replace(accuracy=chosen.accuracy, loss=chosen.loss)
+
+
+def fit_linear(train: Features, held_out: Features, penalties: tuple[float, ...], class_weights: Tensor) -> LinearProbe:
     """Multinomial logistic regression by L-BFGS, once per penalty from the largest on, each from the one before."""
     mean, std = train.values.double().mean(0), train.values.double().std(0, correction=0).clamp(min=1e-6)
     inputs, tests = ((part.values.double() - mean) / std for part in (train, held_out))
-    class_weights: Tensor = task.class_weights.cpu().double()  # type: ignore[union-attr]
     weights = class_weights[train.labels]
     weight = torch.zeros(len(class_weights), inputs.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(len(class_weights), dtype=torch.float64, requires_grad=True)

@@ -113,7 +113,9 @@ def join(device: str | None = None) -> Iterator[World]:
     # The store outlives a process group, be it of restarted workers or of an earlier run of the same ones: without a
     # prefix of its own, the next group would read stale addresses.
     fresh = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(GROUPS)}", store)
-    dist.init_process_group(COLLECTIVES.get(own.type, "gloo"), store=fresh, rank=rank, world_size=size)
+    # gloo for what is on the CPU: checkpoints are written from there in the background.
+    backend = f"cpu:gloo,{own.type}:{COLLECTIVES[own.type]}" if own.type in COLLECTIVES else "gloo"
+    dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), own)
     finally:

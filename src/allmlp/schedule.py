@@ -24,8 +24,12 @@ class Schedule(Spec, abstract=True):
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.decay(min(after, 1.0))
 
     def decay(self, progress: float) -> float:
-        """From 1 to 0 over the steps after warm-up."""
+        """The factor over the steps after warm-up, from 1 to 0 unless the schedule says otherwise."""
         raise NotImplementedError
+
+    def whole(self, after: float) -> float:
+        """Progress of the run from that of the steps after warm-up."""
+        return self.warmup_fraction + after * (1 - self.warmup_fraction)
 
 
 class CosineSchedule(Schedule):
@@ -38,3 +42,19 @@ class LinearSchedule(Schedule):
 
     def decay(self, progress: float) -> float:
         return 1 - progress
+
+
+class InverseSqrtSchedule(Schedule):
+    """The original Transformer's: sqrt(warm-up steps / steps), which does not end at zero."""
+
+    def decay(self, progress: float) -> float:
+        return math.sqrt(self.warmup_fraction / self.whole(progress)) if self.warmup_fraction else 1.0
+
+
+class StepSchedule(Schedule):
+    """ResNet's: a tenth at each of the `milestones`, fractions of the run."""
+
+    milestones: tuple[Rate, ...] = (1 / 3, 2 / 3, 8 / 9)
+
+    def decay(self, progress: float) -> float:
+        return 0.1 ** sum(self.whole(progress) >= milestone for milestone in self.milestones)

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,10 @@ def training_loop(
         add_to_record(path, world, lambda: {"data": describe_data(dataset)})
     floors, results = run.task.floors(dataset, evaluated), dict[str, float]()
     interrupts.lost = lambda: describe_stop(path, step)
-    with RunLog(path, step, steps, world.is_main, pace.seconds_left, callbacks) as log:
+    with (
+        RunLog(path, step, steps, world.is_main, pace.seconds_left, callbacks) as log,
+        checkpoint.Saver(path, world, task, run.keep_checkpoints, partial(log.callbacks.call, "on_save")) as saver,
+    ):
         log.callbacks.call("on_start", path, to_dict(run), step)
         log.message(header(run, path, model.spec, parameters, trained, dataset, sampler, steps, world, dtype))
         if found is not None:
@@ -212,6 +216,7 @@ def training_loop(
             step += 1
             log.reach(step)
             pace.update(step)
+            saver.poll()
             window.append(losses)
             examples += size
 
@@ -238,9 +243,7 @@ def training_loop(
                 state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
                 state["scaler"] = train_step.scaler.state_dict()
                 with interrupts.saving():
-                    checkpoint.save(path, world, task, optimizer, ema, state, run.keep_checkpoints, best.weights)
-                if world.is_main:  # the others do not wait until it is written
-                    log.callbacks.call("on_save", step, checkpoint.complete(path)[-1])
+                    saver.save(task, optimizer, ema, state, best.weights, wait=last or stop or best.is_exhausted)
                 saved = time.monotonic()
                 meter.pause()
             if stop:

@@ -111,9 +111,9 @@ def test_recipe_settings() -> None:
     assert found.card.peak == 989.4e12 / 2, "the recipe is in float32, which runs as TF32"
     mixer = job("imagenet21k_mixer_l16", gpus=8)
     assert mixer.samples == 14_197_122 and mixer.epochs == 300 and mixer.batch_size == 4096
-    text = job("mlm_gmlp_base", gpus=8)
+    text = job("mlm_table6/gmlp_base", gpus=8)
     assert text.samples * text.epochs == 1_000_000 * 256 and forecast(text).sample_bytes == 2 * 512
-    assert job("mlm_table3/mixer", gpus=8).family == "Mixer" and job("mlm_bert_base", gpus=8).family == "BERT"
+    assert job("mlm_table3/mixer", gpus=8).family == "Mixer" and job("mlm_table6/bert_base", gpus=8).family == "BERT"
 
 
 def test_choice_of_a_strategy_that_fits() -> None:

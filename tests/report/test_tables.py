@@ -8,14 +8,18 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from allmlp import UserError
+from allmlp.bench.backends import parse_backend
 from allmlp.bench.outputs import as_dict
 from allmlp.bench.runner import BenchOptions, BenchReport, Measurement
 from allmlp.cli import main
+from allmlp.cli.app import app
 from allmlp.layers import ChannelMlp, PatchEmbed, TokenMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.zoo import preset, presets
@@ -34,6 +38,7 @@ from allmlp.report.tables import (
     tables,
 )
 from paper_tables import generate
+from paper_tables.bench import arguments
 from paper_tables.generate import DOCS, RECIPES, published
 from paper_tables.measurements import benched, measurements
 from paper_tables.published import read
@@ -304,6 +309,30 @@ def test_measurements_are_in_their_cells(unmeasured: dict[str, PaperTable]) -> N
     assert found["mixer_table2", "ViT-L/16", "GPU-hours"] == NO_RECIPE
     assert found["transformer_positions", "position 1", "i = 0"] == "0.8415"
     assert found["gmlp_table6", "gMLP L12, 44 M, 0.23 G tokens", "SQuAD 1.1"] == NOT_MEASURED
+
+
+def test_every_figure_that_is_missing_has_a_reason(unmeasured: dict[str, PaperTable]) -> None:
+    for table in unmeasured.values():
+        for number, column in enumerate(table.columns):
+            printed = [row for row in table.rows if row.section != MEASURED_HERE]
+            if any(row.ours[number] == NOT_MEASURED for row in printed):
+                reasons = [note for note in table.notes if re.match(rf"Not measured \((.*, )?{column.name}[,)]", note)]
+                assert len(reasons) == 1 and len(reasons[0].partition("): ")[2]) > 20, (table.name, column.name)
+    for table in published().values():  # the recipes that a reason names
+        for column in table.columns:
+            for word in re.findall(r"\w+_\w+", column.reason):
+                assert word in recipes() or any(name.startswith(word) for name in recipes()), word
+
+
+def test_a_table_is_measured_at_its_batch_size() -> None:
+    """All of ResMLP's table 1 that have a preset, by one command that `allmlp bench` understands."""
+    words = arguments("resmlp_table1", Path("out"))
+    given = typer.main.get_command(app).commands["bench"].make_context("bench", words[1:]).params  # type: ignore[attr-defined]
+    assert given["batch_size"] == "32" and not given["train"]
+    rows = [row for row in published()["resmlp_table1"].rows if row.model]
+    assert len(rows) >= 11 and given["models"] == [row.model for row in rows]
+    assert [parse_backend(name) for name in given["backends"].split(",")] and all(preset(row.model) for row in rows)
+    assert "--train" in arguments("gmlp_table5", Path("out"))
 
 
 def test_core_days_as_gpu_hours(stored: dict[str, PaperTable]) -> None:

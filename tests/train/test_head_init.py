@@ -11,7 +11,7 @@ import torch
 import allmlp
 from allmlp.data.dataset import ImageDataset, InMemory, labels_of
 from allmlp.data.sampler import eval_batches
-from allmlp.head_init import HeadInit, features_of, fit_linear, sample_classes
+from allmlp.head_init import HeadInit, class_weights_of, features_of, fit_linear, sample_classes
 from allmlp.models.model import Model
 from allmlp.models.resmlp import resmlp
 from allmlp.tasks.classify import Classify, ClassifyModule
@@ -53,7 +53,7 @@ def test_it_is_the_logistic_regression_of_scikit_learn() -> None:
     data = dataset()
     model, task = build(data)
     train, l2 = features_of(model, task, data.train), 1e-2
-    probe = fit_linear(train, train, (l2,), task)
+    probe = fit_linear(train, train, (l2,), class_weights_of(task))
     values = train.values.double().numpy()
     scaled = (values - values.mean(0)) / values.std(0)
     expected = linear.LogisticRegression(C=1 / (len(values) * l2), tol=1e-8, max_iter=5000)
@@ -80,7 +80,7 @@ def test_the_penalty_is_the_one_with_the_least_loss_on_the_validation_split() ->
     data = dataset()
     model, task = build(data)
     train, held_out = (features_of(model, task, split) for split in (data.train, data.validation))  # type: ignore[arg-type]
-    losses = {l2: fit_linear(train, held_out, (l2,), task).loss for l2 in HeadInit().l2}
+    losses = {l2: fit_linear(train, held_out, (l2,), class_weights_of(task)).loss for l2 in HeadInit().l2}
     best = HeadInit().fit(model, task, data, seed=0)
     assert losses[best.l2] == min(losses.values()) and best.loss == pytest.approx(min(losses.values()), rel=1e-3)
 

@@ -11,7 +11,7 @@ from torch import nn
 import allmlp
 from allmlp.models.timm import package as timm_package
 from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd, hidden_matrices, orthogonalize, parameter_groups
-from allmlp.schedule import CosineSchedule, LinearSchedule
+from allmlp.schedule import CosineSchedule, InverseSqrtSchedule, LinearSchedule, StepSchedule
 
 SPECS = [AdamW(lr=1e-2), Sgd(lr=0.1), Lamb(lr=0.03), Muon(lr=1e-2), Adagrad(lr=1e-2)]
 
@@ -167,3 +167,20 @@ def test_schedules() -> None:
     for schedule in (cosine, linear, LinearSchedule(warmup_fraction=0.0), CosineSchedule(warmup_fraction=1.0)):
         values = [schedule.at(step / 100) for step in range(101)]
         assert all(0 <= value <= 1 and math.isfinite(value) for value in values)
+
+
+def test_the_schedule_of_the_transformer() -> None:
+    """d^-0.5 min(t^-0.5, t w^-1.5) of Vaswani et al., relative to its peak at step w."""
+    steps, warmup = 100_000, 4000
+    schedule = InverseSqrtSchedule(warmup_fraction=warmup / steps)
+    for step in (1, 1000, 4000, 16_000, 100_000):
+        expected = min(step**-0.5, step * warmup**-1.5) / warmup**-0.5
+        assert schedule.at(step / steps) == pytest.approx(expected)
+
+
+def test_the_schedule_of_resnet() -> None:
+    """A tenth at epochs 30, 60 and 80 of 90, after five of warm-up."""
+    schedule = StepSchedule(warmup_fraction=5 / 90)
+    epochs = (2.5, 5.1, 29.9, 30.1, 59.9, 60.1, 79.9, 80.1, 89.9)
+    expected = (0.5, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001)
+    assert [schedule.at(epoch / 90) for epoch in epochs] == pytest.approx(expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,18 +50,33 @@ RECIPES = (
     "mixer_h14",
     "imagenet_resmlp_s12",
     "imagenet_resmlp_s24",
+    "imagenet_resmlp_s36",
+    "imagenet21k_resmlp_b24_8",
+    "imagenet_deit/s16",
+    "imagenet_deit/b16",
     "imagenet_gmlp_ti16",
     "imagenet_gmlp_s16",
     "imagenet_gmlp_b16",
     "mlm_table3/bert",
     "mlm_table3/mixer",
     "mlm_table3/split",
-    "mlm_gmlp_l18",
-    "mlm_gmlp_base",
-    "mlm_amlp_base",
-    "mlm_bert_base",
+    "mlm_table4/gmlp_l18",
+    "mlm_table4/gmlp_l144",
+    "mlm_table4/transformer_l48",
+    "mlm_table6/gmlp_base",
+    "mlm_table6/amlp_base",
+    "mlm_table6/bert_base",
+    "mlm_table6/gmlp_large",
+    "mlm_table6/amlp_large",
+    "mlm_table6/bert_large",
+    "mlm_table6/gmlp_xlarge",
 )
 """The rows of gpu_hours; `mixer_h14` is JFT-300M. Distillation and DINO are absent: their teacher is not counted."""
+REASONS = dict.fromkeys(
+    ("speed", "memory"),
+    "no record of this model and batch size; on a GPU, `python -m paper_tables.bench {table}` writes it",
+)
+"""By source: why a figure that a GPU could measure is missing."""
 FORMATS = {
     "measured": ".2f",
     "parameters": ",.2f",
@@ -95,13 +110,23 @@ def complete(table: PublishedTable, measured: Iterable[LoggedFigure]) -> PaperTa
         texts = tuple(next(cells, "") if column.published else "" for column in table.columns)
         ours = tuple(figure(column, row, found) for column in table.columns)
         made.append(PaperRow(row.section, row.label, row.model, texts, ours))
+    notes = (*table.notes, *reasons(table, made))
     columns = tuple(
         PaperColumn(column.name, column.published, column.format or FORMATS.get(column.source.partition(" ")[0], ""))
         for column in table.columns
     )
-    return PaperTable(
-        table.name, tuple(table.papers.split()), table.title, table.source, columns, tuple(made), table.notes
-    )
+    return PaperTable(table.name, tuple(table.papers.split()), table.title, table.source, columns, tuple(made), notes)
+
+
+def reasons(table: PublishedTable, rows: Iterable[PaperRow]) -> Iterator[str]:
+    """Why columns have rows of the paper without a figure of ours, columns of one reason together."""
+    found: dict[str, list[str]] = {}
+    for number, column in enumerate(table.columns):
+        if any(row.ours[number] == NOT_MEASURED for row in rows if row.section != MEASURED_HERE):
+            reason = column.reason or REASONS[column.source.partition(" ")[0]]
+            found.setdefault(reason.format(table=table.name), []).append(column.name)
+    for reason, names in found.items():
+        yield f"Not measured ({', '.join(names)}): {reason}."
 
 
 def figure(column: PublishedColumn, row: PublishedRow, found: dict[tuple[str, str], float]) -> Figure:

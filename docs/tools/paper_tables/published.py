@@ -14,6 +14,8 @@ class PublishedColumn(NamedTuple):
     """Whether the paper has this column."""
     format: str = ""
     """Of our figure; by default that of its source."""
+    reason: str = ""
+    """Why rows of the paper have no figure of ours; by default that of its source (`generate.REASONS`)."""
 
 
 class PublishedRow(NamedTuple):
@@ -55,5 +57,5 @@ PARAMETERS, MACS = PublishedColumn("params M", "parameters"), PublishedColumn("M
 ADDED_MACS = MACS._replace(published=False)
 
 
-def measured(*names: str) -> tuple[PublishedColumn, ...]:
-    return tuple(PublishedColumn(name, "measured") for name in names)
+def measured(*names: str, reason: str) -> tuple[PublishedColumn, ...]:
+    return tuple(PublishedColumn(name, "measured", reason=reason) for name in names)

@@ -28,6 +28,7 @@ COMMANDS = (
     "show",
     "train",
     "eval",
+    "probe",
     "study",
     "predict",
     "embed",

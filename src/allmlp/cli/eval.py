@@ -6,13 +6,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from allmlp.cli.app import app, console, examples, next_command
 from allmlp.cli.job import DTYPES, DeviceOption
-from allmlp.errors import lookup, printable
+from allmlp.errors import UserError, lookup, printable
 
 if TYPE_CHECKING:
     from allmlp.evaluation import Evaluation
@@ -29,6 +29,7 @@ MAX_SKIPPED = 5
         "allmlp eval allmlp:cifar10 cifar10",
         "allmlp eval runs/reviews reviews.csv --json",
         "allmlp eval timm:mixer_b16_224 photos/ --classes classes.csv",
+        "allmlp eval timm:mixer_b16_224 imagenet/val --real real.json",
     ),
 )
 def eval_command(
@@ -48,6 +49,9 @@ def eval_command(
     classes: Annotated[
         Path | None,
         typer.Option(help="Table for names that differ: class of the data, class of the model (or empty: left out)."),
+    ] = None,
+    real: Annotated[
+        Path | None, typer.Option(help="File real.json: ReaL labels of the validation images of ImageNet.")
     ] = None,
     per_class: Annotated[bool, typer.Option("--per-class", help="Print a table with a row for each class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -69,6 +73,7 @@ def eval_command(
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from allmlp.evaluation import evaluate_model
+    from allmlp.real_labels import evaluate_real_labels
 
     chosen = lookup(dtype, {name: getattr(torch, name) for name in DTYPES}, "dtype") if dtype else None
     screen, is_main = Console(stderr=True), os.environ.get("RANK", "0") == "0"
@@ -77,16 +82,18 @@ def eval_command(
     )
     with bar:
         row = bar.add_task("", total=None)
-        found = evaluate_model(
-            model,
-            data,
-            classes=str(classes) if classes else None,
-            knn=knn,
-            device=device,
-            dtype=chosen,
-            batch_size=batch_size,
-            progress=lambda done, total: bar.update(row, completed=done, total=total),
-        )
+        options: Any = {
+            "device": device,
+            "dtype": chosen,
+            "batch_size": batch_size,
+            "progress": lambda done, total: bar.update(row, completed=done, total=total),
+        }
+        if real is not None:
+            if data is None or classes is not None or knn is not None:
+                raise UserError("--real needs the folder of the validation images, and neither --classes nor --knn")
+            found = evaluate_real_labels(model, data, str(real), **options)
+        else:
+            found = evaluate_model(model, data, classes=str(classes) if classes else None, knn=knn, **options)
     if not is_main:
         return
     if as_json:
@@ -111,11 +118,11 @@ def print_evaluation(found: Evaluation, per_class: bool) -> None:
     if found.left_out:
         print(f"{found.left_out:,} examples of classes without a counterpart are left out")
     values = {name: format_value(name, value) for name, value in found.metrics.items()}
-    if found.class_results:
-        correct = sum(row.correct for row in found.class_results)
-        values["accuracy"] = format_accuracy(correct, found.examples)
-        values["calibration_error"] = f"{found.metrics['calibration_error']:.2%}"
+    if "accuracy_low" in values:
+        values["accuracy"] = format_accuracy(round(found.metrics["accuracy"] * found.examples), found.examples)
         del values["accuracy_low"], values["accuracy_high"]
+    if found.class_results:
+        values["calibration_error"] = f"{found.metrics['calibration_error']:.2%}"
     names = {"top5_accuracy": "top-5 accuracy", "calibration_error": "calibration error", "majority": "largest class"}
     width = max(len(names.get(name, name)) for name in values)
     for name, value in values.items():

@@ -69,7 +69,7 @@ def match_classes(
             return {exact[canonical(name)]}
         return set().union(*(known.get(alias, ()) for alias in aliases(name)))
 
-    by_number = tuple(data) == tuple(map(str, range(len(model))))
+    by_number = set(data) == set(map(str, range(len(model))))
     given = {canonical(name): list(targets) for name, targets in (table or {}).items()}
     members, missing = list[frozenset[int]](), list[str]()
     for name in data:

@@ -1,8 +1,9 @@
 """What data a path holds, seen from names and contents of its files.
 
-A folder is, in this order: a dataset in its official layout (CIFAR-10, CIFAR-100, MNIST), a dataset saved by the
-`datasets` package, tar shards, a table of images, folders of images, other tables, SQuAD files, aligned files of two
-languages, plain text. A table is, in this order: images with labels, translations, labeled texts, plain text.
+A folder is, in this order: a dataset in its official layout (CIFAR-10, CIFAR-100, MNIST, Oxford Pets, Flowers-102), a
+dataset saved by the `datasets` package, tar shards, a table of images, folders of images, other tables, SQuAD files,
+aligned files of two languages, plain text. A table is, in this order: images with labels, translations, labeled texts,
+plain text.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from allmlp.data.columns import (
 )
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Data
+from allmlp.data.flowers import Flowers102, is_flowers
 from allmlp.data.hub_dataset import HubDataset
 from allmlp.data.image_folder import ImageFolder, folders
 from allmlp.data.image_table import FileFinder, ImageTable
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus
+from allmlp.data.pets import OxfordPets, is_pets
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
@@ -112,6 +115,10 @@ def detect_folder(folder: Path) -> Data:
             return Mnist(str(folder), "fashion") if fashion else kind(str(folder))
     if {"train", "test", "meta"} <= {name for name in names if (folder / name).is_file()}:
         return Cifar100(str(folder))
+    if is_pets(folder):
+        return OxfordPets(str(folder))
+    if is_flowers(folder):
+        return Flowers102(str(folder))
     if "dataset_dict.json" in names:
         return HubDataset(str(folder))
     if any(name.endswith(".tar") for name in names):

@@ -21,7 +21,7 @@ from allmlp.analysis.target import affordable_images
 from allmlp.analysis.token_filters import evenly_spaced
 from allmlp.data.dataset import labels_of, subset
 from allmlp.errors import UserError
-from allmlp.head_init import Features, HeadInit, features_of, fit_linear
+from allmlp.head_init import Features, HeadInit, class_weights_of, features_of, fit_linear
 from allmlp.models.model import Model
 from allmlp.report.images import EmbeddedImage
 from allmlp.report.predictions import evaluator, file_name, viewer
@@ -120,7 +120,7 @@ def out_of_fold(features: Features, task: TaskModule) -> Tensor:
         inside, outside = ((fold == number) == which for which in (True, False))
         rows = inside.nonzero().flatten()
         held_out = features.take(rows)
-        probe = fit_linear(features.take(outside.nonzero().flatten()), held_out, penalties, task)
+        probe = fit_linear(features.take(outside.nonzero().flatten()), held_out, penalties, class_weights_of(task))
         penalties = (probe.l2,)
         found.append((held_out.values.double() @ probe.weight.T + probe.bias).softmax(1))
         order.append(rows)

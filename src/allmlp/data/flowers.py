@@ -1,0 +1,104 @@
+"""Oxford Flowers-102 in the official layout, with a reader of its MATLAB files."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from allmlp.data.dataset import ImageDataset
+from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
+from allmlp.data.paths import join_paths, search_paths
+from allmlp.errors import UserError, one_line
+from allmlp.files import read_regular
+
+LABELS, SPLITS = "imagelabels.mat", "setid.mat"
+MATRIX, COMPRESSED = 14, 15
+NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+"""Types of MAT files, level 5 -> types of numpy."""
+MAX_BYTES = 2**26
+
+
+class Flowers102(ImageFileData):
+    """102 species of flowers, 1,020 images for training, 1,020 for validation and 6,149 for testing (Nilsback 2008).
+
+    `path` has the folder jpg and the files imagelabels.mat and setid.mat; without it, $ALLMLP_DATA/flowers102 and
+    $ALLMLP_DATA are searched. Classes are numbers from 1. As in published transfer results, the validation images are
+    trained on too, unless `train_on_val` is false.
+    """
+
+    path: str = ""
+    train_on_val: bool = True
+
+    def load(self) -> ImageDataset:
+        places = search_paths(self.path, "flowers102")
+        root = next((place for place in places if is_flowers(place)), None)
+        if root is None:
+            raise UserError(
+                f"{join_paths(places)} has no {LABELS} and {SPLITS}: put them and the folder jpg of "
+                "https://www.robots.ox.ac.uk/~vgg/data/flowers/102 there"
+            )
+        labels = read_mat(root / LABELS).get("labels", np.zeros(0)).astype(int).ravel()
+        sets = {name: numbers.astype(int).ravel() for name, numbers in read_mat(root / SPLITS).items()}
+        if not {"trnid", "valid", "tstid"} <= sets.keys() or not labels.size:
+            raise UserError(
+                f"{root}: {LABELS} needs the variable labels, {SPLITS} the variables trnid, valid and tstid"
+            )
+        classes = sorted(set(labels.tolist()))
+
+        def split(*names: str) -> FileSplit:
+            chosen = np.concatenate([sets[name] for name in names]).tolist()
+            if not all(1 <= number <= len(labels) for number in chosen):
+                raise UserError(f"{root / SPLITS} names images that {LABELS} has no label of")
+            files = [
+                LabeledFile(f"image_{number:05d}.jpg", classes.index(int(labels[number - 1]))) for number in chosen
+            ]
+            return FileSplit(root / "jpg", files)
+
+        splits = {"train": split("trnid", "valid") if self.train_on_val else split("trnid"), "test": split("tstid")}
+        splits |= {} if self.train_on_val else {"validation": split("valid")}
+        return self.build(splits, tuple(map(str, classes)), [])
+
+
+def is_flowers(folder: Path) -> bool:
+    return (folder / LABELS).is_file() and (folder / SPLITS).is_file()
+
+
+def read_mat(file: Path) -> dict[str, np.ndarray]:
+    """The numeric arrays of a MAT file of level 5 (MATLAB's save -v6 and -v7), by name."""
+    data = read_regular(file, MAX_BYTES)
+    order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
+    if order is None:
+        raise UserError(f"{file} is not a MAT file of level 5")
+    try:
+        return dict(read_arrays(data[128:], order))
+    except (struct.error, zlib.error, ValueError, KeyError) as reason:
+        raise UserError(f"{file} is damaged: {one_line(reason)}") from None
+
+
+def read_arrays(data: bytes, order: str) -> Iterator[tuple[str, np.ndarray]]:
+    for outer, packed in elements(data, order):
+        inner = zlib.decompressobj().decompress(packed, MAX_BYTES) if outer == COMPRESSED else b""
+        for kind, content in elements(inner, order) if inner else [(outer, packed)]:
+            if kind != MATRIX:
+                continue
+            _, (_, shape), (_, name), (number, values), *_ = elements(content, order)
+            array = np.frombuffer(values, order + NUMBERS[number])
+            yield name.decode("ascii"), array.reshape(np.frombuffer(shape, order + "i4"), order="F")
+
+
+def elements(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
+    """Type and content of each element; those of up to four bytes have a short header, others fill eight bytes."""
+    start = 0
+    while start < len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, start)
+        is_short = kind >> 16
+        kind, size, header = (kind & 0xFFFF, kind >> 16, 4) if is_short else (kind, size, 8)
+        content = data[start + header : start + header + size]
+        if len(content) < size:
+            raise ValueError("it ends too early")
+        yield kind, content
+        start += 8 if is_short else 8 + size + (-size % 8 if kind != COMPRESSED else 0)
