@@ -289,6 +289,12 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
     if not rest:
         return spec.replace(**{head: parse(value, hint, above + head) if isinstance(value, str) else value})
     child = getattr(spec, head)
+    if isinstance(child, tuple) and any(isinstance(part, Spec) for part in child):
+        number, _, rest = rest.partition(".")
+        if not rest or not number.isdecimal() or int(number) >= len(child):
+            raise UserError(f"{above}{head} has {len(child)} entries: set a field of one, as {above}{head}.0.NAME")
+        part = override(child[int(number)], rest, value, f"{above}{head}.{number}.")
+        return spec.replace(**{head: (*child[: int(number)], part, *child[int(number) + 1 :])})
     if not isinstance(child, Spec):
         raise UserError(f"{above}{head} is {child!r}: it has no field {rest!r}")
     return spec.replace(**{head: override(child, rest, value, f"{above}{head}.")})

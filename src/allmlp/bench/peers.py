@@ -195,4 +195,6 @@ PACKAGES: dict[str, Callable[[Model], Peer]] = {"timm": timm_peer, "hf": hugging
 def require_encoder(model: Model) -> Encoder:
     if not isinstance(model.spec, Encoder):
         raise UserError(f"a {type(model.spec).__name__} has no equivalent in other packages")
+    if model.spec.stages:
+        raise UserError("a model with stages has no equivalent in other packages")
     return model.spec

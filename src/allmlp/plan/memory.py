@@ -51,7 +51,7 @@ def weights(spec: ModelSpec) -> tuple[Weight, ...]:
     hidden = hidden_matrices(model)
     found = []
     for name, weight in model.named_parameters():
-        copies = next((depth for stack, depth in depths.items() if name.startswith(f"{stack}.")), 1)
+        copies = next((len(numbers) for block, numbers in depths.items() if name.startswith(f"{block}.")), 1)
         found.append(Weight(tuple(weight.shape), copies, bool(block_number(name)), id(weight) in hidden))
     return tuple(found)
 

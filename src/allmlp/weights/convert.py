@@ -272,6 +272,8 @@ def read_folder(path: Path) -> ConvertedModel:
     model = folder.load(path, dtype=None)
     if not isinstance(model.spec, Encoder):
         raise UserError(f"{path} is a {type(model.spec).__name__}, which no other format supports")
+    if model.spec.stages:
+        raise UserError(f"{path} is a model with stages, which no other format supports")
     state = {name: check_finite(path, name, tensor) for name, tensor in model.state_dict().items()}
     preprocessing = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else None
     return ConvertedModel(
