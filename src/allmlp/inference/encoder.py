@@ -109,11 +109,11 @@ class FastEncoder(FastModel):
         self.stem_and_head = copy_frozen(model, dtype)
         self.stem_and_head.blocks = nn.ModuleList()
         wide = torch.promote_types(dtype, torch.float32)
-        stages, self.starts = self.spec.all_stages, model.merges_by_block()
+        stages = self.spec.all_stages
         self.blocks, deferred = nn.ModuleList(), torch.zeros(self.spec.width, device=model.device, dtype=wide)
         for index, (stage, numbers) in enumerate(zip(stages, self.spec.blocks_by_stage, strict=True)):
-            if numbers[0] in self.starts:  # a merge reads all of X
-                self.register_buffer(f"deferred_bias_{self.starts[numbers[0]]}", deferred)
+            if stage.merge:  # it reads all of X
+                self.register_buffer(f"deferred_bias_{numbers[0]}", deferred)
                 deferred = torch.zeros(stage.width, device=model.device, dtype=wide)
             conversion = Conversion(stage.block, norms_after(self.spec, index), dtype, deferred)
             for number in numbers:
@@ -176,10 +176,10 @@ class FastEncoder(FastModel):
             z = model.embed(x, None, Context(), None).contiguous()
         for number, block in enumerate(self.blocks):
             assert isinstance(block, nn.ModuleDict)
-            if number in self.starts:
-                name = self.starts[number]
-                with naming_errors(f"merges.{name}"):
-                    z = model.merges[name]((z + getattr(self, f"deferred_bias_{name}")).to(z.dtype)).contiguous()
+            if str(number) in model.merges:
+                with naming_errors(f"merges.{number}"):
+                    merged = (z + self.get_buffer(f"deferred_bias_{number}")).to(z.dtype)
+                    z = model.merges[str(number)](merged).contiguous()
             if not len(z):
                 continue
             for slot, branch in block.items():

@@ -24,7 +24,7 @@ from allmlp.layers.mixers.none import NoMixing
 from allmlp.layers.mixers.projection import Dense, Toeplitz
 from allmlp.layers.mixers.rotary import RotaryPositions, RotaryScaling
 from allmlp.layers.norm import Affine, BatchNorm, LayerNorm, RMSNorm
-from allmlp.layers.pool import ClassMlp, FirstTokenPool, MeanPool
+from allmlp.layers.pool import ClassAttention, ClassMlp, FirstTokenPool, MeanPool
 from allmlp.layers.scale import DropPath, LayerScale
 from allmlp.layers.stage import PatchMerge, Stage
 from allmlp.layers.stem import LearnedPositions, PatchEmbed, SinusoidalPositions, TokenEmbed
@@ -37,6 +37,7 @@ __all__ = [
     "Cache",
     "ChannelLinear",
     "ChannelMlp",
+    "ClassAttention",
     "ClassMlp",
     "ClassifierHead",
     "Constant",

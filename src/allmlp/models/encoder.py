@@ -132,7 +132,9 @@ class Encoder(ModelSpec):
 
     def shallow(self) -> tuple[Encoder, dict[str, range]]:
         shallow = self.replace(depth=1, stages=tuple(stage.replace(depth=1) for stage in self.stages))
-        return shallow, {f"blocks.{number}": blocks for number, blocks in enumerate(self.blocks_by_stage)}
+        stages = list(enumerate(self.blocks_by_stage))
+        merges = {f"merges.{number}": blocks[:1] for number, blocks in stages if self.all_stages[number].merge}
+        return shallow, {f"blocks.{number}": blocks for number, blocks in stages} | merges
 
     def first(self, count: int) -> Encoder:
         """The model with its first `count` blocks alone, at the drop path rates that they have."""
@@ -171,14 +173,10 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         for stage, ctx in zip(stages, contexts, strict=True):
             for _ in range(stage.depth):
                 self.blocks.append(stage.block.build(ctx, spec.drop_path.at(len(self.blocks), spec.num_blocks)))
-        # By the number of the stage; the blocks that begin one look it up by theirs.
-        self.merges = nn.ModuleDict(
-            {
-                str(number): stage.merge.build(*contexts[number - 1 : number + 1])
-                for number, stage in enumerate(stages)
-                if stage.merge
-            }
-        )
+        self.merges = nn.ModuleDict()  # by the number of the block that follows
+        for stage, blocks, around in zip(stages[1:], spec.blocks_by_stage[1:], pairwise(contexts), strict=True):
+            if stage.merge:
+                self.merges[str(blocks[0])] = stage.merge.build(*around)
         self.norm = spec.norm.build(last.channels) if spec.norm else nn.Identity()
         self.pool = spec.pool.build(last, stages[-1].block) if spec.pool else None
         self.head = self.build_head()
@@ -251,22 +249,16 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         return x
 
     def run_blocks(self, x: Tensor, context: Context, intermediates: dict[str, Tensor] | None) -> Tensor:
-        starts = self.merges_by_block()
         for i, block in enumerate(self.blocks):
-            if i in starts:
-                x = self.merges[starts[i]](x)
-                record(intermediates, f"merges.{starts[i]}", x)
+            if str(i) in self.merges:
+                x = self.merges[str(i)](x)
+                record(intermediates, f"merges.{i}", x)
             outputs = None if intermediates is None else {}
             x = self.run_block(block, x, context, outputs)
             for slot, output in (outputs or {}).items():
                 record(intermediates, f"blocks.{i}.{slot}", output)
             record(intermediates, f"blocks.{i}", x)
         return x
-
-    def merges_by_block(self) -> dict[int, str]:
-        """The names of the merges, by the number of the block that follows."""
-        stages = enumerate(self.spec.blocks_by_stage)
-        return {blocks[0]: str(number) for number, blocks in stages if str(number) in self.merges}
 
     def run_block(
         self, block: nn.Module, x: Tensor, context: Context, outputs: dict[str, Tensor] | None = None
@@ -304,7 +296,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         self, x: Tensor, names: Iterable[str] | None = None, mask: Tensor | None = None, segments: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Activations by name: stem, blocks.0.token, blocks.0.channel, blocks.0, ..., norm, pool, head; where a stage
-        begins, merges.1, ...
+        begins with block 4, merges.4 before it.
         """
         found: dict[str, Tensor] = {}
         features = self.forward_features(x, mask, segments=segments, intermediates=found)

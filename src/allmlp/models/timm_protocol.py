@@ -27,7 +27,6 @@ class TimmProtocol(nn.Module):
     preprocessing: Any
     blocks: Any
     merges: Any
-    merges_by_block: Any
     norm: Any
     pool: Any
     head: Any
@@ -98,13 +97,9 @@ class TimmProtocol(nn.Module):
     # --- training ----------------------------------------------------------------------------------------
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """The stem, each block, and what follows them, for layer-wise learning rates."""
-        after = r"^(?:norm|pool)\."
-        if not self.spec.stages:
-            return {"stem": r"^(?:stem|relative)\.", "blocks": [(r"^blocks\.(\d+)", None), (after, (LAST,))]}
-        # A merge belongs to the block that follows.
-        merges = [(rf"^merges\.{name}\.", (block,)) for block, name in self.merges_by_block().items()]
-        return {"stem": r"^stem\.", "blocks": [(r"^blocks\.(\d+)", None), *merges, (after, (LAST,))]}
+        """The stem, each block with the merge before it, and what follows them, for layer-wise learning rates."""
+        blocks = [(r"^(?:blocks|merges)\.(\d+)", None), (r"^(?:norm|pool)\.", (LAST,))]
+        return {"stem": r"^(?:stem|relative)\.", "blocks": blocks}
 
     def no_weight_decay(self) -> set[str]:
         """Positions and class tokens."""
@@ -144,9 +139,9 @@ class TimmProtocol(nn.Module):
             raise UserError("the last norm is for the channels of the last stage: use norm=False for the other stages")
         context = self.context(x, mask, None, None, None)
         x = self.embed(x, None, context, None)
-        outputs, starts = {}, self.merges_by_block()
+        outputs = {}
         for i, block in enumerate(self.blocks):
-            x = self.run_block(block, self.merges[starts[i]](x) if i in starts else x, context)
+            x = self.run_block(block, self.merges[str(i)](x) if str(i) in self.merges else x, context)
             if i in taken:
                 outputs[i] = self.norm(x) if norm else x
             if i == max(taken) and stop_early and intermediates_only:
@@ -177,7 +172,7 @@ class TimmProtocol(nn.Module):
             head=None if prune_head else self.spec.head,
         )
         self.blocks = self.blocks[:count]
-        for name in [name for name in self.merges if int(name) > len(self.spec.stages)]:
+        for name in [name for name in self.merges if int(name) >= count]:
             del self.merges[name]
         if prune_norm:
             self.norm = nn.Identity()

@@ -102,7 +102,8 @@ class Trace(NamedTuple):
 @cache
 def activations(spec: ModelSpec, execution: Execution = Execution()) -> Activations:
     """What a training step keeps of examples of full size."""
-    shallow, stacks = spec.shallow()
+    shallow, parts = spec.shallow()
+    stacks = {path: numbers for path, numbers in parts.items() if "blocks." in path}
     specs = [shallow, *(deepen(shallow, path) for path in stacks)]
     try:
         base, *deeper = (trace(each, execution) for each in specs)
