@@ -1,4 +1,4 @@
-"""CycleMLP against a plain copy of its definition: convolutions, and linear maps of channels that are read elsewhere."""
+"""CycleMLP against a plain copy of its definition: convolutions, and linear maps of channels read elsewhere."""
 
 from __future__ import annotations
 

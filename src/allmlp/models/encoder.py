@@ -351,14 +351,17 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         return {self.label(path): path for path in part_paths(self)}
 
     def label(self, path: str) -> str:
-        """blocks.0.token -> blocks.token; with stages, the first block of each: blocks.2.token -> stages.1.blocks.token."""
-        part, _, rest = path.partition(".")
-        if not self.spec.stages or part != "blocks":
-            return path.replace(".0", "") if not self.spec.stages else path
-        number, _, rest = rest.partition(".")
+        """blocks.0.token -> blocks.token; with stages, blocks.2.token -> stages.1.blocks.token if it is the first of its
+        stage.
+        """
+        if not self.spec.stages:
+            return path.replace(".0", "")
+        part, number, *rest = [*path.split("."), ""]
+        if part != "blocks":
+            return path
         stage = self.spec.stage_of(int(number))
         within = int(number) - self.spec.blocks_by_stage[stage][0]
-        return f"stages.{stage}.blocks.{f'{within}.' if within else ''}{rest}"
+        return ".".join(["stages", str(stage), "blocks", *([str(within)] if within else []), *rest[:-1]])
 
     def reset_classifier(self, num_classes: int | Head, global_pool: str | None = None) -> Self:
         """Replace the head by a new one, given as a number of classes (0 for none) or as a spec.

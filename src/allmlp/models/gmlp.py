@@ -76,7 +76,9 @@ def gmlp_staged(
     parts = [gmlp(depth, width, patch_size, img_size, num_classes) for depth, width in zip(depths, widths, strict=True)]
     return parts[0].replace(
         stem=parts[0].stem.replace(kernel=3),
-        stages=tuple(Stage(part.width, part.depth, part.block, PatchMerge(kernel=3, norm=LayerNorm())) for part in parts[1:]),
+        stages=tuple(
+            Stage(part.width, part.depth, part.block, PatchMerge(kernel=3, norm=LayerNorm())) for part in parts[1:]
+        ),
     )
 
 

@@ -53,7 +53,7 @@ class ModelSpec(Spec, abstract=True):
         return self.replace(**options)
 
     def shallow(self) -> tuple[ModelSpec, dict[str, range]]:
-        """The same model with one block per stack; by the path of each part that is numbered, the numbers it stands for.
+        """The same model with one block per stack, and by the path of each numbered part the numbers it stands for.
 
         The blocks of a stack are identical, so one block is enough to count costs and to list the weights.
         """
