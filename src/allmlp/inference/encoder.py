@@ -109,10 +109,10 @@ class FastEncoder(FastModel):
         self.stem_and_head = copy_frozen(model, dtype)
         self.stem_and_head.blocks = nn.ModuleList()
         wide = torch.promote_types(dtype, torch.float32)
-        stages = self.spec.all_stages
+        stages, self.starts = self.spec.all_stages, [blocks[0] for blocks in self.spec.blocks_by_stage[1:]]
         self.blocks, deferred = nn.ModuleList(), torch.zeros(self.spec.width, device=model.device, dtype=wide)
         for index, (stage, numbers) in enumerate(zip(stages, self.spec.blocks_by_stage, strict=True)):
-            if stage.merge:  # it reads all of X
+            if index:  # a merge reads all of X, as other blocks may
                 self.register_buffer(f"deferred_bias_{numbers[0]}", deferred)
                 deferred = torch.zeros(stage.width, device=model.device, dtype=wide)
             conversion = Conversion(stage.block, norms_after(self.spec, index), dtype, deferred)
@@ -176,10 +176,10 @@ class FastEncoder(FastModel):
             z = model.embed(x, None, Context(), None).contiguous()
         for number, block in enumerate(self.blocks):
             assert isinstance(block, nn.ModuleDict)
-            if str(number) in model.merges:
+            if number in self.starts:
                 with naming_errors(f"merges.{number}"):
-                    merged = (z + self.get_buffer(f"deferred_bias_{number}")).to(z.dtype)
-                    z = model.merges[str(number)](merged).contiguous()
+                    z = (z + self.get_buffer(f"deferred_bias_{number}")).to(z.dtype)
+                    z = model.merges[str(number)](z).contiguous() if str(number) in model.merges else z
             if not len(z):
                 continue
             for slot, branch in block.items():
