@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import allmlp
+from allmlp.analysis.saliency import class_maps
 from allmlp.analysis.token_filters import token_weights
 from allmlp.errors import UserError
 from allmlp.inference.encoder import FastEncoder
@@ -262,6 +263,13 @@ def test_analysis_knows_the_grid_of_every_stage() -> None:
     grids = {one.name: one.grid for one in token_weights(built())}
     assert grids["blocks.0.token.mix"] == (4, 6) and grids["blocks.2.token.mix"] == (2, 3)
     assert grids["blocks.5.channel.mix.inner.proj"] == (1, 2)
+
+
+def test_a_class_map_has_the_logit_of_the_merged_token() -> None:
+    model, x = built(SPEC.configure(img_size=(16, 16))), images(16, 16, batch=1)
+    found = class_maps(model, x, torch.tensor([2]))
+    assert found is not None and found.shape == (1, 8, 8) and found[0, :4, :4].unique().numel() == 1
+    assert found.mean() == pytest.approx(model(x)[0, 2].item())
 
 
 def test_optimizers_treat_a_merge_as_part_of_the_next_block() -> None:

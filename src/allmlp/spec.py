@@ -117,7 +117,12 @@ class Spec:
 def format_spec(value: Any, label: str = "", indent: str = "", width: int = 96) -> str:
     """A spec as Python code without its default values, in lines of at most `width` characters."""
     line = f"{indent}{label}{value!r}"
-    if not isinstance(value, Spec) or len(line) < width:
+    if len(line) < width:
+        return line
+    if isinstance(value, tuple) and any(isinstance(part, Spec) for part in value):
+        parts = [format_spec(part, "", indent + "    ", width) + "," for part in value]
+        return "\n".join([f"{indent}{label}(", *parts, f"{indent})"])
+    if not isinstance(value, Spec):
         return line
     fields = [format_spec(field, f"{name}=", indent + "    ", width) + "," for name, field in value.changed().items()]
     return "\n".join([f"{indent}{label}{type(value).__name__}(", *fields, f"{indent})"])
