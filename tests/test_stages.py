@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import allmlp
+from allmlp import compilation
 from allmlp.analysis.saliency import class_maps
 from allmlp.analysis.token_filters import token_weights
 from allmlp.errors import UserError
@@ -33,7 +35,7 @@ from allmlp.layers import (
 )
 from allmlp.models.encoder import Encoder, EncoderModel
 from allmlp.optim import AdamW, Muon, hidden_matrices, parameter_groups
-from allmlp.plan.activations import Execution, activations, deepen, trace
+from allmlp.plan.activations import Execution, TrainingLoss, activations, deepen, trace
 from allmlp.plan.memory import weights as planned_weights
 from allmlp.report.runs import describe
 from allmlp.show import state_dict_keys
@@ -290,6 +292,19 @@ def test_the_plan_counts_every_stage() -> None:
     assert activations(SPEC, eager).saved == pytest.approx(trace(SPEC, eager).saved / 64, rel=1e-6)
     deeper = deepen(SPEC.shallow()[0], "blocks.2")
     assert isinstance(deeper, Encoder) and [stage.depth for stage in deeper.all_stages] == [1, 1, 2]
+
+
+def test_every_stage_is_compiled_at_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 graphs of one function, more than torch compiles by itself."""
+    torch.compiler.reset()
+    monkeypatch.setattr(compilation, "BACKEND", counter := CompileCounter())
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    model = SPEC.build().train()
+    compilation.compile_task(TrainingLoss(model))
+    for batch in (2, 3, 4, 5, 6):
+        before = counter.frame_count
+        model.forward_features(torch.randn(batch, 3, 8, 12))
+        assert counter.frame_count == before + 3
 
 
 def test_export() -> None:

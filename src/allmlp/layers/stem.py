@@ -150,7 +150,8 @@ def embed_patches(images: Tensor, proj: Linear, patch_size: tuple[int, int], ker
         return proj(split_patches(images, patch_size, kernel))
     weight = proj.weight.unflatten(1, (images.shape[1], kernel, kernel))
     padding = window_padding(patch_size, kernel)
-    return F.conv2d(images, weight, proj.bias, stride=patch_size, padding=padding).flatten(2).transpose(1, 2)
+    x = F.conv2d(images, weight, proj.bias, stride=patch_size, padding=padding)  # b c gh gw
+    return x.flatten(2).transpose(1, 2).contiguous()  # the blocks add to it, in its memory layout
 
 
 def window_padding(patch_size: tuple[int, int], kernel: int) -> tuple[int, int]:

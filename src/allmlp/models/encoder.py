@@ -351,7 +351,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         return {self.label(path): path for path in part_paths(self)}
 
     def label(self, path: str) -> str:
-        """blocks.0.token -> blocks.token; the first block of a second stage: blocks.2.token -> stages.1.blocks.token."""
+        """blocks.0.token -> blocks.token; the first block of stage 1: blocks.2.token -> stages.1.blocks.token."""
         if not self.spec.stages:
             return path.replace(".0", "")
         part, number, *rest = [*path.split("."), ""]
