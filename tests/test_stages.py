@@ -14,6 +14,7 @@ from allmlp.analysis.saliency import class_maps
 from allmlp.analysis.token_filters import token_weights
 from allmlp.errors import UserError
 from allmlp.inference.encoder import FastEncoder
+from allmlp.inference.gpu import GpuFastEncoder
 from allmlp.inference.model import UnfusedModel
 from allmlp.layers import (
     Affine,
@@ -249,6 +250,7 @@ def test_fast_serves_every_stage() -> None:
     model, x = built(), images()
     fast = allmlp.fast(model, torch.float64)
     assert isinstance(fast, FastEncoder) and close(fast(x), model(x)) and fast(x[:0]).shape == (0, 5)
+    assert close(GpuFastEncoder(model, torch.float64)(x), model(x)), "with the definitions of the kernels, on a CPU"
     mixed = SPEC.replace(stages=(*SPEC.stages, Stage(16, 1, Block(Attention(2)), merge=None)))
     model = built(mixed)
     assert isinstance(allmlp.fast(model, torch.float64), UnfusedModel)

@@ -17,7 +17,7 @@ import torch
 
 from allmlp.errors import UserError
 from allmlp.models.model import ModelSpec
-from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd, block_number, hidden_matrices
+from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd, hidden_matrices
 from allmlp.plan.activations import FLOAT32, Execution, activations
 
 Sharding = Literal["ddp", "fsdp"]
@@ -52,7 +52,7 @@ def weights(spec: ModelSpec) -> tuple[Weight, ...]:
     found = []
     for name, weight in model.named_parameters():
         copies = next((len(numbers) for block, numbers in depths.items() if name.startswith(f"{block}.")), 1)
-        found.append(Weight(tuple(weight.shape), copies, bool(block_number(name)), id(weight) in hidden))
+        found.append(Weight(tuple(weight.shape), copies, "blocks." in name, id(weight) in hidden))
     return tuple(found)
 
 
