@@ -35,7 +35,7 @@ from allmlp.weights import convert as conversion
 from allmlp.weights.convert import convert
 from allmlp.weights.tensors import read
 
-FAMILIES = ("mixer", "resmlp", "gmlp", "vit", "vit_scaled", "vit_gap")
+FAMILIES = ("mixer", "resmlp", "gmlp", "vit", "cait", "vit_scaled", "vit_gap")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 Tensors = dict[str, Tensor]
 
@@ -52,9 +52,11 @@ def peer(family: str, num_classes: int = 5) -> Any:
     """A small model of timm's own classes, two blocks deep on 12-pixel images."""
     pytest.importorskip("timm")
     from timm.layers import GatedMlp
-    from timm.models import mlp_mixer, vision_transformer
+    from timm.models import cait, mlp_mixer, vision_transformer
 
     sizes: dict[str, Any] = {"img_size": 12, "patch_size": 4, "num_classes": num_classes}
+    if family == "cait":
+        return randomize(cait.Cait(**sizes, embed_dim=24, depth=2, num_heads=3, depth_token_only=3))
     if family.startswith("vit"):
         options = {"vit": {}, "vit_scaled": {"init_values": 0.1}}.get(
             family, {"class_token": False, "global_pool": "avg", "fc_norm": False}
@@ -99,7 +101,7 @@ def test_timm(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert same(load_file(back), model.state_dict()) and same(pickled, model.state_dict())
 
 
-@pytest.mark.parametrize("family", FAMILIES[:4])
+@pytest.mark.parametrize("family", FAMILIES[:5])
 def test_timm_without_a_head(family: str, tmp_path: Path) -> None:
     model = peer(family, num_classes=0)
     torch.save(model.state_dict(), tmp_path / "weights.pth")

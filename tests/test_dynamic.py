@@ -91,9 +91,9 @@ def resize_count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     count = [0]
     resize = GridResize.resize
 
-    def counting(self: GridResize, weight: Tensor, role: TokenRole) -> Tensor:
+    def counting(self: GridResize, weight: Tensor, role: TokenRole, *matrices: Tensor) -> Tensor:
         count[0] += 1
-        return resize(self, weight, role)
+        return resize(self, weight, role, *matrices)
 
     monkeypatch.setattr(GridResize, "resize", counting)
     return count

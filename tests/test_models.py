@@ -52,7 +52,7 @@ def test_intermediates_are_those_of_the_forward_pass(name: str, checkpointing: b
         model.forward_activations(*inputs, names=["blocks.2"])
 
 
-@pytest.mark.parametrize("name", ["mixer_nano", "amlp_nano", "bert_base_rel", "resmlp_seq2seq_tiny"])
+@pytest.mark.parametrize("name", ["mixer_nano", "amlp_nano", "bert_base_rel", "resmlp_seq2seq_tiny", "cyclemlp_nano"])
 def test_parts_cover_every_parameter_once(name: str) -> None:
     """The cost table has no row `other`, and a shallow model times its depth is the whole."""
     with torch.device("meta"):
@@ -65,7 +65,7 @@ def test_parts_cover_every_parameter_once(name: str) -> None:
     with torch.device("meta"):
         single = {key: value.numel() for key, value in shallow.build().named_parameters()}
     count = sum(
-        size * next((depth for stack, depth in depths.items() if key.startswith(f"{stack}.")), 1)
+        size * next((len(numbers) for part, numbers in depths.items() if key.startswith(f"{part}.")), 1)
         for key, size in single.items()
     )
     assert count == sum(weight.numel() for weight in model.parameters())

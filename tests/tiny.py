@@ -10,6 +10,7 @@ from torch import nn
 from allmlp.layers import (
     Attention,
     ChannelMlp,
+    ClassAttention,
     ClassifierHead,
     CrossAttention,
     LayerScale,
@@ -17,6 +18,7 @@ from allmlp.layers import (
     PatchEmbed,
     PooledHead,
     RelativePositionBias,
+    Stage,
     TinyAttention,
     TokenConv,
     TokenEmbed,
@@ -30,12 +32,14 @@ from allmlp.spec import Spec, hints
 
 SMALL: dict[type[Spec], dict[str, Any]] = {
     Encoder: {"width": 16, "depth": 2},
+    Stage: {"width": 20, "depth": 1},
     PatchEmbed: {"img_size": (6, 8), "patch_size": (2, 2)},
     TokenEmbed: {"vocab_size": 31, "seq_len": 12, "init": Normal(0.02)},
     LayerScale: {"init_value": 0.1},
     ChannelMlp: {"hidden": 24},
     Attention: {"num_heads": 2},
     CrossAttention: {"num_heads": 2},
+    ClassAttention: {"num_heads": 2},
     TinyAttention: {"channels": 4},
     TokenConv: {"kernel": 3},
     RelativePositionBias: {"buckets": 8, "distance": 16},
@@ -46,6 +50,8 @@ SMALL: dict[type[Spec], dict[str, Any]] = {
 
 def tiny(spec: Any) -> Any:
     """`spec` with every size small."""
+    if isinstance(spec, tuple):
+        return tuple(tiny(part) for part in spec)
     if not isinstance(spec, Spec):
         return spec
     changes = {name: tiny(getattr(spec, name)) for name in hints(type(spec))}
@@ -53,6 +59,8 @@ def tiny(spec: Any) -> Any:
         changes["hidden"] = 10
     if isinstance(spec, Attention) and spec.num_kv_heads:
         changes["num_kv_heads"] = 1
+    if isinstance(spec, PatchEmbed) and spec.kernel:
+        changes["kernel"] = 9  # covers every patch that is tried
     return spec.replace(**changes | SMALL.get(type(spec), {}))
 
 

@@ -1,6 +1,6 @@
-"""Compilation of a training step: one graph for all blocks of a stack, or the whole step as one graph.
+"""Compilation of a training step: one graph for all blocks of a stage, or the whole step as one graph.
 
-The blocks of a stack run the same code with other weights, so "blocks" compiles one of them and uses it for all: the
+The blocks of a stage run the same code with other weights, so "blocks" compiles one of them and uses it for all: the
 time to the first step hardly depends on depth. What comes before the model (augmentation) and after its
 features (head, loss) is compiled as graphs of its own; stem and final norm stay eager. "step" compiles everything as
 one graph, which fuses across blocks and takes longer.
@@ -25,6 +25,8 @@ from allmlp.tasks.task import TaskModule
 
 Region = Literal["blocks", "step"]
 BACKEND: Any = "inductor"
+GRAPHS_PER_STAGE = 8
+"""For training and evaluation, with batches of several sizes: torch's own limit for a stack."""
 
 
 def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool = False) -> None:
@@ -36,6 +38,10 @@ def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool 
     if BACKEND == "inductor" and cuda_graphs:
         options["mode"] = "reduce-overhead"
     modules = [module for root in (task, *task.networks) for module in root.modules()]
+    stages = max((len(module.spec.all_stages) for module in modules if isinstance(module, EncoderModel)), default=1)
+    limits = torch._dynamo.config
+    # Every stage has graphs of its own; after so many of one function, the others would run uncompiled.
+    limits.recompile_limit = max(limits.recompile_limit, GRAPHS_PER_STAGE * stages)
     for layer in modules:
         if isinstance(layer, DropPathLayer):
             layer.rate_as_tensor(next(task.parameters()).device)

@@ -144,7 +144,8 @@ def on_gpu(module: nn.Module) -> bool:
 
 
 def block_number(name: str) -> int:
-    found = re.search(r"\bblocks\.(\d+)\.", name)
+    """Of a parameter, counted from 1; 0 outside the blocks. A merge belongs to the block that follows."""
+    found = re.search(r"\b(?:blocks|merges)\.(\d+)\.", name)
     return int(found[1]) + 1 if found else 0
 
 

@@ -66,9 +66,11 @@ def state_dict_keys(spec: ModelSpec) -> dict[str, list[int]]:
         state = shallow.build().state_dict()
     keys = {}
     for name, tensor in state.items():
-        for stack, depth in depths.items():
-            if name.startswith(f"{stack}.0.") and depth > 1:
-                name = name.replace(f"{stack}.0.", f"{stack}.{{0..{depth - 1}}}.", 1)  # noqa: PLW2901
+        block = next((block for block in depths if name.startswith(f"{block}.")), "")
+        if block:
+            first, *others = depths[block]
+            numbers = f"{{{first}..{others[-1]}}}" if others else str(first)
+            name = f"{block.rpartition('.')[0]}.{numbers}{name.removeprefix(block)}"  # noqa: PLW2901
         keys[name] = list(tensor.shape)
     return keys
 

@@ -117,7 +117,12 @@ class Spec:
 def format_spec(value: Any, label: str = "", indent: str = "", width: int = 96) -> str:
     """A spec as Python code without its default values, in lines of at most `width` characters."""
     line = f"{indent}{label}{value!r}"
-    if not isinstance(value, Spec) or len(line) < width:
+    if len(line) < width:
+        return line
+    if isinstance(value, tuple) and any(isinstance(part, Spec) for part in value):
+        parts = [format_spec(part, "", indent + "    ", width) + "," for part in value]
+        return "\n".join([f"{indent}{label}(", *parts, f"{indent})"])
+    if not isinstance(value, Spec):
         return line
     fields = [format_spec(field, f"{name}=", indent + "    ", width) + "," for name, field in value.changed().items()]
     return "\n".join([f"{indent}{label}{type(value).__name__}(", *fields, f"{indent})"])
@@ -289,6 +294,12 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
     if not rest:
         return spec.replace(**{head: parse(value, hint, above + head) if isinstance(value, str) else value})
     child = getattr(spec, head)
+    if isinstance(child, tuple) and any(isinstance(part, Spec) for part in child):
+        number, _, rest = rest.partition(".")
+        if not rest or not number.isdecimal() or int(number) >= len(child):
+            raise UserError(f"{above}{head} has {len(child)} entries: set a field of one, as {above}{head}.0.NAME")
+        part = override(child[int(number)], rest, value, f"{above}{head}.{number}.")
+        return spec.replace(**{head: (*child[: int(number)], part, *child[int(number) + 1 :])})
     if not isinstance(child, Spec):
         raise UserError(f"{above}{head} is {child!r}: it has no field {rest!r}")
     return spec.replace(**{head: override(child, rest, value, f"{above}{head}.")})

@@ -73,7 +73,7 @@ def create_timm(
     if not features_only:
         return model
     getter = package().models._features.FeatureGetterNet
-    indices = features.pop("out_indices", min(4, model.spec.depth))
+    indices = features.pop("out_indices", min(4, len(model.feature_blocks)))
     return getter(model, out_indices=indices, **features)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from allmlp.data.dataset import Dataset, ImageDataset
 from allmlp.errors import UserError
-from allmlp.layers.stem import PatchEmbedLayer
+from allmlp.layers.stem import PatchEmbedLayer, split_patches
 from allmlp.models.model import Model
 from allmlp.spec import Count, Range, Spec
 from allmlp.tasks.task import Normalize
@@ -61,4 +61,4 @@ class Whitening(Spec):
         order = torch.randperm(len(dataset.train), generator=torch.Generator().manual_seed(seed))
         for chosen in order[: self.images].split(CHUNK):
             images = normalize(dataset.train.fetch(chosen).images.cpu())
-            yield stem.split_patches(images).flatten(0, 1).double()
+            yield split_patches(images, stem.spec.patch_size, stem.spec.kernel).flatten(0, 1).double()

@@ -26,6 +26,7 @@ MEMBERS = {
     "gmlp_s16": "gmlp_s16_224",
     "vit_ti16": "vit_tiny_patch16_224",
     "vit_b32": "vit_base_patch32_224",
+    "cait_s24": "cait_s24_224",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -21,6 +22,7 @@ from allmlp.layers import (
     Block,
     ChannelLinear,
     ChannelMlp,
+    ClassAttention,
     ClassMlp,
     Context,
     CrossAttention,
@@ -31,6 +33,7 @@ from allmlp.layers import (
     MeanPool,
     NoMixing,
     PatchEmbed,
+    PatchMerge,
     RelativePositionBias,
     RMSNorm,
     RotaryPositions,
@@ -40,6 +43,7 @@ from allmlp.layers import (
     TinyAttention,
     Toeplitz,
     TokenConv,
+    TokenCycle,
     TokenLinear,
     TokenLstm,
     TokenMlp,
@@ -188,6 +192,57 @@ def attention(heads: int, causal: bool = False, bias: Tensor | None = None, cont
         v = linear(within(p, "qkv" if content else "value"), x)
         q, k, v = v.split(x.shape[2], dim=2) if content else (torch.zeros_like(v), torch.zeros_like(v), v)
         return join_heads(p, q, k, v, visible(real, x.shape[1], causal), heads, bias)
+
+    return equation
+
+
+def talking_heads(heads: int, causal: bool = False) -> Equation:
+    """CaiT's attention: every score and every weight is a linear map of those of all heads."""
+
+    def equation(p: Weights, x: Tensor, real: Tensor) -> Tensor:
+        size, seen = x.shape[2] // heads, visible(real, x.shape[1], causal)
+        q, k, v = linear(within(p, "qkv"), x).split(x.shape[2], dim=2)
+        parts = [slice(h * size, (h + 1) * size) for h in range(heads)]
+        scores = [torch.einsum("bid,bjd->bij", q[..., part], k[..., part]) / math.sqrt(size) for part in parts]
+        mixed = [
+            sum(p["before.weight"][g, h] * scores[h] for h in range(heads)) + p["before.bias"][g] for g in range(heads)
+        ]
+        weights = [torch.exp(score) * seen for score in mixed]
+        weights = [weight / weight.sum(2, keepdim=True) for weight in weights]
+        outputs = []
+        for g in range(heads):
+            weight = sum(p["after.weight"][g, h] * weights[h] for h in range(heads)) + p["after.bias"][g]
+            outputs.append(torch.einsum("bij,bjd->bid", weight * seen, v[..., parts[g]]))
+        return linear(within(p, "out"), torch.cat(outputs, dim=2))
+
+    return equation
+
+
+def cycle(kernel: int) -> Equation:
+    """CycleMLP: channel c of token (y, x) is read (c + k // 2) mod k - k // 2 tokens to the side, or below."""
+
+    def equation(p: Weights, x: Tensor, real: Tensor) -> Tensor:
+        (rows, columns), tokens = GRID, x * real[:, :, None]
+
+        def moved(down: bool) -> Tensor:
+            found = []
+            for y, column in product(range(rows), range(columns)):
+                channels = []
+                for c in range(x.shape[2]):
+                    step = (c + kernel // 2) % kernel - kernel // 2
+                    at_y, at_x = (y + step, column) if down else (y, column + step)
+                    inside = 0 <= at_y < rows and 0 <= at_x < columns
+                    channels.append(tokens[:, at_y * columns + at_x, c] if inside else 0 * tokens[:, 0, c])
+                found.append(torch.stack(channels, dim=1))
+            return torch.stack(found, dim=1)
+
+        h = linear(within(p, "horizontal"), moved(down=False))
+        v = linear(within(p, "vertical"), moved(down=True))
+        u = linear(within(p, "unmoved"), tokens)
+        pooled = (h + v + u).sum(1) / x.shape[1]
+        scores = linear(within(p, "reweight_down"), gelu(linear(within(p, "reweight_up"), pooled)))
+        terms = [torch.exp(scores[:, branch::3])[:, None] for branch in range(3)]
+        return linear(within(p, "out"), (terms[0] * h + terms[1] * v + terms[2] * u) / sum(terms))
 
     return equation
 
@@ -376,6 +431,19 @@ def class_mlp(p: Weights, x: Tensor, real: Tensor, layers: int) -> Tensor:
     return c
 
 
+def class_attention(p: Weights, x: Tensor, real: Tensor, layers: int) -> Tensor:
+    """CaiT, eq. 2-6: the class token attends to itself and to the patches, which stay as they are."""
+    c, seen = p["token"] + torch.zeros_like(x[:, :1]), torch.cat([torch.ones_like(real[:, :1]), real], dim=1)
+    for layer in range(layers):
+        gather, gamma = within(p, f"gathers.{layer}"), p[f"gathers.{layer}.scale.gamma"]
+        normed = norm(within(gather, "norm"), torch.cat([c, x], dim=1))
+        k, v = linear(within(gather, "kv"), normed).split(x.shape[2], dim=2)
+        q = linear(within(gather, "q"), normed[:, :1])
+        c = c + gamma * join_heads(gather, q, k, v, visible(seen, 1, False), HEADS)
+        c = residual(within(p, f"channels.{layer}"), c, real, channel_mlp())
+    return c[:, 0]
+
+
 # --- one layer at a time ------------------------------------------------------------------------------
 
 
@@ -424,6 +492,8 @@ MIXERS: dict[str, tuple[Any, Equation]] = {
         llama_attention(1, 1, 100.0, longer_waves(8.0, 0.5, 4.0, 64)),
     ),
     "lstm": (TokenLstm(), lstm),
+    "attention-talking": (Attention(HEADS, talking_heads=True), talking_heads(HEADS)),
+    "attention-talking-causal": (Attention(HEADS, True, talking_heads=True), talking_heads(HEADS, causal=True)),
     "channel": (ChannelMlp(12), channel_mlp()),
     "channel-glu": (ChannelMlp(12, "sigmoid", glu=True), glu(sigmoid)),
     "channel-geglu": (ChannelMlp(12, glu=True), glu(gelu)),
@@ -440,7 +510,10 @@ GRID_MIXERS: dict[str, tuple[Any, Equation]] = {
     f"conv-{variant}-{kernel}": (TokenConv(variant, kernel), token_conv)
     for variant in ("full", "depthwise", "separable")
     for kernel in (3, 5)
-} | {"conv-depthwise-gelu": (TokenConv("depthwise", act="gelu"), activated(token_conv, gelu))}
+} | {
+    "conv-depthwise-gelu": (TokenConv("depthwise", act="gelu"), activated(token_conv, gelu)),
+    **{f"cycle-{kernel}": (TokenCycle(kernel), cycle(kernel)) for kernel in (2, 3, 7)},
+}
 """Mixers that read the whole grid of patches, never fewer tokens."""
 GATES: dict[str, tuple[Any, Equation]] = {
     f"gate-{variant}-{type(projection).__name__.lower()}{'-causal' * causal}{'-attention' * bool(tiny)}": (
@@ -532,6 +605,37 @@ def test_class_mlp(layers, normed, padded):
     joined = pool.prepare(x, Context(mask=mask))
     assert torch.equal(joined[:, 1:], x)
     assert_equal(pool(joined, mask), class_mlp(p, x, real, layers), p | {"x": x})
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_class_attention(layers, padded):
+    block = Block(Attention(HEADS), channel=ChannelMlp(12), scale=LayerScale())
+    pool, p = ready(ClassAttention(HEADS, layers).build(CTX, block))
+    x, (mask, real) = activations(), padding(padded)
+    joined = pool.prepare(x, Context(mask=mask))
+    assert torch.equal(joined[:, 1:], x)
+    assert_equal(pool(joined, mask), class_attention(p, x, real, layers), p | {"x": x})
+
+
+@pytest.mark.parametrize("normed", [LayerNorm(), None], ids=["layernorm", "no-norm"])
+@pytest.mark.parametrize("grid", [(2, 4), (3, 5)], ids=["even", "odd"])
+@pytest.mark.parametrize("kernel", [None, 3, 4])
+def test_patch_merge(kernel, grid, normed):
+    """Token (y, x) is a linear map of a window of tokens; channels first, then rows and columns of the window."""
+    spec, before = PatchMerge(kernel=kernel, norm=normed), replace(CTX, grid=grid, tokens=grid[0] * grid[1])
+    layer, p = ready(spec.build(before, replace(CTX, channels=5)))
+    x = activations(before.tokens)
+    tokens, size, start = norm(within(p, "norm"), x), kernel or 2, ((kernel or 2) - 1) // 2
+    merged = []
+    for y, column in product(range(0, grid[0], 2), range(0, grid[1], 2)):
+        window = torch.zeros(3, WIDTH, size, size, dtype=torch.float64)
+        for i, j in product(range(size), range(size)):
+            at_y, at_x = y + i - start, column + j - start
+            if 0 <= at_y < grid[0] and 0 <= at_x < grid[1]:
+                window[:, :, i, j] = tokens[:, at_y * grid[1] + at_x]
+        merged.append(linear(within(p, "proj"), window.flatten(1)))
+    assert_equal(layer(x), torch.stack(merged, dim=1), p | {"x": x})
 
 
 @pytest.mark.parametrize("act", [None, "relu"])

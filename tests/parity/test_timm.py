@@ -1,4 +1,4 @@
-"""Mixer, ResMLP, gMLP, ViT and ConvMixer against timm."""
+"""Mixer, ResMLP, gMLP, ViT, CaiT and ConvMixer against timm."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from agree import Weights, assert_parity, relabel, shaped, weights
 from torch import nn
 
 import allmlp
+from allmlp.models.cait import cait
 from allmlp.models.convmixer import convmixer
 from allmlp.models.gmlp import gmlp
 from allmlp.models.mixer import mixer
@@ -17,6 +18,7 @@ from allmlp.models.vit import vit
 timm = pytest.importorskip("timm")
 from timm.layers import GatedMlp  # noqa: E402
 from timm.models import mlp_mixer  # noqa: E402
+from timm.models.cait import Cait  # noqa: E402
 from timm.models.convmixer import ConvMixer  # noqa: E402
 from timm.models.mlp_mixer import MlpMixer  # noqa: E402
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402
@@ -41,6 +43,12 @@ MEMBERS = {
     "vit_b32": "vit_base_patch32_224",
     "vit_l16": "vit_large_patch16_224",
     "vit_h14": "vit_huge_patch14_224",
+    "cait_xs24_384": "cait_xs24_384",
+    "cait_s24": "cait_s24_224",
+    "cait_s24_384": "cait_s24_384",
+    "cait_s36_384": "cait_s36_384",
+    "cait_m36_384": "cait_m36_384",
+    "cait_m48_448": "cait_m48_448",
     "convmixer_768_32": "convmixer_768_32",
     "convmixer_1536_20": "convmixer_1536_20",
     "convmixer_1024_20_ks9_p14": "convmixer_1024_20_ks9_p14",
@@ -50,11 +58,25 @@ RUN = ["gmlp_ti16", *(pytest.param(name, marks=pytest.mark.slow) for name in SLO
 
 
 def rename(tensors: Weights) -> Weights:
+    is_cait = any(name.startswith("blocks_token_only.") for name in tensors)
     return relabel(
         tensors,
         {
+            r"^blocks_token_only\.(\d+)\.(norm1\.|attn\.|gamma_1)": r"pool.gathers.\1.\2",
+            r"^blocks_token_only\.(\d+)\.(norm2\.|mlp\.|gamma_2)": r"pool.channels.\1.\2",
+            r"^(pool.+)\.norm[12]\.": r"\1.norm.",
+            r"^(pool.+)\.gamma_[12]$": r"\1.scale.gamma",
+            r"^(pool.+)\.attn\.k\.(\w+)$": r"\1.kv.\2#0",
+            r"^(pool.+)\.attn\.v\.(\w+)$": r"\1.kv.\2#1",
+            r"^(pool.+)\.attn\.q\.": r"\1.q.",
+            r"^(pool.+)\.attn\.proj\.": r"\1.out.",
+            r"^(pool.+)\.mlp\.": r"\1.mix.",
+            r"\.attn\.proj_l\.": ".token.mix.before.",
+            r"\.attn\.proj_w\.": ".token.mix.after.",
+            r"\.gamma_1$": ".token.scale.gamma",
+            r"\.gamma_2$": ".channel.scale.gamma",
             r"^patch_embed\.": "stem.",
-            r"^cls_token$": "stem.token",
+            r"^cls_token$": "pool.token" if is_cait else "stem.token",
             r"^pos_embed$": "stem.positions.weight",
             r"\.norm1\.": ".token.norm.",
             r"\.norm2\.": ".channel.norm.",
@@ -98,6 +120,7 @@ FAMILIES = {
         {"num_blocks": 3, "mlp_ratio": 6, "block_layer": mlp_mixer.SpatialGatingBlock, "mlp_layer": GatedMlp},
     ),
     "vit": (vit(3, 12, 3, 4), VisionTransformer, {"depth": 3, "num_heads": 3}),
+    "cait": (cait(3, 12, 0.1, patch_size=4, num_heads=3), Cait, {"depth": 3, "num_heads": 3}),
     "convmixer": (convmixer(12, 3, 5, 4), ConvMixer, {"dim": 12, "depth": 3, "kernel_size": 5}),
     "convmixer-relu": (
         convmixer(12, 3, 3, 4, "relu"),

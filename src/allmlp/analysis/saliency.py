@@ -114,7 +114,8 @@ def class_maps(model: Model, images: Tensor, labels: Tensor) -> Tensor | None:
 
         z = W mean_i(X[i]) + b = mean_i(W X[i] + b),   map[i] = W_label X[i] + b_label
 
-    Exact for models with mean pooling and a linear classifier; None for the others.
+    Exact for models with mean pooling and a linear classifier; None for the others. In a model with stages, a patch has
+    the logit of the token into which it was merged.
     """
     spec = model.spec
     if not (isinstance(model, EncoderModel) and isinstance(spec.pool, MeanPool)):
@@ -122,6 +123,10 @@ def class_maps(model: Model, images: Tensor, labels: Tensor) -> Tensor | None:
     if not isinstance(spec.head, ClassifierHead):
         return None
     assert model.head is not None, "a spec with a head builds one"
-    grid = patch_grid(spec)
-    logits = model.head(model.forward_features(images))[:, -grid[0] * grid[1] :]  # b s k
-    return logits.gather(2, labels[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(2).unflatten(1, grid)
+    grid, merged = patch_grid(spec), spec.build_contexts[-1].grid or (1, 1)
+    logits = model.head(model.forward_features(images))[:, -merged[0] * merged[1] :]  # b s k
+    found = logits.gather(2, labels[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(2).unflatten(1, merged)
+    for axis in (0, 1):
+        factor = math.prod(stage.merge.patch_size[axis] for stage in spec.stages if stage.merge)
+        found = found.index_select(1 + axis, torch.arange(grid[axis], device=found.device) // factor)
+    return found

@@ -13,6 +13,7 @@ from allmlp.layers.block import BlockLayer
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.token_roles import TokenRole, token_parameters
 from allmlp.models.encoder import EncoderModel
+from allmlp.models.grid import stage_number
 from allmlp.models.model import Model
 
 CENTER = 6
@@ -49,10 +50,6 @@ class TokenWeights(NamedTuple):
 
 def token_weights(model: Model) -> Iterator[TokenWeights]:
     """The weights with which a model's layers read tokens, from the first layer to the last; attention stores none."""
-    context = model.spec.build_context if isinstance(model, EncoderModel) else None
-    grid = context.grid if context else None
-    tokens = grid[0] * grid[1] if grid else context.tokens if context else None
-    patches = slice(None if tokens is None else -tokens, None)  # class tokens come first
     found = [parameter for parameter in token_parameters(model) if parameter.role in KINDS]
     paths = [parameter.path for parameter in found]
     for parameter in found:
@@ -61,6 +58,11 @@ def token_weights(model: Model) -> Iterator[TokenWeights]:
         if kind == "kernels":
             yield TokenWeights(name, kind, weight.flatten(0, 1))
         else:
+            spec = model.spec if isinstance(model, EncoderModel) else None
+            context = spec.build_contexts[stage_number(spec, name)] if spec else None
+            grid = context.grid if context else None
+            tokens = grid[0] * grid[1] if grid else context.tokens if context else None
+            patches = slice(None if tokens is None else -tokens, None)  # class tokens come first
             weight = weight[patches, patches] if kind == "matrix" else weight[:, patches]
             yield TokenWeights(name, kind, weight, grid, getattr(parameter.layer, "causal", False))
 

@@ -18,6 +18,7 @@ from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.head import ClassifierHead
 from allmlp.layers.mixers.attention import Attention
 from allmlp.layers.mixers.mlp import TokenMlp
+from allmlp.layers.pool import ClassAttention
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models import timm as timm_models
 from allmlp.models.encoder import Encoder
@@ -26,7 +27,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.models.zoo import create
 from allmlp.spec import override_all
-from allmlp.weights.convert import ConvertedModel, family_of, import_state, source_keys, write_format
+from allmlp.weights.convert import ConvertedModel, family_of, import_state, piece_rows, source_keys, write_format
 from allmlp.weights.folder import CONFIG, expected_shapes
 from allmlp.weights.formats import huggingface, timm
 
@@ -53,8 +54,15 @@ class TimmPeer(Peer):
 
     def to_native(self, tensors: Named) -> dict[str, Tensor]:
         family, shapes = str(family_of(self.spec)), expected_shapes(self.spec)
-        keys = {name: f"network.{timm.keys(family, name, self.spec)[0]}" for name in shapes}
-        return {name: timm.from_source(family, name, tensors[keys[name]], shape) for name, shape in shapes.items()}
+        found = {}
+        for name, (rows, *rest) in shapes.items():
+            keys = timm.keys(family, name, self.spec)
+            parts = [
+                timm.from_source(family, name, tensors[f"network.{key}"], (part, *rest))
+                for key, part in zip(keys, piece_rows(self.spec, rows, len(keys)), strict=True)
+            ]
+            found[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return found
 
 
 class HuggingFacePeer(Peer):
@@ -132,8 +140,9 @@ def timm_peer(model: Model) -> Peer:
         raise UserError(f"timm has no {family or 'such model'}")
     tensors = {}
     for name, tensor in model.state_dict().items():
-        (key,) = source_keys(timm, family, name, spec)
-        tensors[key] = timm.to_source(family, name, tensor, spec)
+        keys = source_keys(timm, family, name, spec)
+        for key, piece in zip(keys, tensor.split(piece_rows(spec, len(tensor), len(keys))), strict=True):
+            tensors[key] = timm.to_source(family, name, piece, spec)
     network = timm_network(spec)
     try:
         network.load_state_dict(tensors)
@@ -156,6 +165,11 @@ def timm_network(spec: Encoder) -> nn.Module:
         "num_classes": head.num_classes if head else 0,
     }
     ratio = channel.hidden / spec.width
+    if isinstance(token, Attention) and token.talking_heads:
+        assert isinstance(spec.pool, ClassAttention) and spec.block.scale is not None
+        build = require("timm.models.cait", "timm").Cait
+        scale = {"init_values": spec.block.scale.init_value, "depth_token_only": spec.pool.layers}
+        return build(depth=spec.depth, num_heads=token.num_heads, mlp_ratio=ratio, **scale, **options)
     if isinstance(token, Attention):
         build = require("timm.models.vision_transformer", "timm").VisionTransformer
         scale = {"init_values": spec.block.scale.init_value} if spec.block.scale else {}
@@ -195,4 +209,6 @@ PACKAGES: dict[str, Callable[[Model], Peer]] = {"timm": timm_peer, "hf": hugging
 def require_encoder(model: Model) -> Encoder:
     if not isinstance(model.spec, Encoder):
         raise UserError(f"a {type(model.spec).__name__} has no equivalent in other packages")
+    if model.spec.stages:
+        raise UserError("a model with stages has no equivalent in other packages")
     return model.spec

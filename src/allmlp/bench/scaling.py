@@ -27,8 +27,9 @@ class ScaledModel(NamedTuple):
 
 def scaled_models(spec: ModelSpec, what: ScalingAxis) -> list[ScaledModel]:
     """`spec` in several sizes, smallest first; only what depends on the scaled size changes."""
-    if not isinstance(spec, Encoder):
-        raise UserError(f"--scale needs a model with a single stack of blocks, not a {type(spec).__name__}")
+    if not isinstance(spec, Encoder) or spec.stages:
+        kind = type(spec).__name__ if not isinstance(spec, Encoder) else f"pyramid of {len(spec.all_stages)} stages"
+        raise UserError(f"--scale needs a model with a single stack of blocks, not a {kind}")
     found = {}
     for factor in FACTORS[what]:
         scaled = SCALE[what](spec, factor)

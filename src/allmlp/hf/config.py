@@ -74,11 +74,11 @@ class AllMlpConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        return self.encoder.width
+        return self.encoder.num_features
 
     @property
     def num_hidden_layers(self) -> int:
-        return self.encoder.depth
+        return self.encoder.num_blocks
 
     @property
     def vocab_size(self) -> int | None:

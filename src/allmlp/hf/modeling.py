@@ -98,7 +98,7 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         features = self.model.forward_features(
             x, mask, segments=segments, inputs_embeds=inputs_embeds, cache=cache, intermediates=found
         )
-        names = ["stem", *(f"blocks.{number}" for number in range(spec.depth))]
+        names = ["stem", *(f"blocks.{number}" for number in range(spec.num_blocks))]
         hidden_states = None if found is None else tuple(found[name] for name in names)
         return self.model.forward_head(features, mask), features, hidden_states
 

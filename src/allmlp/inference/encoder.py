@@ -21,13 +21,13 @@ from allmlp.inference.model import FastModel, copy_frozen
 from allmlp.kernels import ACTIVATIONS
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.launch import naming_errors
-from allmlp.layers.block import BlockLayer, Residual
+from allmlp.layers.block import Block, BlockLayer, Residual
 from allmlp.layers.channel import ChannelMlp, ChannelMlpLayer
 from allmlp.layers.context import Context
 from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.mlp import TokenMlp, TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
-from allmlp.layers.norm import Affine, LayerNorm
+from allmlp.layers.norm import Affine, LayerNorm, Norm
 from allmlp.layers.scale import LayerScaleLayer
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import Encoder, EncoderModel
@@ -36,8 +36,12 @@ NORMS = (LayerNorm, Affine)
 
 
 def is_supported(spec: Encoder) -> bool:
-    """Whether the blocks of a model can be fused."""
-    block, channel = spec.block, spec.block.channel
+    """Whether the blocks of a model, of all its stages, can be fused."""
+    return all(is_fusible(stage.block) for stage in spec.all_stages)
+
+
+def is_fusible(block: Block) -> bool:
+    channel = block.channel
     if not isinstance(channel, ChannelMlp) or not isinstance(block.token, (TokenMlp, TokenLinear, type(None))):
         return False
     acts = {channel.act, getattr(block.token, "act", "none")}
@@ -48,11 +52,23 @@ def is_supported(spec: Encoder) -> bool:
     return is_pre_norm and block.cross is None and (channel.inner is None or channel.inner.attention is None)
 
 
+def norms_after(spec: Encoder, stage: int) -> list[Norm | None]:
+    """The norms that read what the blocks of a stage add, up to the next merge."""
+    norms = [spec.all_stages[stage].block.norm]
+    for later in spec.all_stages[stage + 1 :]:
+        if later.merge is not None:
+            return [*norms, later.merge.norm]
+        norms.append(later.block.norm)
+    return [*norms, spec.norm]
+
+
 @dataclass
 class Conversion:
-    """A conversion in progress: what a branch is built from besides its own weights."""
+    """The conversion of a stage in progress: what a branch is built from besides its own weights."""
 
-    spec: Encoder
+    block: Block
+    norms: list[Norm | None]
+    """All that read the output of a branch."""
     dtype: torch.dtype
     deferred_bias: Tensor
 
@@ -61,13 +77,12 @@ class Conversion:
         return weight.to(self.dtype, copy=True).contiguous()
 
     def act(self, slot: str) -> ActivationName:
-        mixer: Any = getattr(self.spec.block, slot)
+        mixer: Any = getattr(self.block, slot)
         return mixer.act
 
     def token_bias_cancels(self, layer_scale: Tensor | None) -> bool:
         """Whether only LayerNorm reads the output of a token branch, so that its last bias has no effect."""
-        norms = self.spec.block.norm, self.spec.norm
-        return layer_scale is None and all(isinstance(norm, LayerNorm) for norm in norms)
+        return layer_scale is None and all(isinstance(norm, LayerNorm) for norm in self.norms)
 
     def defer_bias(self, bias: Tensor, layer_scale: Tensor | None) -> None:
         bias = bias if layer_scale is None else layer_scale * bias
@@ -94,15 +109,22 @@ class FastEncoder(FastModel):
         self.stem_and_head = copy_frozen(model, dtype)
         self.stem_and_head.blocks = nn.ModuleList()
         wide = torch.promote_types(dtype, torch.float32)
-        conversion = Conversion(self.spec, dtype, torch.zeros(self.spec.width, device=model.device, dtype=wide))
-        self.blocks = nn.ModuleList()
-        for block in model.blocks:
-            assert isinstance(block, BlockLayer)
-            self.blocks.append(
-                nn.ModuleDict({slot: self.branch(conversion, residual) for slot, residual in block.residuals()})
-            )
+        stages, self.starts = self.spec.all_stages, [blocks[0] for blocks in self.spec.blocks_by_stage[1:]]
+        self.blocks, deferred = nn.ModuleList(), torch.zeros(self.spec.width, device=model.device, dtype=wide)
+        for index, (stage, numbers) in enumerate(zip(stages, self.spec.blocks_by_stage, strict=True)):
+            if index:  # a merge reads all of X, as other blocks may
+                self.register_buffer(f"deferred_bias_{numbers[0]}", deferred)
+                deferred = torch.zeros(stage.width, device=model.device, dtype=wide)
+            conversion = Conversion(stage.block, norms_after(self.spec, index), dtype, deferred)
+            for number in numbers:
+                block = model.blocks[number]
+                assert isinstance(block, BlockLayer)
+                self.blocks.append(
+                    nn.ModuleDict({slot: self.branch(conversion, residual) for slot, residual in block.residuals()})
+                )
+            deferred = conversion.deferred_bias
         self.deferred_bias: Tensor
-        self.register_buffer("deferred_bias", conversion.deferred_bias)
+        self.register_buffer("deferred_bias", deferred)
         self.eval()
 
     def branch(self, conversion: Conversion, residual: Residual) -> nn.Module:
@@ -152,8 +174,14 @@ class FastEncoder(FastModel):
         with naming_errors("stem"):
             # Branches overwrite z, which must therefore own its memory.
             z = model.embed(x, None, Context(), None).contiguous()
-        for number, block in enumerate(self.blocks if len(z) else ()):
+        for number, block in enumerate(self.blocks):
             assert isinstance(block, nn.ModuleDict)
+            if number in self.starts:
+                with naming_errors(f"merges.{number}"):
+                    z = (z + self.get_buffer(f"deferred_bias_{number}")).to(z.dtype)
+                    z = model.merges[str(number)](z).contiguous() if str(number) in model.merges else z
+            if not len(z):
+                continue
             for slot, branch in block.items():
                 with naming_errors(f"blocks.{number}.{slot}"):
                     z = branch(z)

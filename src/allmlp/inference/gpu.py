@@ -120,9 +120,12 @@ class GpuFastEncoder(FastEncoder):
 
     def large_batch_size(self) -> int:
         """Enough examples for every kernel to run as it does with many."""
-        tokens, sms = self.spec.stem.tokens, num_sms(self.device)
-        tiles = -(-tokens // 256) * -(-self.spec.width // 128)
-        return max(-(-max(LINEAR_MIN_TOKENS, 128 * sms) // tokens), -(-sms // tiles))
+        sms = num_sms(self.device)
+        sizes = [(ctx.tokens, ctx.channels) for ctx in self.spec.build_contexts]
+        return max(
+            max(-(-max(LINEAR_MIN_TOKENS, 128 * sms) // tokens), -(-sms // (-(-tokens // 256) * -(-channels // 128))))
+            for tokens, channels in sizes
+        )
 
 
 class GpuModule(FusedModule):

@@ -16,6 +16,7 @@ from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
 from allmlp.layers.init import Constant, Init, LecunNormal, Normal, TorchDefault, TruncatedNormal, XavierUniform, Zeros
 from allmlp.layers.mixers.attention import Attention, CrossAttention, RelativePositionBias, TinyAttention
 from allmlp.layers.mixers.conv import TokenConv
+from allmlp.layers.mixers.cycle import TokenCycle
 from allmlp.layers.mixers.gate import SpatialGatingUnit
 from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.lstm import TokenLstm
@@ -24,8 +25,9 @@ from allmlp.layers.mixers.none import NoMixing
 from allmlp.layers.mixers.projection import Dense, Toeplitz
 from allmlp.layers.mixers.rotary import RotaryPositions, RotaryScaling
 from allmlp.layers.norm import Affine, BatchNorm, LayerNorm, RMSNorm
-from allmlp.layers.pool import ClassMlp, FirstTokenPool, MeanPool
+from allmlp.layers.pool import ClassAttention, ClassMlp, FirstTokenPool, MeanPool
 from allmlp.layers.scale import DropPath, LayerScale
+from allmlp.layers.stage import PatchMerge, Stage
 from allmlp.layers.stem import LearnedPositions, PatchEmbed, SinusoidalPositions, TokenEmbed
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Cache",
     "ChannelLinear",
     "ChannelMlp",
+    "ClassAttention",
     "ClassMlp",
     "ClassifierHead",
     "Constant",
@@ -54,6 +57,7 @@ __all__ = [
     "NoMixing",
     "Normal",
     "PatchEmbed",
+    "PatchMerge",
     "PooledHead",
     "QAHead",
     "RMSNorm",
@@ -62,9 +66,11 @@ __all__ = [
     "RotaryScaling",
     "SinusoidalPositions",
     "SpatialGatingUnit",
+    "Stage",
     "TinyAttention",
     "Toeplitz",
     "TokenConv",
+    "TokenCycle",
     "TokenEmbed",
     "TokenLinear",
     "TokenLstm",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from allmlp.errors import UserError
 from allmlp.layers.init import Init
 
 
@@ -20,6 +21,11 @@ class BuildContext:
     channels: int
     init: Init
     grid: tuple[int, int] | None = None
+
+    def require_grid(self, mixer: str) -> tuple[int, int]:
+        if self.grid is None or self.grid[0] * self.grid[1] != self.tokens:
+            raise UserError(f"{mixer} needs a plain grid of patches: an image stem without a class token")
+        return self.grid
 
 
 class Cache:

@@ -6,11 +6,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from allmlp.layers.block import Block, Residual
 from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.linear import Linear
+from allmlp.layers.mixers.attention import attend, divide
 from allmlp.layers.norm import build_norm
 from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count, Spec
@@ -82,13 +84,33 @@ class ClassMlp(Pool):
         return ClassMlpLayer(self, ctx, block)
 
 
+class ClassAttention(Pool):
+    """CaiT's class attention: as Class-MLP, but the class token attends to itself and to the patch tokens.
+
+        u = c + scale(attention(q = norm(c), k = v = norm([c; X]))),   c' = u + scale(mlp(norm(u)))       `layers` times
+        y = c
+
+    Source: CaiT, eq. 2-6. Parameters C + layers (4C^2 + 4C + channel MLP + norms + scales).
+    """
+
+    num_heads: Count
+    layers: Count = 2
+
+    def build(self, ctx: BuildContext, block: Block) -> PoolLayer:
+        divide(ctx.channels, self.num_heads)
+        return ClassMlpLayer(self, ctx, block)
+
+
 class ClassMlpLayer(PoolLayer):
-    def __init__(self, spec: ClassMlp, ctx: BuildContext, block: Block) -> None:
+    def __init__(self, spec: ClassMlp | ClassAttention, ctx: BuildContext, block: Block) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.empty(ctx.channels))
         own = block.channel.replace(inner=None) if isinstance(block.channel, ChannelMlp) else None
         channel = own or ChannelMlp(4 * ctx.channels)
-        self.gathers = nn.ModuleList(ClassGather(block, ctx) for _ in range(spec.layers))
+        self.gathers = nn.ModuleList(
+            ClassGather(block, ctx) if isinstance(spec, ClassMlp) else ClassAttentionGather(block, ctx, spec.num_heads)
+            for _ in range(spec.layers)
+        )
         self.channels = nn.ModuleList(Residual(block, channel.build(ctx), ctx, 0.0) for _ in range(spec.layers))
         self.reset_parameters()
 
@@ -120,3 +142,30 @@ class ClassGather(nn.Module):
         tokens = torch.cat([self.norm(c), context.zero_padding(self.norm(x))], dim=1)
         row = self.mix.weight[:, : tokens.shape[1]]
         return c + self.scale(row @ tokens + self.mix.bias)
+
+
+class ClassAttentionGather(nn.Module):
+    """The class token as the only query over itself and the patches."""
+
+    token_roles: ClassVar[dict[str, TokenRole]] = {
+        "q.weight": "attention",
+        "kv.weight": "attention",
+        "out.weight": "attention",
+    }
+
+    def __init__(self, block: Block, ctx: BuildContext, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm = build_norm(block.norm, ctx.channels)
+        self.q = Linear(ctx.channels, ctx.channels, ctx.init)
+        self.kv = Linear(ctx.channels, 2 * ctx.channels, ctx.init, parts=[ctx.channels] * 2)
+        self.out = Linear(ctx.channels, ctx.channels, ctx.init)
+        self.scale = block.scale.build(ctx.channels) if block.scale else nn.Identity()
+
+    def forward(self, c: Tensor, x: Tensor, context: Context) -> Tensor:
+        own = self.norm(c)
+        mask = None
+        if context.mask is not None:
+            mask = F.pad(context.mask, (1, 0), value=True)[:, None, None, :]
+        tokens = torch.cat([own, self.norm(x)], dim=1)
+        return c + self.scale(self.out(attend(self.q(own), self.kv(tokens), self.num_heads, mask)))

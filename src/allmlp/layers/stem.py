@@ -83,8 +83,9 @@ class PatchEmbed(Stem):
 
         X[i] = norm(act(W patch_i + b))         act and norm optional (ConvMixer)
 
-    Patches are ordered row by row; a patch is flattened as (color, height, width).
-    Parameters 3P^2 C + C for P x P patches of RGB, and the norm's.
+    Patches are ordered row by row; a patch is flattened as (color, height, width). With `kernel` K the patches overlap:
+    each is the K x K window around it, a convolution of stride P whose zero padding keeps the grid (CycleMLP).
+    Parameters 3P^2 C + C for P x P patches of RGB (3K^2 C + C with a kernel), and the norm's.
     """
 
     img_size: Size = (224, 224)
@@ -95,9 +96,11 @@ class PatchEmbed(Stem):
     init: Init | None = None
     act: Act | None = None
     norm: Norm | None = None
+    kernel: Count | None = None
 
     def check(self) -> None:
         (height, width), (rows, columns) = self.img_size, self.patch_size
+        check_kernel(self.kernel, self.patch_size)
         if height % rows or width % columns:
             raise UserError(
                 f"a {rows}x{columns} patch does not divide a {height}x{width} image; "
@@ -122,11 +125,46 @@ def fit(size: int, patch_size: int) -> int:
     return max(round(size / patch_size), 1) * patch_size
 
 
+def check_kernel(kernel: int | None, patch_size: tuple[int, int]) -> None:
+    if kernel is None:
+        return
+    if kernel < max(patch_size):
+        raise UserError(f"a {kernel}x{kernel} kernel does not cover patches of {patch_size[0]}x{patch_size[1]}")
+    if kernel % 2 == 0 and 1 in patch_size:
+        raise UserError(f"a kernel on patches of {patch_size[0]}x{patch_size[1]} must be odd, not {kernel}")
+
+
+def split_patches(images: Tensor, patch_size: tuple[int, int], kernel: int | None) -> Tensor:
+    """The patches of b c h w, or their windows, row by row and flattened: b s (c ph pw)."""
+    if kernel is not None:
+        padding = window_padding(patch_size, kernel)
+        return F.unfold(images, kernel, padding=padding, stride=patch_size).transpose(1, 2)
+    (ph, pw), (height, width) = patch_size, images.shape[2:]
+    x = images.unflatten(3, (width // pw, pw)).unflatten(2, (height // ph, ph))  # b c gh ph gw pw
+    return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def embed_patches(images: Tensor, proj: Linear, patch_size: tuple[int, int], kernel: int | None) -> Tensor:
+    """W patch_i + b: b s c."""
+    if kernel is None:
+        return proj(split_patches(images, patch_size, kernel))
+    weight = proj.weight.unflatten(1, (images.shape[1], kernel, kernel))
+    padding = window_padding(patch_size, kernel)
+    x = F.conv2d(images, weight, proj.bias, stride=patch_size, padding=padding)  # b c gh gw
+    return x.flatten(2).transpose(1, 2).contiguous()  # the blocks add to it, in its memory layout
+
+
+def window_padding(patch_size: tuple[int, int], kernel: int) -> tuple[int, int]:
+    """Zeros before the first row and column, with which there are as many windows as patches."""
+    return (kernel - patch_size[0] + 1) // 2, (kernel - patch_size[1] + 1) // 2
+
+
 class PatchEmbedLayer(nn.Module):
     def __init__(self, spec: PatchEmbed, ctx: BuildContext) -> None:
         super().__init__()
         self.spec = spec
-        self.proj = Linear(spec.in_chans * spec.patch_size[0] * spec.patch_size[1], ctx.channels, spec.init or ctx.init)
+        pixels = spec.kernel**2 if spec.kernel else spec.patch_size[0] * spec.patch_size[1]
+        self.proj = Linear(spec.in_chans * pixels, ctx.channels, spec.init or ctx.init)
         self.norm = build_norm(spec.norm, ctx.channels)
         self.token = nn.Parameter(torch.empty(ctx.channels)) if spec.class_token else None
         self.positions = spec.positions.build(ctx.tokens, ctx.channels) if spec.positions else None
@@ -138,16 +176,11 @@ class PatchEmbedLayer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         self.validate(images)
-        x = self.proj(self.split_patches(images))
+        x = embed_patches(images, self.proj, self.spec.patch_size, self.spec.kernel)
         x = self.norm(ACTS[self.spec.act](x) if self.spec.act else x)
         if self.token is not None:
             x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], dim=1)
         return x if self.positions is None else self.positions(x, 0)
-
-    def split_patches(self, images: Tensor) -> Tensor:
-        (gh, gw), (ph, pw) = self.spec.grid, self.spec.patch_size
-        x = images.unflatten(3, (gw, pw)).unflatten(2, (gh, ph))  # b c gh ph gw pw
-        return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # b s (c ph pw)
 
     def validate(self, images: Tensor) -> None:
         height, width = self.spec.img_size

@@ -70,7 +70,7 @@ def measure(spec: ModelSpec) -> Cost:
     sizes = {name: weight.numel() for name, weight in model.named_parameters()}  # lists a tied weight once
     parts, other_parameters, other_macs = [], sum(sizes.values()), counter.get_total_flops() // 2
     for label, path in model.parts().items():
-        depth = next((depth for stack, depth in depths.items() if path.startswith(f"{stack}.")), 1)
+        depth = next((len(numbers) for block, numbers in depths.items() if path.startswith(f"{block}.")), 1)
         parameters = sum(size for name, size in sizes.items() if name.startswith(f"{path}."))
         macs = count_flops(path, model.get_submodule(path), flops) // 2
         other_parameters, other_macs = other_parameters - parameters, other_macs - macs

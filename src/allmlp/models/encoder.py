@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 import torch
@@ -15,11 +16,12 @@ from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.context import BuildContext, Cache, Context
 from allmlp.layers.head import ClassifierHead, Head, PooledHead
 from allmlp.layers.init import Init
-from allmlp.layers.mixers.attention import Attention
+from allmlp.layers.mixers.attention import Attention, RelativePositionBias
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.norm import LayerNorm, Norm
 from allmlp.layers.pool import Pool
 from allmlp.layers.scale import DropPath
+from allmlp.layers.stage import Stage
 from allmlp.layers.stem import PatchEmbed, Stem, TokenEmbed, TokenEmbedLayer
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.timm_protocol import TimmProtocol
@@ -29,7 +31,10 @@ from allmlp.spec import Count, Depth
 class Encoder(ModelSpec):
     """A stack of identical blocks between a stem and a head.
 
-    X0 = stem(input),   Xl = block_l(Xl-1),   features = norm(XL),   output = head(pool(features))
+        X0 = stem(input),   Xl = block_l(Xl-1),   features = norm(XL),   output = head(pool(features))
+
+    `stages` are those after the first one, which has this width, depth and block: a pyramid, each stage on fewer and
+    wider tokens. Blocks are numbered through all stages.
     """
 
     width: Count
@@ -41,18 +46,65 @@ class Encoder(ModelSpec):
     head: Head | None = None
     drop_path: DropPath = DropPath()
     init: Init = Init()
+    stages: tuple[Stage, ...] = ()
 
     def check(self) -> None:
+        self.check_stages()
         if self.head is not None and self.head.pooled != (self.pool is not None):
             need = "a pool such as MeanPool()" if self.head.pooled else "pool=None"
             raise UserError(f"{type(self.head).__name__} needs {need}")
+
+    def check_stages(self) -> None:
+        if self.stages and (self.stem.grid is None or self.num_prefix_tokens):
+            raise UserError("stages need a plain grid of patches: an image stem without a class token")
+        if self.stages and any(isinstance(part, RelativePositionBias) for part in self.children()):
+            raise UserError("RelativePositionBias is one table for the whole stack: it cannot be used with stages")
+        for before, stage in pairwise(self.all_stages):
+            if stage.merge is None and stage.width != before.width:
+                raise UserError(f"a stage without a merge keeps {before.width} channels: it cannot have {stage.width}")
 
     def build(self) -> EncoderModel:
         return EncoderModel(self)
 
     @property
-    def build_context(self) -> BuildContext:
-        return BuildContext(self.stem.tokens, self.width, self.init, self.stem.grid)
+    def all_stages(self) -> tuple[Stage, ...]:
+        return (Stage(self.width, self.depth, self.block, merge=None), *self.stages)
+
+    @property
+    def build_contexts(self) -> list[BuildContext]:
+        """What the blocks of every stage are built with."""
+        contexts = [BuildContext(self.stem.tokens, self.width, self.init, self.stem.grid)]
+        for stage in self.stages:
+            tokens, grid = contexts[-1].tokens, contexts[-1].grid
+            if stage.merge is not None and grid is not None:
+                grid = stage.merge.merged(grid)
+                tokens = grid[0] * grid[1]
+            contexts.append(BuildContext(tokens, stage.width, self.init, grid))
+        return contexts
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all stages."""
+        return sum(stage.depth for stage in self.all_stages)
+
+    @property
+    def num_features(self) -> int:
+        """Channels after the last block."""
+        return self.all_stages[-1].width
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Class tokens before the patches."""
+        return int(isinstance(self.stem, PatchEmbed) and self.stem.class_token)
+
+    @property
+    def blocks_by_stage(self) -> list[range]:
+        """The numbers of the blocks of every stage."""
+        ends = accumulate((stage.depth for stage in self.all_stages), initial=0)
+        return [range(*found) for found in pairwise(ends)]
+
+    def stage_of(self, block: int) -> int:
+        return next(number for number, blocks in enumerate(self.blocks_by_stage) if block in blocks)
 
     @property
     def input_size(self) -> tuple[int, int] | None:
@@ -78,8 +130,20 @@ class Encoder(ModelSpec):
                 raise UserError(f"the model has no {name!r} (input: {self.input_spec}); it has {', '.join(fields)}")
         return self.replace(stem=self.stem.replace(**options), **changes)
 
-    def shallow(self) -> tuple[Encoder, dict[str, int]]:
-        return self.replace(depth=1), {"blocks": self.depth}
+    def shallow(self) -> tuple[Encoder, dict[str, range]]:
+        shallow = self.replace(depth=1, stages=tuple(stage.replace(depth=1) for stage in self.stages))
+        stages = list(enumerate(self.blocks_by_stage))
+        merges = {f"merges.{number}": blocks[:1] for number, blocks in stages if self.all_stages[number].merge}
+        return shallow, {f"blocks.{number}": blocks for number, blocks in stages} | merges
+
+    def first(self, count: int) -> Encoder:
+        """The model with its first `count` blocks alone, at the drop path rates that they have."""
+        last = self.stage_of(count - 1)
+        depths = [len(blocks) for blocks in self.blocks_by_stage[:last]]
+        depths.append(count - sum(depths))
+        kept = [stage.replace(depth=depth) for stage, depth in zip(self.stages, depths[1:])]
+        rate = self.drop_path.replace(rate=self.drop_path.at(count - 1, self.num_blocks))
+        return self.replace(depth=depths[0], stages=tuple(kept), drop_path=rate)
 
     def with_classes(self, num_classes: int) -> Head | None:
         """The head for so many classes; none for 0, so that the model returns pooled features."""
@@ -99,20 +163,28 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         super().__init__()
         self.spec = spec
         self.checkpointing = False
-        ctx = spec.build_context
-        self.stem = spec.stem.build(ctx, embedding) if isinstance(spec.stem, TokenEmbed) else spec.stem.build(ctx)
+        contexts, stages = spec.build_contexts, spec.all_stages
+        first, last = contexts[0], contexts[-1]
+        self.stem = spec.stem.build(first, embedding) if isinstance(spec.stem, TokenEmbed) else spec.stem.build(first)
         token = spec.block.token
         relative = token.bias if isinstance(token, Attention) else None
         self.relative = relative.build(token.num_heads, token.causal) if relative else None  # type: ignore[union-attr]
-        self.blocks = nn.ModuleList(spec.block.build(ctx, spec.drop_path.at(i, spec.depth)) for i in range(spec.depth))
-        self.norm = spec.norm.build(spec.width) if spec.norm else nn.Identity()
-        self.pool = spec.pool.build(ctx, spec.block) if spec.pool else None
+        self.blocks = nn.ModuleList()
+        for stage, ctx in zip(stages, contexts, strict=True):
+            for _ in range(stage.depth):
+                self.blocks.append(stage.block.build(ctx, spec.drop_path.at(len(self.blocks), spec.num_blocks)))
+        self.merges = nn.ModuleDict()  # by the number of the block that follows
+        for stage, blocks, around in zip(stages[1:], spec.blocks_by_stage[1:], pairwise(contexts), strict=True):
+            if stage.merge:
+                self.merges[str(blocks[0])] = stage.merge.build(*around)
+        self.norm = spec.norm.build(last.channels) if spec.norm else nn.Identity()
+        self.pool = spec.pool.build(last, stages[-1].block) if spec.pool else None
         self.head = self.build_head()
 
     def build_head(self) -> nn.Module | None:
         stem = self.spec.stem
         vocab_size = stem.vocab_size if isinstance(stem, TokenEmbed) else None
-        return self.spec.head.build(self.spec.build_context, vocab_size) if self.spec.head else None
+        return self.spec.head.build(self.spec.build_contexts[-1], vocab_size) if self.spec.head else None
 
     def forward(
         self,
@@ -178,6 +250,9 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
 
     def run_blocks(self, x: Tensor, context: Context, intermediates: dict[str, Tensor] | None) -> Tensor:
         for i, block in enumerate(self.blocks):
+            if str(i) in self.merges:
+                x = self.merges[str(i)](x)
+                record(intermediates, f"merges.{i}", x)
             outputs = None if intermediates is None else {}
             x = self.run_block(block, x, context, outputs)
             for slot, output in (outputs or {}).items():
@@ -220,7 +295,9 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
     def forward_activations(
         self, x: Tensor, names: Iterable[str] | None = None, mask: Tensor | None = None, segments: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Activations by name: stem, blocks.0.token, blocks.0.channel, blocks.0, ..., norm, pool, head."""
+        """Activations by name: stem, blocks.0.token, blocks.0.channel, blocks.0, ..., norm, pool, head; where a stage
+        begins with block 4, merges.4 before it.
+        """
         found: dict[str, Tensor] = {}
         features = self.forward_features(x, mask, segments=segments, intermediates=found)
         self.forward_head(features, mask, intermediates=found)
@@ -271,7 +348,18 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         return self.stem(x)
 
     def parts(self) -> dict[str, str]:
-        return {path.replace(".0", ""): path for path in part_paths(self)}
+        return {self.label(path): path for path in part_paths(self)}
+
+    def label(self, path: str) -> str:
+        """blocks.0.token -> blocks.token; the first block of stage 1: blocks.2.token -> stages.1.blocks.token."""
+        if not self.spec.stages:
+            return path.replace(".0", "")
+        part, number, *rest = [*path.split("."), ""]
+        if part != "blocks":
+            return path
+        stage = self.spec.stage_of(int(number))
+        within = int(number) - self.spec.blocks_by_stage[stage][0]
+        return ".".join(["stages", str(stage), "blocks", *([str(within)] if within else []), *rest[:-1]])
 
     def reset_classifier(self, num_classes: int | Head, global_pool: str | None = None) -> Self:
         """Replace the head by a new one, given as a number of classes (0 for none) or as a spec.
@@ -305,7 +393,7 @@ def record(intermediates: dict[str, Tensor] | None, name: str, x: Tensor) -> Non
         intermediates[name] = x
 
 
-CONTAINERS = (nn.ModuleList, BlockLayer, Residual, ChannelMlpLayer)
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, BlockLayer, Residual, ChannelMlpLayer)
 """Modules whose children are rows of the cost table, rather than themselves."""
 
 

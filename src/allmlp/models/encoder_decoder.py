@@ -54,9 +54,9 @@ class EncoderDecoder(ModelSpec):
                 raise UserError(f"the model has no {name!r} (input: {self.input_spec}); it has {', '.join(fields)}")
         return self.replace(encoder=self.encoder.configure(**options), decoder=self.decoder.configure(**options))
 
-    def shallow(self) -> tuple[EncoderDecoder, dict[str, int]]:
+    def shallow(self) -> tuple[EncoderDecoder, dict[str, range]]:
         shallow = self.replace(encoder=self.encoder.replace(depth=1), decoder=self.decoder.replace(depth=1))
-        return shallow, {"encoder.blocks": self.encoder.depth, "decoder.blocks": self.decoder.depth}
+        return shallow, {"encoder.blocks.0": range(self.encoder.depth), "decoder.blocks.0": range(self.decoder.depth)}
 
 
 class EncoderDecoderModel(Model[EncoderDecoder]):

@@ -21,7 +21,9 @@ from allmlp.layers import (
     MeanPool,
     Normal,
     PatchEmbed,
+    PatchMerge,
     SpatialGatingUnit,
+    Stage,
     TinyAttention,
     Toeplitz,
     TokenEmbed,
@@ -64,6 +66,19 @@ def gmlp(
         pool=MeanPool(),
         head=ClassifierHead(num_classes, init=Init(Zeros())),
         init=Init(XavierUniform(), Normal(1e-6)),
+    )
+
+
+def gmlp_staged(
+    depths: tuple[int, ...], widths: tuple[int, ...], patch_size: int, img_size: int, num_classes: int
+) -> Encoder:
+    """A pyramid of gMLP blocks, with overlapping patches as in CycleMLP."""
+    parts = [gmlp(depth, width, patch_size, img_size, num_classes) for depth, width in zip(depths, widths, strict=True)]
+    return parts[0].replace(
+        stem=parts[0].stem.replace(kernel=3),
+        stages=tuple(
+            Stage(part.width, part.depth, part.block, PatchMerge(kernel=3, norm=LayerNorm())) for part in parts[1:]
+        ),
     )
 
 
@@ -112,6 +127,7 @@ PRESETS = (
     | {
         "gmlp_nano": Preset(gmlp(10, 96, patch_size=4, img_size=32, num_classes=10), "gMLP"),
         "gmlp_micro": Preset(gmlp(12, 256, patch_size=4, img_size=32, num_classes=10), "gMLP"),
+        "gmlp_staged_micro": Preset(gmlp_staged((4, 6, 2), (128, 256, 320), 2, 32, 10), "gMLP", about="three stages"),
         "amlp_nano": Preset(
             gmlp(8, 96, patch_size=4, img_size=32, num_classes=10, attention=TinyAttention(32, bias=False)), "aMLP"
         ),

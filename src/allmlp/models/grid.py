@@ -36,11 +36,19 @@ def with_img_size(spec: ModelSpec, img_size: int | tuple[int, int], rule: Rule =
     """The spec at another image size. A token MLP keeps its hidden width, times the number of tiles with `tile`."""
     patch_grid(spec)
     assert isinstance(spec, Encoder)
-    new, token = spec.configure(img_size=img_size), spec.block.token
-    if new == spec or not isinstance(token, TokenMlp):
+    new = spec.configure(img_size=img_size)
+    if new == spec:
         return new
-    hidden = token.width(spec.stem.tokens) * len(resize_matrices(rule, patch_grid(spec), patch_grid(new))[0])
-    return new.replace(block=new.block.replace(token=token.replace(hidden=hidden, expansion=None)))
+    blocks = []
+    for stage, before, after in zip(spec.all_stages, spec.build_contexts, new.build_contexts, strict=True):
+        token = stage.block.token
+        if isinstance(token, TokenMlp):
+            assert before.grid is not None and after.grid is not None
+            hidden = token.width(before.tokens) * len(resize_matrices(rule, before.grid, after.grid)[0])
+            token = token.replace(hidden=hidden, expansion=None)
+        blocks.append(stage.block.replace(token=token))
+    later = [stage.replace(block=block) for stage, block in zip(new.stages, blocks[1:], strict=True)]
+    return new.replace(block=blocks[0], stages=tuple(later))
 
 
 class GridResize:
@@ -62,28 +70,33 @@ class GridResize:
     def __init__(
         self, old: ModelSpec, new: ModelSpec, device: torch.device | str = "cpu", rule: Rule = "interpolate"
     ) -> None:
-        before, after = patch_grid(old), patch_grid(new)
-        assert new.input_size is not None
+        patch_grid(old), patch_grid(new)
+        assert isinstance(old, Encoder) and isinstance(new, Encoder) and new.input_size is not None
         with torch.device("meta"):
             self.roles = resizable_roles(new.build())
             check_roles(old.shallow()[0].build(), with_img_size(old, new.input_size, rule).shallow()[0].build())
-        self.cells = before[0] * before[1]
-        self.up, self.down = (
-            part.to(device, torch.get_default_dtype()) for part in resize_matrices(rule, before, after)
-        )
+        self.spec = new
+        self.matrices: list[tuple[Tensor, Tensor]] = []
+        """U and D of every stage."""
+        for before, after in zip(old.build_contexts, new.build_contexts, strict=True):
+            assert before.grid is not None and after.grid is not None
+            up, down = resize_matrices(rule, before.grid, after.grid)
+            self.matrices.append((up.to(device, torch.get_default_dtype()), down.to(device, torch.get_default_dtype())))
 
     def __call__(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
-            name: self.resize(weight, self.roles[name]) if name in self.roles else weight
+            name: self.resize(weight, self.roles[name], *self.matrices[stage_number(self.spec, name)])
+            if name in self.roles
+            else weight
             for name, weight in weights.items()
         }
 
-    def resize(self, weight: Tensor, role: TokenRole) -> Tensor:
+    def resize(self, weight: Tensor, role: TokenRole, up: Tensor, down: Tensor) -> Tensor:
         if role == "hidden":
-            return weight.repeat(len(self.up)) if len(self.up) > 1 else weight
-        extra = weight.shape[1 if role in ("in", "into hidden") else 0] - self.cells
-        value = weight.to(torch.promote_types(weight.dtype, self.up.dtype))
-        up, down = self.up.to(value.dtype), self.down.to(value.dtype)
+            return weight.repeat(len(up)) if len(up) > 1 else weight
+        extra = weight.shape[1 if role in ("in", "into hidden") else 0] - up.shape[2]
+        value = weight.to(torch.promote_types(weight.dtype, up.dtype))
+        up, down = up.to(value.dtype), down.to(value.dtype)
         if extra:
             # A class token reads the mean of the tiles.
             up, down = with_class_token(up, extra, 1 / len(up)), with_class_token(down, extra, 1.0)
@@ -98,6 +111,12 @@ class GridResize:
         else:
             value = torch.cat([u @ value for u in up], dim=1)
         return value.to(weight.dtype)
+
+
+def stage_number(spec: Encoder, name: str) -> int:
+    """The stage on whose grid of tokens the layer at this path works."""
+    part, number, *_ = [*name.split("."), ""]
+    return spec.stage_of(int(number)) if part == "blocks" else 0 if part == "stem" else len(spec.stages)
 
 
 def resizable_roles(model: nn.Module) -> dict[str, TokenRole]:

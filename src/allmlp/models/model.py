@@ -52,8 +52,8 @@ class ModelSpec(Spec, abstract=True):
                 raise UserError(f"{type(self).__name__} models have no {name!r}")
         return self.replace(**options)
 
-    def shallow(self) -> tuple[ModelSpec, dict[str, int]]:
-        """The same model with one block per stack, and the depth of each stack by its path.
+    def shallow(self) -> tuple[ModelSpec, dict[str, range]]:
+        """The same model with one block per stack, and by the path of each numbered part the numbers it stands for.
 
         The blocks of a stack are identical, so one block is enough to count costs and to list the weights.
         """

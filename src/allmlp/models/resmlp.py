@@ -19,6 +19,8 @@ from allmlp.layers import (
     MeanPool,
     NoMixing,
     PatchEmbed,
+    PatchMerge,
+    Stage,
     TokenConv,
     TokenLinear,
     TokenMlp,
@@ -56,6 +58,20 @@ def resmlp(
     )
 
 
+def resmlp_staged(
+    depths: tuple[int, ...], widths: tuple[int, ...], patch_size: int, img_size: int, num_classes: int
+) -> Encoder:
+    """A pyramid of ResMLP blocks, with overlapping patches as in CycleMLP."""
+    sizes = zip(depths, widths, strict=True)
+    parts = [resmlp(depth, width, 0.1, patch_size, img_size, num_classes) for depth, width in sizes]
+    return parts[0].replace(
+        stem=parts[0].stem.replace(kernel=3),
+        stages=tuple(
+            Stage(part.width, part.depth, part.block, PatchMerge(kernel=3, norm=Affine())) for part in parts[1:]
+        ),
+    )
+
+
 def published(parameters: str, macs: str, note: str = "") -> Published:
     return Published(parameters, "ResMLP, ablation table", macs, note=note)
 
@@ -83,4 +99,5 @@ PRESETS = {
     "resmlp_s12_dwsep": s12("16.7", "3.2", "linear -> depth-separable 3x3", token=TokenConv("separable")),
     "resmlp_nano": Preset(resmlp(10, 96, 0.1, patch_size=4, img_size=32, num_classes=10), "ResMLP"),
     "resmlp_micro": Preset(resmlp(12, 256, 0.1, patch_size=4, img_size=32, num_classes=10), "ResMLP"),
+    "resmlp_staged_micro": Preset(resmlp_staged((4, 7, 2), (128, 256, 320), 2, 32, 10), "ResMLP", about="three stages"),
 }

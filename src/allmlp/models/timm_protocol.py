@@ -26,6 +26,7 @@ class TimmProtocol(nn.Module):
     spec: Encoder
     preprocessing: Any
     blocks: Any
+    merges: Any
     norm: Any
     pool: Any
     head: Any
@@ -37,7 +38,7 @@ class TimmProtocol(nn.Module):
 
     @property
     def num_features(self) -> int:
-        return self.spec.width
+        return self.spec.num_features
 
     embed_dim = head_hidden_size = num_features
 
@@ -49,18 +50,23 @@ class TimmProtocol(nn.Module):
 
     @property
     def num_prefix_tokens(self) -> int:
-        stem = self.spec.stem
-        return int(isinstance(stem, PatchEmbed) and stem.class_token)
+        return self.spec.num_prefix_tokens
+
+    @property
+    def feature_blocks(self) -> list[int]:
+        """The blocks whose outputs are features: all of them, or the last of every stage."""
+        return [blocks[-1] for blocks in self.spec.blocks_by_stage] if self.spec.stages else [*range(len(self.blocks))]
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        """Name, channels and stride of the output of every block."""
-        stem = self.spec.stem
+        """Name, channels and stride of every feature."""
+        stem, found = self.spec.stem, []
         reduction = max(stem.patch_size) if isinstance(stem, PatchEmbed) else 1
-        return [
-            {"module": f"blocks.{i}", "num_chs": self.spec.width, "reduction": reduction}
-            for i in range(self.spec.depth)
-        ]
+        for stage, blocks in zip(self.spec.all_stages, self.spec.blocks_by_stage, strict=True):
+            reduction *= max(stage.merge.patch_size) if stage.merge else 1
+            numbers = [number for number in self.feature_blocks if number in blocks]
+            found += [{"module": f"blocks.{i}", "num_chs": stage.width, "reduction": reduction} for i in numbers]
+        return found
 
     @property
     def pretrained_cfg(self) -> dict[str, Any]:
@@ -91,8 +97,9 @@ class TimmProtocol(nn.Module):
     # --- training ----------------------------------------------------------------------------------------
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """The stem, each block, and what follows them, for layer-wise learning rates."""
-        return {"stem": r"^(?:stem|relative)\.", "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:norm|pool)\.", (LAST,))]}
+        """The stem, each block with the merge before it, and what follows them, for layer-wise learning rates."""
+        blocks = [(r"^(?:blocks|merges)\.(\d+)", None), (r"^(?:norm|pool)\.", (LAST,))]
+        return {"stem": r"^(?:stem|relative)\.", "blocks": blocks}
 
     def no_weight_decay(self) -> set[str]:
         """Positions and class tokens."""
@@ -118,6 +125,7 @@ class TimmProtocol(nn.Module):
         mask: Tensor | None = None,
     ) -> Any:
         """The features, and the outputs of blocks on the way: all of them, the last `indices`, or those at `indices`.
+        Of a model with stages, the outputs of the stages.
 
         "NCHW" gives maps [B, C, H, W] of an image, without class tokens (with `return_prefix_tokens`, pairs of both);
         "NLC" gives tokens [B, S, C]. `norm` applies the last norm to each. `intermediates_only` gives the list alone,
@@ -126,21 +134,24 @@ class TimmProtocol(nn.Module):
         stem, prefix = self.spec.stem, self.num_prefix_tokens
         if output_fmt == "NCHW" and not isinstance(stem, PatchEmbed):
             raise UserError("the tokens of a text form no map: use output_fmt='NLC'")
-        taken = take_indices(self.spec.depth, indices)
+        taken = take_indices(self.feature_blocks, indices)
+        if norm and self.spec.stage_of(min(taken)) != len(self.spec.stages):
+            raise UserError("the last norm is for the channels of the last stage: use norm=False for the other stages")
         context = self.context(x, mask, None, None, None)
         x = self.embed(x, None, context, None)
-        outputs = []
+        outputs = {}
         for i, block in enumerate(self.blocks):
-            x = self.run_block(block, x, context)
+            x = self.run_block(block, self.merges[str(i)](x) if str(i) in self.merges else x, context)
             if i in taken:
-                outputs.append(self.norm(x) if norm else x)
+                outputs[i] = self.norm(x) if norm else x
             if i == max(taken) and stop_early and intermediates_only:
                 break
-        found = [tokens[:, prefix:] for tokens in outputs]
+        found = [tokens[:, prefix:] for tokens in outputs.values()]
         if output_fmt == "NCHW":
-            found = [tokens.transpose(1, 2).unflatten(2, stem.grid).contiguous() for tokens in found]
+            grids = [self.spec.build_contexts[self.spec.stage_of(i)].grid for i in outputs]
+            found = [tokens.transpose(1, 2).unflatten(2, grid).contiguous() for tokens, grid in zip(found, grids)]
         if return_prefix_tokens:
-            found = [(features, tokens[:, :prefix]) for features, tokens in zip(found, outputs)]
+            found = [(features, tokens[:, :prefix]) for features, tokens in zip(found, outputs.values())]
         if intermediates_only:
             return found
         return self.norm(x if self.pool is None else self.pool.prepare(x, context)), found
@@ -149,22 +160,25 @@ class TimmProtocol(nn.Module):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the blocks after the last one at `indices`, and the norm and the head if they are not needed."""
-        taken = take_indices(self.spec.depth, indices)
-        depth, drop_path = max(taken) + 1, self.spec.drop_path
-        self.spec = self.spec.replace(
-            # The blocks that stay keep their rates.
-            depth=depth,
-            drop_path=drop_path.replace(rate=drop_path.at(depth - 1, self.spec.depth)),
+        blocks = self.feature_blocks
+        taken = take_indices(blocks, indices)
+        count = max(taken) + 1
+        pruned = self.spec.first(count)
+        if pruned.num_features != self.spec.num_features and not (prune_norm and prune_head):
+            raise UserError("without its last stage the model has other channels: prune_norm and prune_head are needed")
+        self.spec = pruned.replace(
             norm=None if prune_norm else self.spec.norm,
             pool=None if prune_head else self.spec.pool,
             head=None if prune_head else self.spec.head,
         )
-        self.blocks = self.blocks[:depth]
+        self.blocks = self.blocks[:count]
+        for name in [name for name in self.merges if int(name) >= count]:
+            del self.merges[name]
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
             self.pool = self.head = None
-        return taken
+        return [blocks.index(block) for block in taken]
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -188,15 +202,16 @@ class TimmProtocol(nn.Module):
         self.spec = resized.spec
 
 
-def take_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]:
-    """Block numbers: all, the last `indices`, or `indices` themselves, where negative ones count from the end."""
+def take_indices(blocks: list[int], indices: int | Sequence[int] | None) -> list[int]:
+    """Some of `blocks`: all, the last `indices`, or those at `indices`, where negative ones count from the end."""
+    count, what = len(blocks), "blocks" if blocks == [*range(len(blocks))] else "stages"
     if indices is None:
-        return list(range(depth))
+        return blocks
     if isinstance(indices, int):
-        if not 0 < indices <= depth:
-            raise UserError(f"the model has {depth} blocks: {indices} cannot be taken")
-        return list(range(depth - indices, depth))
+        if not 0 < indices <= count:
+            raise UserError(f"the model has {count} {what}: {indices} cannot be taken")
+        return blocks[count - indices :]
     for index in indices:
-        if not -depth <= index < depth:
-            raise UserError(f"there is no block {index} in a model of {depth} blocks")
-    return [index % depth for index in indices]
+        if not -count <= index < count:
+            raise UserError(f"there is no {what.removesuffix('s')} {index} in a model of {count} {what}")
+    return [blocks[index] for index in indices]

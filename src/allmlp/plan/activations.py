@@ -102,13 +102,14 @@ class Trace(NamedTuple):
 @cache
 def activations(spec: ModelSpec, execution: Execution = Execution()) -> Activations:
     """What a training step keeps of examples of full size."""
-    shallow, stacks = spec.shallow()
-    specs = [shallow, *(override(shallow, path.removesuffix("blocks") + "depth", 2) for path in stacks)]
+    shallow, parts = spec.shallow()
+    stacks = {path: numbers for path, numbers in parts.items() if "blocks." in path}
+    specs = [shallow, *(deepen(shallow, path) for path in stacks)]
     try:
         base, *deeper = (trace(each, execution) for each in specs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UserError(f"cannot trace {type(spec).__name__}: its forward pass depends on values ({error})") from None
-    blocks, depths = [Trace(*map(sub, each, base)) for each in deeper], list(stacks.values())
+    blocks, depths = [Trace(*map(sub, each, base)) for each in deeper], list(map(len, stacks.values()))
 
     def outside_blocks(field: str) -> int:
         return getattr(base, field) - sum(getattr(block, field) for block in blocks)
@@ -128,13 +129,19 @@ def activations(spec: ModelSpec, execution: Execution = Execution()) -> Activati
     )
 
 
+def deepen(shallow: ModelSpec, path: str) -> ModelSpec:
+    """A second block in the stack or stage of the block at `path`."""
+    stack, stage = path.split("blocks.")
+    return override(shallow, f"{stack}depth" if stage == "0" else f"{stack}stages.{int(stage) - 1}.depth", 2)
+
+
 def trace(spec: ModelSpec, execution: Execution) -> Trace:
     """One step of `spec` on fake tensors."""
     with torch.device("meta"):
         model = spec.build().train()
         inputs, twice = model.dummy_inputs(BATCH_SIZE), model.dummy_inputs(2 * BATCH_SIZE)
     step = TrainingLoss(model)
-    blocks = [block for path in spec.shallow()[1] for block in model.get_submodule(path).children()]
+    blocks = [block for stack in model.modules() if isinstance(stack, EncoderModel) for block in stack.blocks]
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = dict(step.named_parameters()) | dict(step.named_buffers())
         state = {name: fake(weight) for name, weight in weights.items()}

@@ -113,7 +113,7 @@ def check_training(
 
 
 def depth(spec: ModelSpec) -> int:
-    return max(spec.shallow()[1].values(), default=1)
+    return max(map(len, spec.shallow()[1].values()), default=1)
 
 
 def input_bytes(spec: ModelSpec) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from allmlp.errors import UserError
 from allmlp.models.model import ModelSpec
-from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd, block_number, hidden_matrices
+from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd, hidden_matrices
 from allmlp.plan.activations import FLOAT32, Execution, activations
 
 Sharding = Literal["ddp", "fsdp"]
@@ -51,8 +51,8 @@ def weights(spec: ModelSpec) -> tuple[Weight, ...]:
     hidden = hidden_matrices(model)
     found = []
     for name, weight in model.named_parameters():
-        copies = next((depth for stack, depth in depths.items() if name.startswith(f"{stack}.")), 1)
-        found.append(Weight(tuple(weight.shape), copies, bool(block_number(name)), id(weight) in hidden))
+        copies = next((len(numbers) for block, numbers in depths.items() if name.startswith(f"{block}.")), 1)
+        found.append(Weight(tuple(weight.shape), copies, "blocks." in name, id(weight) in hidden))
     return tuple(found)
 
 

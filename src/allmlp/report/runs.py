@@ -229,7 +229,10 @@ def describe(spec: ModelSpec | None) -> str:
         return ""
     if isinstance(spec, External):
         return spec.name
-    return f"{family(spec)} {spec.depth} x {spec.width}" if isinstance(spec, Encoder) else family(spec)
+    if not isinstance(spec, Encoder):
+        return family(spec)
+    depths, widths = ("+".join(str(getattr(stage, size)) for stage in spec.all_stages) for size in ("depth", "width"))
+    return f"{family(spec)} {depths} x {widths}"
 
 
 def settings(config: dict[str, Any]) -> dict[str, str]:

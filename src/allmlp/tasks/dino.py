@@ -75,7 +75,7 @@ class DinoModule(TaskModule):
         super().__init__()
         self.spec, self.num_classes = spec, len(dataset.class_names)
         convolutional = isinstance(model.spec, ResNet)
-        width = model.spec.widths[-1] if convolutional else model.spec.width
+        width = model.spec.widths[-1] if convolutional else model.spec.num_features
         self.student, self.student_head = model, ProjectionHead(spec, width)
         self.model = create(model.spec if convolutional else model.spec.configure(drop_path=0.0), device=model.device)
         self.head = ProjectionHead(spec, width)

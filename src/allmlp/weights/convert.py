@@ -57,7 +57,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_KEY_LENGTH = 200
 INIT_FIELDS = {"init", "dropout", "drop_path", "value", "init_value"}
 """Fields that affect initialization and training only."""
-BLOCK_INDEX = re.compile(r"^(blocks\.|MixerBlock_|encoder\.layer\.|layers\.|h\.)\d+")
+BLOCK_INDEX = re.compile(r"^(blocks\.|blocks_token_only\.|MixerBlock_|encoder\.layer\.|layers\.|h\.)\d+")
 GELUS = {"gelu": "the exact GELU", "gelu_tanh": "GELU by tanh"}
 """What files of weights do not distinguish."""
 
@@ -272,6 +272,8 @@ def read_folder(path: Path) -> ConvertedModel:
     model = folder.load(path, dtype=None)
     if not isinstance(model.spec, Encoder):
         raise UserError(f"{path} is a {type(model.spec).__name__}, which no other format supports")
+    if model.spec.stages:
+        raise UserError(f"{path} is a model with stages, which no other format supports")
     state = {name: check_finite(path, name, tensor) for name, tensor in model.state_dict().items()}
     preprocessing = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else None
     return ConvertedModel(
@@ -370,7 +372,7 @@ def family_of(spec: Encoder) -> str | None:
     if isinstance(token, Attention):
         if text and token.causal:
             return "Llama" if token.rotary else "GPT-2"
-        return "BERT" if text else "ViT"
+        return "BERT" if text else "CaiT" if token.talking_heads else "ViT"
     return {TokenMlp: "Mixer", TokenLinear: "ResMLP"}.get(type(token)) if not text else None  # type: ignore[call-overload]
 
 

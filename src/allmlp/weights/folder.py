@@ -183,9 +183,10 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         state = {name: tuple(tensor.shape) for name, tensor in single.build().state_dict().items()}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in state.items():
-        stack = next((stack for stack in depths if name.startswith(f"{stack}.0.")), "")
-        for number in range(depths.get(stack, 1)):
-            shapes[name.replace(f"{stack}.0.", f"{stack}.{number}.", 1) if stack else name] = shape
+        block = next((block for block in depths if name.startswith(f"{block}.")), "")
+        stack = block.rpartition(".")[0]
+        for number in depths.get(block, range(1)):
+            shapes[f"{stack}.{number}{name.removeprefix(block)}" if block else name] = shape
     return shapes
 
 

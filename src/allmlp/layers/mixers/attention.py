@@ -69,7 +69,9 @@ class Attention(TokenMixer):
     `bias` adds T5's relative positions; scores="bias" uses them alone, A_h = softmax(bias_h), without
     queries and keys (gMLP's "BERT + rel pos - attn"). `rotary` rotates queries and keys by their positions. With
     `num_kv_heads` G, each of G heads of keys and values serves H/G heads of queries: V_h and K_h are those of head
-    h G/H, rounded down (grouped-query attention). linear_bias=False leaves the biases of the four maps out.
+    h G/H, rounded down (grouped-query attention). linear_bias=False leaves the biases of the four maps out. With
+    `talking_heads` the heads are mixed linearly before and after the softmax (Shazeer et al., 2020; CaiT):
+    A_g = sum_h W2[g, h] softmax_h(sum_h' W1[h, h'] S_h' + b1[h]) + b2[g], S the scores; 2H^2 + 2H parameters more.
     Parameters 4C^2 + 4C (scores="bias": 2C^2 + 2C; grouped: 2C^2 + 2C^2 G/H without biases), multiply-adds
     4SC^2 + 2S^2 C.
     """
@@ -83,8 +85,11 @@ class Attention(TokenMixer):
     num_kv_heads: Count | None = None
     rotary: RotaryPositions | None = None
     linear_bias: bool = True
+    talking_heads: bool = False
 
     def check(self) -> None:
+        if self.talking_heads and (self.scores == "bias" or self.num_kv_heads or self.rotary):
+            raise UserError("Attention with talking_heads takes neither scores='bias' nor num_kv_heads nor rotary")
         if self.scores == "bias" and self.bias is None:
             raise UserError("Attention with scores='bias' needs bias=RelativePositionBias()")
         if self.scores == "bias" and (self.num_kv_heads or self.rotary):
@@ -95,6 +100,8 @@ class Attention(TokenMixer):
     def build(self, ctx: BuildContext) -> nn.Module:
         if divide(ctx.channels, self.num_heads) % 2 and self.rotary:
             raise UserError(f"rotary positions need heads of an even size, not {ctx.channels // self.num_heads}")
+        if self.talking_heads:
+            return TalkingHeadsLayer(self, ctx)
         return AttentionLayer(self, ctx) if self.scores == "content" else BiasAttentionLayer(self, ctx)
 
     def kv_channels(self, channels: int) -> int:
@@ -195,6 +202,45 @@ class AttentionLayer(nn.Module):
             return self.out(attend(q, kv, self.spec.num_heads, None, dropout, self.spec.causal))
         mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
         return self.out(attend(q, kv, self.spec.num_heads, join(context.bias, mask, x.dtype), dropout))
+
+
+class TalkingHeadsLayer(nn.Module):
+    """Attention whose heads exchange their scores, and their weights."""
+
+    token_roles: ClassVar[dict[str, TokenRole]] = {
+        "qkv.weight": "attention",
+        "before.weight": "attention",
+        "after.weight": "attention",
+        "out.weight": "attention",
+    }
+
+    def __init__(self, spec: Attention, ctx: BuildContext) -> None:
+        super().__init__()
+        self.spec, heads = spec, spec.num_heads
+        self.qkv = Linear(ctx.channels, 3 * ctx.channels, ctx.init, spec.linear_bias, [ctx.channels] * 3)
+        self.before, self.after = Linear(heads, heads, ctx.init), Linear(heads, heads, ctx.init)
+        self.out = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, kv = self.qkv(x).tensor_split([x.shape[-1]], dim=-1)
+        if context.cache is not None:
+            kv = context.cache.extend(self, kv)
+        q, k, v = (split_heads(t, self.spec.num_heads) for t in (q, *kv.chunk(2, dim=-1)))
+        scores = mix_heads(q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]), self.before)
+        mask = allowed(context, self.spec.causal, q.shape[2], k.shape[2], x.device)
+        bias = join(context.bias, mask, scores.dtype)
+        if bias is not None:
+            scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
+        weights = mix_heads(scores.softmax(dim=-1), self.after)
+        if mask is not None:  # the bias after the softmax must not let hidden tokens in
+            weights = weights * mask
+        weights = F.dropout(weights, self.spec.dropout, self.training)
+        return self.out(merge_heads(weights.to(v.dtype) @ v))
+
+
+def mix_heads(scores: Tensor, proj: Linear) -> Tensor:
+    """A linear map over the heads of b h s t."""
+    return proj(scores.movedim(1, -1)).movedim(-1, 1)
 
 
 class BiasAttentionLayer(nn.Module):

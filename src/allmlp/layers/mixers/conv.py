@@ -35,9 +35,7 @@ class TokenConv(TokenMixer):
             raise UserError(f"TokenConv.kernel must be odd, not {self.kernel}")
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        if ctx.grid is None or ctx.grid[0] * ctx.grid[1] != ctx.tokens:
-            raise UserError("TokenConv needs a plain grid of patches: an image stem without a class token")
-        return TokenConvLayer(self, ctx, ctx.grid)
+        return TokenConvLayer(self, ctx, ctx.require_grid("TokenConv"))
 
 
 class TokenConvLayer(nn.Module):

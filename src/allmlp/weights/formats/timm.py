@@ -1,4 +1,4 @@
-"""timm's format of MLP-Mixer, ResMLP, gMLP and ViT.
+"""timm's format of MLP-Mixer, ResMLP, gMLP, ViT and CaiT.
 
 timm uses the exact GELU and LayerNorm with eps 1e-6 (1e-5 in gMLP's gate). A Mixer trained with the tanh GELU can be
 written in this format, but its outputs then differ by about 3e-4, as those of timm's own copy of Google's weights do.
@@ -6,6 +6,7 @@ written in this format, but its outputs then differ by about 3e-4, as those of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.errors import UserError
 from allmlp.layers.pool import FirstTokenPool, MeanPool
 from allmlp.layers.scale import LayerScale
+from allmlp.models.cait import cait
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp
 from allmlp.models.mixer import mixer
@@ -54,6 +56,14 @@ SIGNATURES: dict[str, dict[str, int]] = {
         "blocks.0.mlp_channels.gate.proj.weight": 2,
         "blocks.0.mlp_channels.fc1.weight": 2,
     },
+    "CaiT": {  # before ViT, whose keys it has, too
+        "patch_embed.proj.weight": 4,
+        "pos_embed": 3,
+        "blocks.0.attn.qkv.weight": 2,
+        "blocks.0.attn.proj_l.weight": 2,
+        "blocks.0.mlp.fc1.weight": 2,
+        "blocks_token_only.0.attn.q.weight": 2,
+    },
     "ViT": {
         "patch_embed.proj.weight": 4,
         "pos_embed": 3,
@@ -67,6 +77,30 @@ NOT_INFERRED: dict[str, str] = {}
 AROUND = {"stem.proj": "stem.proj", "norm": "norm", "head.proj": "head"}
 CHANNEL = {"channel.mix.up": "mlp_channels.fc1", "channel.mix.down": "mlp_channels.fc2"}
 NORMS = {"token.norm": "norm1", "channel.norm": "norm2"}
+VIT = (
+    AROUND
+    | NORMS
+    | {
+        "stem.proj": "patch_embed.proj",
+        "stem.positions.weight": "pos_embed",
+        "token.mix.qkv": "attn.qkv",
+        "token.mix.out": "attn.proj",
+        "channel.mix.up": "mlp.fc1",
+        "channel.mix.down": "mlp.fc2",
+    }
+)
+CLASS_ATTENTION = {
+    "gathers.norm": ("norm1",),
+    "gathers.q": ("attn.q",),
+    "gathers.kv": ("attn.k", "attn.v"),
+    "gathers.out": ("attn.proj",),
+    "gathers.scale.gamma": ("gamma_1",),
+    "channels.norm": ("norm2",),
+    "channels.mix.up": ("mlp.fc1",),
+    "channels.mix.down": ("mlp.fc2",),
+    "channels.scale.gamma": ("gamma_2",),
+}
+"""The parts of a layer of CaiT's class attention -> their names in its block in timm."""
 NAMES: dict[str, dict[str, str]] = {
     "Mixer": AROUND | CHANNEL | NORMS | {"token.mix.up": "mlp_tokens.fc1", "token.mix.down": "mlp_tokens.fc2"},
     "ResMLP": AROUND
@@ -80,18 +114,14 @@ NAMES: dict[str, dict[str, str]] = {
         "channel.mix.inner.norm": "mlp_channels.gate.norm",
         "channel.mix.inner.proj": "mlp_channels.gate.proj",
     },
-    "ViT": AROUND
-    | NORMS
+    "ViT": VIT | {"stem.token": "cls_token", "token.scale": "ls1", "channel.scale": "ls2"},
+    "CaiT": VIT
     | {
-        "stem.proj": "patch_embed.proj",
-        "stem.token": "cls_token",
-        "stem.positions.weight": "pos_embed",
-        "token.mix.qkv": "attn.qkv",
-        "token.mix.out": "attn.proj",
-        "token.scale": "ls1",
-        "channel.mix.up": "mlp.fc1",
-        "channel.mix.down": "mlp.fc2",
-        "channel.scale": "ls2",
+        "pool.token": "cls_token",
+        "token.mix.before": "attn.proj_l",
+        "token.mix.after": "attn.proj_w",
+        "token.scale.gamma": "gamma_1",
+        "channel.scale.gamma": "gamma_2",
     },
 }
 """Native module or parameter, relative to its block -> its name in timm."""
@@ -109,8 +139,8 @@ CROP = 0.875
 def preprocessing(family: str, spec: Encoder, config: Mapping[str, Any]) -> ImagePreprocessing:
     """From the configuration next to the weights; without one, the values that most weights of the family use."""
     usual = ImagePreprocessing(HALF, HALF, crop_pct=0.9 if family == "ViT" else CROP)
-    if family == "ResMLP":
-        usual = ImagePreprocessing(*IMAGENET, crop_pct=CROP)
+    if family in ("ResMLP", "CaiT"):
+        usual = ImagePreprocessing(*IMAGENET, crop_pct=1.0 if family == "CaiT" else CROP)
     said = config.get("pretrained_cfg")
     if not isinstance(said, dict):
         return usual
@@ -122,13 +152,20 @@ def preprocessing(family: str, spec: Encoder, config: Mapping[str, Any]) -> Imag
 
 
 def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
-    return (translate_key(name, NAMES[family]),)
+    layer = re.match(r"pool\.(gathers|channels)\.(\d+)\.(.+)", name) if family == "CaiT" else None
+    if layer is None:
+        return (translate_key(name, NAMES[family]),)
+    kind, number, inner = layer.groups()
+    module, _, last = inner.rpartition(".")
+    whole = CLASS_ATTENTION.get(f"{kind}.{inner}")
+    parts = whole or [f"{part}.{last}" for part in CLASS_ATTENTION[f"{kind}.{module}"]]
+    return tuple(f"blocks_token_only.{number}.{part}" for part in parts)
 
 
 def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
     if name == "stem.proj.weight":
         return patch_kernel(tensor, spec)
-    if name.endswith((".alpha", ".beta")) or name == "stem.token":
+    if name.endswith((".alpha", ".beta")) or name in ("stem.token", "pool.token"):
         return tensor.reshape(1, 1, -1)
     return tensor.unsqueeze(0) if name == "stem.positions.weight" else tensor
 
@@ -159,6 +196,10 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
     elif family == "gMLP":
         tokens = shapes["blocks.0.mlp_channels.gate.proj.weight"][0]
         spec = gmlp(depth, width, 1, 1)
+    elif family == "CaiT":
+        tokens, num_heads = shapes["pos_embed"][1], shapes["blocks.0.attn.proj_l.weight"][0]
+        spec = cait(depth, width, scale_at(depth), 1, 1, num_heads=num_heads)
+        changes["pool.layers"] = count_blocks(shapes, r"blocks_token_only\.(\d+)\.")
     else:
         tokens = shapes["pos_embed"][1] - class_token
         spec = vit(depth, width, heads(width, config), 1, 1)
