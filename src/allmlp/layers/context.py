@@ -20,6 +20,8 @@ class BuildContext:
     channels: int
     init: Init
     grid: tuple[int, int] | None = None
+    variates: int = 1
+    """Of a multivariate series: so many consecutive rows of the batch are one example."""
 
 
 class Cache:
