@@ -7,7 +7,18 @@ import torch
 from torch import Tensor, nn
 
 import allmlp
-from allmlp.layers import BatchNorm, Block, Context, Init, RevIN, SeriesPatches, SubtractLast, TokenLinear, VariateMlp
+from allmlp.layers import (
+    BatchNorm,
+    Block,
+    Context,
+    CrossAttention,
+    Init,
+    RevIN,
+    SeriesPatches,
+    SubtractLast,
+    TokenLinear,
+    VariateMlp,
+)
 from allmlp.layers.context import BuildContext
 from allmlp.models.forecasting import PRESETS
 from allmlp.models.series_encoder import SeriesEncoder
@@ -193,17 +204,18 @@ def test_hidden_patches_are_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        ({"stem": {"kind": "SeriesPatches", "seq_len": 8}}, "a patch of 16 steps is longer than the 8"),
-        ({"stem": {"kind": "SeriesTrend", "kernel": 24}}, "an odd number of steps, not 24"),
-        ({"width": 5}, "tokens of SeriesSteps have 3 channels: set width to 3"),
-        ({"block": Block(variate=VariateMlp())}, "already the channels of SeriesSteps"),
+        ("patchtsmixer", {"stem.patch_size": 16}, "a patch of 16 steps is longer than the 12"),
+        ("dlinear", {"stem.kernel": 24}, "an odd number of steps, not 24"),
+        ("tsmixer", {"width": 5}, "tokens of SeriesSteps have 3 channels: set width to 3"),
+        ("tsmixer", {"block": Block(variate=VariateMlp())}, "already the channels of SeriesSteps"),
+        ("patchtsmixer", {"block": Block(cross=CrossAttention(2))}, "no cross-attention"),
     ],
 )
-def test_contradictions(change: dict[str, object], message: str) -> None:
+def test_contradictions(name: str, change: dict[str, object], message: str) -> None:
     with pytest.raises(allmlp.UserError, match=message):
-        override_all(TINY_SERIES["tsmixer"], change)
+        override_all(TINY_SERIES[name], change)
 
 
 def test_refused_inputs() -> None:

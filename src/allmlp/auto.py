@@ -17,7 +17,7 @@ from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory, labels_of
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.parallel_corpus import TranslationDataset
-from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing, TextPreprocessing, read_preprocessing
 from allmlp.data.squad import SquadDataset
 from allmlp.device import own_device
 from allmlp.errors import UserError
@@ -228,7 +228,7 @@ def named_model(settings: Settings, bundled: bool = True) -> Start | None:
     return best_start(settings, [open_start(name) for name in fitting])
 
 
-def fits(known: ImagePreprocessing | TextPreprocessing, dataset: Dataset) -> bool:
+def fits(known: Preprocessing, dataset: Dataset) -> bool:
     """Whether a model with this preprocessing reads such data."""
     if isinstance(dataset, ImageDataset):
         return isinstance(known, ImagePreprocessing) and len(known.mean) == len(dataset.mean)

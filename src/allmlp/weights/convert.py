@@ -22,7 +22,7 @@ from allmlp.data.preprocessing import (
     PREPROCESSING_FILE,
     TOKENIZER_FILES,
     ImagePreprocessing,
-    TextPreprocessing,
+    Preprocessing,
     read_preprocessing,
     write_preprocessing,
 )
@@ -67,7 +67,7 @@ GELUS = {"gelu": "the exact GELU", "gelu_tanh": "GELU by tanh"}
 class ConvertedModel(NamedTuple):
     spec: Encoder | SeriesEncoder
     state: dict[str, Tensor]
-    preprocessing: ImagePreprocessing | TextPreprocessing | None = None
+    preprocessing: Preprocessing | None = None
     files: Mapping[str, str] = MappingProxyType({})
     """Other files of the model, such as a tokenizer: name -> text."""
     unused: tuple[str, ...] = ()

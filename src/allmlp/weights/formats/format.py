@@ -58,7 +58,7 @@ class Format(Protocol):
         """The spec for these keys and shapes; `config` is the configuration next to the weights, if there is one."""
         ...
 
-    def config_files(self, spec: Any, preprocessing: ImagePreprocessing | TextPreprocessing | None) -> dict[str, Any]:
+    def config_files(self, spec: Any, preprocessing: Any) -> dict[str, Any]:
         """The JSON files to write next to the weights: name -> content."""
         ...
 
