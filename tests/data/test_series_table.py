@@ -176,7 +176,7 @@ def test_ten_thousand_series() -> None:
     """Memory and time are those of the rows, not of the windows."""
     lengths = [50] * 10_000
     values = np.random.default_rng(0).normal(size=(500_000, 1))
-    parts = [SeriesTable("", horizon=5).split(50)] * 10_000
+    parts = [SeriesTable("").split(50, 5)] * 10_000
     dataset = build_dataset(values, lengths, parts, ("x",), Frequency(DAY), 20, 5, ids=tuple(map(str, range(10_000))))
     assert len(dataset.train) == 110_000 and dataset.train.values.data_ptr() == dataset.test.values.data_ptr()
 

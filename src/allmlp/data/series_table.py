@@ -37,6 +37,7 @@ ID_COLUMNS = (
     *("product_id", "sku", "symbol", "ticker", "station", "sensor", "sensor_id", "region", "country", "city"),
 )
 MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
+MAX_SEQ_LEN = 512
 CHUNK = 2**16
 """Rows whose times are read together."""
 MAX_FILLING = 20
@@ -72,8 +73,10 @@ class SeriesTable(Data):
     """
 
     path: str
-    horizon: Count = 24
-    seq_len: Count = 96
+    horizon: Count | None = None
+    """Steps to forecast; by default one season, such as a day of hours."""
+    seq_len: Count | None = None
+    """Steps to look back; by default three horizons and two seasons, at most half of the longest series."""
     time_column: str = ""
     id_columns: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -85,8 +88,9 @@ class SeriesTable(Data):
 
     def load(self) -> SeriesDataset:
         found = read_series(self.path, self.time_column, self.id_columns, self.columns)
-        parts = [self.split(length) for length in found.lengths]
-        short = sum(part.train <= self.horizon for part in parts)
+        horizon = self.horizon or default_horizon(found)
+        parts = [self.split(length, horizon) for length in found.lengths]
+        short = sum(part.train <= horizon for part in parts)
         notes = found.notes
         if short:
             notes += (
@@ -98,8 +102,8 @@ class SeriesTable(Data):
             parts,
             found.roles.values,
             found.frequency,
-            self.seq_len,
-            self.horizon,
+            self.seq_len or default_seq_len(found, horizon),
+            horizon,
             self.eval_stride,
             ids=found.ids,
             time_column=found.roles.time,
@@ -107,13 +111,23 @@ class SeriesTable(Data):
             notes=notes,
         )
 
-    def split(self, length: int) -> Parts:
+    def split(self, length: int, horizon: int) -> Parts:
         """At least a horizon for the test, then for training, then for validation."""
-        test = min(max(round(self.test_fraction * length), self.horizon), length)
+        test = min(max(round(self.test_fraction * length), horizon), length)
         left = length - test
-        validation = max(round(self.val_fraction * length), self.horizon) if self.val_fraction else 0
-        validation = validation if left - validation > self.horizon else 0
+        validation = max(round(self.val_fraction * length), horizon) if self.val_fraction else 0
+        validation = validation if left - validation > horizon else 0
         return Parts(left - validation, left, length)
+
+
+def default_horizon(found: SeriesRows) -> int:
+    season = found.frequency.season
+    return min(season if season > 1 else 12, max(max(found.lengths) // 10, 1))
+
+
+def default_seq_len(found: SeriesRows, horizon: int) -> int:
+    wanted = min(max(3 * horizon, 2 * found.frequency.season, 16), MAX_SEQ_LEN)
+    return max(min(wanted, max(found.lengths) // 2), 1)
 
 
 def read_series(
