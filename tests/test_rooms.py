@@ -123,7 +123,10 @@ BELOW = {
         "train_step",
     },
     "head_init": {"errors", "spec", "models", "data", "tasks", "threads"},
+    "backtest": {"errors", "data", "device", "record", "tasks", "weights"},
+    "auto_series": {"data", "models"},
     "auto": {
+        "auto_series",
         "errors",
         "spec",
         "data",
@@ -234,6 +237,7 @@ BELOW = {
     "studies": {"declared", "recipes", "study"},
     "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis"},
     "cli": {
+        "backtest",
         "averaging",
         "callbacks",
         "plugins",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from allmlp.auto_series import QUANTILES, data_settings, series_model
 from allmlp.data.augment import Augment, HorizontalFlip, Mixup, RandAugment, Translate
 from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory, labels_of
@@ -25,14 +26,12 @@ from allmlp.data.preprocessing import (
     read_preprocessing,
 )
 from allmlp.data.series import SeriesDataset
-from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import SquadDataset
 from allmlp.device import own_device
 from allmlp.errors import UserError
 from allmlp.head_init import HeadInit
 from allmlp.log import announced
 from allmlp.models.encoder import Encoder
-from allmlp.models.forecasting import patchtsmixer
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.model import ModelSpec
 from allmlp.models.seq2seq import resmlp_seq2seq
@@ -468,39 +467,20 @@ def choose_questions(settings: Settings) -> None:
     choose_compilation(settings)
 
 
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-MAX_EVALUATED = 2_000
-"""Forecasts of an evaluation."""
-
-
 def choose_series(settings: Settings) -> None:
-    dataset, data = settings.dataset, settings.run.data
-    assert isinstance(dataset, SeriesDataset)
-    season, step = dataset.frequency.season, dataset.frequency
-    if isinstance(data, SeriesTable) and data.horizon is None:
-        why = f"a season of {season} steps of {step}" if dataset.horizon == season else f"steps of {step}"
-        settings.set("data.horizon", dataset.horizon, f"{why}; --horizon changes it")
-    if isinstance(data, SeriesTable) and (data.seq_len is None or settings.wishes.size):
-        why = "as asked for" if settings.wishes.size else "three horizons, two seasons, half of the longest series"
-        settings.set("data.seq_len", settings.wishes.size or dataset.seq_len, why)
-    stride = max(len(dataset.test) // MAX_EVALUATED, 1)
-    if isinstance(data, SeriesTable) and data.eval_stride == 1 and stride > 1:
-        settings.set("data.eval_stride", stride, f"{len(dataset.test):,} forecasts are more than an evaluation needs")
+    assert isinstance(settings.dataset, SeriesDataset)
+    for field, value, why in data_settings(settings.dataset, settings.run.data, settings.wishes.size):
+        settings.set(field, value, why)
     settings.reload()
     choose_validation(settings)
+    few = settings.examples < FEW
     if named_model(settings, bundled=False) is None and settings.run.model is None:
-        seq_len = settings.dataset.seq_len  # type: ignore[attr-defined]
-        patch = season if 4 <= season <= 24 and 4 * season <= seq_len else max(seq_len // 12, 1)
-        width, dropout = (32, 0.5) if settings.examples < FEW else (64, 0.3)
-        sizes = {"seq_len": seq_len, "in_chans": len(dataset.columns), "horizon": dataset.horizon}
-        model = patchtsmixer(3, width, 2, dropout, dropout, patch_size=patch, stride=patch, **sizes)
-        settings.set("model", model, f"patches of {patch} steps, one column at a time", "PatchTSMixer, 3 blocks")
+        settings.set("model", *series_model(settings.dataset, few))
     settings.set("task", Forecast(quantiles=QUANTILES), "a forecast needs its uncertainty", "Forecast of quantiles")
-    choose_batch(settings, 32 if settings.examples < FEW else 64 if settings.on_cpu else 256)
-    choose_budget(settings, 50 if settings.examples < FEW else 20, 3)
+    choose_batch(settings, 32 if few else 64 if settings.on_cpu else 256)
+    choose_budget(settings, 50 if few else 20, 3)
     settings.set("optim", AdamW(lr=1e-3, weight_decay=0.01), "AdamW is cheap on every device", "AdamW")
-    settings.run = settings.run.replace(schedule=CosineSchedule(warmup_fraction=0.05), max_grad_norm=1.0)
-    settings.run = settings.run.replace(precision="float32")
+    settings.run = settings.run.replace(max_grad_norm=1.0, precision="float32")
 
 
 CHOOSERS: dict[type[Dataset], Callable[[Settings], None]] = {

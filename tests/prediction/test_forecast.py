@@ -14,6 +14,7 @@ import torch
 
 import allmlp
 from allmlp.auto import choose_run
+from allmlp.backtest import as_table, backtest
 from allmlp.cli import main
 from allmlp.data.detect import detect_data
 from allmlp.data.frequency import Frequency
@@ -23,6 +24,7 @@ from allmlp.export.files import export
 from allmlp.layers import SeriesSteps, SubtractLast
 from allmlp.models.forecasting import linear, patchtsmixer
 from allmlp.prediction.forecast import Forecaster
+from allmlp.record import read_record
 from allmlp.tasks.forecast import Forecast
 
 HORIZON = 7
@@ -91,7 +93,7 @@ def test_train_a_table_from_the_command_line(
     write_sales(tmp_path / "sales.csv")
     code, out, err = command("train", "sales.csv", "--horizon", 14, "--epochs", 1, "--device", "cpu")
     assert code == 0 and "seasonal_naive_mase" in out and "data.seq_len  42" in err
-    assert "next: allmlp predict runs/sales TABLE --out forecast.csv" in err
+    assert "next: allmlp predict runs/sales TABLE --out forecast.csv" in err and "first value" in err
     assert allmlp.load("runs/sales").spec.head.horizon == 14
     code, _, err = command("train", "digits_mixer", "--horizon", 14)
     assert code == 2 and "'horizon'" in err
@@ -168,6 +170,22 @@ def test_point_forecasts_of_a_linear_model(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("t,x\n" + "".join(f"{n},{n * n}\n" for n in range(12)))
     (one,) = Forecaster(tmp_path / "model", "cpu").forecast(str(tmp_path / "x.csv"))
     assert one.values[:, 0] == pytest.approx([121] * 3) and one.times.tolist() == [12, 13, 14] and one.quantiles is None
+
+
+def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:
+    """The means over the origins, weighted by their forecasts, are the test metrics."""
+    rows = backtest(place / "run", "cpu", most=5)
+    test = read_record(place / "run")["result"]["test"]
+    count = sum(row.forecasts for row in rows)
+    assert len(rows) == 5 and count == 68 and rows[0].first == "2024-06-09"
+    for name in ("mse", "mae", "mase"):
+        mean = sum(row.forecasts * getattr(row, name) for row in rows) / count
+        assert mean == pytest.approx(test[name], rel=1e-4)
+    assert sum(row.forecasts * row.naive_mase for row in rows) / count == pytest.approx(test["seasonal_naive_mase"])
+    assert as_table(rows).splitlines()[1].split()[:2] == ["2024-06-09", "14"]
+    allmlp.train("digits_mixer", tmp_path, overrides={"budget.steps": 1, "budget.epochs": None}, device="cpu")
+    with pytest.raises(allmlp.UserError, match="is no run of time series"):
+        backtest(tmp_path, "cpu")
 
 
 def test_onnx(place: Path, tmp_path: Path) -> None:

@@ -133,6 +133,17 @@ def finish(folder: Path, device: str | None) -> None:
         )
     known = read_preprocessing(folder)
     if isinstance(known, SeriesPreprocessing):
+        tell_backtest(folder, device)
         next_command("predict", folder, "TABLE", "--out", "forecast.csv")
     else:
         next_command("predict", folder, "IMAGE" if isinstance(known, ImagePreprocessing) else "TEXT")
+
+
+def tell_backtest(folder: Path, device: str | None) -> None:
+    """The test forecasts by their origin."""
+    from allmlp.backtest import as_table, backtest
+    from allmlp.record import read_run
+    from allmlp.tasks.forecast import Forecast
+
+    if isinstance(read_run(folder).task, Forecast):
+        print(f"the test forecasts by their origin:\n{as_table(backtest(folder, device))}", file=sys.stderr)

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from allmlp.data.dataset import Data
-from allmlp.data.frequency import HOUR, Frequency
+from allmlp.data.frequency import HOUR, Frequency, read_times
 from allmlp.data.paths import join_paths, search_paths
 from allmlp.data.series import Parts, SeriesDataset, build_dataset
 from allmlp.data.tables import read_table
@@ -59,4 +59,5 @@ class ETT(Data):
             self.horizon,
             ids=("",),
             time_column=table.columns[0],
+            starts=(int(read_times([next(iter(table))[table.columns[0]]], str(file))[0][0]),),
         )

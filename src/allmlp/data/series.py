@@ -84,6 +84,8 @@ class SeriesDataset(Dataset):
     horizon: int
     time_column: str = ""
     id_columns: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+    """The time of the first row of each series, as `Frequency` counts."""
 
     @property
     def has_gaps(self) -> bool:

@@ -108,6 +108,7 @@ class SeriesTable(Data):
             ids=found.ids,
             time_column=found.roles.time,
             id_columns=found.roles.ids,
+            starts=tuple(found.starts.tolist()),
             notes=notes,
         )
 

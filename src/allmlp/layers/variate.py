@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.linear import Linear
+from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import NonNegative, Rate, Spec
 
 
@@ -37,6 +40,8 @@ class VariateMlp(VariateMixer):
 
 
 class VariateMlpLayer(nn.Module):
+    token_roles: ClassVar[dict[str, TokenRole]] = {}
+
     def __init__(self, spec: VariateMlp, ctx: BuildContext) -> None:
         super().__init__()
         self.act, self.dropout, self.variates = spec.act, spec.dropout, ctx.variates

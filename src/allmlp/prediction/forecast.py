@@ -1,4 +1,4 @@
-"""Forecasts of time series by a trained model: of the series in a table, and of the past, to see how good they are."""
+"""Forecasts of the series in a table by a trained model, as a table and as a figure."""
 
 from __future__ import annotations
 
