@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -18,6 +19,7 @@ from allmlp.cli.app import assignments
 from allmlp.data.image_folder import ImageFolder
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.series_table import SeriesTable
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.layers import Dense, LayerNorm, LMHead
 from allmlp.models.bert import bert
@@ -31,6 +33,7 @@ from allmlp.spec import override, override_all
 from allmlp.studies import studies
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_text import ClassifyText
+from allmlp.tasks.forecast import Forecast
 from allmlp.training import train
 from allmlp.weights.convert import convert
 from data.sample_images import encode, scene
@@ -47,6 +50,7 @@ SIZES = "needs runs of several sizes"
 NOT_RUN = {
     "allmlp train photos/": MINUTES,
     "allmlp train reviews.csv --minutes 10": MINUTES,
+    "allmlp train sales.csv --horizon 28": MINUTES,
     "allmlp train photos/ --model runs/other --set optim.lr=2e-4": MINUTES,
     "allmlp train digits_mixer --epochs 5": MINUTES,
     "allmlp train cifar10_ablations/conv --set seed=1 --out runs/a": MINUTES,
@@ -141,6 +145,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         **short,
     )
     train(texts, place / "runs" / "reviews", "cpu")
+    days = [f"{np.datetime64('2024-01-01') + number},{number % 7}" for number in range(60)]
+    (place / "sales.csv").write_text("\n".join(["date,sales", *days]))
+    series = Run(model=preset("nlinear").spec, task=Forecast(), data=SeriesTable(str(place / "sales.csv")), **short)
+    train(series, place / "runs" / "sales", "cpu")
     for source, copies in {"photos": ("a", "b"), "reviews": ("text",)}.items():
         for name in copies:
             shutil.copytree(place / "runs" / source, place / "runs" / name)

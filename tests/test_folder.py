@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 import allmlp
 from allmlp.weights import folder as folders
-from tiny import TINY_SPECS, tiny_model
+from tiny import TINY_SERIES, TINY_SPECS, tiny_model
 
 
-@pytest.mark.parametrize("name", TINY_SPECS)
+@pytest.mark.parametrize("name", [*TINY_SPECS, *TINY_SERIES])
 def test_round_trip(name: str, tmp_path: Path) -> None:
     model = tiny_model(name, torch.float32)
     allmlp.save(model, tmp_path / "a")

@@ -222,7 +222,7 @@ def test_a_pickle_or_a_file_alone(kind: str, tmp_path: Path) -> None:
         (
             "BertModel",
             {"model_type": "roberta"},
-            "model_type 'roberta': only 'bert', 'vit', 'gpt2', 'llama' are supported",
+            "model_type 'roberta': only 'bert', 'vit', 'gpt2', 'llama', 'patchtsmixer' are supported",
         ),
         ("BertModel", {"hidden_act": "mish"}, "the hidden_act 'mish' is not supported; use one of gelu, gelu_new"),
         ("BertModel", {"is_decoder": True}, "only bidirectional BERT models with absolute positions are supported"),

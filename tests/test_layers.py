@@ -67,6 +67,8 @@ ARGUMENTS = {
     "ChannelMlp": {"hidden": 6},
     "ClassifierHead": {"num_classes": 3},
     "PooledHead": {"num_classes": 3},
+    "GatedTokens": {"mix": TokenMlp(3)},
+    "GatedChannels": {"mix": ChannelMlp(6)},
     "Constant": {"value": 0.5},
     "Normal": {"std": 0.1},
 }
@@ -92,6 +94,7 @@ MIXERS = [
     TokenLinear(Toeplitz()),
     TokenLinear(causal=True),
     TokenLinear(Toeplitz(), causal=True),
+    TokenLinear(act="sigmoid"),
     TokenMlp(expansion=1.5, act="gelu_tanh"),
     Attention(2, causal=True),
     Attention(2, talking_heads=True),

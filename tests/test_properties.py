@@ -108,7 +108,7 @@ def test_the_example_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_gmlp_starts_as_a_plain_channel_mlp(name: str) -> None:
     """At initialization no token acts on another, and the gate multiplies by one; noise in its weights ends both."""
     model = allmlp.create(TINY_SPECS[name], seed=0).double().eval()
-    x = torch.randn(2, model.spec.build_context.tokens, 16, dtype=torch.float64)
+    x = torch.randn(2, model.spec.build_contexts[0].tokens, 16, dtype=torch.float64)
     block = model.blocks[0].channel
     assert properties.from_others(properties.token_influence(block, x)) < 1e-9
     z = torch.randn(2, x.shape[1], 24, dtype=torch.float64)

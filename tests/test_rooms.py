@@ -124,7 +124,10 @@ BELOW = {
         "train_step",
     },
     "head_init": {"errors", "spec", "models", "data", "tasks", "threads"},
+    "backtest": {"errors", "data", "device", "record", "tasks", "weights"},
+    "auto_series": {"data", "models"},
     "auto": {
+        "auto_series",
         "errors",
         "spec",
         "data",
@@ -237,6 +240,7 @@ BELOW = {
     "studies": {"declared", "recipes", "study"},
     "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis"},
     "cli": {
+        "backtest",
         "averaging",
         "callbacks",
         "plugins",

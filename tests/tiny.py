@@ -13,11 +13,15 @@ from allmlp.layers import (
     ClassAttention,
     ClassifierHead,
     CrossAttention,
+    ForecastHead,
     LayerScale,
     Normal,
     PatchEmbed,
     PooledHead,
     RelativePositionBias,
+    SeriesPatches,
+    SeriesSteps,
+    SeriesTrend,
     Stage,
     TinyAttention,
     TokenConv,
@@ -27,6 +31,7 @@ from allmlp.layers import (
 from allmlp.models.encoder import Encoder, EncoderModel
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.model import Model
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.models.zoo import presets
 from allmlp.spec import Spec, hints
 
@@ -45,6 +50,10 @@ SMALL: dict[type[Spec], dict[str, Any]] = {
     RelativePositionBias: {"buckets": 8, "distance": 16},
     ClassifierHead: {"num_classes": 5},
     PooledHead: {"num_classes": 3},
+    SeriesPatches: {"seq_len": 12, "in_chans": 3, "patch_size": 4, "stride": 2},
+    SeriesSteps: {"seq_len": 12, "in_chans": 3},
+    SeriesTrend: {"seq_len": 12, "in_chans": 3, "kernel": 5},
+    ForecastHead: {"horizon": 5},
 }
 
 
@@ -61,19 +70,22 @@ def tiny(spec: Any) -> Any:
         changes["num_kv_heads"] = 1
     if isinstance(spec, PatchEmbed) and spec.kernel:
         changes["kernel"] = 9  # covers every patch that is tried
+    if isinstance(spec, SeriesEncoder):
+        changes |= {"width": changes["stem"].width or 16, "depth": min(spec.depth, 2)}
     return spec.replace(**changes | SMALL.get(type(spec), {}))
 
 
-def tiny_specs() -> dict[str, Any]:
+def tiny_specs(*kinds: type[Spec]) -> dict[str, Any]:
     """The distinct tiny models of our own zoo, each under the first name that has it."""
     found: dict[Any, str] = {}
     for name, preset in presets().items():
-        if isinstance(preset.spec, (Encoder, EncoderDecoder)):
+        if isinstance(preset.spec, kinds):
             found.setdefault(tiny(preset.spec), name)
     return {name: spec for spec, name in found.items()}
 
 
-TINY_SPECS = tiny_specs()
+TINY_SPECS = tiny_specs(Encoder, EncoderDecoder)
+TINY_SERIES = tiny_specs(SeriesEncoder)
 IMAGES = [name for name, spec in TINY_SPECS.items() if isinstance(spec, Encoder) and isinstance(spec.stem, PatchEmbed)]
 TEXTS = [name for name, spec in TINY_SPECS.items() if isinstance(spec, Encoder) and isinstance(spec.stem, TokenEmbed)]
 CAUSAL = [name for name in TEXTS if TINY_SPECS[name].block.causal]
@@ -91,8 +103,8 @@ def randomize(model: nn.Module, seed: int = 0, spread: float = 0.3) -> None:
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float64, shallow: bool = False) -> Model:
     """A tiny model with random weights, in evaluation mode; with one block instead of two if `shallow`."""
-    spec = TINY_SPECS[name].shallow()[0] if shallow else TINY_SPECS[name]
-    model = spec.build().to(dtype)
+    spec = (TINY_SPECS | TINY_SERIES)[name]
+    model = (spec.shallow()[0] if shallow else spec).build().to(dtype)
     randomize(model)
     return model.eval()
 

@@ -32,6 +32,7 @@ def train(
     epochs: float | None = None,
     minutes: float | None = None,
     size: int | None = None,
+    horizon: int | None = None,
     device: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
@@ -41,9 +42,11 @@ def train(
 
     >>> allmlp.train("photos/", "runs/photos")
     >>> allmlp.train("digits_mixer", "runs/digits", epochs=5, overrides={"optim.lr": 2e-3})
+    >>> allmlp.train("sales.csv", "runs/sales", horizon=28)
     >>> model = allmlp.load("runs/digits")
 
-    `run` and the options are those of the command: a folder of images per class, a table of texts and labels, a recipe,
+    `run` and the options are those of the command: a folder of images per class, a table of texts and labels, or of
+    times and numbers, a recipe,
     FILE.py:NAME, a run.json; or `Data.of` your own dataset. Called again with the same arguments, it continues from the
     last checkpoint. `callbacks` are told about steps, evaluations, checkpoints and the end. `metrics` are functions by
     name, from the logits [N, K] and labels [N] of the whole evaluated split to a number: {"f1": f1}.
@@ -55,6 +58,7 @@ def train(
     from allmlp.spec import override_all
     from allmlp.training import train as train_run
 
+    overrides = {**(overrides or {}), **({} if horizon is None else {"data.horizon": horizon})}
     wishes, folder = Wishes(model, epochs, minutes, size), None if out is None else Path(out)
     if isinstance(run, (str, os.PathLike)):
         found = resolve(os.fspath(run), wishes, overrides, device, folder)
@@ -67,7 +71,7 @@ def train(
     if folder is None:
         raise UserError(f"{'a Run' if isinstance(run, Run) else 'Data'} needs a folder: train(run, out)")
     made = with_wishes(run, wishes) if isinstance(run, Run) else choose_run(run, device=device, **wishes._asdict()).run
-    return train_run(override_all(made, overrides or {}), folder, device, callbacks, metrics)
+    return train_run(override_all(made, overrides), folder, device, callbacks, metrics)
 
 
 @suggest_keywords

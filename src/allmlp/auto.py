@@ -12,12 +12,20 @@ from typing import Any, NamedTuple
 
 import torch
 
+from allmlp.auto_series import QUANTILES, data_settings, series_model
 from allmlp.data.augment import Augment, HorizontalFlip, Mixup, RandAugment, Translate
 from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory, labels_of
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.parallel_corpus import TranslationDataset
-from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing
+from allmlp.data.preprocessing import (
+    ImagePreprocessing,
+    Preprocessing,
+    SeriesPreprocessing,
+    TextPreprocessing,
+    read_preprocessing,
+)
+from allmlp.data.series import SeriesDataset
 from allmlp.data.squad import SquadDataset
 from allmlp.device import own_device
 from allmlp.errors import UserError
@@ -35,6 +43,7 @@ from allmlp.spec import hints, override
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_text import ClassifyText
+from allmlp.tasks.forecast import Forecast
 from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.question_answering import QuestionAnswering
 from allmlp.tasks.task import Task
@@ -228,10 +237,12 @@ def named_model(settings: Settings, bundled: bool = True) -> Start | None:
     return best_start(settings, [open_start(name) for name in fitting])
 
 
-def fits(known: ImagePreprocessing | TextPreprocessing, dataset: Dataset) -> bool:
+def fits(known: Preprocessing, dataset: Dataset) -> bool:
     """Whether a model with this preprocessing reads such data."""
     if isinstance(dataset, ImageDataset):
         return isinstance(known, ImagePreprocessing) and len(known.mean) == len(dataset.mean)
+    if isinstance(dataset, SeriesDataset):
+        return isinstance(known, SeriesPreprocessing)
     return isinstance(known, TextPreprocessing)
 
 
@@ -456,10 +467,27 @@ def choose_questions(settings: Settings) -> None:
     choose_compilation(settings)
 
 
+def choose_series(settings: Settings) -> None:
+    assert isinstance(settings.dataset, SeriesDataset)
+    for field, value, why in data_settings(settings.dataset, settings.run.data, settings.wishes.size):
+        settings.set(field, value, why)
+    settings.reload()
+    choose_validation(settings)
+    few = settings.examples < FEW
+    if named_model(settings, bundled=False) is None and settings.run.model is None:
+        settings.set("model", *series_model(settings.dataset, few))
+    settings.set("task", Forecast(quantiles=QUANTILES), "a forecast needs its uncertainty", "Forecast of quantiles")
+    choose_batch(settings, 32 if few else 64 if settings.on_cpu else 256)
+    choose_budget(settings, 50 if few else 20, 3)
+    settings.set("optim", AdamW(lr=1e-3, weight_decay=0.01), "AdamW is cheap on every device", "AdamW")
+    settings.run = settings.run.replace(max_grad_norm=1.0, precision="float32")
+
+
 CHOOSERS: dict[type[Dataset], Callable[[Settings], None]] = {
     ImageDataset: choose_images,
     LabeledTextDataset: choose_labeled_texts,
     TextDataset: choose_plain_text,
     TranslationDataset: choose_translation,
     SquadDataset: choose_questions,
+    SeriesDataset: choose_series,
 }

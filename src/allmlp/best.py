@@ -10,7 +10,7 @@ from torch import Tensor
 from allmlp.ema import ema_tensors, overwrite
 from allmlp.models.model import Model
 
-MINIMIZED = ("loss", "perplexity")
+MINIMIZED = ("loss", "perplexity", "mse", "mae", "mase")
 """Ends of the names of metrics of which less is better."""
 
 

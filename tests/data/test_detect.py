@@ -179,7 +179,7 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
             "D",
             r'folders of images and a table of images, labels\.csv: .*D/labels\.csv; .* data={"kind": "ImageFolder"',
         ),
-        ({"a.csv": "x,y\n1,2.5\n2,3.5\n"}, "D/a.csv", "has no column of texts or images, among x, y"),
+        ({"a.csv": "x,y\n1,2.5\n2,3.5\n"}, "D/a.csv", "has no column of texts, images or times, among x, y"),
         (
             {"a.csv": "text\na b\nc d\n"},
             "D/a.csv",

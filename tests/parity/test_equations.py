@@ -27,6 +27,8 @@ from allmlp.layers import (
     Context,
     CrossAttention,
     Dense,
+    GatedChannels,
+    GatedTokens,
     Init,
     LayerNorm,
     LayerScale,
@@ -385,6 +387,31 @@ def token_conv(p: Weights, x: Tensor, real: Tensor) -> Tensor:
     return torch.stack(pixels, dim=1)
 
 
+def prefixed(name: str, mix: Equation) -> Equation:
+    return lambda p, x, real: mix(within(p, name), x, real)
+
+
+def gated_tokens(mix: Equation) -> Equation:
+    """PatchTSMixer: each channel of a token is weighted by a softmax over the tokens; padding has no weight."""
+
+    def f(p: Weights, x: Tensor, real: Tensor) -> Tensor:
+        y = mix(within(p, "mix"), x, real)
+        e = token_linear()(within(p, "gate"), y, real).exp() * real[..., None]
+        weights = e / e.sum(1, keepdim=True)
+        return torch.stack([y[:, i] * weights[:, i] for i in range(x.shape[1])], dim=1)
+
+    return f
+
+
+def gated_channels(mix: Equation) -> Equation:
+    def f(p: Weights, x: Tensor, real: Tensor) -> Tensor:
+        y = mix(within(p, "mix"), x, real)
+        e = linear(within(p, "gate"), y).exp()
+        return y * e / e.sum(2, keepdim=True)
+
+    return f
+
+
 def residual(
     p: Weights,
     x: Tensor,
@@ -494,6 +521,9 @@ MIXERS: dict[str, tuple[Any, Equation]] = {
     "lstm": (TokenLstm(), lstm),
     "attention-talking": (Attention(HEADS, talking_heads=True), talking_heads(HEADS)),
     "attention-talking-causal": (Attention(HEADS, True, talking_heads=True), talking_heads(HEADS, causal=True)),
+    "linear-relu": (TokenLinear(act="relu"), activated(prefixed("proj", token_linear()), relu)),
+    "gated-tokens": (GatedTokens(TokenMlp(5)), gated_tokens(token_mlp(gelu))),
+    "gated-channels": (GatedChannels(ChannelMlp(12)), gated_channels(channel_mlp())),
     "channel": (ChannelMlp(12), channel_mlp()),
     "channel-glu": (ChannelMlp(12, "sigmoid", glu=True), glu(sigmoid)),
     "channel-geglu": (ChannelMlp(12, glu=True), glu(gelu)),

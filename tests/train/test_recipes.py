@@ -26,6 +26,8 @@ from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.parallel_corpus import TranslationDataset
 from allmlp.data.pets import OxfordPets
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.series import SeriesDataset
+from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import SquadDataset
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.layers import ChannelMlp
@@ -34,6 +36,7 @@ from allmlp.models.gmlp import gmlp_text
 from allmlp.models.huggingface import HuggingFaceImages
 from allmlp.models.model import ModelSpec
 from allmlp.models.resnet import ResNet
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.recipes import recipe, recipes, runs
 from allmlp.run import Budget, Run
 from allmlp.spec import Spec, from_dict, hints, to_dict
@@ -126,6 +129,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "prose.txt").write_text("\n\n".join([words] * 30))
     (folder / "labels.tsv").write_text(f"sentence\tlabel\tentailment\n{words}\t0\tyes\nten\t1\tno\n")
     (folder / "pairs.tsv").write_text(f"de\ten\tfr\n{words}\t{words}\t{words}\n" * 2)
+    steps = [f"{n},{n % 24},{n % 5}" for n in range(200)]
+    (folder / "series.csv").write_text("\n".join(["hour,load,temperature", *steps]))
     answer = {"text": "three", "answer_start": words.index("three")}
     question = {"id": "a", "question": "what follows two?", "answers": [answer], "is_impossible": False}
     entry = {"paragraphs": [{"context": words, "qas": [question]}]}
@@ -169,12 +174,17 @@ def pairs(run: Run, files: Path) -> Data:
     return run.data.replace(path=file, test=file, tokenizer=tokenize, **changes)
 
 
+def series(run: Run, files: Path) -> Data:
+    return SeriesTable(str(files / "series.csv"), horizon=6, seq_len=48)
+
+
 SMALL_DATA: dict[type[Dataset], Callable[[Run, Path], Data]] = {
     ImageDataset: images,
     TextDataset: prose,
     LabeledTextDataset: sentences,
     SquadDataset: questions,
     TranslationDataset: pairs,
+    SeriesDataset: series,
 }
 
 
@@ -183,7 +193,7 @@ def small_data(run: Run, files: Path) -> Data:
     kind = run.task.dataset_type
     if kind not in SMALL_DATA:
         pytest.fail(f"{type(run.task).__name__} reads {kind.__name__}, of which SMALL_DATA has no example: add one")
-    if kind is not ImageDataset:
+    if kind not in (ImageDataset, SeriesDataset):
         pytest.importorskip("tokenizers"), pytest.importorskip("sacrebleu")
     return SMALL_DATA[kind](run, files)
 
@@ -202,6 +212,7 @@ def small_task(task: Task, files: Path) -> Task:
 SMALL_SIZES: dict[type[Spec], dict[str, Any]] = {
     Encoder: {"width": 48, "depth": 1},
     ChannelMlp: {"hidden": 96},
+    SeriesEncoder: {"depth": 1},
     ResNet: {"widths": (8, 16, 16, 16), "depths": (1, 1, 1, 1)},
 }
 

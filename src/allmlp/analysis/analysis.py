@@ -18,6 +18,7 @@ from allmlp.analysis.examples import EXAMPLES, first, neighbor_section, saliency
 from allmlp.analysis.mixing import mixing_sections
 from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.saliency import SQUARES
+from allmlp.analysis.series import series_sections
 from allmlp.analysis.target import AnalysisTarget, NamedImages, affordable_images
 from allmlp.errors import require
 
@@ -51,6 +52,7 @@ def analyze(
         cost_section(target, output),
         *mixing_sections(target, output),
         attention_section(target, output, shown, read),
+        *series_sections(target, output),
         sparsity_section(target, output),
         activation_section(target, output, shown),
         layer_scale_section(target, output),

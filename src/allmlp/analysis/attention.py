@@ -88,7 +88,7 @@ def attention_section(
 
 
 def patch_grid(spec: ModelSpec) -> Grid | None:
-    return spec.build_context.grid if isinstance(spec, Encoder) else None
+    return spec.build_contexts[0].grid if isinstance(spec, Encoder) else None
 
 
 def on_patches(weights: Tensor, grid: Grid | None) -> Grid | None:

@@ -29,6 +29,7 @@ from allmlp.cli.job import (
 from allmlp.errors import UserError, printable
 
 if TYPE_CHECKING:
+    from allmlp.prediction.forecast import Forecaster, SeriesForecast
     from allmlp.prediction.inputs import Item
     from allmlp.prediction.output import AnswerTable
     from allmlp.prediction.stream import Answer
@@ -45,6 +46,7 @@ MIN_NAME = 20
         "allmlp predict runs/photos new_photos/ --out answers.csv",
         "allmlp predict runs/text reviews.csv --column review --threshold 0.8",
         "allmlp predict runs/mlm 'the cat [MASK] on the mat'",
+        "allmlp predict runs/sales sales.csv --out forecast.csv",
         "allmlp predict runs/squad 'Who sat on the mat?' --context 'The cat sat on the mat.'",
         "torchrun --nproc-per-node 8 -m allmlp predict runs/photos 's3://bucket/*.tar' --out answers/",
     )
@@ -73,10 +75,13 @@ def predict(
     part_size: PartOption = 10_000,
 ) -> None:
     """Predict with a trained model: classes or values of images, classes of texts, tokens for [MASK], answers,
-    translations.
+    translations, the next values of time series.
 
     Inputs that cannot be used are reported and skipped; the exit code is then 1.
     """
+    if is_forecaster(inputs[0]):
+        forecast(inputs, out, as_json, device)
+        return
     from allmlp.prediction.inputs import Columns
     from allmlp.prediction.output import AnswerTable, Parts, write_answers
     from allmlp.prediction.stream import predictions
@@ -118,6 +123,50 @@ def predict(
     else:
         print_lines(table, answers(job.items))
     job.finish(counts)
+
+
+def is_forecaster(name: str) -> bool:
+    """Whether this is the folder of a model of time series."""
+    file = Path(name) / "preprocessing.json"
+    return file.is_file() and b'"SeriesPreprocessing"' in file.read_bytes()
+
+
+def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | None) -> None:
+    """Forecast the series of a table; with `out` as a table, and a figure beside it."""
+    from allmlp.prediction.forecast import Forecaster, draw_forecasts, write_forecasts
+
+    model, *tables = inputs
+    if not tables:
+        raise UserError(f"name the table to forecast: allmlp predict {model} TABLE.csv --out forecast.csv")
+    forecaster = Forecaster(model, device)
+    forecasts = forecaster.forecast(",".join(tables))
+    known = forecaster.known
+    if out is not None:
+        shown = write_forecasts(forecasts, forecaster, Path(out))
+        print(f"wrote {out}: {forecaster.horizon} steps of {known.frequency} after the last of each series")
+        draw_forecasts(shown, forecaster, Path(out).with_suffix(".png"))
+        print(f"wrote {Path(out).with_suffix('.png')}")
+        return
+    if as_json:
+        print_json(objects_of(forecasts, forecaster))
+        return
+    for one in forecasts:
+        for time, values in zip(one.times, one.values):
+            numbers = "  ".join(f"{name} {value:.5g}" for name, value in zip(known.columns, values))
+            print(printable("  ".join(filter(None, (one.id, known.frequency.text(int(time)), numbers)))))
+
+
+def objects_of(forecasts: Iterable[SeriesForecast], forecaster: Forecaster) -> Iterator[dict[str, Any]]:
+    known = forecaster.known
+    for one in forecasts:
+        found: dict[str, Any] = {"id": one.id, "times": [known.frequency.text(int(time)) for time in one.times]}
+        found["values"] = dict(zip(known.columns, one.values.T.tolist()))
+        if one.quantiles is not None:
+            found["quantiles"] = {
+                f"{level:g}": dict(zip(known.columns, one.quantiles[..., place].T.tolist()))
+                for place, level in enumerate(forecaster.levels)
+            }
+        yield found
 
 
 def print_json(objects: Iterable[dict[str, Any]]) -> None:

@@ -20,6 +20,7 @@ allmlp train DATA trains on your own data; everything else is chosen, and told b
 
   allmlp train photos/                      a folder of images per class
   allmlp train reviews.csv                  a table with a column of texts and one of labels
+  allmlp train sales.csv --horizon 28       a table with a column of times and others of numbers
   allmlp train photos/ --minutes 20         longer; also --epochs, --size, and --model NAME or FOLDER
 
 allmlp train RECIPE repeats an experiment:
@@ -36,6 +37,7 @@ allmlp train --help                         all options"""
     epilog=examples(
         "allmlp train photos/",
         "allmlp train reviews.csv --minutes 10",
+        "allmlp train sales.csv --horizon 28",
         "allmlp train photos/ --model runs/other --set optim.lr=2e-4",
         "allmlp train digits_mixer --epochs 5",
         "allmlp train cifar10_ablations/conv --set seed=1 --out runs/a",
@@ -61,6 +63,7 @@ def train(
         float | None, typer.Option(help="Training time; the schedule is fitted into it.", min=1e-6, max=1e6)
     ] = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels, or length of texts in tokens.", min=1)] = None,
+    horizon: Annotated[int | None, typer.Option(help="Steps to forecast of time series.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Any field: optim.lr=2e-3.")] = None,
@@ -71,6 +74,7 @@ def train(
 ) -> None:
     """Train on your own data, or repeat a recipe. A run that was interrupted can be resumed."""
     options = (model, epochs, minutes, size)
+    overrides = [*(overrides or []), *([] if horizon is None else [f"data.horizon={horizon}"])]
     if source is None and resume is None:
         if overrides or out or any(option is not None for option in options):
             raise UserError("name the data or the recipe to train; `allmlp train` alone shows examples")
@@ -111,7 +115,7 @@ def finish(folder: Path, device: str | None) -> None:
     """Write the page on the run, tell where a simple baseline is better, and what to do next."""
     if os.environ.get("RANK", "0") != "0":
         return
-    from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing
+    from allmlp.data.preprocessing import ImagePreprocessing, SeriesPreprocessing, read_preprocessing
     from allmlp.record import read_record
     from allmlp.report.page import write_run_report
 
@@ -127,5 +131,19 @@ def finish(folder: Path, device: str | None) -> None:
             f"{values['accuracy']:.1%}; use it, or start from a trained text model with --model",
             file=sys.stderr,
         )
-    reads_images = isinstance(read_preprocessing(folder), ImagePreprocessing)
-    next_command("predict", folder, "IMAGE" if reads_images else "TEXT")
+    known = read_preprocessing(folder)
+    if isinstance(known, SeriesPreprocessing):
+        tell_backtest(folder, device)
+        next_command("predict", folder, "TABLE", "--out", "forecast.csv")
+    else:
+        next_command("predict", folder, "IMAGE" if isinstance(known, ImagePreprocessing) else "TEXT")
+
+
+def tell_backtest(folder: Path, device: str | None) -> None:
+    """The test forecasts by their origin."""
+    from allmlp.backtest import as_table, backtest
+    from allmlp.record import read_run
+    from allmlp.tasks.forecast import Forecast
+
+    if isinstance(read_run(folder).task, Forecast):
+        print(f"the test forecasts by their origin:\n{as_table(backtest(folder, device))}", file=sys.stderr)

@@ -65,6 +65,10 @@ class InMemory:
     def to(self, device: torch.device | str) -> InMemory:
         return InMemory(*(tensor.to(device) for tensor in self.examples), batch_type=type(self.examples))
 
+    def take(self, indices: Tensor) -> InMemory:
+        """Some of the examples."""
+        return InMemory(*self.fetch(indices), batch_type=type(self.examples))
+
     def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> Examples:
         indices = indices.to(self.examples[0].device)
         return map_tensors(self.examples, lambda tensor: tensor[indices])
@@ -180,7 +184,7 @@ class ImageDataset(Dataset):
 
 def subset(split: Split, indices: Tensor) -> Split:
     if isinstance(split, InMemory):
-        return InMemory(*split.fetch(indices), batch_type=type(split.examples))
+        return split.take(indices)
     if isinstance(split, Subset):
         return Subset(split.split, split.indices[indices])
     return Subset(split, indices)

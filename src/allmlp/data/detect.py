@@ -2,8 +2,8 @@
 
 A folder is, in this order: a dataset in its official layout (CIFAR-10, CIFAR-100, MNIST, Oxford Pets, Flowers-102), a
 dataset saved by the `datasets` package, tar shards, a table of images, folders of images, other tables, SQuAD files,
-aligned files of two languages, plain text. A table is, in this order: images with labels, translations, labeled texts,
-plain text.
+aligned files of two languages, plain text. A table is, in this order: images with labels, translations, time series
+(times and numbers, no texts), labeled texts, plain text.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from allmlp.data.columns import (
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Data
 from allmlp.data.flowers import Flowers102, is_flowers
+from allmlp.data.frequency import is_time
 from allmlp.data.hub_dataset import HubDataset
 from allmlp.data.image_folder import ImageFolder, folders
 from allmlp.data.image_table import FileFinder, ImageTable
@@ -33,6 +34,7 @@ from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.pets import OxfordPets, is_pets
+from allmlp.data.series_table import SeriesTable, find_time
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
@@ -290,14 +292,18 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
     if len(languages) > 1 and first.named(LABEL_COLUMNS) in (None, *languages):
         source, target = direction(languages)
         return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
-    texts = text or any(sample.is_text for sample in first.samples)
+    texts = text or any(sample.is_text and not is_time(sample.values[0]) for sample in first.samples)
+    if not texts and find_time(first.samples) and any(sample.is_numeric for sample in first.samples):
+        return SeriesTable(train)
     if label and texts:
         return LabeledText(train, test, val)
     if text and table_suffix(first.file) not in (".csv", ".tsv"):
         return Corpus(train, test, text_field=text)
     if any(sample.is_image for sample in first.samples):
         return ImageTable(train, test=test, val=val)  # whose error says which files are missing
-    what = "column of labels, called label or with few different values" if texts else "column of texts or images"
+    what = (
+        "column of labels, called label or with few different values" if texts else "column of texts, images or times"
+    )
     raise UserError(f"{first.file} has no {what}, among {', '.join(columns)}: name the columns text and label")
 
 

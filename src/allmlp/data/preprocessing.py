@@ -1,10 +1,11 @@
-"""preprocessing.json: how inputs are prepared for a model, and the names of its classes."""
+"""preprocessing.json: how inputs are prepared for a model, and the names of its classes or columns."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from allmlp.data.frequency import Frequency
 from allmlp.errors import UserError
 from allmlp.files import RUN, write_atomically
 from allmlp.spec import Count, Rate, Spec, from_json, to_json
@@ -35,7 +36,29 @@ class TextPreprocessing(Spec):
     class_names: tuple[str, ...] = ()
 
 
-def write_preprocessing(folder: Path, preprocessing: ImagePreprocessing | TextPreprocessing) -> None:
+class SeriesPreprocessing(Spec):
+    """Preprocessing of time series: z = (x - mean) / std, of each series and column."""
+
+    columns: tuple[str, ...]
+    frequency: Frequency
+    ids: tuple[str, ...] = ("",)
+    """The series that the model was trained on; "" is the only one of a table without ids."""
+    mean: tuple[tuple[float, ...], ...] = ()
+    std: tuple[tuple[float, ...], ...] = ()
+    time_column: str = ""
+    id_columns: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        shape = {(len(self.ids), *{len(row) for row in rows}) for rows in (self.mean, self.std) if len(rows)}
+        if shape - {(len(self.ids), len(self.columns))} or len({len(self.ids), len(self.mean), len(self.std)}) > 1:
+            raise UserError("SeriesPreprocessing needs a mean and a std for each series and column")
+
+
+Preprocessing = ImagePreprocessing | TextPreprocessing | SeriesPreprocessing
+
+
+def write_preprocessing(folder: Path, preprocessing: Preprocessing) -> None:
     write_atomically(
         folder / PREPROCESSING_FILE, lambda temporary: temporary.write_text(to_json(preprocessing), encoding="utf8")
     )
@@ -47,7 +70,7 @@ def refuse_unfinished(folder: Path) -> None:
         raise UserError(f"the run in {folder} is not finished: continue it with allmlp train --resume {folder}")
 
 
-def read_preprocessing(folder: Path) -> ImagePreprocessing | TextPreprocessing:
+def read_preprocessing(folder: Path) -> Preprocessing:
     file = folder / PREPROCESSING_FILE
     if not file.is_file():
         if not folder.is_dir():
@@ -58,12 +81,13 @@ def read_preprocessing(folder: Path) -> ImagePreprocessing | TextPreprocessing:
         preprocessing = from_json(file.read_bytes())
     except UserError as reason:
         raise UserError(f"{file}: {reason}") from None
-    if not isinstance(preprocessing, (ImagePreprocessing, TextPreprocessing)):
-        raise UserError(f"{file} contains {type(preprocessing).__name__}, not ImagePreprocessing or TextPreprocessing")
+    if not isinstance(preprocessing, Preprocessing):
+        known = ", ".join(kind.__name__ for kind in get_args(Preprocessing))
+        raise UserError(f"{file} contains {type(preprocessing).__name__}, not one of {known}")
     return preprocessing
 
 
-def known_preprocessing(folder: Path) -> ImagePreprocessing | TextPreprocessing | None:
+def known_preprocessing(folder: Path) -> Preprocessing | None:
     """The preprocessing in a model's folder; None if there is none."""
     return read_preprocessing(folder) if (folder / PREPROCESSING_FILE).is_file() else None
 
@@ -88,5 +112,6 @@ def image_preprocessing(folder: Path) -> ImagePreprocessing:
     """Read the preprocessing of an image model."""
     preprocessing = read_preprocessing(folder)
     if not isinstance(preprocessing, ImagePreprocessing):
-        raise UserError(f"the model in {folder} reads text, not images")
+        what = "text" if isinstance(preprocessing, TextPreprocessing) else "time series"
+        raise UserError(f"the model in {folder} reads {what}, not images")
     return preprocessing

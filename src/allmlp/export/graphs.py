@@ -1,6 +1,7 @@
 """The graphs that are exported for a model: functions of tensors, with named inputs and outputs.
 
     images       images                              -> logits
+    series       series, mask (True where observed)  -> forecast
     text         ids, mask (, segments)              -> logits
     causal text  the same, and a decoding step: token, past.0 ..                    -> logits, present.0 ..
     translation  encoder: source, mask    -> memory.0 ..
@@ -23,6 +24,7 @@ from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.encoder_decoder import EncoderDecoderModel
 from allmlp.models.model import Model
+from allmlp.models.series_encoder import SeriesEncoderModel
 
 STEPS = 6
 """Decoding steps on which a file is compared."""
@@ -59,6 +61,11 @@ def graphs(model: Model, samples: SampleInputs) -> list[ExportGraph]:
             ExportGraph("encoder", encoder, *named, (BATCH, BATCH), batches(samples.tensors)),
             step(model, source, (mask, *memory), model.spec.decoder.stem.tokens),
         ]
+    if isinstance(model, SeriesEncoderModel):
+        (series,) = samples.tensors
+        observed = torch.rand(series.shape, generator=torch.Generator().manual_seed(0)) > 0.1
+        graph = ForwardGraph(model), ("series", "mask"), ("forecast",), (BATCH, BATCH)
+        return [ExportGraph("", *graph, batches((series, observed)))]
     if not isinstance(model, EncoderModel) or not isinstance(model.spec.stem, TokenEmbed):
         name = "images" if samples.tensors[0].is_floating_point() else "ids"
         return [ExportGraph("", ForwardGraph(model), (name,), ("logits",), (BATCH,), batches(samples.tensors[:1]))]

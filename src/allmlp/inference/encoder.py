@@ -44,7 +44,9 @@ def is_fusible(block: Block) -> bool:
     channel = block.channel
     if not isinstance(channel, ChannelMlp) or not isinstance(block.token, (TokenMlp, TokenLinear, type(None))):
         return False
-    acts = {channel.act, getattr(block.token, "act", "none")}
+    if block.variate is not None or (isinstance(block.token, TokenLinear) and block.token.act):
+        return False
+    acts = {channel.act, getattr(block.token, "act", None) or "none"}
     if channel.glu or not channel.linear_bias or not acts.issubset(ACTIVATIONS):
         return False
     norms = [block.norm, channel.inner.norm] if channel.inner else [block.norm]

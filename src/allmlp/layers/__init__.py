@@ -12,6 +12,7 @@ the initialization and the cost, and the module `...Layer` that the spec builds.
 from allmlp.layers.block import Block
 from allmlp.layers.channel import ChannelLinear, ChannelMlp
 from allmlp.layers.context import Cache, Context
+from allmlp.layers.gated import GatedChannels, GatedTokens
 from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
 from allmlp.layers.init import Constant, Init, LecunNormal, Normal, TorchDefault, TruncatedNormal, XavierUniform, Zeros
 from allmlp.layers.mixers.attention import Attention, CrossAttention, RelativePositionBias, TinyAttention
@@ -27,8 +28,18 @@ from allmlp.layers.mixers.rotary import RotaryPositions, RotaryScaling
 from allmlp.layers.norm import Affine, BatchNorm, LayerNorm, RMSNorm
 from allmlp.layers.pool import ClassAttention, ClassMlp, FirstTokenPool, MeanPool
 from allmlp.layers.scale import DropPath, LayerScale
+from allmlp.layers.series import (
+    ForecastHead,
+    ReconstructionHead,
+    RevIN,
+    SeriesPatches,
+    SeriesSteps,
+    SeriesTrend,
+    SubtractLast,
+)
 from allmlp.layers.stage import PatchMerge, Stage
 from allmlp.layers.stem import LearnedPositions, PatchEmbed, SinusoidalPositions, TokenEmbed
+from allmlp.layers.variate import VariateMlp
 
 __all__ = [
     "Affine",
@@ -47,6 +58,9 @@ __all__ = [
     "Dense",
     "DropPath",
     "FirstTokenPool",
+    "ForecastHead",
+    "GatedChannels",
+    "GatedTokens",
     "Init",
     "LMHead",
     "LayerNorm",
@@ -61,12 +75,18 @@ __all__ = [
     "PooledHead",
     "QAHead",
     "RMSNorm",
+    "ReconstructionHead",
     "RelativePositionBias",
+    "RevIN",
     "RotaryPositions",
     "RotaryScaling",
+    "SeriesPatches",
+    "SeriesSteps",
+    "SeriesTrend",
     "SinusoidalPositions",
     "SpatialGatingUnit",
     "Stage",
+    "SubtractLast",
     "TinyAttention",
     "Toeplitz",
     "TokenConv",
@@ -77,6 +97,7 @@ __all__ = [
     "TokenMlp",
     "TorchDefault",
     "TruncatedNormal",
+    "VariateMlp",
     "XavierUniform",
     "Zeros",
 ]

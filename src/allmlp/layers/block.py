@@ -13,11 +13,12 @@ from allmlp.layers.mixers.attention import CrossAttention
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.norm import LayerNorm, Norm, build_norm
 from allmlp.layers.scale import DropPathLayer, LayerScale
+from allmlp.layers.variate import VariateMixer
 from allmlp.spec import Rate, Spec
 
 
 class Block(Spec):
-    """One residual branch per filled slot, in the order token, cross, channel.
+    """One residual branch per filled slot, in the order variate, token, cross, channel.
 
         pre:       Y = X + drop_path(scale(f(norm(X))))       f = token mixing, cross-attention, channel MLP
         post:      Y = norm(X + drop_path(scale(f(X))))       (BERT, the original Transformer)
@@ -34,6 +35,7 @@ class Block(Spec):
     dropout: Rate = 0.0
     order: Literal["pre", "post", "res-post"] = "pre"
     residual: Literal["all", "token"] = "all"
+    variate: VariateMixer | None = None
 
     def build(self, ctx: BuildContext, drop_path: float = 0.0) -> nn.Module:
         return BlockLayer(self, ctx, drop_path)
@@ -52,7 +54,7 @@ class Residual(nn.Module):
         self.order = block.order
         self.dropout = block.dropout
         self.skip = skip
-        self.norm = build_norm(block.norm, ctx.channels)
+        self.norm = build_norm(block.norm, ctx.channels, ctx.tokens)
         self.mix = mix
         self.scale = block.scale.build(ctx.channels) if block.scale else None
         # A dropped branch needs the skip connection: without it nothing would be left.
@@ -72,7 +74,7 @@ class Residual(nn.Module):
 class BlockLayer(nn.Module):
     def __init__(self, spec: Block, ctx: BuildContext, drop_path: float) -> None:
         super().__init__()
-        self.slots = [slot for slot in ("token", "cross", "channel") if getattr(spec, slot) is not None]
+        self.slots = [slot for slot in ("variate", "token", "cross", "channel") if getattr(spec, slot) is not None]
         for slot in self.slots:
             mix, skip = getattr(spec, slot).build(ctx), spec.residual in ("all", slot)
             self.add_module(slot, Residual(spec, mix, ctx, drop_path, skip))

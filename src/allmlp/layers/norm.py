@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from allmlp.errors import UserError
 from allmlp.spec import NonNegative, Rate, Spec
 
 
@@ -13,8 +14,12 @@ class Norm(Spec, abstract=True):
         raise NotImplementedError
 
 
-def build_norm(norm: Norm | None, channels: int) -> nn.Module:
-    """The norm's module; the identity for None."""
+def build_norm(norm: Norm | None, channels: int, tokens: int | None = None) -> nn.Module:
+    """The norm's module; the identity for None. `tokens` is their number, where it is fixed."""
+    if isinstance(norm, BatchNorm) and norm.per_token:
+        if tokens is None:
+            raise UserError("BatchNorm(per_token=True) is for the norm of a block")
+        return TokenBatchNormLayer(tokens * channels, eps=norm.eps, momentum=norm.momentum)
     return norm.build(channels) if norm else nn.Identity()
 
 
@@ -80,11 +85,14 @@ class BatchNorm(Norm):
 
     In training, mean and var are those of the batch, and their running averages, which evaluation uses, move towards
     them by `momentum` (twice per step with gradient checkpointing, which runs a block twice). Padding counts as tokens.
-    Source: ConvMixer. Parameters 2C, buffers 2C + 1. Initialized to weight 1, bias 0.
+    With `per_token`, in a block, the tokens are not averaged over: each token has statistics and weights of its own,
+    and their number is fixed (TSMixer).
+    Source: ConvMixer. Parameters 2C, buffers 2C + 1 (per_token: 2SC, 2SC + 1). Initialized to weight 1, bias 0.
     """
 
     eps: NonNegative = 1e-5
     momentum: Rate = 0.1
+    per_token: bool = False
 
     def build(self, channels: int) -> nn.Module:
         return BatchNormLayer(channels, eps=self.eps, momentum=self.momentum)
@@ -95,3 +103,10 @@ class BatchNormLayer(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.flatten(0, -2)).view_as(input)
+
+
+class TokenBatchNormLayer(nn.BatchNorm1d):
+    """nn.BatchNorm1d over the flattened tokens and channels."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.flatten(1)).view_as(input)

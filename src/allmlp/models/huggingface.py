@@ -85,6 +85,34 @@ IMAGES = {
     "deit_b16": deit("base", 768, 12),
 }
 TEXTS = {"bert_base": bert(12, 768, 12), "bert_large": bert(24, 1024, 16)}
+SERIES = {
+    "patchtst": Architecture(
+        "PatchTST",
+        {
+            "patch_length": 16,
+            "patch_stride": 8,
+            "d_model": 16,
+            "num_attention_heads": 4,
+            "ffn_dim": 128,
+            "ff_dropout": 0.3,
+            "attention_dropout": 0.3,
+            "positional_dropout": 0.3,
+        },
+    ),
+    "patchtsmixer": Architecture(
+        "PatchTSMixer",
+        {
+            "patch_length": 8,
+            "patch_stride": 8,
+            "d_model": 48,
+            "num_layers": 3,
+            "expansion_factor": 3,
+            "dropout": 0.5,
+            "head_dropout": 0.7,
+        },
+    ),
+}
+"""In the sizes for the ETT datasets: PatchTST's of its paper, PatchTSMixer's of the example of its authors."""
 
 
 class HuggingFaceImages(External):
@@ -144,6 +172,32 @@ class HuggingFaceText(ModelSpec):
         architecture = TEXTS[self.name]
         sizes = {"vocab_size": self.vocab_size, "max_position_embeddings": self.seq_len}
         return HuggingFaceTextModel(self, construct(architecture.family, "ForMaskedLM", architecture.options | sizes))
+
+
+class HuggingFaceSeries(ModelSpec):
+    """A forecasting model of transformers."""
+
+    name: str
+    seq_len: Count = 512
+    in_chans: Count = 7
+    horizon: Count = 96
+
+    def check(self) -> None:
+        lookup(self.name, SERIES, "forecasting model of transformers")
+
+    @property
+    def input_spec(self) -> str:
+        return f"{self.seq_len}x{self.in_chans} series"
+
+    def build(self) -> HuggingFaceSeriesModel:
+        architecture = SERIES[self.name]
+        sizes = {
+            "context_length": self.seq_len,
+            "num_input_channels": self.in_chans,
+            "prediction_length": self.horizon,
+        }
+        network = construct(architecture.family, "ForPrediction", architecture.options | sizes)
+        return HuggingFaceSeriesModel(self, network)
 
 
 def construct(family: str, task: str, options: dict[str, Any]) -> nn.Module:
@@ -239,6 +293,25 @@ class HuggingFaceTextModel(HuggingFaceModel[HuggingFaceText]):
         return (torch.randint(self.spec.vocab_size, (batch_size, self.spec.seq_len), device=self.device),)
 
 
+class HuggingFaceSeriesModel(HuggingFaceModel[HuggingFaceSeries]):
+    head_name = "head"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The next values of series [B, L, V], as [B, H, V]; mask [B, L, V] is True at observed values."""
+        x = x if mask is None else torch.where(mask, x, 0)
+        mask = torch.ones_like(x) if mask is None else mask.to(x.dtype)
+        name = "past_observed_mask" if self.spec.name == "patchtst" else "observed_mask"
+        return self.network(x, **{name: mask}).prediction_outputs
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[(B V), S, C]."""
+        return self.network.base_model(x).last_hidden_state.flatten(0, 1)
+
+    def dummy_inputs(self, batch_size: int = 1) -> tuple[Tensor, ...]:
+        size = (batch_size, self.spec.seq_len, self.spec.in_chans)
+        return (torch.randn(size, device=self.device, dtype=self.dtype),)
+
+
 def table(parameters: str, macs: str, note: str = "", source: str = "ResMLP, table 1") -> Published:
     return Published(parameters, source, macs, note=note)
 
@@ -286,4 +359,6 @@ def entry(name: str, spec: ModelSpec, family: str) -> Preset:
 PRESETS = {
     f"hf:{name}": entry(name, HuggingFaceImages(name, img_size=(known.img_size, known.img_size)), known.family)
     for name, known in IMAGES.items()
-} | {f"hf:{name}": entry(name, HuggingFaceText(name), known.family) for name, known in TEXTS.items()}
+}
+PRESETS |= {f"hf:{name}": entry(name, HuggingFaceText(name), known.family) for name, known in TEXTS.items()}
+PRESETS |= {f"hf:{name}": entry(name, HuggingFaceSeries(name), known.family) for name, known in SERIES.items()}

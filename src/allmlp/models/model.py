@@ -37,7 +37,7 @@ class ModelSpec(Spec, abstract=True):
 
     @property
     def input_spec(self) -> str:
-        """The input in a few words: "224x224 image", "128 tokens"."""
+        """The input in a few words: "224x224 image", "128 tokens", "512x7 series" (steps x variates)."""
         raise NotImplementedError
 
     @property

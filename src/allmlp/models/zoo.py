@@ -13,7 +13,6 @@ from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models import timm
 from allmlp.models.catalog import CatalogEntry, matching
 from allmlp.models.cost import measure
-from allmlp.models.external import External
 from allmlp.models.grid import make_dynamic
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset, preset, presets
@@ -41,6 +40,7 @@ def configure(
     in_chans: int | None = None,
     vocab_size: int | None = None,
     seq_len: int | None = None,
+    horizon: int | None = None,
     drop_path: float | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
@@ -56,6 +56,7 @@ def configure(
         "in_chans": in_chans,
         "vocab_size": vocab_size,
         "seq_len": seq_len,
+        "horizon": horizon,
         "drop_path": drop_path,
     }
     spec = spec.configure(**{name: value for name, value in options.items() if value is not None})
@@ -72,6 +73,7 @@ def create(
     in_chans: int | None = None,
     vocab_size: int | None = None,
     seq_len: int | None = None,
+    horizon: int | None = None,
     drop_path: float | None = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
@@ -96,6 +98,7 @@ def create(
         in_chans=in_chans,
         vocab_size=vocab_size,
         seq_len=seq_len,
+        horizon=horizon,
         drop_path=drop_path,
         overrides=overrides,
     )
@@ -110,8 +113,9 @@ def create(
 @cache
 def family(spec: ModelSpec) -> str:
     """The family of the preset with the most similar parts; a token mixer that no preset has goes by its own name."""
-    if isinstance(spec, External):
-        own = (entry.family for entry in presets().values() if getattr(entry.spec, "name", None) == spec.name)
+    name = getattr(spec, "name", None)
+    if name is not None:  # a network of another package
+        own = (entry.family for entry in presets().values() if getattr(entry.spec, "name", None) == name)
         return next(own, type(spec).__name__)
     parts, known = kinds(spec), [(entry.family, kinds(entry.spec)) for entry in presets().values()]
     new = parts - frozenset().union(*(found for _, found in known))

@@ -35,6 +35,7 @@ from allmlp.errors import UserError
 from allmlp.layers import LMHead
 from allmlp.models.encoder import Encoder, EncoderModel
 from allmlp.models.model import Model, ModelSpec
+from allmlp.models.series_encoder import SeriesEncoderModel
 from allmlp.spec import override
 from allmlp.tasks.task import Losses, TaskModule
 
@@ -141,7 +142,12 @@ def trace(spec: ModelSpec, execution: Execution) -> Trace:
         model = spec.build().train()
         inputs, twice = model.dummy_inputs(BATCH_SIZE), model.dummy_inputs(2 * BATCH_SIZE)
     step = TrainingLoss(model)
-    blocks = [block for stack in model.modules() if isinstance(stack, EncoderModel) for block in stack.blocks]
+    blocks = [
+        block
+        for stack in model.modules()
+        if isinstance(stack, (EncoderModel, SeriesEncoderModel))
+        for block in stack.blocks
+    ]
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = dict(step.named_parameters()) | dict(step.named_buffers())
         state = {name: fake(weight) for name, weight in weights.items()}

@@ -23,6 +23,7 @@ from allmlp.data.preprocessing import (
     PREPROCESSING_FILE,
     TOKENIZER_FILES,
     ImagePreprocessing,
+    SeriesPreprocessing,
     TextPreprocessing,
     read_preprocessing,
 )
@@ -359,6 +360,8 @@ def open_predictor(
     preprocessing = read_preprocessing(folder)
     if isinstance(preprocessing, ImagePreprocessing):
         return ImagePredictor(str(folder), load(folder, device=place), preprocessing, dtype, fast)
+    if isinstance(preprocessing, SeriesPreprocessing):
+        raise UserError(f"{folder} forecasts time series: name a table, allmlp predict {folder} TABLE.csv")
     return TextPredictor(str(folder), load(folder, device=place, dtype=dtype or torch.float32), preprocessing)
 
 

@@ -22,19 +22,21 @@ from allmlp.data.preprocessing import (
     PREPROCESSING_FILE,
     TOKENIZER_FILES,
     ImagePreprocessing,
-    TextPreprocessing,
+    Preprocessing,
     read_preprocessing,
     write_preprocessing,
 )
 from allmlp.errors import UserError, lookup, one_line
 from allmlp.files import expand_user, write_atomically
 from allmlp.layers.channel import ChannelMlp
+from allmlp.layers.gated import GatedTokens
 from allmlp.layers.mixers.attention import Attention
 from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.mlp import TokenMlp
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.models.timm import PREFIX, Timm
 from allmlp.models.zoo import preset
 from allmlp.spec import Spec, override_all
@@ -57,15 +59,17 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_KEY_LENGTH = 200
 INIT_FIELDS = {"init", "dropout", "drop_path", "value", "init_value"}
 """Fields that affect initialization and training only."""
-BLOCK_INDEX = re.compile(r"^(blocks\.|blocks_token_only\.|MixerBlock_|encoder\.layer\.|layers\.|h\.)\d+")
+BLOCK_INDEX = re.compile(
+    r"^(blocks\.|blocks_token_only\.|MixerBlock_|encoder\.(?:layer|mlp_mixer_encoder\.mixers)\.|layers\.|h\.)\d+"
+)
 GELUS = {"gelu": "the exact GELU", "gelu_tanh": "GELU by tanh"}
 """What files of weights do not distinguish."""
 
 
 class ConvertedModel(NamedTuple):
-    spec: Encoder
+    spec: Encoder | SeriesEncoder
     state: dict[str, Tensor]
-    preprocessing: ImagePreprocessing | TextPreprocessing | None = None
+    preprocessing: Preprocessing | None = None
     files: Mapping[str, str] = MappingProxyType({})
     """Other files of the model, such as a tokenizer: name -> text."""
     unused: tuple[str, ...] = ()
@@ -169,14 +173,14 @@ def import_state(
     return ConvertedModel(spec, state, None if gray else preprocessing, unused=unused)
 
 
-def piece_rows(spec: Encoder, rows: int, count: int) -> list[int]:
+def piece_rows(spec: Encoder | SeriesEncoder, rows: int, count: int) -> list[int]:
     """The rows of the `count` source tensors in a native one: equal, but for keys and values of grouped queries."""
     if count == 3 and isinstance(spec.block.token, Attention):
         return [spec.width, *[spec.block.token.kv_channels(spec.width)] * 2]
     return [rows // count] * count
 
 
-def source_keys(source: Format, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+def source_keys(source: Format, family: str, name: str, spec: Encoder | SeriesEncoder) -> tuple[str, ...]:
     """`Format.keys`, with a UserError if the format has no such weight."""
     try:
         return source.keys(family, name, spec)
@@ -270,9 +274,9 @@ def check_outputs(name: str, found: ConvertedModel, model: Model) -> None:
 
 def read_folder(path: Path) -> ConvertedModel:
     model = folder.load(path, dtype=None)
-    if not isinstance(model.spec, Encoder):
+    if not isinstance(model.spec, (Encoder, SeriesEncoder)):
         raise UserError(f"{path} is a {type(model.spec).__name__}, which no other format supports")
-    if model.spec.stages:
+    if isinstance(model.spec, Encoder) and model.spec.stages:
         raise UserError(f"{path} is a model with stages, which no other format supports")
     state = {name: check_finite(path, name, tensor) for name, tensor in model.state_dict().items()}
     preprocessing = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else None
@@ -364,8 +368,10 @@ def activation(spec: Spec) -> str:
     return " and ".join(GELUS[name] for name in GELUS if name in names)
 
 
-def family_of(spec: Encoder) -> str | None:
+def family_of(spec: Encoder | SeriesEncoder) -> str | None:
     """The family of a model by its input and token mixing."""
+    if isinstance(spec, SeriesEncoder):
+        return "PatchTSMixer" if isinstance(spec.block.token, (GatedTokens, TokenMlp)) else None
     token, channel, text = spec.block.token, spec.block.channel, not isinstance(spec.stem, PatchEmbed)
     if token is None and isinstance(channel, ChannelMlp) and channel.inner:
         return "gMLP for text" if text else "gMLP"

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from allmlp import __version__
 from allmlp.data.preprocessing import (
-    ImagePreprocessing,
+    Preprocessing,
     TextPreprocessing,
     copy_tokenizer,
     known_preprocessing,
@@ -159,7 +159,7 @@ class ModelChanges(NamedTuple):
     def apply(
         self,
         model: Model,
-        preprocessing: ImagePreprocessing | TextPreprocessing | None = None,
+        preprocessing: Preprocessing | None = None,
         folder: Path | None = None,
     ) -> Model:
         """The changed model, with its preprocessing and folder; the classes of a new head have no names."""

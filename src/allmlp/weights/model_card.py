@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from allmlp import __version__
-from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing, SeriesPreprocessing, TextPreprocessing
 from allmlp.files import RUN
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import ModelSpec
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.spec import format_spec
 
 README, METRICS = "README.md", "metrics.jsonl"
@@ -43,7 +44,7 @@ RUN_FIELDS = (
 def card(
     spec: ModelSpec,
     title: str,
-    inputs: ImagePreprocessing | TextPreprocessing | None = None,
+    inputs: Preprocessing | None = None,
     run: Path | None = None,
     license: str | None = None,
 ) -> str:
@@ -66,7 +67,7 @@ def card(
     return "\n\n".join(sections) + "\n"
 
 
-def front_matter(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None, license: str | None) -> str:
+def front_matter(spec: ModelSpec, inputs: Preprocessing | None, license: str | None) -> str:
     """The metadata that the Hub reads."""
     lines = ["---", "library_name: allmlp", "tags:", "- allmlp", *(f"- {tag}" for tag in tags(spec))]
     kind = pipeline(spec, inputs)
@@ -82,14 +83,16 @@ def tags(spec: ModelSpec) -> list[str]:
     return [tag for kind, tag in names.items() if kind in kinds]
 
 
-def pipeline(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None) -> str | None:
+def pipeline(spec: ModelSpec, inputs: Preprocessing | None) -> str | None:
     if isinstance(inputs, TextPreprocessing):
         causal = isinstance(spec, Encoder) and spec.block.causal
         return "text-generation" if inputs.task == "text" and causal else TASKS[inputs.task]
+    if isinstance(spec, SeriesEncoder):
+        return "time-series-forecasting"
     return "image-classification" if spec.input_size and getattr(spec, "head", True) else None
 
 
-def summary(spec: ModelSpec, inputs: ImagePreprocessing | TextPreprocessing | None) -> str:
+def summary(spec: ModelSpec, inputs: Preprocessing | None) -> str:
     text = f"Input: {spec.input_spec}."
     if inputs is None or not inputs.class_names:
         return text
@@ -106,14 +109,21 @@ def usage(title: str, spec: ModelSpec) -> str:
             lines.append(f"logits = model(torch.randn({', '.join(map(str, shape))}))")
         else:
             lines.append(f"logits = model(torch.randint({stem.vocab_size}, (1, {stem.tokens})))")  # type: ignore[attr-defined]
+    if isinstance(spec, SeriesEncoder):
+        lines.append(f"forecast = model(torch.randn(1, {spec.stem.seq_len}, {spec.stem.in_chans}))")
     return "\n".join(lines)
 
 
-def preprocessing(inputs: ImagePreprocessing | TextPreprocessing | None) -> list[str]:
+def preprocessing(inputs: Preprocessing | None) -> list[str]:
     if isinstance(inputs, ImagePreprocessing):
         return [
             f"Preprocessing: a center crop of {inputs.crop_pct:.1%} of the short side, pixels divided by 255, mean "
             f"{list(inputs.mean)}, standard deviation {list(inputs.std)}, as in `allmlp predict FOLDER image.jpg`."
+        ]
+    if isinstance(inputs, SeriesPreprocessing):
+        return [
+            f"Preprocessing: values {inputs.frequency} apart, minus the mean of their series and column, divided by "
+            f"its standard deviation (preprocessing.json). Columns: {', '.join(inputs.columns)}."
         ]
     return ['Preprocessing: the tokenizer in this folder, as in `allmlp predict FOLDER "a text"`.'] if inputs else []
 

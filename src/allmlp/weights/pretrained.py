@@ -10,7 +10,7 @@ import torch
 
 from allmlp.data.preprocessing import (
     ImagePreprocessing,
-    TextPreprocessing,
+    Preprocessing,
     image_preprocessing,
     known_preprocessing,
 )
@@ -109,7 +109,7 @@ def open_model(
     device: str | torch.device,
     overrides: Mapping[str, Any] | None = None,
     **hub: Any,
-) -> tuple[Model, ImagePreprocessing | TextPreprocessing | None]:
+) -> tuple[Model, Preprocessing | None]:
     """The model called `name`, and its preprocessing if it is known."""
     name = os.fspath(model_path(name)) if name.startswith(BUNDLED_PREFIX) else name
     located = None if name.startswith(PREFIX) else locate(name, **hub)

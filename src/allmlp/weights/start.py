@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing
 from allmlp.errors import UserError
 from allmlp.models.external import External
 from allmlp.models.grid import GridResize
@@ -25,7 +25,7 @@ class Start(NamedTuple):
     name: str
     model: Model
     """In evaluation mode, on the CPU, in the precision of the file."""
-    preprocessing: ImagePreprocessing | TextPreprocessing | None
+    preprocessing: Preprocessing | None
     folder: str
     """Where its tokenizer is; empty for a network of another package, which reads images."""
 

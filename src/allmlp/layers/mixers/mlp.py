@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from allmlp.errors import UserError
 from allmlp.kernels import training_dtype
@@ -14,7 +15,7 @@ from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.linear import Linear
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.token_roles import TokenRole
-from allmlp.spec import Count, NonNegative
+from allmlp.spec import Count, NonNegative, Rate
 
 
 class TokenMlp(TokenMixer):
@@ -29,6 +30,8 @@ class TokenMlp(TokenMixer):
     hidden: Count | None = None
     expansion: NonNegative | None = None
     act: Act = "gelu"
+    dropout: Rate = 0.0
+    """After the activation."""
 
     def check(self) -> None:
         if (self.hidden is None) == (self.expansion is None):
@@ -51,7 +54,7 @@ class TokenMlpLayer(nn.Module):
 
     def __init__(self, spec: TokenMlp, ctx: BuildContext) -> None:
         super().__init__()
-        self.act = spec.act
+        self.act, self.dropout = spec.act, spec.dropout
         hidden = spec.width(ctx.tokens)
         self.up = Linear(ctx.tokens, hidden, ctx.init)
         self.down = Linear(hidden, ctx.tokens, ctx.init)
@@ -60,9 +63,10 @@ class TokenMlpLayer(nn.Module):
         x, tokens = context.zero_padding(x), x.shape[1]
         up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens, None]
         dtype = training_dtype(x, self.act)
-        if dtype is not None:
+        if dtype is not None and not (self.dropout and self.training):
             # A float32 bias would promote the residual stream to float32.
             return token_matmul(down, token_matmul(up, x.to(dtype)), self.up.bias, self.act) + shift.to(dtype)
         # W X with X as stored (b s c) needs no transpose.
         h = ACTS[self.act](up @ x + self.up.bias[:, None])  # b d c
+        h = F.dropout(h, self.dropout, self.training)
         return down @ h + shift

@@ -15,6 +15,7 @@ from allmlp.errors import UserError
 from allmlp.layers.head import ClassifierHead
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import Encoder
+from allmlp.models.series_encoder import SeriesEncoder
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -24,7 +25,10 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Format(Protocol):
-    """The interface of a format's module. "Native" is this library's layout, "source" the other one."""
+    """The interface of a format's module. "Native" is this library's layout, "source" the other one.
+
+    The spec of a model is an `Encoder`, or a `SeriesEncoder` for families of time series.
+    """
 
     TITLE: str
     SIGNATURES: dict[str, dict[str, int]]
@@ -35,14 +39,14 @@ class Format(Protocol):
     """Per family, the field that neither keys, nor shapes, nor the configuration determine."""
 
     def preprocessing(
-        self, family: str, spec: Encoder, config: Mapping[str, Any]
+        self, family: str, spec: Any, config: Mapping[str, Any]
     ) -> ImagePreprocessing | TextPreprocessing | None: ...
 
-    def keys(self, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+    def keys(self, family: str, name: str, spec: Any) -> tuple[str, ...]:
         """The source keys that are stacked in the native tensor `name`; KeyError if there are none."""
         ...
 
-    def to_source(self, family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
+    def to_source(self, family: str, name: str, tensor: Tensor, spec: Any) -> Tensor:
         """A native tensor in the shape that the source uses."""
         ...
 
@@ -50,13 +54,11 @@ class Format(Protocol):
         """The inverse of `to_source`."""
         ...
 
-    def infer_spec(self, family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
+    def infer_spec(self, family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder | SeriesEncoder:
         """The spec for these keys and shapes; `config` is the configuration next to the weights, if there is one."""
         ...
 
-    def config_files(
-        self, spec: Encoder, preprocessing: ImagePreprocessing | TextPreprocessing | None
-    ) -> dict[str, Any]:
+    def config_files(self, spec: Any, preprocessing: Any) -> dict[str, Any]:
         """The JSON files to write next to the weights: name -> content."""
         ...
 

@@ -1,4 +1,4 @@
-"""Hugging Face's format of BERT, ViT, GPT-2 and Llama: folders with config.json.
+"""Hugging Face's format of BERT, ViT, GPT-2, Llama and PatchTSMixer: folders with config.json.
 
 transformers has three linear layers for queries, keys and values, this library has one. The head is inferred from the
 weights; the number of attention heads, the activation and eps come from the configuration. Without a configuration,
@@ -29,8 +29,10 @@ from allmlp.layers.pool import FirstTokenPool
 from allmlp.layers.stem import LearnedPositions, PatchEmbed, TokenEmbed
 from allmlp.models.bert import TEXT_INIT, TRUNCATED
 from allmlp.models.encoder import Encoder
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.models.vit import vit
 from allmlp.weights.formats import huggingface_causal as causal
+from allmlp.weights.formats import huggingface_series as series
 from allmlp.weights.formats.format import (
     HALF,
     Shape,
@@ -60,12 +62,13 @@ SIGNATURES: dict[str, dict[str, int]] = {
         "encoder.layer.0.intermediate.dense.weight": 2,
     },
     **causal.SIGNATURES,
+    **series.SIGNATURES,
 }
 OPTIONAL: tuple[str, ...] = ("pooler.", "cls.seq_relationship.")
 """The pooler, unless the head uses it, and the head of next-sentence prediction."""
 NOT_INFERRED: dict[str, str] = {}
 
-MODEL_TYPES = ("bert", "vit", "gpt2", "llama")
+MODEL_TYPES = ("bert", "vit", "gpt2", "llama", "patchtsmixer")
 CONFIG, IMAGE_PROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEX = "model.safetensors.index.json"
@@ -150,6 +153,8 @@ ACT_NAMES: dict[Act, str] = {
 
 def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename variants to the published keys; drop position ids and copies of tied weights."""
+    if any(name.endswith("encoder.patcher.weight") for name in tensors):
+        return series.normalize_keys(tensors)
     if not any(re.match(r"(bert\.|vit\.)?embeddings\.", name) for name in tensors):
         return causal.normalize_keys(tensors)
     found: dict[str, Tensor] = {}
@@ -168,7 +173,9 @@ def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+def keys(family: str, name: str, spec: Encoder | SeriesEncoder) -> tuple[str, ...]:
+    if isinstance(spec, SeriesEncoder):
+        return series.keys(name, spec)
     if family in causal.SIGNATURES:
         return causal.keys(family, name)
     if family == "ViT" and name in PLAIN_PARAMETERS:
@@ -196,8 +203,10 @@ from_source = causal.from_source
 # --- the spec ----------------------------------------------------------------------------------------------
 
 
-def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
-    """The spec of these shapes, without dropout."""
+def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder | SeriesEncoder:
+    """The spec of these shapes, without dropout but for series."""
+    if family in series.SIGNATURES:
+        return series.infer_spec(shapes, config)
     act = infer_act(config, "gelu_new" if family == "GPT-2" else "silu" if family == "Llama" else "gelu")
     if family in causal.SIGNATURES:
         return causal.infer_spec(family, shapes, config, act)
@@ -283,8 +292,10 @@ def rows(shape: Shape | None) -> int:
 
 
 def preprocessing(
-    family: str, spec: Encoder, config: Mapping[str, Any]
+    family: str, spec: Encoder | SeriesEncoder, config: Mapping[str, Any]
 ) -> ImagePreprocessing | TextPreprocessing | None:
+    if isinstance(spec, SeriesEncoder):
+        return None
     names = class_names(config, getattr(spec.head, "num_classes", 0))
     if family == "ViT":
         pixels = config.get(IMAGE_PROCESSOR, {})
@@ -370,7 +381,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config | {IMAGE_PROCESSOR: read_json(folder / IMAGE_PROCESSOR)}
 
 
-def config_files(spec: Encoder, preprocessing: ImagePreprocessing | TextPreprocessing | None) -> dict[str, Any]:
+def config_files(
+    spec: Encoder | SeriesEncoder, preprocessing: ImagePreprocessing | TextPreprocessing | None
+) -> dict[str, Any]:
+    if isinstance(spec, SeriesEncoder):
+        return {CONFIG: series.configuration(spec)}
     found = {CONFIG: configuration(spec, preprocessing)}
     if isinstance(preprocessing, ImagePreprocessing) and isinstance(spec.stem, PatchEmbed):
         size = dict(zip(("height", "width"), spec.stem.img_size))
@@ -424,10 +439,10 @@ def architecture(spec: Encoder) -> str:
 
 def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
     """Write a folder for transformers' from_pretrained. In a model with a head, the keys of the body have a prefix."""
-    head = ("cls.", "classifier.", "qa_outputs.", "lm_head.")
+    head = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "head.")
     config = json.loads(files[CONFIG])
     prefix = f"{config['model_type']}." if any(name.startswith(head) for name in tensors) else ""
-    prefix = causal.PREFIXES.get(config["architectures"][0], prefix)
+    prefix = (causal.PREFIXES | series.PREFIXES).get(config["architectures"][0], prefix)
     path.mkdir(parents=True, exist_ok=True)
     named = {name if name.startswith(head) else prefix + name: tensor for name, tensor in tensors.items()}
     write_safetensors(path / WEIGHTS[0], named)

@@ -1,0 +1,106 @@
+"""What a model of time series has learned: the periods of its filters over time, and which variates it mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from allmlp.analysis import figures
+from allmlp.analysis.output_folder import OutputFolder, Section
+from allmlp.analysis.target import AnalysisTarget
+from allmlp.analysis.token_filters import token_weights
+from allmlp.layers.series import ForecastHeadLayer, SeriesPatches, SeriesPatchesLayer
+from allmlp.layers.variate import VariateMlpLayer
+from allmlp.models.series_encoder import SeriesEncoderModel
+
+
+class TimeFilters(NamedTuple):
+    """Rows of weights over time, and the steps between two of their entries."""
+
+    name: str
+    rows: Tensor
+    stride: int
+
+
+class Period(NamedTuple):
+    steps: float
+    """The period with the most power."""
+    share: float
+    """Of the power of all periods, without the mean."""
+
+
+def time_filters(model: SeriesEncoderModel) -> Iterator[TimeFilters]:
+    """Within a patch, between the tokens of each block, and from all steps to the forecast."""
+    stem = model.spec.stem
+    stride = stem.stride if isinstance(stem, SeriesPatches) else 1
+    if isinstance(model.stem, SeriesPatchesLayer):
+        yield TimeFilters("stem", model.stem.proj.weight.detach(), 1)
+    for weights in token_weights(model):
+        if weights.kind in ("matrix", "units"):
+            yield TimeFilters(weights.name, weights.weight, stride)
+    if isinstance(model.head, ForecastHeadLayer):
+        weight = model.head.proj.weight.detach().unflatten(1, (stem.tokens, -1))
+        yield TimeFilters("head", weight.transpose(1, 2).flatten(0, 1), stride)
+
+
+def spectrum(filters: TimeFilters) -> tuple[Tensor, Tensor]:
+    """Periods in steps, the longest first, and the power of each: the sum of |DFT|^2 over the rows without their mean.
+
+    P(k) = sum_r |sum_t (w_rt - mean_t w_rt) exp(-2 pi i k t / n)|^2,   period n / k entries
+    """
+    rows = filters.rows.double()
+    power = torch.fft.rfft(rows - rows.mean(1, keepdim=True)).abs().square().sum(0)[1:]
+    entries = rows.shape[1] / torch.arange(1, len(power) + 1, dtype=torch.float64)
+    return filters.stride * entries, power
+
+
+def strongest(filters: TimeFilters) -> Period | None:
+    """None for filters of one entry, or without any change."""
+    periods, power = spectrum(filters)
+    if not len(power) or not power.sum() > 0:
+        return None
+    best = int(power.argmax())
+    return Period(periods[best].item(), (power[best] / power.sum()).item())
+
+
+def variate_maps(model: SeriesEncoderModel) -> dict[str, Tensor]:
+    """By layer, how much each variate (row) reads of every other (column): |W2| |W1|, V x V."""
+    return {
+        name: (layer.down.weight.abs() @ layer.up.weight.abs()).detach()
+        for name, layer in model.named_modules()
+        if isinstance(layer, VariateMlpLayer)
+    }
+
+
+def series_sections(target: AnalysisTarget, output: OutputFolder) -> list[Section]:
+    """Empty for models that do not read series."""
+    model = target.model
+    if not isinstance(model, SeriesEncoderModel):
+        return []
+    rows, found = [], []
+    for filters in time_filters(model):
+        periods, power = spectrum(filters)
+        share = power / power.sum().clamp(min=torch.finfo(power.dtype).tiny)
+        rows += [(filters.name, period.item(), part.item()) for period, part in zip(periods, share)]
+        best = strongest(filters)
+        found += [f"{filters.name} {best.steps:.3g} steps ({best.share:.0%})"] if best else []
+    output.table("periods", ("layer", "period", "share"), rows, "The power of each period, in steps, in the filters.")
+    shown = found if len(found) <= 3 else [found[0], "...", found[-1]]
+    sections = [output.section("periods", f"strongest: {', '.join(shown) or 'none'}")]
+    maps = variate_maps(model)
+    if maps:
+        panels = [figures.Panel(name, weight) for name, weight in maps.items()]
+        text = figures.FigureText("Mixing of variates", "|W2| |W1|", "variate that is read", "variate")
+        cells = [
+            (name, to, source, value)
+            for name, weight in maps.items()
+            for to, row in enumerate(weight.tolist())
+            for source, value in enumerate(row)
+        ]
+        output.table("variates", ("layer", "to", "from", "weight"), cells, "|W2| |W1| over the variates.")
+        output.figure("variates", figures.heatmaps(panels, text))
+        sections.append(output.section("variates", f"{len(maps)} layers mix {model.spec.stem.in_chans} variates"))
+    return sections

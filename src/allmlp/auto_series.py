@@ -1,0 +1,41 @@
+"""The part of `auto` about time series: horizon, look-back and model for a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from allmlp.data.dataset import Data
+from allmlp.data.series import SeriesDataset
+from allmlp.data.series_table import SeriesTable
+from allmlp.models.forecasting import patchtsmixer
+from allmlp.models.series_encoder import SeriesEncoder
+
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+MAX_EVALUATED = 2_000
+"""Forecasts of an evaluation."""
+
+
+def data_settings(dataset: SeriesDataset, data: Data, size: int | None) -> Iterator[tuple[str, int, str]]:
+    """Fields of the data that are not given, their values and why; `size` is the look-back that is asked for."""
+    if not isinstance(data, SeriesTable):
+        return
+    season, step = dataset.frequency.season, dataset.frequency
+    if data.horizon is None:
+        what = f"a season of {season} steps of {step}" if dataset.horizon == season else f"steps of {step}"
+        yield "data.horizon", dataset.horizon, f"{what}; --horizon changes it"
+    if data.seq_len is None or size:
+        why = "as asked for" if size else "three horizons and two seasons, at most half of the longest series"
+        yield "data.seq_len", size or dataset.seq_len, why
+    stride = -(-len(dataset.test) // MAX_EVALUATED)
+    if data.eval_stride == 1 and stride > 1:
+        yield "data.eval_stride", stride, f"{len(dataset.test):,} forecasts are more than an evaluation needs"
+
+
+def series_model(dataset: SeriesDataset, few: bool) -> tuple[SeriesEncoder, str, str]:
+    """The model, why, and its name: a patch is a season, if several of them are looked back."""
+    season, seq_len = dataset.frequency.season, dataset.seq_len
+    patch = season if 4 <= season <= 24 and 4 * season <= seq_len else max(seq_len // 12, 1)
+    width, dropout = (32, 0.5) if few else (64, 0.3)
+    sizes = {"seq_len": seq_len, "in_chans": len(dataset.columns), "horizon": dataset.horizon}
+    model = patchtsmixer(3, width, 2, dropout, dropout, patch_size=patch, stride=patch, **sizes)
+    return model, f"patches of {patch} steps, one column at a time", "PatchTSMixer, 3 blocks"

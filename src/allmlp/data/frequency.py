@@ -1,0 +1,138 @@
+"""Times of series: reading them, the constant step between them, and the times that follow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+import numpy as np
+
+from allmlp.errors import UserError
+from allmlp.spec import Range, Spec
+
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+"""In milliseconds, the unit of times here."""
+ZONE = re.compile(r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
+NAMES = ((7 * DAY, "week"), (DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (1000, "second"), (1, "millisecond"))
+
+
+class Frequency(Spec):
+    """A constant step between times: milliseconds, calendar months, or counted rows where times are whole numbers."""
+
+    step: Annotated[int, Range(1, 2**53)]
+    unit: Literal["ms", "month", "row"] = "ms"
+
+    def __str__(self) -> str:
+        if self.unit != "ms":
+            return plural(self.step, self.unit)
+        size, name = next((size, name) for size, name in NAMES if self.step % size == 0)
+        return plural(self.step // size, name)
+
+    @property
+    def season(self) -> int:
+        """Steps after which a series is expected to repeat: a day, a week for days, a year for weeks and months."""
+        if self.unit == "month":
+            return 12 // self.step if 12 % self.step == 0 else 1
+        if self.unit == "row":
+            return 1
+        if self.step < DAY:
+            return DAY // self.step if DAY % self.step == 0 else 1
+        return {DAY: 7, 7 * DAY: 52}.get(self.step, 1)
+
+    def count(self, times: np.ndarray) -> np.ndarray:
+        """The number of the step of each time, from any fixed origin; a fraction between steps."""
+        if self.unit == "month":
+            return times.astype("datetime64[ms]").astype("datetime64[M]").astype(np.int64) / self.step
+        return times / self.step
+
+    def following(self, last: int, steps: int) -> np.ndarray:
+        """The `steps` times after `last`."""
+        ahead = np.arange(1, steps + 1)
+        if self.unit != "month":
+            return last + self.step * ahead
+        moment = np.datetime64(int(last), "ms")
+        month = moment.astype("datetime64[M]")
+        starts = (month + self.step * ahead).astype("datetime64[ms]").astype(np.int64)
+        ends = (month + self.step * ahead + 1).astype("datetime64[ms]").astype(np.int64) - DAY
+        is_end = last == int((month + 1).astype("datetime64[ms]").astype(np.int64)) - DAY
+        within = last - int(month.astype("datetime64[ms]").astype(np.int64))
+        return ends if is_end else np.minimum(starts + within, ends)
+
+    def text(self, time: int) -> str:
+        """As it is written in a table."""
+        if self.unit == "row":
+            return str(int(time))
+        moment = np.datetime64(int(time), "ms")
+        if time % DAY == 0 and (self.unit == "month" or self.step % DAY == 0):
+            return str(moment.astype("datetime64[D]"))
+        return str(moment.astype("datetime64[s]") if time % 1000 == 0 else moment).replace("T", " ")
+
+
+def plural(count: int, name: str) -> str:
+    return f"{count} {name}{'s' * (count > 1)}"
+
+
+def read_times(cells: Sequence[str], where: str) -> tuple[np.ndarray, bool]:
+    """Times in milliseconds since 1970 (UTC where a zone is given), and whether they are only whole numbers."""
+    if all(cell.removeprefix("-").isdigit() for cell in cells):
+        if not all(len(cell) == 8 and cell[:2] in ("19", "20") for cell in cells):
+            return np.array(cells, dtype=np.int64), True
+        cells = [f"{cell[:4]}-{cell[4:6]}-{cell[6:]}" for cell in cells]
+    try:
+        if not any(ZONE.search(cell) for cell in cells):
+            return np.array(cells, dtype="datetime64[ms]").astype(np.int64), False
+    except ValueError:  # another notation of ISO 8601
+        pass
+    return np.array([read_time(cell, where) for cell in cells], dtype=np.int64), False
+
+
+def read_time(cell: str, where: str) -> int:
+    try:
+        moment = datetime.fromisoformat(cell.strip())
+    except ValueError:
+        raise UserError(
+            f"{where}: the time {cell[:40]!r} is not understood: write it as 2024-01-31 or 2024-01-31 13:00"
+        ) from None
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    return round(moment.timestamp() * 1000)
+
+
+def is_time(cell: str) -> bool:
+    """Whether a cell is a date or a time, and not a number."""
+    try:
+        return bool(cell.strip()) and not read_times([cell], "")[1]
+    except UserError:
+        return False
+
+
+def detect_frequency(times: np.ndarray, series: np.ndarray, counted: bool, where: str) -> Frequency:
+    """The step of times that are sorted within each series: the most frequent one, of which others are multiples."""
+    steps = np.diff(times)[np.diff(series) == 0]
+    if not len(steps):
+        raise UserError(f"{where} has no series of two times or more")
+    sizes, counts = np.unique(steps, return_counts=True)
+    step = int(sizes[counts.argmax()])
+    if counted:
+        frequency = Frequency(step, "row")
+    elif step >= 28 * DAY:
+        months = np.diff(Frequency(1, "month").count(times))[np.diff(series) == 0]
+        sizes, counts = np.unique(months.astype(np.int64), return_counts=True)
+        frequency = Frequency(max(int(sizes[counts.argmax()]), 1), "month")
+    else:
+        frequency = Frequency(step)
+    check_regular(times, series, frequency, where)
+    return frequency
+
+
+def check_regular(times: np.ndarray, series: np.ndarray, frequency: Frequency, where: str) -> None:
+    """Refuse times that are not a whole number of steps apart."""
+    steps = np.diff(frequency.count(times))
+    wrong = np.flatnonzero((np.abs(steps - np.rint(steps)) > 1e-6) & (np.diff(series) == 0))
+    if len(wrong):
+        first, second = (frequency.text(int(time)) for time in times[wrong[0] : wrong[0] + 2])
+        raise UserError(
+            f"{where}: times are not regular: most are {frequency} apart, but {second} follows {first}; resample "
+            "the series to equal steps"
+        )

@@ -1,0 +1,196 @@
+"""Time series: rolling windows over one array, without copies, and the dataset that they belong to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allmlp.data.dataset import Dataset, InMemory
+from allmlp.data.frequency import Frequency
+from allmlp.data.preprocessing import PREPROCESSING_FILE, SeriesPreprocessing
+from allmlp.errors import UserError
+from allmlp.spec import to_json
+
+
+class SeriesBatch(NamedTuple):
+    past: Tensor
+    """float32, b l v; NaN where a value is missing."""
+    future: Tensor
+    """float32, b h v."""
+    series: Tensor
+    """int64, b: the number of the series."""
+
+
+class Windows(InMemory):
+    """Windows of series that lie one after another in one array; window i forecasts from row `origins[i]` on.
+
+    Steps before the first of a series are missing values, NaN.
+    """
+
+    def __init__(self, values: Tensor, offsets: Tensor, origins: Tensor, seq_len: int, horizon: int) -> None:
+        self.values, self.offsets, self.origins = values, offsets, origins
+        self.seq_len, self.horizon = seq_len, horizon
+
+    def __len__(self) -> int:
+        return len(self.origins)
+
+    def to(self, device: torch.device | str) -> Windows:
+        values, offsets, origins = (part.to(device) for part in (self.values, self.offsets, self.origins))
+        return Windows(values, offsets, origins, self.seq_len, self.horizon)
+
+    def take(self, indices: Tensor) -> Windows:
+        return Windows(self.values, self.offsets, self.origins[indices], self.seq_len, self.horizon)
+
+    def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> SeriesBatch:
+        origins = self.origins[indices.to(self.origins.device)]
+        series = torch.searchsorted(self.offsets, origins, right=True) - 1
+        steps = torch.arange(-self.seq_len, self.horizon, device=origins.device)
+        rows = origins[:, None] + steps  # b l+h
+        first = self.offsets[series][:, None]
+        found = self.values[torch.maximum(rows, first)]
+        found = torch.where((rows < first).unsqueeze(-1), torch.nan, found)
+        return SeriesBatch(found[:, : self.seq_len], found[:, self.seq_len :], series)
+
+    def has_gaps(self) -> bool:
+        series = torch.searchsorted(self.offsets, self.origins, right=True) - 1
+        early = self.origins - self.seq_len < self.offsets[series]
+        return bool(early.any()) or not bool(self.values.isfinite().all())
+
+    def content(self) -> Iterator[Any]:
+        for tensor in (self.values, self.offsets, self.origins):
+            yield f"{tensor.dtype} {tuple(tensor.shape)} {self.seq_len} {self.horizon}".encode()
+            yield tensor.cpu().contiguous().numpy()
+
+
+@dataclass(frozen=True)
+class SeriesDataset(Dataset):
+    """Time series: windows, in units of the standard deviation of each series and column."""
+
+    columns: tuple[str, ...]
+    ids: tuple[str, ...]
+    mean: Tensor
+    std: Tensor
+    """float64, series x columns, of the training part."""
+    frequency: Frequency
+    seasonal_error: Tensor
+    """float32, series x columns: the mean |x[t] - x[t - season]| of the training part, the unit of MASE."""
+    seq_len: int
+    horizon: int
+    time_column: str = ""
+    id_columns: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+    """The time of the first row of each series, as `Frequency` counts."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether values are missing in any window."""
+        splits = [split for split in (self.train, self.validation, self.test) if isinstance(split, Windows)]
+        return any(split.has_gaps() for split in splits)
+
+    def split_validation(self, examples: int) -> Self:
+        if examples:
+            raise UserError("series are split by time, not by val_size: set data.val_fraction")
+        return self
+
+    def files(self) -> dict[str, str]:
+        return {PREPROCESSING_FILE: to_json(self.preprocessing)}
+
+    @property
+    def preprocessing(self) -> SeriesPreprocessing:
+        return SeriesPreprocessing(
+            columns=self.columns,
+            frequency=self.frequency,
+            ids=self.ids,
+            mean=tuple(map(tuple, self.mean.tolist())),
+            std=tuple(map(tuple, self.std.tolist())),
+            time_column=self.time_column,
+            id_columns=self.id_columns,
+        )
+
+
+class Parts(NamedTuple):
+    """The rows at which training, validation and test of a series end, counted from its first."""
+
+    train: int
+    validation: int
+    test: int
+
+
+def build_dataset(
+    values: np.ndarray,
+    lengths: list[int],
+    parts: list[Parts],
+    columns: tuple[str, ...],
+    frequency: Frequency,
+    seq_len: int,
+    horizon: int,
+    stride: int = 1,
+    **options: Any,
+) -> SeriesDataset:
+    """The dataset of `values`, rows x columns, NaN where missing: the series one after another, split by time.
+
+    Scaling is that of the training part. A window begins within its series, unless the part is too short for that;
+    those of validation and test look back into the parts before. `stride` is that of evaluation.
+    """
+    offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+    scaled = np.empty(values.shape, dtype=np.float32)
+    means, stds, errors = (np.empty((len(lengths), len(columns))) for _ in range(3))
+    origins: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
+    for number, (first, length, part) in enumerate(zip(offsets, lengths, parts, strict=True)):
+        rows = values[first : first + length]
+        means[number], stds[number] = level(rows[: part.train])
+        scaled[first : first + length] = (rows - means[number]) / stds[number]
+        errors[number] = seasonal_error(scaled[first : first + part.train], frequency.season)
+        begin = min(seq_len, max(part.train - horizon, 1))
+        bounds = {"train": (begin, part.train), "validation": (part.train, part.validation)}
+        bounds["test"] = (part.validation, part.test)
+        for name, (low, high) in bounds.items():
+            step = 1 if name == "train" else stride
+            origins[name].append(first + np.arange(low, high - horizon + 1, step, dtype=np.int64))
+    tensors = torch.from_numpy(scaled), torch.from_numpy(offsets)
+    found = {
+        name: Windows(*tensors, torch.from_numpy(np.concatenate(some)), seq_len, horizon)
+        for name, some in origins.items()
+    }
+    if not len(found["train"]) or not len(found["test"]):
+        raise UserError(
+            f"the series are too short: the longest has {max(lengths):,} steps, which is not enough to train and test "
+            f"a forecast of {horizon} steps; lower the horizon"
+        )
+    return SeriesDataset(
+        found["train"],
+        found["test"],
+        columns=columns,
+        mean=torch.from_numpy(means),
+        std=torch.from_numpy(stds),
+        frequency=frequency,
+        seasonal_error=torch.from_numpy(errors).float(),
+        seq_len=seq_len,
+        horizon=horizon,
+        validation=found["validation"] if len(found["validation"]) else None,
+        **options,
+    )
+
+
+def level(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the columns; 0 and 1 without values, 1 for a constant."""
+    seen = np.isfinite(rows)
+    count = np.maximum(seen.sum(0), 1)
+    mean = np.where(seen, rows, 0).sum(0) / count
+    std = np.sqrt(np.square(np.where(seen, rows - mean, 0)).sum(0) / count)
+    return mean, np.where(std > 1e-12 * np.maximum(np.abs(mean), 1), std, 1.0)
+
+
+def seasonal_error(scaled: np.ndarray, season: int) -> np.ndarray:
+    """The mean |x[t] - x[t - season]| of the columns, NaN where it is not known or 0; for a short series season 1."""
+    season = season if len(scaled) > season else 1
+    change = np.abs(scaled[season:] - scaled[:-season])
+    seen = np.isfinite(change)
+    found = np.where(seen, change, 0).sum(0, dtype=np.float64) / np.maximum(seen.sum(0), 1)
+    return np.where(found > 0, found, math.nan)

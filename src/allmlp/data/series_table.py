@@ -1,0 +1,301 @@
+"""Time series in a table: a row for each time, columns of numbers, and columns that name the series where there are
+several. Rows may be in any order; the step between times is found, and times without a row are missing values.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from allmlp.data.columns import ColumnSample, named_column, sample_columns
+from allmlp.data.dataset import Data
+from allmlp.data.frequency import Frequency, check_regular, detect_frequency, is_time, read_times
+from allmlp.data.series import Parts, SeriesDataset, build_dataset
+from allmlp.data.tables import Table, read_table
+from allmlp.data.text_files import find_files
+from allmlp.errors import UserError, did_you_mean
+from allmlp.spec import Count, Range
+
+TIME_COLUMNS = (
+    "date",
+    "time",
+    "timestamp",
+    "datetime",
+    "ds",
+    "date_time",
+    "month",
+    "week",
+    "day",
+    "hour",
+    "period",
+    "year",
+)
+ID_COLUMNS = (
+    *("id", "unique_id", "item_id", "series_id", "series", "store", "store_nbr", "store_id", "item", "product"),
+    *("product_id", "sku", "symbol", "ticker", "station", "sensor", "sensor_id", "region", "country", "city"),
+)
+MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
+MAX_SEQ_LEN = 512
+CHUNK = 2**16
+"""Rows whose times are read together."""
+MAX_FILLING = 20
+"""More missing steps than this for each row are taken for a mistake in the times."""
+
+
+class Roles(NamedTuple):
+    """Which columns are what."""
+
+    time: str
+    ids: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+class SeriesRows(NamedTuple):
+    """Series on a grid of equal steps, one after another."""
+
+    values: np.ndarray
+    """float64, rows x columns, NaN where missing."""
+    lengths: list[int]
+    starts: np.ndarray
+    """The time of the first row of each."""
+    ends: np.ndarray
+    ids: tuple[str, ...]
+    frequency: Frequency
+    roles: Roles
+    notes: tuple[str, ...]
+
+
+class SeriesTable(Data):
+    """Series in a table, split by time: the last `test_fraction` of each is the test split, the `val_fraction` before
+    it the validation split; both have at least `horizon` steps where the series is long enough.
+    """
+
+    path: str
+    horizon: Count | None = None
+    """Steps to forecast; by default one season, such as a day of hours."""
+    seq_len: Count | None = None
+    """Steps to look back; by default three horizons and two seasons, at most half of the longest series."""
+    time_column: str = ""
+    id_columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    """To forecast; by default all other columns of numbers."""
+    val_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
+    test_fraction: Annotated[float, Range(0.0, 0.9)] = 0.2
+    eval_stride: Count = 1
+    """Steps between the forecasts of an evaluation."""
+
+    def load(self) -> SeriesDataset:
+        found = read_series(self.path, self.time_column, self.id_columns, self.columns)
+        horizon = self.horizon or default_horizon(found)
+        parts = [self.split(length, horizon) for length in found.lengths]
+        short = sum(part.train <= horizon for part in parts)
+        notes = found.notes
+        if short:
+            notes += (
+                f"{short:,} of {len(parts):,} series are too short to train on a forecast of {self.horizon} steps",
+            )
+        return build_dataset(
+            found.values,
+            found.lengths,
+            parts,
+            found.roles.values,
+            found.frequency,
+            self.seq_len or default_seq_len(found, horizon),
+            horizon,
+            self.eval_stride,
+            ids=found.ids,
+            time_column=found.roles.time,
+            id_columns=found.roles.ids,
+            starts=tuple(found.starts.tolist()),
+            notes=notes,
+        )
+
+    def split(self, length: int, horizon: int) -> Parts:
+        """At least a horizon for the test, then for training, then for validation."""
+        test = min(max(round(self.test_fraction * length), horizon), length)
+        left = length - test
+        validation = max(round(self.val_fraction * length), horizon) if self.val_fraction else 0
+        validation = validation if left - validation > horizon else 0
+        return Parts(left - validation, left, length)
+
+
+def default_horizon(found: SeriesRows) -> int:
+    season = found.frequency.season
+    return min(season if season > 1 else 12, max(max(found.lengths) // 10, 1))
+
+
+def default_seq_len(found: SeriesRows, horizon: int) -> int:
+    wanted = min(max(3 * horizon, 2 * found.frequency.season, 16), MAX_SEQ_LEN)
+    return max(min(wanted, max(found.lengths) // 2), 1)
+
+
+def read_series(
+    path: str,
+    time_column: str = "",
+    id_columns: tuple[str, ...] = (),
+    columns: tuple[str, ...] = (),
+    frequency: Frequency | None = None,
+) -> SeriesRows:
+    """The series of one or several tables; `frequency` is the one that they must have."""
+    times, series, values, ids = array("q"), array("q"), array("d"), dict[str, int]()
+    roles, counted = None, False
+    for file in find_files(path):
+        table = read_table(file)
+        roles = roles or find_roles(table, time_column, id_columns, columns)
+        counted = read_rows(table, roles, times, series, values, ids)
+    assert roles is not None
+    if not times:
+        raise UserError(f"{path} has no rows")
+    return to_grid(
+        np.frombuffer(times, np.int64),
+        np.frombuffer(series, np.int64),
+        np.frombuffer(values).reshape(-1, len(roles.values)),
+        tuple(ids),
+        counted,
+        roles,
+        path,
+        frequency,
+    )
+
+
+# --- columns ------------------------------------------------------------------------------------------------
+
+
+def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str, ...]) -> Roles:
+    samples = {sample.name: sample for sample in sample_columns(table)}
+    for name in (*ids, *values):
+        if name not in samples:
+            raise UserError(f"{table.file} has no column {name!r}{did_you_mean(name, table.columns)}")
+    time = named_column(table.columns, time, (), table.file) or find_time(list(samples.values())) or ""
+    if not time:
+        raise UserError(f"{table.file} has no column of times, among {', '.join(table.columns)}: set data.time_column")
+    others = [sample for name, sample in samples.items() if name not in (time, *ids, *values)]
+    ids = ids or tuple(sample.name for sample in others if names_series(sample))
+    values = values or tuple(
+        sample.name for sample in others if sample.name not in ids and (sample.is_numeric or not sample.values)
+    )
+    if not values:
+        raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
+    return Roles(time, ids, values)
+
+
+def find_time(samples: list[ColumnSample]) -> str | None:
+    """A column of dates by its content, else one of whole numbers by its name."""
+    dates = [sample.name for sample in samples if sample.values and all(map(is_time, sample.values[:50]))]
+    named = named_column(dates, "", TIME_COLUMNS, "") if dates else None
+    numbers = [sample.name for sample in samples if sample.is_numeric]
+    return named or (dates[0] if dates else named_column(numbers, "", TIME_COLUMNS, ""))
+
+
+def names_series(sample: ColumnSample) -> bool:
+    """Words, or a known name of a column, of whole numbers."""
+    if not sample.values:
+        return False
+    known = sample.name.casefold().replace(" ", "_") in ID_COLUMNS
+    return not sample.is_numeric or (known and all(float(value).is_integer() for value in sample.values))
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+def read_rows(
+    table: Table,
+    roles: Roles,
+    times: array[int],
+    series: array[int],
+    values: array[float],
+    ids: dict[str, int],
+) -> bool:
+    """Append the rows of a table to the arrays, and names to `ids`; whether its times are whole numbers."""
+    counted, pending = False, list[str]()
+    for number, row in enumerate(table, 1):
+        try:
+            name = "/".join(row[column].strip() for column in roles.ids)
+            pending.append(row[roles.time].strip())
+            for column in roles.values:
+                values.append(read_value(row[column], table.file, number, column))
+        except KeyError as missing:
+            raise UserError(f"{table.file} has no column {missing.args[0]!r}, which other files have") from None
+        series.append(ids.setdefault(name, len(ids)))
+        if not pending[-1]:
+            raise UserError(f"{table.file}, row {number}: no time")
+        if len(pending) == CHUNK:
+            counted = read_chunk(pending, times, table.file)
+    return read_chunk(pending, times, table.file) if pending else counted
+
+
+def read_chunk(pending: list[str], times: array[int], file: str) -> bool:
+    found, counted = read_times(pending, file)
+    times.frombytes(found.tobytes())
+    pending.clear()
+    return counted
+
+
+def read_value(cell: str, file: str, row: int, column: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        if cell.strip().casefold() in MISSING:
+            return np.nan
+        raise UserError(f"{file}, row {row}: {column} is {cell[:40]!r}, not a number") from None
+    if np.isinf(value):
+        raise UserError(f"{file}, row {row}: {column} is infinite")
+    return value
+
+
+def to_grid(
+    times: np.ndarray,
+    series: np.ndarray,
+    values: np.ndarray,
+    ids: tuple[str, ...],
+    counted: bool,
+    roles: Roles,
+    where: str,
+    wanted: Frequency | None,
+) -> SeriesRows:
+    notes = list[str]()
+    order = np.lexsort((times, series))
+    if (np.diff(order) < 0).any():
+        grouped = bool((np.diff(times)[np.diff(series) == 0] >= 0).all())
+        if not grouped:
+            notes.append("the rows were not in the order of time: they are sorted")
+        times, series, values = times[order], series[order], values[order]
+    same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
+    if len(same):
+        name = f" of {ids[series[same[0]]]}" if len(ids) > 1 else ""
+        time = str(times[same[0]]) if counted else str(np.datetime64(int(times[same[0]]), "ms")).removesuffix(".000")
+        several = "" if roles.ids else ", or name the column that tells the series apart, data.id_columns"
+        raise UserError(f"{where} has {len(same) + 1:,} rows{name} for {time.replace('T', ' ')}: keep one{several}")
+    frequency = wanted or detect_frequency(times, series, counted, where)
+    check_regular(times, series, frequency, where)
+    count = np.rint(frequency.count(times)).astype(np.int64)
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
+    firsts, lasts = bounds[:-1], bounds[1:] - 1
+    lengths = count[lasts] - count[firsts] + 1
+    gaps = int(lengths.sum()) - len(times)
+    if gaps > MAX_FILLING * len(times) + 1000:
+        raise UserError(
+            f"{where}: of {int(lengths.sum()):,} steps of {frequency} only {len(times):,} have a row: look for wrong "
+            "times, or resample the series to a longer step"
+        )
+    if gaps:
+        notes.append(f"{gaps:,} of {int(lengths.sum()):,} steps of {frequency} have no row: they are missing values")
+        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        grid = np.full((int(lengths.sum()), values.shape[1]), np.nan)
+        sizes = np.diff(bounds)
+        grid[np.repeat(offsets - count[firsts], sizes) + count] = values
+        values = grid
+    elif np.isnan(values).any():
+        notes.append(f"{int(np.isnan(values).sum()):,} of {values.size:,} values are missing")
+    found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
+    if found:
+        notes.append(f"constant: {', '.join(found[:5])}")
+    names = tuple(ids[number] for number in series[firsts])
+    return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
+
+
+def is_constant(column: np.ndarray) -> bool:
+    seen = column[np.isfinite(column)]
+    return not len(seen) or bool((seen == seen[0]).all())

@@ -1,0 +1,173 @@
+"""Forecasts of the series in a table by a trained model, as a table and as a figure."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from allmlp.data.frequency import Frequency
+from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing
+from allmlp.data.series import level
+from allmlp.data.series_table import SeriesRows, read_series
+from allmlp.device import own_device
+from allmlp.errors import UserError, one_line, require
+from allmlp.files import write_atomically
+from allmlp.models.model import Model
+from allmlp.weights.folder import load
+
+BATCH = 256
+SHOWN = 4
+"""Series in a figure."""
+
+
+class SeriesForecast(NamedTuple):
+    """The forecast of one series, in the units of the table."""
+
+    id: str
+    past_times: np.ndarray
+    past: np.ndarray
+    """What the model read, steps x columns, NaN where missing."""
+    times: np.ndarray
+    values: np.ndarray
+    """steps x columns; the median of a model of quantiles."""
+    quantiles: np.ndarray | None
+    """steps x columns x quantiles, increasing."""
+
+
+class Forecaster:
+    """A trained model of time series, by its folder."""
+
+    def __init__(self, folder: str | os.PathLike[str], device: str | None = None) -> None:
+        self.folder = Path(folder)
+        known = read_preprocessing(self.folder)
+        if not isinstance(known, SeriesPreprocessing):
+            raise UserError(f"the model in {folder} does not forecast time series")
+        self.known = known
+        self.model: Model = load(self.folder, device=own_device(device))
+        spec: Any = self.model.spec
+        self.seq_len: int = spec.stem.seq_len if hasattr(spec, "stem") else spec.seq_len
+        self.horizon: int = spec.head.horizon if hasattr(spec, "stem") else spec.horizon
+        self.levels: tuple[float, ...] = spec.head.quantiles if hasattr(spec, "stem") else ()
+
+    def read(self, table: str) -> SeriesRows:
+        """The series of a table with the columns that the model was trained on."""
+        known = self.known
+        found = read_series(table, known.time_column, known.id_columns, known.columns, known.frequency)
+        own = [length for length in found.lengths if length > 1]
+        if own and found.frequency == known.frequency and is_coarser(found):
+            raise UserError(
+                f"{table} has longer steps than the {known.frequency} that the model was trained on: resample it"
+            )
+        return found
+
+    def forecast(self, table: str) -> Iterator[SeriesForecast]:
+        """The steps after the last one of each series in a table."""
+        found = self.read(table)
+        ends = np.cumsum(found.lengths)
+        numbers = iter(range(len(ends)))
+        while batch := list(islice(numbers, BATCH)):
+            rows = [found.values[ends[n] - min(found.lengths[n], self.seq_len) : ends[n]] for n in batch]
+            for number, (values, quantiles), past in zip(
+                batch, self.predict(rows, [found.ids[n] for n in batch]), rows
+            ):
+                last, frequency = int(found.ends[number]), self.known.frequency
+                first = preceding(frequency, int(found.starts[number]), found.lengths[number], len(past))
+                times = frequency.following(last, self.horizon)
+                yield SeriesForecast(found.ids[number], first, past, times, values, quantiles)
+
+    @torch.inference_mode()
+    def predict(self, rows: list[np.ndarray], ids: list[str]) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """Point forecasts and quantiles after these rows, each steps x columns."""
+        past = np.full((len(rows), self.seq_len, len(self.known.columns)), np.nan)
+        shift, scale = np.empty((2, len(rows), 1, past.shape[2]))
+        places = {name: place for place, name in enumerate(self.known.ids)}
+        for number, (own, name) in enumerate(zip(rows, ids)):
+            if not np.isfinite(own).any():
+                raise UserError(f"{f'series {name!r}' if name else 'the series'} has no value to forecast from")
+            place = places.get(name)
+            # A series that was not trained on has the level of what is given.
+            mean, std = level(own) if place is None else (self.known.mean[place], self.known.std[place])
+            past[number, self.seq_len - len(own) :] = own
+            shift[number], scale[number] = mean, std
+        x = torch.from_numpy((past - shift) / scale).float().to(self.model.device)
+        mask = x.isfinite()
+        y = (self.model(x) if bool(mask.all()) else self.model(x, mask)).double().cpu().numpy()
+        if not self.levels:
+            return [(own, None) for own in y * scale + shift]
+        y = np.sort(y, axis=-1) * scale[..., None] + shift[..., None]
+        middle = min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - 0.5))
+        return [(own[..., middle], own) for own in y]
+
+
+def is_coarser(found: SeriesRows) -> bool:
+    """Whether the rows are regular at a multiple of the step, so that all others are missing."""
+    seen = np.flatnonzero(np.isfinite(found.values).any(1))
+    steps = np.diff(seen[:10_000])
+    return len(steps) > 2 and int(np.median(steps)) > 1
+
+
+def preceding(frequency: Frequency, start: int, length: int, count: int) -> np.ndarray:
+    """The times of the last `count` of `length` steps from `start` on."""
+    return np.concatenate([[start], frequency.following(start, length - 1)])[-count:]
+
+
+# --- output -------------------------------------------------------------------------------------------------
+
+
+def write_forecasts(forecasts: Iterable[SeriesForecast], forecaster: Forecaster, out: Path) -> list[SeriesForecast]:
+    """Write a table, a row for each step; returns the first forecasts."""
+    known, shown, suffixes = forecaster.known, list[SeriesForecast](), [f"_{q:g}" for q in forecaster.levels]
+    header = [known.time_column or "time", *known.id_columns]
+    header += [f"{name}{suffix}" for name in known.columns for suffix in ("", *suffixes)]
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "w", newline="", encoding="utf8") as file:
+            writer = csv.writer(file)
+            writer.writerow(header)
+            for one in forecasts:
+                shown.extend([one] if len(shown) < SHOWN else [])
+                ids = one.id.split("/") if len(known.id_columns) > 1 else [one.id] * len(known.id_columns)
+                for step, time in enumerate(one.times):
+                    parts = one.values[step, :, None] if one.quantiles is None else one.quantiles[step]
+                    points = [[point, *others] for point, others in zip(one.values[step], parts)]
+                    cells = [f"{value:.7g}" for row in points for value in row[: 1 + len(suffixes)]]
+                    writer.writerow([known.frequency.text(int(time)), *ids, *cells])
+
+    if out.suffix != ".csv":
+        raise UserError(f"forecasts are written as .csv, not {out.suffix or 'without a suffix'}")
+    try:
+        write_atomically(out, write)
+    except OSError as reason:
+        raise UserError(f"cannot write {out}: {one_line(reason)}") from None
+    return shown
+
+
+def draw_forecasts(forecasts: list[SeriesForecast], forecaster: Forecaster, file: Path) -> None:
+    """Past, forecast and the bands between quantiles, for the first series and columns."""
+    pyplot = require("matplotlib.pyplot", "analysis")
+    panels = [(one, column) for one in forecasts for column in range(len(forecaster.known.columns))][:SHOWN]
+    figure, axes = pyplot.subplots(len(panels), figsize=(9, 2.4 * len(panels)), squeeze=False, layout="constrained")
+    for axis, (one, column) in zip(axes[:, 0], panels):
+        counted = forecaster.known.frequency.unit == "row"
+        past_times, times = (part if counted else part.astype("datetime64[ms]") for part in (one.past_times, one.times))
+        kept = slice(-4 * forecaster.horizon, None)
+        axis.plot(past_times[kept], one.past[kept, column], color="0.3", linewidth=1, label="past")
+        axis.plot(times, one.values[:, column], color="C0", linewidth=1.5, label="forecast")
+        if one.quantiles is not None:
+            bands = one.quantiles.shape[2] // 2
+            for low in range(bands):
+                high = one.quantiles.shape[2] - 1 - low
+                name = f"{forecaster.levels[low]:g} to {forecaster.levels[high]:g}"
+                edges = one.quantiles[:, column, low], one.quantiles[:, column, high]
+                axis.fill_between(times, *edges, color="C0", alpha=0.35 / bands, linewidth=0, label=name)
+        axis.set_title(" ".join(filter(None, (one.id, forecaster.known.columns[column]))), loc="left", fontsize=9)
+        axis.legend(fontsize=7, loc="upper left", frameon=False)
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)

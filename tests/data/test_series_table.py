@@ -1,0 +1,219 @@
+"""Tables of time series: columns, order, gaps, frequency, splits by time, windows; and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from allmlp.data.dataset import subset
+from allmlp.data.ett import ETT
+from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency, read_times
+from allmlp.data.series import Windows, build_dataset
+from allmlp.data.series_table import SeriesTable, read_series
+from allmlp.errors import UserError
+
+
+def table(folder: Path, rows: list[list[Any]], header: str = "date,sales", name: str = "sales.csv") -> str:
+    lines = [header, *(",".join(map(str, row)) for row in rows)]
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf8")
+    return str(folder / name)
+
+
+def days(count: int, start: str = "2024-01-01", step: int = 1) -> list[str]:
+    first = np.datetime64(start)
+    return [str(first + step * number) for number in range(count)]
+
+
+# --- windows --------------------------------------------------------------------------------------------
+
+
+def test_windows_read_the_array_without_copies() -> None:
+    values = torch.arange(20.0).view(10, 2)
+    windows = Windows(values, torch.tensor([0, 6]), torch.tensor([3, 4, 8]), 3, 2)
+    past, future, series = windows.fetch(torch.tensor([2, 0]))
+    assert series.tolist() == [1, 0]
+    assert past[1, :, 0].tolist() == [0, 2, 4] and future[1, :, 0].tolist() == [6, 8]
+    # The second series begins at row 6: the step before it is missing.
+    assert past[0, 0].isnan().all() and past[0, 1:, 1].tolist() == [13, 15] and future[0, :, 1].tolist() == [17, 19]
+    assert windows.has_gaps() and not Windows(values, torch.tensor([0]), torch.tensor([3]), 3, 2).has_gaps()
+    some = subset(windows, torch.tensor([1]))
+    assert isinstance(some, Windows) and some.values is values and len(some) == 1
+    assert list(map(bytes, windows.content())) != list(map(bytes, some.content()))
+
+
+def test_the_test_part_is_never_seen_in_training(tmp_path: Path) -> None:
+    file = table(tmp_path, [[day, n] for n, day in enumerate(days(100))])
+    dataset = SeriesTable(file, horizon=5, seq_len=10).load()
+    numbers = {"train": (0, 70), "validation": (70, 80), "test": (80, 100)}
+    for name, (low, high) in numbers.items():
+        split = getattr(dataset, name)
+        batch = split.fetch(torch.arange(len(split)))
+        future = batch.future * dataset.std[0] + dataset.mean[0]
+        assert future.min().round() == max(low, 10) and future.max().round() == high - 1
+        assert len(split) == high - max(low, 10) - 5 + 1
+    assert dataset.mean.item() == pytest.approx(34.5) and dataset.std.item() == pytest.approx(np.arange(70).std())
+    assert dataset.seasonal_error.item() == pytest.approx(7 / np.arange(70).std())  # a week
+    every_third = SeriesTable(file, horizon=5, seq_len=10, eval_stride=3).load()
+    assert len(every_third.test) == 6 and len(every_third.train) == len(dataset.train)
+
+
+def test_ett_borders(tmp_path: Path) -> None:
+    hours = [f"2016-07-01 {n:02}:00" for n in range(24)]
+    rows = [[hours[n % 24], *([n] * 7)] for n in range(14_500)]
+    table(tmp_path, rows, "date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT", "ETTh2.csv")
+    dataset = ETT("ETTh2", seq_len=96, horizon=192, path=str(tmp_path)).load()
+    assert [len(split) for split in (dataset.train, dataset.validation, dataset.test)] == [8353, 2689, 2689]
+    assert dataset.mean[0, 0] == pytest.approx(8639 / 2) and dataset.frequency == Frequency(HOUR)
+    future = dataset.test.fetch(torch.tensor([0, 2688])).future.double() * dataset.std[0] + dataset.mean[0]
+    assert future[0, 0, 0].item() == pytest.approx(11_520, abs=0.01)
+    assert future[1, -1, 6].item() == pytest.approx(14_399, abs=0.01)
+    with pytest.raises(UserError, match=r"no ETTm1\.csv in .*ETDataset"):
+        ETT("ETTm1", path=str(tmp_path)).load()
+    table(tmp_path, rows[:100], "date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT", "ETTh1.csv")
+    with pytest.raises(UserError, match="has 100 rows, not the 14,400"):
+        ETT("ETTh1", path=str(tmp_path)).load()
+
+
+@pytest.mark.skipif(not os.environ.get("ALLMLP_DATA"), reason="needs ALLMLP_DATA with the ETT files")
+def test_ett_itself() -> None:
+    try:
+        dataset = ETT("ETTh1").load()
+    except UserError as missing:
+        pytest.skip(str(missing))
+    assert [len(split) for split in (dataset.train, dataset.validation, dataset.test)] == [8033, 2785, 2785]
+    expected = [7.937742245659508, 2.0210386567335163, 5.079770601157927, 0.7461858799957015]
+    assert dataset.mean[0, :4].tolist() == pytest.approx(expected, rel=1e-9)
+    assert dataset.std[0, 0].item() == pytest.approx(5.812749409143771, rel=1e-9)
+
+
+# --- columns and rows -----------------------------------------------------------------------------------
+
+
+def test_columns_are_found(tmp_path: Path) -> None:
+    rows = [[day, store, n, 2 * n] for store in ("north", "south") for n, day in enumerate(days(30))]
+    found = read_series(table(tmp_path, rows, "day,shop,sold,returned"))
+    assert found.roles == ("day", ("shop",), ("sold", "returned")) and found.ids == ("north", "south")
+    assert found.lengths == [30, 30] and found.frequency == Frequency(DAY) and found.notes == ()
+    numbered = [[day, store, item, n] for store in (1, 2) for item in (7, 8) for n, day in enumerate(days(9))]
+    found = read_series(table(tmp_path, numbered, "date,store,item,sales"))
+    assert found.roles == ("date", ("store", "item"), ("sales",)) and found.ids == ("1/7", "1/8", "2/7", "2/8")
+    chosen = SeriesTable(table(tmp_path, rows, "day,shop,sold,returned"), 2, 4, columns=("returned",)).load()
+    assert chosen.columns == ("returned",) and chosen.preprocessing.ids == ("north", "south")
+
+
+def test_rows_in_any_order_and_gaps(tmp_path: Path) -> None:
+    rows = [[day, n] for n, day in enumerate(days(40))]
+    plain = read_series(table(tmp_path, rows))
+    shuffled = read_series(table(tmp_path, [rows[n] for n in np.random.default_rng(0).permutation(40)]))
+    assert np.array_equal(plain.values, shuffled.values) and "not in the order of time" in shuffled.notes[0]
+    del rows[10:13], rows[20]
+    gaps = read_series(table(tmp_path, rows))
+    assert np.flatnonzero(np.isnan(gaps.values)).tolist() == [10, 11, 12, 23]
+    assert gaps.notes == ("4 of 40 steps of 1 day have no row: they are missing values",)
+    holes = read_series(table(tmp_path, [[day, "" if n in (3, 4) else n] for n, day in enumerate(days(40))]))
+    assert holes.notes == ("2 of 40 values are missing",)
+    dataset = SeriesTable(table(tmp_path, rows), horizon=2, seq_len=8).load()
+    assert dataset.has_gaps and dataset.mean.isfinite().all() and dataset.seasonal_error.isfinite().all()
+
+
+def test_interleaved_series_need_no_sorting_note(tmp_path: Path) -> None:
+    rows = [[day, store, n] for n, day in enumerate(days(30)) for store in ("a", "b")]
+    found = read_series(table(tmp_path, rows, "date,id,sales"))
+    assert found.lengths == [30, 30] and found.notes == () and found.values[30:, 0].tolist() == list(range(30))
+
+
+def test_short_and_constant_series(tmp_path: Path) -> None:
+    rows = [[day, "long", n % 7] for n, day in enumerate(days(60))]
+    rows += [[day, "short", n] for n, day in enumerate(days(9))] + [[day, "tiny", 1] for day in days(3)]
+    dataset = SeriesTable(table(tmp_path, rows, "date,id,sales"), horizon=4, seq_len=16).load()
+    series = [dataset.train.fetch(torch.tensor([n])).series.item() for n in range(len(dataset.train))]
+    assert series.count(1) == 1 and 2 not in series, "one window of 5 steps, filled with missing values"
+    assert "1 of 3 series are too short to train" in dataset.notes[-1]
+    flat = SeriesTable(table(tmp_path, [[day, 3] for day in days(60)]), horizon=4, seq_len=16).load()
+    assert flat.std.item() == 1 and flat.notes == ("constant: sales",) and flat.seasonal_error.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [["2024-01-01", 1], ["2024-01-02", 2], ["2024-01-02", 3]],
+            "2 rows for 2024-01-02 00:00:00: keep one",
+        ),
+        ([["2024-01-01", 1], ["2024-01-02", "many"]], r"row 2: sales is 'many', not a number"),
+        ([["2024-01-01", 1], ["2024-01-02", "inf"]], r"row 2: sales is infinite"),
+        ([["2024-01-01", 1]], "no series of two times or more"),
+        (
+            [[f"2024-01-01 {h}", 1] for h in ("00:00", "01:00", "02:00", "02:37")],
+            "times are not regular: most are 1 hour",
+        ),
+        ([["2024-01-01", 1], ["2024-01-02", 2], ["2924-01-02", 3]], "only 3 have a row: look for wrong times"),
+        ([["01.02.2024", 1], ["02.02.2024", 2]], "no column of times"),
+        ([["2024-01-01", 1], ["2024-01-02", 2], ["", 3]], "row 3: no time"),
+    ],
+)
+def test_refused_rows(rows: list[list[Any]], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        read_series(table(tmp_path, rows), columns=("sales",))
+
+
+def test_refused_settings(tmp_path: Path) -> None:
+    file = table(tmp_path, [[day, n] for n, day in enumerate(days(30))])
+    with pytest.raises(UserError, match="too short: the longest has 30 steps"):
+        SeriesTable(file, horizon=28).load()
+    with pytest.raises(UserError, match="no column 'sale'; did you mean 'sales'"):
+        SeriesTable(file, columns=("sale",)).load()
+    with pytest.raises(UserError, match=r"set data\.val_fraction"):
+        SeriesTable(file, horizon=2, seq_len=4).load().split_validation(5)
+
+
+def test_ten_thousand_series() -> None:
+    """Memory and time are those of the rows, not of the windows."""
+    lengths = [50] * 10_000
+    values = np.random.default_rng(0).normal(size=(500_000, 1))
+    parts = [SeriesTable("").split(50, 5)] * 10_000
+    dataset = build_dataset(values, lengths, parts, ("x",), Frequency(DAY), 20, 5, ids=tuple(map(str, range(10_000))))
+    assert len(dataset.train) == 110_000 and dataset.train.values.data_ptr() == dataset.test.values.data_ptr()
+
+
+# --- times ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "expected", "season", "following"),
+    [
+        (["2024-01-01 00:00", "2024-01-01 00:15"], Frequency(15 * MINUTE), 96, "2024-01-01 00:30:00"),
+        (["2024-01-01T00:00:00Z", "2024-01-01T01:00:00Z"], Frequency(HOUR), 24, "2024-01-01 02:00:00"),
+        (["2024-01-01 01:00+01:00", "2024-01-01 02:00+01:00"], Frequency(HOUR), 24, "2024-01-01 02:00:00"),
+        (["20240101", "20240102"], Frequency(DAY), 7, "2024-01-03"),
+        (["2024-01-01", "2024-01-08"], Frequency(7 * DAY), 52, "2024-01-15"),
+        (["2024-01-31", "2024-02-29"], Frequency(1, "month"), 12, "2024-03-31"),
+        (["2024-01-15", "2024-02-15", "2024-03-15"], Frequency(1, "month"), 12, "2024-04-15"),
+        (["2024-01", "2024-04"], Frequency(3, "month"), 4, "2024-07-01"),
+        (["2021-06-30", "2022-06-30"], Frequency(12, "month"), 1, "2023-06-30"),
+        (["5", "6", "7"], Frequency(1, "row"), 1, "8"),
+    ],
+)
+def test_frequencies(times: list[str], expected: Frequency, season: int, following: str, tmp_path: Path) -> None:
+    found = read_series(table(tmp_path, [[time, n] for n, time in enumerate(times)], "time,x"))
+    assert found.frequency == expected and expected.season == season and found.lengths == [len(times)]
+    assert expected.text(expected.following(int(found.ends[0]), 1)[0]) == following
+
+
+def test_names_of_frequencies() -> None:
+    names = [str(Frequency(step)) for step in (15 * MINUTE, HOUR, DAY, 7 * DAY, 1000, 90 * MINUTE)]
+    assert names == ["15 minutes", "1 hour", "1 day", "1 week", "1 second", "90 minutes"]
+    assert str(Frequency(3, "month")) == "3 months" and read_times(["3", "4"], "")[1]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    stamps = np.array(days(20), dtype="datetime64[us]")
+    parquet.write_table(arrow.table({"ds": stamps, "y": np.arange(20.0)}), tmp_path / "a.parquet")
+    found = read_series(str(tmp_path / "a.parquet"))
+    assert found.roles == ("ds", (), ("y",)) and found.frequency == Frequency(DAY) and found.values[5, 0] == 5

@@ -1,0 +1,200 @@
+"""`allmlp train TABLE --horizon H`, `allmlp predict RUN TABLE` and their Python counterparts, on series that repeat."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import allmlp
+from allmlp.auto import choose_run
+from allmlp.backtest import as_table, backtest
+from allmlp.cli import main
+from allmlp.data.detect import detect_data
+from allmlp.data.frequency import Frequency
+from allmlp.data.preprocessing import SeriesPreprocessing, write_preprocessing
+from allmlp.data.series_table import SeriesTable
+from allmlp.export.files import export
+from allmlp.layers import SeriesSteps, SubtractLast
+from allmlp.models.forecasting import linear, patchtsmixer
+from allmlp.prediction.forecast import Forecaster
+from allmlp.record import read_record
+from allmlp.tasks.forecast import Forecast
+
+HORIZON = 7
+
+
+def write_sales(file: Path, stores: tuple[str, ...] = ("north", "south"), count: int = 200, base: int = 100) -> Path:
+    rows = ["date,store,sales"]
+    for place, store in enumerate(stores):
+        for n in range(count):
+            value = base * (place + 1) + 10 * math.sin(2 * math.pi * n / 7) + 0.1 * n
+            rows.append(f"{np.datetime64('2024-01-01') + n},{store},{value:.4f}")
+    file.write_text("\n".join(rows) + "\n", encoding="utf8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """sales.csv, and a model of quantiles trained on it."""
+    folder = tmp_path_factory.mktemp("sales")
+    data = SeriesTable(str(write_sales(folder / "sales.csv")), horizon=HORIZON, seq_len=28)
+    run = choose_run(data, device="cpu").run
+    model = patchtsmixer(2, 16, 2, 0.0, 0.0, seq_len=28, in_chans=1, horizon=HORIZON, patch_size=7, stride=7)
+    changes = {"model": model, "budget.epochs": 8, "budget.minutes": None, "optim.lr": 5e-3}
+    allmlp.train(run, folder / "run", overrides=changes, device="cpu")
+    return folder
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        found = capsys.readouterr()
+        return int(caught.value.code or 0), found.out, found.err
+
+    return call
+
+
+def test_a_table_of_times_is_detected(tmp_path: Path) -> None:
+    found = detect_data(str(write_sales(tmp_path / "sales.csv")))
+    assert found == SeriesTable(str(tmp_path / "sales.csv"))
+    (tmp_path / "reviews.csv").write_text(
+        "date,text,label\n" + "".join(f"2024-01-{n + 1:02},a fine film number {n},{n % 2}\n" for n in range(20))
+    )
+    assert type(detect_data(str(tmp_path / "reviews.csv"))).__name__ == "LabeledText"
+
+
+def test_settings_are_chosen_with_reasons(tmp_path: Path) -> None:
+    file = str(write_sales(tmp_path / "sales.csv"))
+    choice = choose_run(SeriesTable(file), device="cpu")
+    reasons = {reason.field: reason for reason in choice.reasons}
+    assert choice.run.data.horizon == 7 and "a season of 7 steps of 1 day" in reasons["data.horizon"].why
+    assert choice.run.data.seq_len == 21 and isinstance(choice.run.task, Forecast) and choice.run.keep_best
+    assert choice.run.task.quantiles == (0.1, 0.25, 0.5, 0.75, 0.9)
+    assert choose_run(SeriesTable(file, 28), device="cpu", size=56).run.data.seq_len == 56
+    named = choose_run(SeriesTable(file, 5, 20), device="cpu", model="dlinear").run
+    assert named.model == allmlp.preset("dlinear").spec
+    many = choose_run(SeriesTable(str(write_sales(tmp_path / "many.csv", tuple(map(str, range(60)))))), device="cpu")
+    assert many.run.data.eval_stride == 1 or len(many.run.data.load().test) <= 4000
+
+
+def test_train_a_table_from_the_command_line(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sales(tmp_path / "sales.csv")
+    code, out, err = command("train", "sales.csv", "--horizon", 14, "--epochs", 1, "--device", "cpu")
+    assert code == 0 and "seasonal_naive_mase" in out and "data.seq_len  42" in err
+    assert "next: allmlp predict runs/sales TABLE --out forecast.csv" in err and "first value" in err
+    assert allmlp.load("runs/sales").spec.head.horizon == 14
+    code, _, err = command("train", "digits_mixer", "--horizon", 14)
+    assert code == 2 and "'horizon'" in err
+
+
+def test_forecast_table_and_figure(place: Path, command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    out = tmp_path / "forecast.csv"
+    code, printed, _ = command("predict", place / "run", place / "sales.csv", "--out", out)
+    assert code == 0 and "7 steps of 1 day after the last of each series" in printed
+    rows = list(csv.DictReader(out.read_text(encoding="utf8").splitlines()))
+    assert len(rows) == 14 and rows[7]["store"] == "south"
+    assert [rows[0]["date"], rows[6]["date"], rows[7]["date"]] == ["2024-07-19", "2024-07-25", "2024-07-19"]
+    for n, row in enumerate(rows):
+        step = 200 + n % 7
+        truth = (100 if n < 7 else 200) + 10 * math.sin(2 * math.pi * step / 7) + 0.1 * step
+        quantiles = [float(row[f"sales_{q}"]) for q in ("0.1", "0.25", "0.5", "0.75", "0.9")]
+        assert quantiles == sorted(quantiles) and quantiles[2] == float(row["sales"])
+        assert float(row["sales"]) == pytest.approx(truth, abs=8), "in the units of the table, near the wave"
+    assert (tmp_path / "forecast.png").read_bytes().startswith(b"\x89PNG")
+    code, printed, _ = command("predict", place / "run", place / "sales.csv", "--json")
+    (north, south) = json.loads(printed)
+    assert north["id"] == "north" and north["values"]["sales"] == pytest.approx(
+        [float(row["sales"]) for row in rows[:7]], rel=1e-5
+    )
+    assert list(south["quantiles"]) == ["0.1", "0.25", "0.5", "0.75", "0.9"]
+
+
+def test_other_series_and_short_ones(place: Path, tmp_path: Path) -> None:
+    """A series that was not trained on is forecast at its own level; a short one from what there is."""
+    forecaster = Forecaster(place / "run", "cpu")
+    (one,) = forecaster.forecast(str(write_sales(tmp_path / "new.csv", ("east",), 60, base=7100)))
+    assert one.id == "east" and abs(one.values.mean() - 7100) < 50 and one.past.shape == (28, 1)
+    (short,) = forecaster.forecast(str(write_sales(tmp_path / "short.csv", ("north",), 5)))
+    assert short.past.shape == (5, 1) and np.isfinite(short.values).all() and len(short.past_times) == 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["date,store,sales", *(f"2024-{m:02}-01,north,1" for m in range(1, 9))], "longer steps than the 1 day"),
+        (["date,store,sales", "2024-01-01 00:00,north,1", "2024-01-01 01:00,north,2"], "times are not regular"),
+        (["date,store,price", "2024-01-01,north,1", "2024-01-02,north,2"], "no column 'sales'"),
+        (["date,store,sales", "2024-01-01,north,", "2024-01-02,north,"], "series 'north' has no value"),
+        (["date,store,sales"], "rows|columns"),
+    ],
+)
+def test_other_tables_are_refused(
+    rows: list[str], message: str, place: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "bad.csv").write_text("\n".join(rows) + "\n")
+    code, _, err = command("predict", place / "run", tmp_path / "bad.csv")
+    assert code == 2 and len(err.strip().splitlines()) == 1
+    with pytest.raises(allmlp.UserError, match=message):
+        list(Forecaster(place / "run", "cpu").forecast(str(tmp_path / "bad.csv")))
+
+
+def test_other_commands_say_what_to_do(place: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = command("predict", place / "run")
+    assert code == 2 and "name the table to forecast" in err
+    code, _, err = command("predict", place / "run", place / "sales.csv", "--out", "forecast.xlsx")
+    assert code == 2 and "written as .csv, not .xlsx" in err
+    with pytest.raises(allmlp.UserError, match="forecasts time series: name a table"):
+        allmlp.predict(str(place / "run"), "a text")
+
+
+def test_point_forecasts_of_a_linear_model(tmp_path: Path) -> None:
+    """With zero weights NLinear repeats the last value, whatever the scale of the series."""
+    model = linear(SeriesSteps(10, 1, separate=True), SubtractLast()).configure(horizon=3).build()
+    for weight in model.parameters():
+        torch.nn.init.zeros_(weight)
+    allmlp.save(model, tmp_path / "model")
+    known = SeriesPreprocessing(("x",), Frequency(1, "row"), ("",), ((5.0,),), ((2.0,),), "t")
+    write_preprocessing(tmp_path / "model", known)
+    (tmp_path / "x.csv").write_text("t,x\n" + "".join(f"{n},{n * n}\n" for n in range(12)))
+    (one,) = Forecaster(tmp_path / "model", "cpu").forecast(str(tmp_path / "x.csv"))
+    assert one.values[:, 0] == pytest.approx([121] * 3) and one.times.tolist() == [12, 13, 14] and one.quantiles is None
+
+
+def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:
+    """The means over the origins, weighted by their forecasts, are the test metrics."""
+    rows = backtest(place / "run", "cpu", most=5)
+    test = read_record(place / "run")["result"]["test"]
+    count = sum(row.forecasts for row in rows)
+    assert len(rows) == 5 and count == 68 and rows[0].first == "2024-06-09"
+    for name in ("mse", "mae", "mase"):
+        mean = sum(row.forecasts * getattr(row, name) for row in rows) / count
+        assert mean == pytest.approx(test[name], rel=1e-4)
+    assert sum(row.forecasts * row.naive_mase for row in rows) / count == pytest.approx(test["seasonal_naive_mase"])
+    assert as_table(rows).splitlines()[1].split()[:2] == ["2024-06-09", "14"]
+    allmlp.train("digits_mixer", tmp_path, overrides={"budget.steps": 1, "budget.epochs": None}, device="cpu")
+    with pytest.raises(allmlp.UserError, match="is no run of time series"):
+        backtest(tmp_path, "cpu")
+
+
+def test_onnx(place: Path, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    file = tmp_path / "sales.onnx"
+    export(place / "run", file)
+    session, model = runtime.InferenceSession(str(file)), allmlp.load(place / "run")
+    x, mask = torch.randn(3, 28, 1), torch.rand(3, 28, 1) > 0.2
+    assert [one.name for one in session.get_inputs()] == ["series", "mask"]
+    (found,) = session.run(None, {"series": x.numpy(), "mask": mask.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(x, mask).detach(), rtol=1e-4, atol=1e-4)
