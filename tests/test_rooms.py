@@ -256,6 +256,7 @@ BELOW = {
         "training",
         "device",
         "prediction",
+        "provenance",
         "export",
         "log",
         "recipes",
