@@ -44,7 +44,7 @@ def test_a_workflow_names_what_exists(file: Path) -> None:
     assert workflow["permissions"] == {"contents": "read"}
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.MULTILINE)
-    assert {name for name in re.findall(r"\bmake ([a-z-]+)", text)} <= set(targets)
+    assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= set(targets)
     for extras in re.findall(r"-e \"?'?\.\[([\w,]+)\]", text):
         assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
     used = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
