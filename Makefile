@@ -15,6 +15,8 @@ SEED ?= 0
 BIN := .venv/bin
 CODE := src tests examples benchmarks docs
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-cpu.txt)
+, := ,
+CPU_WHEELS := https://download.pytorch.org/whl/cpu
 PINS := pyproject.toml constraints.txt constraints-cpu.txt
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
@@ -53,19 +55,27 @@ results: .venv/.dev
 tables: .venv/.dev
 	PYTHONPATH=docs/tools $(BIN)/python -m paper_tables
 
+# $(call install,FOLDER,EXTRAS,TORCH): on Linux the plain index serves torch with gigabytes of CUDA libraries. Without a
+# GPU the packages TORCH come from PyTorch's index of CPU wheels, if it can be reached, and all others from the plain one.
+PIP = $1/bin/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+define install
+$(PYTHON) -m venv $1
+if [ $(CONSTRAINTS) = constraints-cpu.txt ] && [ "$$(uname)" = Linux ] && $(PYTHON) -c \
+"from urllib.request import urlopen; urlopen('$(CPU_WHEELS)/torch/', timeout=10)" 2>/dev/null; then \
+$(PIP) --no-deps --index-url $(CPU_WHEELS) $3; fi
+$(PIP) -e '.[$2]'
+endef
+
 .venv/.run: $(PINS)
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[train,analysis,serve]'
+	$(call install,.venv,train$(,)analysis$(,)serve,torch)
 	touch $@
 
 .venv/.dev: $(PINS)
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	$(call install,.venv,dev,torch torchvision)
 	touch .venv/.run $@
 
 .venv-peers/.done: $(PINS)
-	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[peers]'
+	$(call install,.venv-peers,peers,torch torchvision)
 	touch $@
 
 clean:

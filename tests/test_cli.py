@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -340,7 +341,11 @@ def test_next_command_is_quoted_and_printed_once(
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--version")[1] == f"allmlp {allmlp.__version__}\n"
+    """With the commit of this checkout, with a + if it is changed, and the installed torch."""
+    printed = run(capsys, "--version")[1]
+    versions = [re.escape(version) for version in (allmlp.__version__, metadata.version("torch"))]
+    pattern = r"allmlp {} \(commit ([0-9a-f]{{12}}\+?|unknown), torch {}\)\n".format(*versions)
+    assert re.fullmatch(pattern, printed), printed
 
 
 def test_public_names() -> None:

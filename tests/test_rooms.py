@@ -265,6 +265,7 @@ BELOW = {
         "real_labels",
         "device",
         "prediction",
+        "provenance",
         "export",
         "log",
         "recipes",

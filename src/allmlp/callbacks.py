@@ -38,7 +38,10 @@ class TensorBoard(Callback):
     """Event files in the folder `tensorboard` of the run."""
 
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
-        self.writer: Any = require("torch.utils.tensorboard", "train").SummaryWriter(out / "tensorboard")
+        require("tensorboard", "train")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(out / "tensorboard")
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         self.write("train", step, values)
@@ -139,7 +142,7 @@ def trackers(names: str) -> list[Callback]:
 def tensorboard() -> list[Callback]:
     """TensorBoard, if it is installed."""
     try:
-        require("torch.utils.tensorboard", "train")
+        require("tensorboard", "train")
     except MissingExtra:
         return []
     return [TensorBoard()]

@@ -10,20 +10,25 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from allmlp import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("triton", "timm", "transformers", "onnxruntime", "numpy")
 QUERIES = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 COMMIT_VARIABLE = "ALLMLP_COMMIT"
 """Names the commit where the package is not in a git checkout: a container, a copy on another machine."""
+COMMIT_FILE = Path(__file__).with_name("COMMIT")
+"""Written into wheel and sdist when they are built (hatch_build.py)."""
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Everything that may affect a measurement. `command` is what was typed, without the path of the program."""
+    import torch
+
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": typed_command(),
@@ -45,6 +50,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         found |= gpu_state(torch.cuda.current_device())
     return found
+
+
+def version_line() -> str:
+    """`allmlp 0.1.0 (commit 0123456789ab, torch 2.13.0)`, without importing torch."""
+    return f"allmlp {__version__} (commit {commit() or 'unknown'}, torch {metadata.version('torch')})"
 
 
 def typed_command() -> list[str]:
@@ -71,11 +81,15 @@ def gpu_state(number: int) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """What ALLMLP_COMMIT says, or the checked-out commit, with a + if files differ from it; None outside a checkout."""
+    """What ALLMLP_COMMIT says, or the commit of the wheel or sdist, or the checked-out commit, with a + if files differ
+    from it; None where there is none of them.
+    """
     here = Path(__file__)
     git = ("git", "-C", str(here.parent))
     if COMMIT_VARIABLE in os.environ:
         return os.environ[COMMIT_VARIABLE]
+    if COMMIT_FILE.is_file():
+        return COMMIT_FILE.read_text(encoding="utf8").strip()
     if not shutil.which("git") or not command_output(*git, "ls-files", here.name):
         return None
     return command_output(*git, "rev-parse", "--short=12", "HEAD") + (

@@ -106,8 +106,7 @@ def training_loop(
     torch.set_float32_matmul_precision("high")
     if run.model is None and start is None:
         raise UserError("the run has no model: name the one to start from, --model FOLDER")
-    spec = run.model or start.model.spec  # type: ignore[union-attr]
-    spec = run.task.configure_model(spec, dataset)
+    spec = run.task.configure_model(run.model or start.model.spec, dataset)  # type: ignore[union-attr]
     check_training(
         spec,
         run.batch_size,
@@ -235,8 +234,7 @@ def training_loop(
             if not estimated and (left := pace.first_estimate(step, not threads.is_measuring)) is not None:
                 log.message(describe_duration(run, world, left))
                 estimated = True
-            seconds_spent = pace.elapsed
-            evaluation_due = due(step, run.eval_every, last)
+            seconds_spent, evaluation_due = pace.elapsed, due(step, run.eval_every, last)
             if evaluation_due and not stop:
                 results, evaluation_due = evaluate_weights(), False
             if due(step, run.save_every, last or stop or late or best.is_exhausted):

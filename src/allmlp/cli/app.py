@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from allmlp import __version__
 from allmlp.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -163,7 +162,9 @@ app = Application(
 
 def print_version(requested: bool) -> None:
     if requested:
-        print(f"allmlp {__version__}")
+        from allmlp.provenance import version_line
+
+        print(version_line())
         raise typer.Exit
 
 
@@ -171,7 +172,10 @@ def print_version(requested: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version, commit and torch, and exit."
+        ),
     ] = False,
     modules: Annotated[
         list[str] | None,
