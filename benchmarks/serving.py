@@ -9,7 +9,8 @@
     python benchmarks/serving.py engine --out record.json
 
 `engine` compares images a second that go through the engine one by one, as uint8 pixels in main memory, with those of
-the same model on one batch of tensors on the device, as `allmlp bench` times it, in interleaved rounds. `http` tells
+the same model on one batch of tensors on the device, as `allmlp bench` times it, in interleaved rounds; the engine
+always has a few batches waiting. `http` tells
 how busy each stage is: the event loop (HTTP, JSON), the decoders, the model. The busiest one limits the rate; where
 no stage is busy all the time, cores are missing, or clients. `cost` compares the processor time of an image with that
 of the model called directly on batches of the same size. `lone` compares what one client gets with the number of
@@ -27,7 +28,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,12 +45,12 @@ from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.models.zoo import presets
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.provenance import environment
-from allmlp.serve.engine import BatchingEngine
+from allmlp.serve.engine import BatchingEngine, BatchResult
 from allmlp.threads import Threads, limit
 from serve import quantile, read_load, start_load
 
-BATCHES = 8
-"""In the engine at a time: as many as `allmlp serve` accepts."""
+WAITING, BATCHES = 8, 24
+"""Batches in the engine at a time, as many as `allmlp serve` accepts; and in one timed call."""
 
 
 def predictor_of(model: str, device: str) -> ImagePredictor:
@@ -70,8 +73,12 @@ def engine(options: argparse.Namespace) -> dict[str, Any]:
     with BatchingEngine(size, threads) as running:
 
         def through_engine() -> None:
-            futures = [running.submit(predictor.probabilities, images[number % size]) for number in range(total)]
-            for future in futures:
+            waiting: deque[Future[BatchResult]] = deque()
+            for number in range(total):
+                if number >= size * WAITING:
+                    waiting.popleft().result()
+                waiting.append(running.submit(predictor.probabilities, images[number % size]))
+            for future in waiting:
                 future.result()
 
         def on_tensors() -> None:
