@@ -103,8 +103,6 @@ class Run(Spec):
             raise UserError("train_per_class and train_fraction both choose training examples: set one of them")
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
-        if self.lora and self.init_from is None:
-            raise UserError("lora adapts a trained model: set init_from")
         if self.lora and self.sharding == "fsdp":
             raise UserError("lora is not for sharding=fsdp: use sharding=ddp")
 

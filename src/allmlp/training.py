@@ -104,8 +104,9 @@ def training_loop(
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
-    if run.model is None and start is None:
-        raise UserError("the run has no model: name the one to start from, --model FOLDER")
+    if start is None and (run.lora or run.model is None):
+        missing = "lora adapts a trained model" if run.lora else "the run has no model"
+        raise UserError(f"{missing}: name the one to start from, --model FOLDER")
     spec = run.task.configure_model(run.model or start.model.spec, dataset)  # type: ignore[union-attr]
     check_training(
         spec,
@@ -226,8 +227,9 @@ def training_loop(
             if due(step, run.log_every, last or stop):
                 values = summarize(run, world, window, step, path) | meter.read(examples)
                 rate = max(float(group["lr"]) for group in optimizer.param_groups)
-                values |= {"lr": rate, "epoch": sampler.epoch(step)}
-                values |= {"batch_size": size} if run.batch_growth else {}
+                values |= {"lr": rate, "epoch": sampler.epoch(step)} | (
+                    {"batch_size": size} if run.batch_growth else {}
+                )
                 values |= {"loss_scale": train_step.loss_scale} if dtype == torch.float16 else {}
                 window, examples = [], 0
                 log.write("train", step, values, pace.seconds_left(step))
