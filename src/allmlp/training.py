@@ -193,8 +193,7 @@ def training_loop(
 
         if evaluation_due:
             results = evaluate_weights()
-        window, examples = list[Losses](), 0
-        saved, estimated = time.monotonic(), found is not None
+        window, examples, saved, estimated = list[Losses](), 0, time.monotonic(), found is not None
         for batch in loader.steps(step, steps or sys.maxsize):
             if step >= pace.steps or best.is_exhausted:
                 break
@@ -227,9 +226,8 @@ def training_loop(
             if due(step, run.log_every, last or stop):
                 values = summarize(run, world, window, step, path) | meter.read(examples)
                 rate = max(float(group["lr"]) for group in optimizer.param_groups)
-                values |= {"lr": rate, "epoch": sampler.epoch(step)} | (
-                    {"batch_size": size} if run.batch_growth else {}
-                )
+                values |= {"lr": rate, "epoch": sampler.epoch(step)}
+                values |= {"batch_size": size} if run.batch_growth else {}
                 values |= {"loss_scale": train_step.loss_scale} if dtype == torch.float16 else {}
                 window, examples = [], 0
                 log.write("train", step, values, pace.seconds_left(step))
