@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import allmlp
-from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, write_preprocessing
+from allmlp.data.frequency import Frequency
+from allmlp.data.preprocessing import ImagePreprocessing, SeriesPreprocessing, TextPreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerConfig
 from allmlp.layers import Block, ChannelMlp, ClassifierHead, MeanPool, PatchEmbed, SpatialGatingUnit, TokenMlp
 from allmlp.layers.head import QAHead
@@ -22,7 +23,7 @@ from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.limits import RequestLimits
 from allmlp.serve.server import Network, Server, listen
-from tiny import randomize
+from tiny import randomize, tiny
 
 TEXT = ["the cat sat on the red mat", "a dog jumped over the blue fence", "one two three four five six seven"] * 10
 CLASSES = ("cat", "dog", "ship")
@@ -63,6 +64,17 @@ def text_folder(folder: Path, task: str) -> Path:
     name = "text" if task == "causal" else task
     write_preprocessing(folder, TextPreprocessing(name, 24, CLASSES if task == "classes" else ()))  # type: ignore[arg-type]
     (folder / TOKENIZER_FILE).write_text(words.to_json(), encoding="utf8")
+    return folder
+
+
+def series_folder(folder: Path, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Path:
+    """Of two columns, in steps of a day."""
+    spec = tiny(allmlp.preset("patchtsmixer").spec).configure(in_chans=2, horizon=4, quantiles=quantiles)
+    model = allmlp.create(spec, seed=0)
+    randomize(model, spread=0.1)
+    allmlp.save(model, folder)
+    known = SeriesPreprocessing(("heat", "load"), Frequency(86_400_000), ("",), ((5.0, 1.0),), ((2.0, 0.5),), "day")
+    write_preprocessing(folder, known)
     return folder
 
 

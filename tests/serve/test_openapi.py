@@ -13,14 +13,16 @@ pytest.importorskip("fastapi")
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 from allmlp.serve.batching import Batcher
-from serve.folders import TASKS, image_folder, running, text_folder
+from serve.folders import TASKS, image_folder, running, series_folder, text_folder
+
+FOLDERS = {"images": image_folder, "series": series_folder}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["images", *TASKS])
+@pytest.mark.parametrize("task", [*FOLDERS, *TASKS])
 def test_schema_and_server_agree(task: str, tmp_path: Path) -> None:
     """Without positive_data_acceptance: a schema cannot say that a body is an image, or that a text has a [MASK]."""
-    folder = image_folder(tmp_path / task) if task == "images" else text_folder(tmp_path / task, task)
+    folder = FOLDERS[task](tmp_path / task) if task in FOLDERS else text_folder(tmp_path / task, task)
     with running(folder, batcher=Batcher()) as port:
         options = ["--phases", "examples,coverage,fuzzing", "--max-examples", "5", "--seed", "1", "--warnings", "off"]
         options += ["--exclude-checks", "positive_data_acceptance", "--continue-on-failure", "--no-color"]

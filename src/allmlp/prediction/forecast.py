@@ -20,6 +20,7 @@ from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import write_atomically
 from allmlp.models.model import Model
+from allmlp.prediction.predictor import model_folder
 from allmlp.weights.folder import load
 
 BATCH = 256
@@ -41,6 +42,12 @@ class SeriesForecast(NamedTuple):
     """steps x columns x quantiles, increasing."""
 
 
+def series_folder(model: str | os.PathLike[str]) -> Path | None:
+    """The folder of a model of time series; None if it is another model."""
+    folder = model_folder(os.fspath(model))
+    return folder if folder and isinstance(read_preprocessing(folder), SeriesPreprocessing) else None
+
+
 class Forecaster:
     """A trained model of time series, by its folder."""
 
@@ -55,6 +62,10 @@ class Forecaster:
         self.seq_len: int = spec.stem.seq_len if hasattr(spec, "stem") else spec.seq_len
         self.horizon: int = spec.head.horizon if hasattr(spec, "stem") else spec.horizon
         self.levels: tuple[float, ...] = spec.head.quantiles if hasattr(spec, "stem") else ()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     def read(self, table: str) -> SeriesRows:
         """The series of a table with the columns that the model was trained on."""

@@ -21,6 +21,7 @@ from allmlp import __version__
 from allmlp.analysis.token_filters import token_weights
 from allmlp.errors import UserError, lookup, one_line
 from allmlp.prediction import ImagePredictor, open_predictor
+from allmlp.prediction.forecast import Forecaster, series_folder
 from allmlp.serve.attention import attention_routes
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import ImageService
@@ -36,13 +37,16 @@ from allmlp.serve.schema import (
     SamplesResponse,
     error_responses,
 )
+from allmlp.serve.series import SeriesService
 from allmlp.serve.texts import TextService
 
-Service = ImageService | TextService
+Service = ImageService | TextService | SeriesService
 
 
 def load_service(model: str | Path, device: str | None = "cpu", dtype: torch.dtype | None = None) -> Service:
     """Load a model by its folder or name."""
+    if folder := series_folder(model):
+        return SeriesService(Forecaster(folder, device))
     predictor = open_predictor(model, device=device, dtype=dtype, fast=True)
     return ImageService(predictor) if isinstance(predictor, ImagePredictor) else TextService(predictor)
 
@@ -116,7 +120,8 @@ def create_app(
 def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dict[str, Response]) -> APIRouter:
     router = APIRouter(tags=[info.name])
     router.include_router(service.routes(batcher))
-    router.include_router(attention_routes(service, batcher))
+    if not isinstance(service, SeriesService):
+        router.include_router(attention_routes(service, batcher))
     weights = {one.name: one for one in token_weights(service.model)}
 
     @router.get("/model")
@@ -153,6 +158,7 @@ def model_info(service: Service, name: str, limits: RequestLimits, batcher: Batc
         crop_pct=images.preprocessing.crop_pct if images else 1.0,
         grid_size=images.grid_size if images else None,
         class_names=list(service.class_names),
+        columns=list(service.predictor.known.columns) if isinstance(service, SeriesService) else [],
         layers=layers(service.model),
         max_body_bytes=limits.max_body,
         max_inputs=min(MAX_INPUTS, batcher.max_concurrency),

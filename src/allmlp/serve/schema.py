@@ -27,7 +27,7 @@ def whole(number: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-Endpoint = Literal["predict", "fill", "classify", "answer", "translate", "generate"]
+Endpoint = Literal["predict", "fill", "classify", "answer", "translate", "generate", "forecast"]
 """What the model can do; also the path of its endpoint."""
 Text = Annotated[str, Field(min_length=1, max_length=5_000), AfterValidator(not_blank)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
@@ -120,6 +120,20 @@ class GenerateRequest(RequestModel):
     top_k: Annotated[int, BeforeValidator(whole), Field(ge=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, BeforeValidator(whole), Field(ge=0, lt=2**63)] | None = None
+
+
+PastValues = Annotated[list[Annotated[float, Field(ge=-1e30, le=1e30)] | None], Field(min_length=1, max_length=10_000)]
+
+
+class ForecastRequest(RequestModel):
+    columns: Annotated[
+        dict[str, PastValues],
+        Field(description="Values of each column of the model, the oldest first; null where one is missing."),
+    ]
+    last_time: Annotated[
+        str, Field(max_length=40, description="Time of the last values; without it the forecast has no times.")
+    ] = ""
+    id: Annotated[str, Field(max_length=200, description="Which series, if the model was trained on several.")] = ""
 
 
 class LabelPrediction(ResponseModel):
@@ -240,6 +254,18 @@ class TextResponse(TimedResponse):
     text: str
 
 
+class ColumnForecast(ResponseModel):
+    forecast: list[float]
+    """One value for each step; the median of a model of quantiles."""
+    quantiles: dict[str, list[float]]
+    """By their level; empty if the model has none."""
+
+
+class ForecastResponse(TimedResponse):
+    times: list[str]
+    columns: dict[str, ColumnForecast]
+
+
 class LayerInfo(ResponseModel):
     name: str
     kind: str
@@ -258,6 +284,8 @@ class ModelInfo(ResponseModel):
     grid_size: tuple[int, int] | None
     """Rows and columns of patches."""
     class_names: list[str]
+    columns: list[str]
+    """Of a model of time series."""
     layers: list[LayerInfo]
     """Layers that mix tokens with fixed weights (`maps`), then those that attend (kind `attention`)."""
     max_body_bytes: int

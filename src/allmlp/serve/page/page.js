@@ -313,6 +313,7 @@ const FORMS = {
   answer: { fields: { question: "Question", context: "Context" }, button: "Find the answer" },
   translate: { fields: { text: "Text" }, button: "Translate" },
   generate: { fields: { prompt: "Prompt" }, button: "Generate" },
+  forecast: { fields: { table: "Past values" }, button: "Forecast" },
 };
 
 function startText(samples, endpoint) {
@@ -327,6 +328,13 @@ function startText(samples, endpoint) {
     $("second-label").textContent = fields[second];
     $("second").required = endpoint === "answer";
   }
+  if (endpoint === "forecast") {
+    $("text-title").textContent = "Series";
+    $("first-label").textContent = `Past values, the oldest first, as a table with the columns ${model.columns.join(", ")} and perhaps times`;
+    $("first").rows = 10;
+    $("first").maxLength = model.max_body_bytes;
+  }
+  $("sample-heading").hidden = !samples.texts.length;
   $("insert-mask").hidden = endpoint !== "fill";
   $("insert-mask").onclick = () => {
     const field = $("first");
@@ -352,9 +360,50 @@ function submitText(endpoint) {
   const [first, second] = Object.keys(FORMS[endpoint].fields);
   const body = { [first]: $("first").value };
   if (second) body[second] = $("second").value;
+  if (endpoint === "forecast") return submit(async (say) => {
+    const series = seriesBody(body.table);
+    const response = await request(api(endpoint), { method: "POST", body: JSON.stringify(series), headers: { "content-type": "application/json" } }, say);
+    return { ...response, past: series.columns };
+  }, SHOW.forecast);
   if (body[first].trim()) showAttention({ method: "POST", body: JSON.stringify({ text: body[first] }), headers: { "content-type": "application/json" } });
   const send = (say) => request(api(endpoint), { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } }, say);
   return submit(send, (response) => SHOW[endpoint](response, body));
+}
+
+/** A table of past values as a request: columns of numbers, and the time of the last row from a column that is none of the model's. */
+function seriesBody(text) {
+  const rows = text.trim().split(/\r?\n/).map((line) => line.split(/[,;\t]/).map((cell) => cell.trim()));
+  const header = rows[0].some((cell) => model.columns.includes(cell)) ? rows.shift() : model.columns;
+  if (!rows.length) throw new Error("The table has no values.");
+  const number = (cell) => {
+    if (!cell) return null;
+    if (Number.isNaN(Number(cell))) throw new Error(`"${cell}" is not a number.`);
+    return Number(cell);
+  };
+  const columns = {};
+  header.forEach((name, index) => { if (model.columns.includes(name)) columns[name] = rows.map((row) => number(row[index])); });
+  const time = header.findIndex((name) => !model.columns.includes(name));
+  return { columns, last_time: time < 0 ? "" : rows.at(-1)[time] };
+}
+
+/** Past values, forecast, and a band between the outermost quantiles. */
+function chart(past, { forecast, quantiles }) {
+  const shown = past.slice(-3 * forecast.length);
+  const levels = Object.keys(quantiles).sort((a, b) => a - b);
+  const [low, high] = levels.length > 1 ? [quantiles[levels[0]], quantiles[levels.at(-1)]] : [[], []];
+  const all = [...shown, ...forecast, ...low, ...high].filter((value) => value !== null);
+  const [least, most] = [Math.min(...all), Math.max(...all)];
+  const width = shown.length + forecast.length - 1 || 1;
+  const x = (step) => (600 * step / width).toFixed(1);
+  const y = (value) => (190 - 180 * (value - least) / (most - least || 1)).toFixed(1);
+  const path = (values, start) => values.map((value, step) => (value === null ? "" : `${step && values[step - 1] !== null ? "L" : "M"}${x(start + step)} ${y(value)}`)).join("");
+  const points = (values) => values.map((value, step) => `${x(shown.length + step)},${y(value)}`);
+  const last = shown.at(-1) ?? forecast[0];
+  const figure = element("div", { className: "chart" });
+  figure.innerHTML = `<svg viewBox="0 0 600 200" role="img" aria-label="Past values and forecast">
+    <polygon class="band" points="${[...points(high), ...points(low).reverse()].join(" ")}"/>
+    <path class="past" d="${path(shown, 0)}"/><path class="forecast" d="${path([last, ...forecast], shown.length - 1)}"/></svg>`;
+  return figure;
 }
 
 const labels = (predictions) => predictions.map(({ label, probability }) => [label, probability]);
@@ -391,6 +440,15 @@ const SHOW = {
   translate({ text }) {
     $("result").append(element("p", { className: "generated" }, text));
     return "Translation";
+  },
+  forecast({ times, columns, past }) {
+    for (const [name, column] of Object.entries(columns)) $("result").append(element("h3", {}, name), chart(past[name], column));
+    const names = Object.keys(columns);
+    const steps = columns[names[0]].forecast.map((_, step) => [times[step] ?? `+${step + 1}`, ...names.map((name) => columns[name].forecast[step].toPrecision(5))]);
+    const line = (cells, kind) => element("tr", {}, ...cells.map((cell) => element(kind, {}, cell)));
+    const table = element("table", {}, line(["", ...names], "th"), ...steps.map((cells) => line(cells, "td")));
+    $("result").append(element("details", {}, element("summary", {}, "Values"), table));
+    return `${steps.length} steps`;
   },
   generate({ text }) {
     $("result").append(element("p", { className: "generated" }, text));

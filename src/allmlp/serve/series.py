@@ -1,0 +1,94 @@
+"""The service of a model of time series: past values in, the steps after them out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from fastapi import APIRouter
+
+from allmlp.data.frequency import read_times
+from allmlp.errors import UserError
+from allmlp.prediction.forecast import Forecaster
+from allmlp.serve.batching import Batcher
+from allmlp.serve.engine import BatchFunction
+from allmlp.serve.schema import (
+    ColumnForecast,
+    Endpoint,
+    ForecastRequest,
+    ForecastResponse,
+    error_responses,
+    timing,
+)
+
+
+class Past(NamedTuple):
+    """What a forecast starts from."""
+
+    id: str
+    rows: np.ndarray
+    """steps x columns, NaN where missing; as many steps as the model reads, or fewer."""
+    last_time: int | None
+
+
+class SeriesService:
+    endpoint: Endpoint = "forecast"
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, predictor: Forecaster) -> None:
+        self.predictor, self.model = predictor, predictor.model
+
+    def warm_up(self) -> tuple[BatchFunction, Any]:
+        return self.forecast, Past("", np.zeros((1, len(self.predictor.known.columns))), None)
+
+    def forecast(self, items: list[Past]) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """One batch."""
+        return self.predictor.predict([one.rows for one in items], [one.id for one in items])
+
+    def decode(self, request: ForecastRequest) -> Past:
+        """Check the values of a request before they join a batch."""
+        known = self.predictor.known
+        if sorted(request.columns) != sorted(known.columns):
+            raise UserError(f"columns must be {', '.join(known.columns)}")
+        values = [request.columns[name] for name in known.columns]
+        if len(set(map(len, values))) > 1:
+            raise UserError("all columns must have the same number of values; null where one is missing")
+        rows = np.array(values, dtype=float).T[-self.predictor.seq_len :]
+        return Past(request.id, rows, self.time(request.last_time) if request.last_time else None)
+
+    def time(self, text: str) -> int:
+        try:
+            (time,), counted = read_times([text], "last_time")
+        except (OverflowError, ValueError):
+            time, counted = np.iinfo(np.int64).min, False
+        if time == np.iinfo(np.int64).min or counted != (self.predictor.known.frequency.unit == "row"):
+            kind = "the number of a row" if self.predictor.known.frequency.unit == "row" else "a time in ISO 8601"
+            raise UserError(f"last_time must be {kind}")
+        return int(time)
+
+    def routes(self, batcher: Batcher) -> APIRouter:
+        router = APIRouter(responses=error_responses(400, 403, 408, 413, 422, 503, 504))
+        known, horizon, levels = self.predictor.known, self.predictor.horizon, self.predictor.levels
+
+        @router.post("/forecast", response_model=ForecastResponse)
+        async def forecast(request: ForecastRequest) -> Any:
+            """Forecast the steps after the given ones."""
+            past = self.decode(request)
+            result = await batcher.submit(lambda item: item, past, self.forecast)
+            values, quantiles = result.value
+            if not np.isfinite(values).all():
+                raise UserError("the forecast is not finite: the values are too far from those of the training")
+            following = [] if past.last_time is None else known.frequency.following(past.last_time, horizon)
+            columns = {
+                name: ColumnForecast(
+                    forecast=values[:, column].tolist(),
+                    quantiles={}
+                    if quantiles is None
+                    else {f"{level:g}": quantiles[:, column, place].tolist() for place, level in enumerate(levels)},
+                )
+                for column, name in enumerate(known.columns)
+            }
+            times = [known.frequency.text(int(time)) for time in following]
+            return ForecastResponse(times=times, columns=columns, timing=timing(result))
+
+        return router

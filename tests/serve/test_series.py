@@ -1,0 +1,66 @@
+"""Forecasts over HTTP."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allmlp.prediction.forecast import Forecaster
+from serve.folders import running, series_folder
+
+HEAT, LOAD = [float(step % 7) for step in range(30)], [1.0, None, 3.0] * 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return series_folder(tmp_path_factory.mktemp("series") / "energy")
+
+
+def post(port: int, body: Any) -> tuple[int, Any]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("POST", "/forecast", json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def test_the_steps_after_the_last(folder: Path) -> None:
+    """Those of the model called directly, in the units of the table; only the last `seq_len` values are read."""
+    forecaster = Forecaster(folder, "cpu")
+    past = np.array([HEAT, LOAD], dtype=float).T[-forecaster.seq_len :]
+    ((values, quantiles),) = forecaster.predict([past], [""])
+    assert quantiles is not None
+    with running(folder) as port:
+        status, found = post(port, {"columns": {"load": LOAD, "heat": HEAT}, "last_time": "2024-02-27"})
+        untimed, _ = post(port, {"columns": {"heat": HEAT[-5:], "load": LOAD[-5:]}})
+    assert status == untimed == 200
+    assert found["times"] == ["2024-02-28", "2024-02-29", "2024-03-01", "2024-03-02"]
+    for column, name in enumerate(("heat", "load")):
+        one = found["columns"][name]
+        np.testing.assert_allclose(one["forecast"], values[:, column], rtol=1e-5)
+        assert list(one["quantiles"]) == ["0.1", "0.5", "0.9"]
+        np.testing.assert_allclose(one["quantiles"]["0.9"], quantiles[:, column, 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"columns": {"heat": HEAT}}, "columns must be heat, load"),
+        ({"columns": {"heat": HEAT, "load": LOAD[1:]}}, "the same number of values"),
+        ({"columns": {"heat": [None], "load": [None]}}, "no value to forecast from"),
+        ({"last_time": "tomorrow"}, "last_time"),
+        ({"last_time": "9" * 30}, "last_time must be a time"),
+        ({"last_time": "NaT"}, "last_time must be a time"),
+        ({"columns": {"heat": [1e31], "load": [1.0]}}, "less than or equal to"),
+    ],
+)
+def test_what_is_wrong_is_said(changes: dict[str, Any], says: str, folder: Path) -> None:
+    with running(folder) as port:
+        status, found = post(port, {"columns": {"heat": HEAT, "load": LOAD}} | changes)
+    assert status == 422 and says in found["detail"]
