@@ -184,6 +184,7 @@ def test_description_counts_the_model(model: ExternalModel[Any]) -> None:
     assert 2 < len(cost.parts) < 10 and cost.macs > 0
 
 
+@pytest.mark.slow
 def test_json_and_folder(model: ExternalModel[Any], tmp_path: Path) -> None:
     assert from_json(to_json(model.spec)) == model.spec
     x = inputs(model)
@@ -192,6 +193,7 @@ def test_json_and_folder(model: ExternalModel[Any], tmp_path: Path) -> None:
     assert len(list(loaded.parameters())) == len(list(model.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGES)
 def test_reset_head(name: str, tmp_path: Path) -> None:
     model = small_model(name).double()
@@ -309,6 +311,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, package: str, broken: bool) -> None:
     monkeypatch.setattr(importlib, "import_module", fail)
 
 
+@pytest.mark.slow
 def test_the_zoo_imports_neither_package() -> None:
     code = "import sys, allmlp; allmlp.list_models(); assert not {'timm', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -16,6 +16,7 @@ from allmlp.spec import override_all
 QUICK = {"budget.epochs": None, "budget.steps": 3, "compile": False}
 
 
+@pytest.mark.slow
 def test_train_evaluate_predict(tmp_path: Path) -> None:
     pil = pytest.importorskip("PIL.Image")
     results = allmlp.train("digits_mixer", tmp_path / "a", device="cpu", overrides=QUICK)
@@ -50,6 +51,7 @@ def test_mistakes(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_names_of_functions_are_no_modules() -> None:
     """Importing the submodules in any order leaves the public names as they are."""
     code = """

@@ -93,6 +93,7 @@ def fields(choice: Choice) -> dict[str, str]:
     return {reason.field: reason.value for reason in choice.reasons}
 
 
+@pytest.mark.slow
 def test_images_start_from_a_bundled_model(here: Path) -> None:
     run = choose(photos(here / "photos", {"cat": 12, "dog": 12, "emu": 14})).run
     assert run.init_from in ("allmlp:cifar10", "allmlp:image")
@@ -185,6 +186,7 @@ def test_questions_need_a_trained_model(here: Path, monkeypatch: pytest.MonkeyPa
         choose_run(Squad(str(here / "squad.json"), str(here / "squad.json")), device="cpu")
 
 
+@pytest.mark.slow
 def test_networks_of_timm_are_a_start_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("allmlp.models.timm")
     published = allmlp.create("timm:resnet10t", img_size=32, seed=1)
@@ -241,6 +243,7 @@ def test_a_better_baseline_is_told(
     assert err.splitlines()[-1] == "next: allmlp predict runs/reviews TEXT"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "counts",
     [{"cat": 3, "dog": 3}, {"cat": 12, "dog": 1}, {f"c{number:03}": 3 for number in range(60)}],

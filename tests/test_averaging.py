@@ -27,6 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return places
 
 
+@pytest.mark.slow
 def test_the_mean_of_runs(runs: list[Path], tmp_path: Path) -> None:
     found = load_file(average_models(runs, tmp_path / "out") / "model.safetensors")
     states = [load_file(run / "model.safetensors") for run in runs]

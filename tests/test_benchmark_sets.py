@@ -96,6 +96,7 @@ def test_imagenet_v2(tmp_path: Path) -> None:
 # --- linear probes on several datasets ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_probes_on_several_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_list_is_the_zoo() -> None:
     assert stored == built, "src/allmlp/models/zoo.json lists other models than the presets: run `make zoo`"
 
 
+@pytest.mark.slow
 def test_catalog_has_the_presets_and_the_costs_of_our_own() -> None:
     """Without building the networks of other packages."""
     stored = {row.name: row for row in read_catalog()}
@@ -75,6 +76,7 @@ def test_importing_the_package_does_not_load_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_library_needs_torch_numpy_and_safetensors_only() -> None:
     """Every model builds, runs and is saved with nothing else importable."""
     code = """

@@ -118,6 +118,7 @@ def test_other_precisions(name: str, dtype: torch.dtype) -> None:
     assert error < (0.1 if dtype == torch.bfloat16 else 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_compiles_as_one_graph(name: str) -> None:
     torch.compiler.reset()
@@ -138,6 +139,7 @@ def test_inductor_agrees(name: str) -> None:
     assert close(torch.compile(model, fullgraph=True)(*x), model(*x), 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in EXPORTED else name for name in EVERY]
 )

@@ -56,6 +56,7 @@ def test_site(site: Path) -> None:
         assert f"{recipe.module}.{recipe.name}(" in page, f"docs/reference/recipes.md lacks recipes.{recipe.module}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -215,6 +215,7 @@ def test_an_example_is_understood(example: str) -> None:
             assert preset(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example",
     [

@@ -174,6 +174,7 @@ def make_folders(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path: Path) -> None:
     expected: dict[str, str] = {}
     for make in (make_archives, make_pickles, make_safetensors, make_folders):
@@ -282,6 +283,7 @@ def test_bytes_are_changed(kind: str, tmp_path: Path) -> None:
 JUNK: list[Any] = [None, True, -1, 0, 1e308, 10**400, "", "12x8", [], [[2, 2]], {"0": 1}, "\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vit", "bert", "gpt2", "llama"])
 def test_settings_are_changed(kind: str, tmp_path: Path) -> None:
     """Any content of a configuration gives the model or a one-line error."""

@@ -66,6 +66,7 @@ def test_layers_live_in_other_peoples_networks(name: str, x: torch.Tensor) -> No
     assert all(weight.grad is not None for weight in network.parameters())
 
 
+@pytest.mark.slow
 def test_a_network_of_layers_compiles(x: torch.Tensor) -> None:
     network = nn.Sequential(*(LAYERS[name]() for name in ("MixerBlock", "ResMlpBlock", "GMlpBlock")))
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)

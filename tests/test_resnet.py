@@ -17,6 +17,7 @@ from train.runs import small
 SMALL = ResNet(widths=(8, 12), depths=(1, 2), img_size=(8, 8), in_chans=1, num_classes=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_agrees_with_timm(training: bool) -> None:
     timm = pytest.importorskip("timm")

@@ -127,6 +127,7 @@ def test_plain_options_change_recipes_too(here: Path) -> None:
         only("imagenette_mixer", overrides={"data.img_size": "64"})
 
 
+@pytest.mark.slow
 def test_data_have_a_folder_of_their_own(here: Path) -> None:
     images(here / "my photos.v2")
     (found,) = resolve("my photos.v2", device="cpu").values()

@@ -287,6 +287,7 @@ def test_optimizers_treat_a_merge_as_part_of_the_next_block() -> None:
     assert Muon().build(model)
 
 
+@pytest.mark.slow
 def test_the_plan_counts_every_stage() -> None:
     count = sum(weight.numel() for weight in built().parameters())
     assert sum(weight.elements for weight in planned_weights(SPEC)) == count == allmlp.measure(SPEC).parameters
@@ -296,6 +297,7 @@ def test_the_plan_counts_every_stage() -> None:
     assert isinstance(deeper, Encoder) and [stage.depth for stage in deeper.all_stages] == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_every_stage_is_compiled_at_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """15 graphs of one function, more than torch compiles by itself."""
     torch.compiler.reset()

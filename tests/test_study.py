@@ -350,6 +350,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
+@pytest.mark.slow
 def test_tables_and_figure(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("FAKE", "score += 0.02 * ('vit' in recipe)")

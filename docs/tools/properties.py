@@ -278,7 +278,7 @@ def add(record: dict[str, Any], name: str, target: AnalysisTarget) -> None:
     """Reach and sparsity of another model of images; the reach of a Mixer is that of its gradient."""
     own = [reach(one.weight, one.grid) for one in token_weights(target.model) if one.kind == "matrix"]
     if not own:
-        grid = target.model.spec.build_context.grid  # type: ignore[attr-defined]
+        grid = target.model.spec.build_contexts[0].grid  # type: ignore[attr-defined]
         own = [reach(one, grid) for one in influences(target.model, cifar_images(target))]
     record["reach"]["reach"][name], record["sparsity"][name] = own, small_fractions(target.model)
 

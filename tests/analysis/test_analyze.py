@@ -70,6 +70,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_command_runs_for_every_family(
@@ -127,6 +128,7 @@ def test_an_untrained_preset_by_name(
     assert (tmp_path / "analysis" / "mixer_nano" / "filters.csv").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_without_a_model_the_bundled_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], images: list[str]) -> None:
     before = sorted(bundled().iterdir())

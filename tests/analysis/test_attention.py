@@ -145,6 +145,7 @@ def test_texts_are_read_with_their_special_tokens_and_cut(task: str, tmp_path: P
             assert found.predicted[-1] == "[SEP]" and len(found.predicted) == found.inputs[1].shape[1]
 
 
+@pytest.mark.slow
 def test_alignment_table(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     target = load_target(str(text_folder(tmp_path / "model", "translation")))

@@ -52,6 +52,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_and_tables(name: str, tmp_path: Path) -> None:
     result = analyze_tiny(name, tmp_path)
@@ -67,6 +68,7 @@ def test_figures_and_tables(name: str, tmp_path: Path) -> None:
         assert rows == [["" if value is None else str(value) for value in row] for row in table["rows"]]
 
 
+@pytest.mark.slow
 def test_the_same_model_gives_the_same_files(tmp_path: Path) -> None:
     for out in ("a", "b"):
         torch.manual_seed(0)

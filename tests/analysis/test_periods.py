@@ -48,6 +48,7 @@ def test_variates_that_are_read() -> None:
     torch.testing.assert_close(found[:, 2], 2 * layer.down.weight[:, 0].abs().detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["patchtsmixer_mix", "tsmixer", "dlinear"])
 def test_sections(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

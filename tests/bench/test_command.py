@@ -24,6 +24,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(caught.value.code or 0), output.out, output.err
 
 
+@pytest.mark.slow
 def test_inference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     backends = "ours-eager,ours-fast,timm-eager"
     code, out, err = run(capsys, "mixer_nano", "--batch-size", "1,3", "--backends", backends, "--out", str(tmp_path))
@@ -57,6 +58,7 @@ def test_inference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert not (tmp_path / "scaling.png").exists()
 
 
+@pytest.mark.slow
 def test_models_are_compared_in_the_same_rounds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     backends = ["--backends", "ours-fast,timm-eager", "--against", "vit_nano", "--batch-size", "2"]
     code, out, err = run(capsys, "mixer_nano", "vit_nano", *backends, "--out", str(tmp_path))
@@ -76,6 +78,7 @@ def test_models_are_compared_in_the_same_rounds(capsys: pytest.CaptureFixture[st
     assert "times as fast as vit_nano ours fast" in out and max(map(len, out.splitlines()[:-1])) <= 100
 
 
+@pytest.mark.slow
 def test_training_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     backends = "ours-eager,timm-eager"
     code, out, err = run(

@@ -69,6 +69,7 @@ def test_timm_runs_what_it_runs_for_others(name: str) -> None:
     assert seen[0] == seen[1]
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_inputs_is_not_compiled_again() -> None:
     """A CUDA graph has its own copy, and while it is captured nothing can be compiled."""
     pytest.importorskip("timm")

@@ -63,6 +63,7 @@ def test_a_side_without_memory_is_a_row() -> None:
     assert found["large"] == BackendResult(note="out of memory") and list(ready) == ["small"]
 
 
+@pytest.mark.slow
 def test_a_package_with_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As were timm's copy of a model wrong: here ours is, by one weight."""
     pytest.importorskip("timm")
@@ -161,6 +162,7 @@ def test_no_model_is_left_uncompiled_in_silence() -> None:
     assert (config.recompile_limit, torch.backends.cudnn.benchmark) == before
 
 
+@pytest.mark.slow
 def test_wishes_that_cannot_be_met() -> None:
     options = BenchOptions(("mixer_nano",), (1,), "cpu", "float32", seconds=0.01)
     for wrong, words in [

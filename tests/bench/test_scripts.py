@@ -42,6 +42,7 @@ def test_the_plain_script_shares_no_code_with_the_benchmark() -> None:
     assert {name for name in modules if name.startswith("allmlp")} == {"allmlp"}
 
 
+@pytest.mark.slow
 def test_the_plain_script_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("timm")
     options = "--models gmlp_ti16 --batch-size 1 --device cpu --sides eager,fast --calls 1 --rounds 2"
@@ -140,6 +141,7 @@ def test_the_guard_in_miniature(
 # --- growth.py -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_growth_counts_operations_and_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

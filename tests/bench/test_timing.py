@@ -85,6 +85,7 @@ def test_slow_calls_get_fewer_rounds() -> None:
     assert slow.calls == WARM_UP + 1 + FEWEST
 
 
+@pytest.mark.slow
 def test_a_row_has_enough_calls_and_seconds() -> None:
     """Rows of one or two calls are mostly the launch of the first, and short ones are over before clocks fall."""
 
@@ -147,6 +148,7 @@ def test_what_runs_out_of_memory_leaves_and_the_others_go_on(fails_at: int) -> N
     assert isinstance(found["b"], Timing) and len(found["b"].calls) == ROUNDS
 
 
+@pytest.mark.slow
 def test_other_failures_say_what_happened() -> None:
     call = Call("a", repeat(0.01), [], fails_at=1)
     call.reason = RuntimeError("no kernel\n  for this shape")

@@ -89,6 +89,7 @@ def count(spec: Corpus) -> int:
     return len(spec.load().train)
 
 
+@pytest.mark.slow
 def test_several_processes_write_one_cache(spec: Corpus) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert len(set(pool.map(count, [spec] * 2))) == 1

@@ -84,6 +84,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_agrees(name: str, exported: Callable[[str], Exported]) -> None:
     folder, model, made = exported(name)
@@ -191,6 +192,7 @@ runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_int8_is_smaller_and_nearly_the_same(tmp_path: Path) -> None:
     model = allmlp.create("gmlp_nano", seed=0, overrides={"depth": 1}).eval()
     with torch.no_grad():
@@ -206,6 +208,7 @@ def test_int8_is_smaller_and_nearly_the_same(tmp_path: Path) -> None:
     assert "MatMulInteger" in kinds and session(small.file).get_modelmeta().custom_metadata_map["graph"] == "model"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_file_that_disagrees_is_not_left(int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "model", "resmlp_s12")

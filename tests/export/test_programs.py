@@ -19,6 +19,7 @@ from export.folders import REPRESENTATIVES, kind, make
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling ahead of time needs a C++ compiler")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in REPRESENTATIVES if kind(name) in ("images", "text")])
 def test_programs_agree_for_any_batch(name: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model", name)
@@ -45,6 +46,7 @@ STEPPING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPPING)
 def test_steps_of_a_program_are_the_parallel_pass(name: str, tmp_path: Path) -> None:
     if name == "resmlp_seq2seq_6" and torch.__version__ < (2, 9):

@@ -28,6 +28,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_match_plain_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     preset, overrides = MODELS[name]

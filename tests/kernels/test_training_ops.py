@@ -97,6 +97,7 @@ def test_channel_mlp(act: str) -> None:
     assert_matches(lambda *tensors: channel_mlp(*tensors, act), definition, inputs, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ["gelu", "gelu_tanh"])
 @pytest.mark.parametrize("masked", [True, False])
 def test_gated_mlp(masked: bool, act: str) -> None:
@@ -116,6 +117,7 @@ def test_gated_mlp(masked: bool, act: str) -> None:
     assert_matches(fused, definition, [randn(*shape) for shape in shapes], 3e-5)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """The ops follow torch's rules: schema, fake outputs, autograd registration, torch.compile."""
     from allmlp.kernels.channel_mlp import op as channel_op

@@ -89,6 +89,7 @@ def rename(tree: Any) -> Weights:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", [(16, 16), (8, 20)], ids=["square", "wide"])
 def test_mixer(image):
     random = np.random.default_rng(0)

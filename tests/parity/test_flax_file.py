@@ -24,6 +24,7 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
     return {"/".join(key.key for key in path[1:]): np.asarray(leaf) for path, leaf in leaves}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "params/"], ids=["google", "tree"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("classes", [5, 21843], ids=["small", "in21k"])

@@ -145,12 +145,14 @@ def pair(name: str) -> tuple[nn.Module, nn.Module]:
         return allmlp.create(name, overrides=exact_gelu(name)), timm.create_model(MEMBERS[name], num_classes=1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 def test_full_size(name):
     ours, peer = (model.to_empty(device="cpu") for model in pair(name))
     assert_parity(ours, peer, rename, torch.randn(1, 3, 224, 224), dtype=torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEMBERS)
 def test_same_tensors(name):
     ours, peer = pair(name)

@@ -29,6 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(caught.value.code or 0), output.out, output.err
 
 
+@pytest.mark.slow
 def test_printed_forecast(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *EXAMPLE)
     assert code == 0 and max(map(len, out.splitlines())) <= 100
@@ -93,6 +94,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list
     assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("error: ") and reason in err
 
 
+@pytest.mark.slow
 def test_check_against_real_steps(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--check", "--batch-size", "2", "--device", "cpu", "--json"]
     code, out, _ = run(capsys, "plan", "resmlp_nano", *options, "--calibrate", "mixer_nano")

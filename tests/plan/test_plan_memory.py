@@ -61,6 +61,7 @@ def predicted(spec: ModelSpec, bfloat16: bool) -> int:
 IN_BFLOAT16 = ("mixer_s32", "gmlp_l18", "vit_ti16", "convmixer_768_32", "resmlp_seq2seq_6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bfloat16"),
     [
@@ -91,6 +92,7 @@ class BlendLayer(nn.Module):
         return x + (weights * x).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
 def test_new_mixer_needs_no_second_description(bfloat16: bool) -> None:
     spec = override(tiny(preset("mixer_nano").spec), "block.token", Blend())
@@ -99,6 +101,7 @@ def test_new_mixer_needs_no_second_description(bfloat16: bool) -> None:
     assert 0 < compiled.saved < eager.saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resmlp_nano", pytest.param("mixer_nano", marks=pytest.mark.slow)])
 def test_saved_activations_of_compiled_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step as the training loop compiles it, with Inductor's partitioner and without its kernels."""
@@ -110,6 +113,7 @@ def test_saved_activations_of_compiled_blocks(name: str, monkeypatch: pytest.Mon
     assert 8 * found.saved + found.weight_copies == pytest.approx(step.saved_bytes(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_external_model() -> None:
     spec = configure(preset("hf:resnet50").spec, img_size=(64, 64))
     assert predicted(spec, False) == pytest.approx(really_saved(spec, False), rel=TOLERANCE[False])
@@ -165,6 +169,7 @@ def test_weights_gradients_and_optimizer_state_are_exact(name: str, optim: Optim
     assert found.optimizer_state == sum(4 * tensor.numel() for tensor in state_tensors(step.optimizer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "grad_checkpointing"), [*((name, False) for name in FAMILIES), ("gmlp_nano", True), ("bert_tiny", True)]
 )
@@ -241,6 +246,7 @@ def test_grad_checkpointing_keeps_block_inputs() -> None:
     assert checkpointed.activations < plain.activations / 10 and checkpointed.peak < plain.peak / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "name"),
     [
@@ -264,6 +270,7 @@ def test_compiled_steps_on_a_gpu(recipe: str, name: str) -> None:
     assert eager.activations > found.activations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("log", "name"),
     [

@@ -104,6 +104,7 @@ def test_forecast_of_mixer_h14() -> None:
     assert json.loads(json.dumps(found.as_json()))["chosen"] == "DDP"
 
 
+@pytest.mark.slow
 def test_recipe_settings() -> None:
     found = job("imagenet_resmlp_s12", gpus=8)
     assert found.batch_size == 2048 and isinstance(found.optim, Lamb) and found.family == "ResMLP"
@@ -116,6 +117,7 @@ def test_recipe_settings() -> None:
     assert job("mlm_table3/mixer", gpus=8).family == "Mixer" and job("mlm_table6/bert_base", gpus=8).family == "BERT"
 
 
+@pytest.mark.slow
 def test_choice_of_a_strategy_that_fits() -> None:
     """941 M weights and 512 tokens: gradient checkpointing where the activations do not fit."""
     wide = forecast(job("gmlp_xlarge", samples=1e6, gpus=8, batch_size=1024, mfu=0.3, gpu="h100"))
@@ -126,6 +128,7 @@ def test_choice_of_a_strategy_that_fits() -> None:
         forecast(job("gmlp_xlarge", samples=1e6, gpus=1, batch_size=2048))
 
 
+@pytest.mark.slow
 def test_external_models_are_planned_from_a_given_mfu() -> None:
     with pytest.raises(UserError, match="no measured MFU for training ResNet on image: pass --mfu"):
         forecast(job("hf:resnet50", samples=1e6, gpus=8))

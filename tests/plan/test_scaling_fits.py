@@ -40,6 +40,7 @@ def test_the_border_of_the_quadrant() -> None:
     assert fit(SIZES, 60 * SIZES**-0.1 - 1).floor == 0
 
 
+@pytest.mark.slow
 def test_intervals_cover() -> None:
     """Of 30 noisy samples of a law, most 95 % intervals contain the next loss, and not all are wide."""
     random, law, inside, widths = np.random.default_rng(0), Law(1.7, 40.0, 0.15, 1.0), 0, []

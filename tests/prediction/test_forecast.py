@@ -99,6 +99,7 @@ def test_train_a_table_from_the_command_line(
     assert code == 2 and "'horizon'" in err
 
 
+@pytest.mark.slow
 def test_forecast_table_and_figure(place: Path, command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     out = tmp_path / "forecast.csv"
     code, printed, _ = command("predict", place / "run", place / "sales.csv", "--out", out)
@@ -188,6 +189,7 @@ def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:
         backtest(tmp_path, "cpu")
 
 
+@pytest.mark.slow
 def test_onnx(place: Path, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

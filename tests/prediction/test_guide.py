@@ -35,6 +35,7 @@ def test_code_prints_what_its_comments_say(block: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.splitlines() == re.findall(r"# (.*)$", block, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_commands_print_what_is_shown(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos").mkdir()
     for file in SAMPLES.glob("cifar10-*.png"):

@@ -255,6 +255,7 @@ def test_the_bundled_model_reads_images(photos: Path, command: Command) -> None:
     assert code == 0 and out.startswith(f"{photos}/0.png: ")
 
 
+@pytest.mark.slow
 def test_one_image_needs_few_imports(images: Path, photos: Path) -> None:
     """torch._dynamo and torch.distributed.fsdp take longer to import than torch itself."""
     code = f"""

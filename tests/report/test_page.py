@@ -77,6 +77,7 @@ class Reader(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_the_page_loads_no_other_file(file: Path) -> None:
     read = Reader(file.read_text(encoding="utf8"))
     for tag, attributes in read.tags:

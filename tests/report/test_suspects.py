@@ -36,6 +36,7 @@ class MislabeledBlobs(Data):
         return ImageDataset(InMemory(images, labels), blobs.test, blobs.class_names, blobs.mean, blobs.std)
 
 
+@pytest.mark.slow
 def test_wrong_labels_of_a_run_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = trained(tmp_path / "start", quiet().replace(task=Classify(), budget=Budget(steps=60), eval_every=60))
     folder = trained(tmp_path / "run", small(data=MislabeledBlobs(), init_from=str(start)))
@@ -57,6 +58,7 @@ def test_wrong_labels_of_a_run_are_found(tmp_path: Path, capsys: pytest.CaptureF
     assert "Suspected wrong labels" not in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_without_a_start_the_trained_model_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allmlp.report.suspects.RATIO", 1)
     folder = trained(tmp_path / "a")

@@ -283,7 +283,7 @@ def test_a_log_of_the_benchmark_fills_the_tables(monkeypatch: pytest.MonkeyPatch
     )
     assert figures(table, "images/s")["ResMLP-S12"] == 10_000 and figures(table, "peak MB")["ResMLP-S12"] == 200
     assert figures(table, "images/s")["ResMLP-S24"] == NOT_MEASURED
-    assert figures(table, "images/s")["CaiT-XS24"] == NO_MODEL
+    assert figures(table, "images/s")["NfNet-F6 SAM"] == NO_MODEL
     assert figures(wide, "images/s")["ResMLP-12"] == 12_000
     assert "Not measured for the paper's rows: top-1." in report.terminal(table)
     assert "images/s" in report.terminal(wide) and "images/s." in report.terminal(other)
@@ -305,7 +305,7 @@ def test_measurements_are_in_their_cells(unmeasured: dict[str, PaperTable]) -> N
     assert found["mixer_finetuning", logged.row, "CIFAR-10"] == f"{logged.value:.2f}"
     assert found["mixer_finetuning", "Mixer-B/16 (slides)", "CIFAR-10"] == NOT_MEASURED
     assert found["resmlp_table1", "ResMLP-S12", "images/s"] == NOT_MEASURED
-    assert found["resmlp_table1", "CaiT-XS24", "params M"] == NO_MODEL
+    assert found["resmlp_table1", "NfNet-F6 SAM", "params M"] == NO_MODEL
     assert found["mixer_table2", "ViT-L/16", "GPU-hours"] == NO_RECIPE
     assert found["transformer_positions", "position 1", "i = 0"] == "0.8415"
     assert found["gmlp_table6", "gMLP L12, 44 M, 0.23 G tokens", "SQuAD 1.1"] == NOT_MEASURED

@@ -258,6 +258,7 @@ def write(file: Path, data: bytes) -> Path:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

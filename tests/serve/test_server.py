@@ -218,6 +218,7 @@ def test_too_many_connections(port: int) -> None:
     assert predict(port) == 200
 
 
+@pytest.mark.slow
 def test_full_server_takes_connections_of_others(port: int) -> None:
     """One address cannot keep others out: it loses its oldest connection that has sent no whole request."""
     held = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(6)]

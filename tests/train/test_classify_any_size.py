@@ -85,6 +85,7 @@ def test_evaluation_at_every_size_without_fine_tuning() -> None:
     assert summary["worst_accuracy"] == 0.7, "sizes below the model's own do not count"
 
 
+@pytest.mark.slow
 def test_training_at_random_sizes_helps_at_other_sizes(tmp_path: Path) -> None:
     run = small(ema_decay=None, eval_every=10_000, save_every=10_000, budget=Budget(steps=60))
     run = run.replace(model=run.model.configure(patch_size=2, drop_path=0.0))

@@ -101,6 +101,7 @@ def test_teacher_temperature_warms_up() -> None:
     assert entropies[0] < entropies[1] < entropies[2] == entropies[3]
 
 
+@pytest.mark.slow
 def test_trains_and_saves_the_teacher(tmp_path: Path) -> None:
     run = selfsupervised().replace(budget=Budget(steps=50), log_every=10, eval_every=50, save_every=50)
     result = loop.train(run, tmp_path, "cpu")
@@ -117,6 +118,7 @@ def test_trains_and_saves_the_teacher(tmp_path: Path) -> None:
     assert torch.equal(tuned.stem.proj.weight, model.stem.proj.weight) and tuned.spec.head.num_classes == 4  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_resume_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = selfsupervised()
     loop.train(run, tmp_path / "whole", "cpu")
@@ -131,6 +133,7 @@ def test_unsuitable_models_are_refused(tmp_path: Path) -> None:
     assert isinstance(selfsupervised().model.pool, MeanPool)
 
 
+@pytest.mark.slow
 def test_a_convnet_learns_and_is_probed(tmp_path: Path) -> None:
     """ResNet as student and teacher, local crops as they are; its classifier is trained by the probe alone."""
     model = ResNet(widths=(8, 16), depths=(1, 1), img_size=(8, 8), in_chans=1, num_classes=4)

@@ -48,6 +48,7 @@ def test_soft_loss_is_kl_at_a_temperature() -> None:
     assert distillation_loss(z, z, "soft", t).item() == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distillation_type", ["hard", "soft"])
 def test_student_learns_from_the_teacher_alone(distillation_type: str, teacher: str, tmp_path: Path) -> None:
     task = Distill(teacher, distillation_type=distillation_type, alpha=1.0)
@@ -85,6 +86,7 @@ def test_feature_weight_adds_the_cosine_distance(teacher: str) -> None:
     assert task.proj.weight.grad is not None  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_student_learns_the_features_of_a_network_of_another_package(tmp_path: Path) -> None:
     """The teacher is a convnet of timm in a model folder; the projection is not saved."""
     pytest.importorskip("timm")

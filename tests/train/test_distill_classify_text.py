@@ -60,6 +60,7 @@ def teacher(data: LabeledText, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_student_follows_the_teacher_with_alpha_1_and_the_labels_with_alpha_0(
     data: LabeledText, teacher: Path, tmp_path: Path
 ) -> None:

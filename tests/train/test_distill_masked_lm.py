@@ -160,6 +160,7 @@ def test_flops_include_the_teacher(texts: TextDataset, teacher: Path) -> None:
     assert task.flops == alone + 2 * measure(reading).macs + 6 * LENGTH * 16 * 24
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph(texts: TextDataset, teacher: Path) -> None:
     task = module(DistillMaskedLM(str(teacher), MASKED), texts)
     inputs = batch(texts)

@@ -50,6 +50,7 @@ def micro_batches(step: TrainStep, count: int = 1) -> list[tuple[Tensor, ...]]:
     return list(zip(*(part.chunk(count) for part in inputs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", [AdamW(lr=1e-2), Muon(lr=1e-2)], ids=lambda spec: type(spec).__name__)
 def test_a_run_resumes_with_its_scale(optim: Optim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale, and the steps since it changed, are part of the checkpoint."""

@@ -134,6 +134,7 @@ def test_naive_forecasts() -> None:
     assert (seasonal_naive(dataset)(empty, future) == 0).all()
 
 
+@pytest.mark.slow
 def test_quantiles(tmp_path: Path) -> None:
     levels = (0.1, 0.5, 0.9)
     found = train(run(task=Forecast(quantiles=levels), budget=Budget(steps=120)), tmp_path, "cpu")
@@ -150,6 +151,7 @@ def test_quantiles(tmp_path: Path) -> None:
         Forecast(quantiles=levels).configure_model(allmlp.preset("hf:patchtst").spec, Waves().load())
 
 
+@pytest.mark.slow
 def test_pretraining_then_forecasting(tmp_path: Path) -> None:
     start = train(run(task=MaskedPatches(0.5)), tmp_path / "start", "cpu")
     assert start["mse"] < 1, "hidden patches of a wave can be restored"

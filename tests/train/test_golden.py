@@ -27,11 +27,14 @@ from allmlp.data.corpus import Corpus, TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset
 from allmlp.data.parallel_corpus import ParallelCorpus, TranslationDataset
+from allmlp.data.series import SeriesDataset
+from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import Squad, SquadDataset
 from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig
 from allmlp.layers import ChannelMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.recipes import runs
 from allmlp.run import Budget
 from allmlp.spec import Spec, hints
@@ -54,6 +57,8 @@ RECIPES = {
     "DistillClassifyText": "sst2_distilled",
     "QuestionAnswering": "squad2",
     "Translation": "multi30k_transformer",
+    "Forecast": "ett_patchtsmixer/etth1_96",
+    "MaskedPatches": "ett_pretraining",
 }
 TEACHERS = {"Distill": "Classify", "DistillMaskedLM": "MaskedLM", "DistillClassifyText": "ClassifyText"}
 """The model of one golden run is the teacher of another."""
@@ -97,6 +102,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         found = [] if impossible else [{"text": answer, "answer_start": line.index(f" {answer}") + 1}]
         question = {"id": line, "question": f"{line.split()[1]}?", "answers": found, "is_impossible": impossible}
         questions.append({"paragraphs": [{"context": line, "qas": [question]}]})
+    steps = [f"2024-01-{1 + hour // 24:02} {hour % 24:02}:00,{hour % 7},{hour % 24 % 5}" for hour in range(200)]
+    (path / "series.csv").write_text("\n".join(["hour,load,heat", *steps]))
     (path / "squad.json").write_text(json.dumps({"version": "2.0", "data": questions}))
     return path
 
@@ -112,6 +119,8 @@ def small_data(kind: type[Dataset], img_size: tuple[int, int] | None, texts: Pat
         return Corpus(file, file, tokenizer=tokenizer, seq_len=12, packing=False, cache=str(texts))
     if kind is LabeledTextDataset:
         return LabeledText(file, file, tokenizer=tokenizer, seq_len=16, cache=str(texts))
+    if kind is SeriesDataset:
+        return SeriesTable(str(texts / "series.csv"), horizon=4, seq_len=24)
     if kind is SquadDataset:
         return Squad(file, file, tokenizer=tokenizer, seq_len=12, doc_stride=4, max_query_length=4, cache=str(texts))
     assert kind is TranslationDataset
@@ -127,7 +136,7 @@ def shrink(spec: Any) -> Any:
     if not isinstance(spec, Spec):
         return spec
     changes = {name: shrink(getattr(spec, name)) for name in hints(type(spec))}
-    changes |= {"width": 16, "depth": 2} if isinstance(spec, Encoder) else {}
+    changes |= {"width": 16, "depth": 2} if isinstance(spec, (Encoder, SeriesEncoder)) else {}
     changes |= {"hidden": 24} if isinstance(spec, ChannelMlp) else {}
     changes |= {name: 16 for name in ("hidden_dim", "out_dim", "bottleneck_dim") if name in changes}
     return spec.replace(**changes | ({"dropout": 0.0} if "dropout" in changes else {}))

@@ -67,6 +67,7 @@ def test_which_runs_are_recorded() -> None:
         assert not loop.can_record(run.replace(**change), gpu), change
 
 
+@pytest.mark.slow
 def test_unfreezing_records_the_step_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which weights have gradients is part of a recording. The stand-in for a GPU notes them at its first call."""
     recordings: list[set[str]] = []

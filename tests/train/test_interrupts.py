@@ -99,6 +99,7 @@ def test_a_checkpoint_is_waited_for() -> None:
     assert (status, output) == (0, "saved\n") and seconds > 1
 
 
+@pytest.mark.slow
 def test_the_step_is_lost_and_the_last_checkpoint_is_kept(tmp_path: Path) -> None:
     status, output, seconds = interrupt(RUN.format(blocked=BLOCKED, out=str(tmp_path)), signal.SIGTERM)
     assert status == 128 + signal.SIGTERM and seconds < 30

@@ -127,6 +127,7 @@ def test_resuming_is_exact(trained: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_blocks_share_one_graph(trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled with adapters: the losses of the eager run, and no more graphs than without."""
     frames = {}

@@ -181,6 +181,7 @@ def trained(data: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return out, loop.train(run(data, GMLP, steps=150, **RARELY), out, "cpu")
 
 
+@pytest.mark.slow
 def test_learns_to_count(trained: tuple[Path, dict[str, float]]) -> None:
     out, result = trained
     assert result["perplexity"] < 2.5 and result["perplexity"] == pytest.approx(math.exp(result["loss"]))
@@ -203,6 +204,7 @@ def test_causal_transformers_learn_to_count(model: ModelSpec, data: Corpus, tmp_
     assert result["perplexity"] < 2.5
 
 
+@pytest.mark.slow
 def test_predict_and_generate_from_the_command_line(
     data: Corpus, trained: tuple[Path, dict[str, float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,6 +88,7 @@ def test_one_document_is_an_ordinary_row(name: str) -> None:
     torch.testing.assert_close(packed[:, :9], alone[:, :9])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_training(

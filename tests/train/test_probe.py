@@ -49,6 +49,7 @@ def test_features_are_pooled_and_normalized() -> None:
         torch.testing.assert_close(normalized_features(model, images), F.normalize(body(images), dim=1))
 
 
+@pytest.mark.slow
 def test_only_the_head_is_trained(tmp_path: Path) -> None:
     """A trained body with a fresh head: the probe learns the classes and leaves the body unchanged."""
     body = small(task=Classify(), budget=Budget(steps=100), ema_decay=None)

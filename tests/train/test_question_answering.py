@@ -224,6 +224,7 @@ def test_null_score_diff_threshold(tmp_path: Path) -> None:
     assert set(own) == {"exact_match", "f1", "has_answer_f1", "no_answer_f1", "best_f1", "best_threshold"}
 
 
+@pytest.mark.slow
 def test_tiny_model_learns_to_find_the_answer(tmp_path: Path) -> None:
     data = toy(tmp_path)
     result = loop.train(run_of(data), tmp_path / "run", "cpu")
@@ -245,6 +246,7 @@ def test_tiny_model_learns_to_find_the_answer(tmp_path: Path) -> None:
         answer_question(model, load_tokenizer(other), "who marks", context)
 
 
+@pytest.mark.slow
 def test_tiny_model_learns_that_there_is_no_answer(tmp_path: Path) -> None:
     data = toy(tmp_path, impossible=0.4)
     result = loop.train(run_of(data, val_size=60), tmp_path / "run", "cpu")

@@ -245,6 +245,7 @@ def study_runs() -> dict[str, Run]:
     return {name: found[name] for key, name in kept.items() if key not in known}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "run"), (RUNS | study_runs()).items(), ids=[*RUNS, *study_runs()])
 def test_recipe_trains_one_step(name: str, run: Run, files: Path, tmp_path: Path) -> None:
     """With other data and teachers, and one narrow block; the task decides on the type of data and on the metrics."""
@@ -292,6 +293,7 @@ def test_unknown_recipe() -> None:
         recipe("digits_mixr")
 
 
+@pytest.mark.slow
 def test_train_eval_and_predict_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, image = tmp_path / "run", tmp_path / "digit.png"
     Image.fromarray(np.zeros((12, 12), dtype=np.uint8)).save(image)

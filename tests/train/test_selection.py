@@ -59,6 +59,7 @@ def checkpoint_state(out: Path) -> dict[str, Any]:
 # --- freezing ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optim", [AdamW(weight_decay=0.5), Sgd(lr=1.0), Lamb(), Muon(lr=1e-2)], ids=lambda o: type(o).__name__
 )
@@ -78,6 +79,7 @@ def test_only_the_head_is_trained_at_first(optim: Any, tmp_path: Path) -> None:
     assert states == {f"model.{name}" for name, _ in allmlp.create(small().model, num_classes=4).named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [5, 7, 10])
 @pytest.mark.parametrize("optim", [AdamW(lr=1e-2), Lamb()], ids=lambda o: type(o).__name__)
 def test_a_run_with_everything_resumes_exactly(

@@ -325,6 +325,7 @@ class FakeClock:
         patch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("duration", "expected"),
     [
@@ -421,6 +422,7 @@ def compiled_graphs(depth: int, region: compilation.Region, checkpointing: bool,
     return counter.frame_count
 
 
+@pytest.mark.slow
 @hides_warning
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_blocks_of_a_stack_are_compiled_once(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:

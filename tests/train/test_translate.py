@@ -211,6 +211,7 @@ def trained(toy: ParallelCorpus, tmp_path_factory: pytest.TempPathFactory) -> tu
     return out, loop.train(run(toy, resmlp_seq2seq(1, 32, 4), 300), out, "cpu")
 
 
+@pytest.mark.slow
 def test_learns_a_toy_language(trained: tuple[Path, dict[str, float]]) -> None:
     out, results = trained
     assert results["bleu"] > 50 and results["accuracy"] > 0.9, results
@@ -249,6 +250,7 @@ def test_unusual_sentences(trained: tuple[Path, dict[str, float]]) -> None:
         translate(model, tokenizer, "drei")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_transformer_trains(toy: ParallelCorpus, tmp_path: Path) -> None:
     results = loop.train(run(toy, transformer_seq2seq(1, 32, 4), 20), tmp_path / "run", "cpu")
     assert results["loss"] < 4 and 0 <= results["bleu"] <= 100

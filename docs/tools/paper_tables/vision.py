@@ -161,7 +161,7 @@ TABLES = (
         ),
         read("""
         # State of the art
-        CaiT-M48 448    |                    | 356 | 5.4    | 329.6 | 5477.8 | 86.5
+        CaiT-M48 448    | cait_m48_448       | 356 | 5.4    | 329.6 | 5477.8 | 86.5
         NfNet-F6 SAM    |                    | 438 | 16.0   | 377.3 | 5519.3 | 86.5
         # Convolutional networks
         EfficientNet-B3 | hf:efficientnet_b3 | 12  | 661.8  | 1.8   | 1174.0 | 81.1
@@ -173,7 +173,7 @@ TABLES = (
         # Transformer networks
         DeiT-S          | vit_s16            | 22  | 940.4  | 4.6   | 217.2  | 79.8
         DeiT-B          | vit_b16            | 86  | 292.3  | 17.5  | 573.7  | 81.8
-        CaiT-XS24       |                    | 27  | 447.6  | 5.4   | 245.5  | 81.8
+        CaiT-XS24       | cait_xs24          | 27  | 447.6  | 5.4   | 245.5  | 81.8
         # Feedforward networks
         ResMLP-S12      | resmlp_s12         | 15  | 1415.1 | 3.0   | 179.5  | 76.6
         ResMLP-S24      | resmlp_s24         | 30  | 715.4  | 6.0   | 235.3  | 79.4

@@ -139,7 +139,7 @@ def build_dataset(
     those of validation and test look back into the parts before. `stride` is that of evaluation.
     """
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-    scaled = np.empty(values.shape, dtype=np.float32)
+    scaled = torch.empty(values.shape).numpy()
     means, stds, errors = (np.empty((len(lengths), len(columns))) for _ in range(3))
     origins: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
     for number, (first, length, part) in enumerate(zip(offsets, lengths, parts, strict=True)):
