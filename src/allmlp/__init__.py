@@ -1,4 +1,4 @@
-"""All-MLP networks for images and language: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.
+"""All-MLP networks for images, language and time series: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.
 
 >>> import allmlp
 >>> model = allmlp.create("mixer_b16", num_classes=10)

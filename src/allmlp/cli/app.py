@@ -146,7 +146,7 @@ class Application(typer.Typer):
 
 app = Application(
     cls=Commands,
-    help="All-MLP networks for images and language: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.",
+    help="All-MLP networks for images, language and time series: MLP-Mixer, ResMLP, gMLP, aMLP and their baselines.",
     epilog=examples(
         "allmlp train photos/                      # a folder of images per class",
         "allmlp predict runs/photos new_photos/",
