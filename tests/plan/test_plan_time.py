@@ -114,6 +114,8 @@ def test_recipe_settings() -> None:
     assert mixer.samples == 14_197_122 and mixer.epochs == 300 and mixer.batch_size == 4096
     text = job("mlm_table6/gmlp_base", gpus=8)
     assert text.samples * text.epochs == 1_000_000 * 256 and forecast(text).sample_bytes == 2 * 512
+    series = forecast(job("patchtsmixer", 1e5, gpus=8, mfu=0.1))
+    assert series.sample_bytes == 4 * 512 * 7 and series.job.batch_size == 64
     assert job("mlm_table3/mixer", gpus=8).family == "Mixer" and job("mlm_table6/bert_base", gpus=8).family == "BERT"
 
 

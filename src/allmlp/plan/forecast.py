@@ -11,6 +11,7 @@ from allmlp.layers import TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.model import ModelSpec
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.optim import AdamW, Optim
 from allmlp.plan.activations import FLOAT32, Execution
 from allmlp.plan.failures import (
@@ -314,6 +315,8 @@ def checkpoint_bytes(job: Job) -> int:
 
 
 def modality(spec: ModelSpec) -> str:
+    if isinstance(spec, SeriesEncoder):
+        return "series"
     return "text" if spec.input_size is None else "image"
 
 
@@ -321,6 +324,8 @@ def sample_bytes(job: Job) -> float:
     if job.sample_bytes is not None:
         return job.sample_bytes
     model = job.model
+    if isinstance(model, SeriesEncoder):
+        return FLOAT32 * model.stem.seq_len * model.stem.in_chans
     stacks = (model.encoder, model.decoder) if isinstance(model, EncoderDecoder) else (model,)
     tokens = [s.stem.seq_len for s in stacks if isinstance(s, Encoder) and isinstance(s.stem, TokenEmbed)]
     return TOKEN_BYTES * sum(tokens) if tokens else IMAGE_BYTES

@@ -13,7 +13,7 @@ from allmlp.recipes.imagenet import TRAIN_IMAGES
 from allmlp.run import Run
 
 OPTIMIZERS: dict[str, type[Optim]] = {"adamw": AdamW, "sgd": Sgd, "adagrad": Adagrad, "lamb": Lamb, "muon": Muon}
-BATCH_SIZES = {"image": 4096, "text": 2048}
+BATCH_SIZES = {"image": 4096, "text": 2048, "series": 64}
 """The papers': MLP-Mixer and gMLP on ImageNet, gMLP's masked language models."""
 TRAIN_EXAMPLES = {"Cifar10": 50_000, "Cifar100": 50_000}
 """Of datasets of a known size."""
