@@ -144,6 +144,7 @@ def test_padding_of_efficientnet() -> None:
 # --- what every model promises ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shapes(model: ExternalModel[Any], request: pytest.FixtureRequest) -> None:
     x = inputs(model)
     output, features = model(*x), model.forward_features(*x)
@@ -238,6 +239,7 @@ def test_timm_has_its_default_size(name: str) -> None:
     assert allmlp.preset(name).spec.img_size == spec.input_size
 
 
+@pytest.mark.slow
 def test_timm_options() -> None:
     model = allmlp.create("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", drop_path=0.2, img_size=32)
     assert model.network.blocks[-1].drop_path1.drop_prob == pytest.approx(0.2)

@@ -214,6 +214,7 @@ def train(*arguments: str) -> None:
     assert not caught.value.code
 
 
+@pytest.mark.slow
 def test_from_a_folder_of_images_to_a_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos(here / "photos", {"cat": 20, "dog": 20, "emu": 20})
     train("photos", "--model", trained(here / "model"), "--epochs", "2")

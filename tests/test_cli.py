@@ -174,6 +174,7 @@ def test_show_of_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert code == 0 and "SpatialGatingUnit" in out
 
 
+@pytest.mark.slow
 def test_show_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "show", "digits_mixer", "--set", "model=mixer_nano", "--set", "optim.lr=0.5")
     assert code == 0 and recipes()["digits_mixer"].text in out and "data=Digits()" in out
@@ -299,6 +300,7 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str], command: str) -> N
     assert code == 0 and "..." not in out.partition("Options:")[2].partition("Examples:")[0]
 
 
+@pytest.mark.slow
 def test_values_have_conventional_names(capsys: pytest.CaptureFixture[str]) -> None:
     for command in COMMANDS:
         _, out, _ = run(capsys, command, "--help")

@@ -89,6 +89,7 @@ def assert_outputs(folder: Path, expected: Callable[[Tensor], Tensor], dtype: to
 # --- timm --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_timm(family: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def test_class_mlp_has_one_row_not_a_square() -> None:
     assert f"{ours / 1e6:.1f}" == "17.7" and f"{square / 1e6:.1f}" == "17.8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

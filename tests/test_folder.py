@@ -139,6 +139,7 @@ def test_damaged_folders(folder: Path, damage: object, message: str) -> None:
     assert message in refusal(folder)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=300), st.sampled_from(["config.json", "model.safetensors"]), st.integers(0, 400))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_load_or_are_refused(saved: Path, tmp_path: Path, noise: bytes, name: str, position: int) -> None:

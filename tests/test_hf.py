@@ -323,6 +323,7 @@ def test_translate(folders: dict[str, Path], saved: dict[str, Path]) -> None:
 # --- training ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "classes", "text"])
 def test_trainer(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Two steps with gradient accumulation; the checkpoint is a model folder."""

@@ -298,6 +298,7 @@ def test_settings_are_changed(kind: str, tmp_path: Path) -> None:
     assert tried(source, tmp_path / "good")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GOOD)
 def test_shapes_are_changed(kind: str, tmp_path: Path) -> None:
     """Each tensor in turn with a dimension less, empty, of the wrong dtype, renamed, or missing."""

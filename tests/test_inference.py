@@ -52,6 +52,7 @@ def assert_same_outputs(model: Model, converted: FastEncoder, x: Tensor) -> None
     torch.testing.assert_close(converted(x), model(x).detach(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [CpuFastEncoder, GpuFastEncoder])
 @pytest.mark.parametrize("name", MODELS)
 def test_same_outputs(name: str, encoder: type[FastEncoder]) -> None:

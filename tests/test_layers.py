@@ -281,6 +281,7 @@ def spread(model: nn.Module, key: str) -> float:
     return model.state_dict()[key].std().item()
 
 
+@pytest.mark.slow
 def test_initialization_of_the_sources() -> None:
     """Google's Mixer, FAIR's ResMLP, timm's gMLP, torch.nn's defaults in ConvMixer."""
     mixer = allmlp.create("mixer_s32", seed=0)

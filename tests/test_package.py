@@ -186,6 +186,7 @@ def test_every_extra_that_is_named_exists() -> None:
     assert not missing, f"pyproject.toml has no such extra: {missing}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "extra"), sorted(REQUIRED))
 def test_an_extra_installs_what_needs_it(module: str, extra: str) -> None:
     top = module.partition(".")[0]

@@ -60,6 +60,7 @@ def test_recipes_come_first(here: Path) -> None:
     assert rows["cifar10_ablations/linear"].folder == Path("here/linear") and len(rows) == 10
 
 
+@pytest.mark.slow
 def test_a_name_that_is_both_is_refused_and_can_be_written_either_way(here: Path) -> None:
     images(here / "digits_mixer")
     with pytest.raises(allmlp.UserError, match=r"also a folder here: write recipe:digits_mixer or \./digits_mixer"):

@@ -288,6 +288,7 @@ def test_any_json_is_a_spec_or_one_line(value: object) -> None:
         assert isinstance(spec, Spec)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(LEAVES), json_values, max_size=3))
 @settings(max_examples=200, deadline=None)
 def test_any_damage_to_a_configuration_builds_or_is_one_line(changes: dict[str, object]) -> None:

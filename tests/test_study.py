@@ -178,6 +178,7 @@ def test_jobs_run_side_by_side(fake: Path, tmp_path: Path, monkeypatch: pytest.M
 # --- what goes wrong ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_others(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = "if lr == 2e-3: print('a'); write('metrics.jsonl', {}); sys.exit('error: the loss became nan at step 3')"
     monkeypatch.setenv("FAKE", nan)
@@ -427,6 +428,7 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[in
     return int(caught.value.code or 0), output.out, output.err
 
 
+@pytest.mark.slow
 def test_command(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,6 +142,7 @@ def test_without_a_model_the_bundled_one(tmp_path: Path, capsys: pytest.CaptureF
     assert len(fractions) == 12 and max(fractions) > 0.9  # its gates have learned to be convolutions
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_neighbors_are_searched_in_the_test_images_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(small(), tmp_path, device="cpu")

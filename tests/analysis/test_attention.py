@@ -161,6 +161,7 @@ def test_alignment_table(tmp_path: Path) -> None:
     assert [row["source"] for row in rows[: weights.shape[1]]] == read.read
 
 
+@pytest.mark.slow
 def test_the_command_reads_texts_and_refuses_images_of_a_text_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

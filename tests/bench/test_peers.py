@@ -30,6 +30,7 @@ MEMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEMBERS)
 def test_timm_is_as_timm_builds_it(name: str) -> None:
     """Layer by layer, with every option that a layer shows, and the shape of every weight."""
@@ -120,6 +121,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_same_answers_and_gradients(name: str) -> None:
     pytest.importorskip("timm")

@@ -138,6 +138,7 @@ def test_what_is_timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.log == [f"sleep {0.004 * clock.SLEEP_CYCLES_PER_S / 1e6:g}", "event", "call", "event", "end"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails_at", [1, WARM_UP + 1, WARM_UP + 20])
 def test_what_runs_out_of_memory_leaves_and_the_others_go_on(fails_at: int) -> None:
     log: list[str] = []
@@ -158,6 +159,7 @@ def test_other_failures_say_what_happened() -> None:
     assert time_interleaved({"a": call}, FakeClock(), 1.0)["a"] == Failure("out of memory")
 
 
+@pytest.mark.slow
 def test_a_failed_capture_does_not_spoil_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch leaves the stream of the capture current, and the default generator waiting for its end."""
     log: list[object] = []

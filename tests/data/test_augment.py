@@ -85,6 +85,7 @@ def test_an_image_does_not_depend_on_the_rest_of_the_batch(transform: Transform)
         torch.testing.assert_close(alone, together[i : i + 1], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transform",
     [

@@ -139,6 +139,7 @@ def test_too_little_text(spec: Corpus, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_embedded_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [text for text, _ in zip(iter_docstrings(), range(300))]
     assert len(texts) == 300 and min(map(len, texts)) > 80

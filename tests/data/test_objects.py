@@ -287,6 +287,7 @@ def test_a_killed_run_on_texts_resumes(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(torch.equal(whole[key], killed[key]) for key in whole)
 
 
+@pytest.mark.slow
 def test_settings_are_chosen_for_objects(tmp_path: Path) -> None:
     """`train(Data.of(...), out)`, as for a file."""
     texts, images = text_folder(tmp_path / "text", "classes"), image_folder(tmp_path / "image")

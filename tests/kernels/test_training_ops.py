@@ -57,6 +57,7 @@ def test_float32_gelu_is_accurate_everywhere() -> None:
     assert error.abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_16_bit_gelu_is_accurate_everywhere() -> None:
     """To the precision of 16 bits."""
     from allmlp.kernels.activation import triton

@@ -55,6 +55,7 @@ def rename_bert(tensors: Weights) -> Weights:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize(
     ("kind", "head", "read"),

@@ -76,6 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
+@pytest.mark.slow
 def test_points_of_runs(runs: list[Path]) -> None:
     """FLOPs, parameters and examples of a run: two steps of 32 examples."""
     point = read_point(runs[1])

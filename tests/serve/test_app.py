@@ -410,6 +410,7 @@ def test_buffered_bodies_are_limited_and_released(folder: Path) -> None:
         assert client.post("/predict", content=data).status_code == 200
 
 
+@pytest.mark.slow
 def test_corrupted_images_never_fail_with_500(client: TestClient) -> None:
     draw = random.Random(0)
     good = [encode(scene(), kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")]

@@ -58,6 +58,7 @@ def run(folder: Path, file: str, model: Any = GMLP, steps: int = 80, **changes: 
     return plain.replace(**changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [GMLP, bert(2, 32, 2)], ids=["gmlp", "bert"])
 def test_learns_sentences_and_predicts(
     model: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -70,6 +71,7 @@ def test_learns_sentences_and_predicts(
     assert best["label"] == "0" and best["probability"] + other["probability"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_sentence_pairs_with_segments(folder: Path, tmp_path: Path) -> None:
     result = loop.train(
         run(folder, "pairs.tsv", bert(2, 32, 2), 100, task=ClassifyText(pool=FirstTokenPool())), tmp_path, "cpu"

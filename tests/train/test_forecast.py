@@ -64,6 +64,7 @@ def run(**changes: object) -> Run:
     return made.replace(**changes)
 
 
+@pytest.mark.slow
 def test_a_model_beats_the_naive_forecasts(tmp_path: Path) -> None:
     found = train(run(), tmp_path, "cpu")
     assert found["mse"] < 0.5 * found["last_value_mse"] and found["mse"] < found["seasonal_naive_mse"]

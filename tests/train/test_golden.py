@@ -190,6 +190,7 @@ def train(name: str, texts: Path, trained: dict[str, Path], out: Path) -> Path:
     return out / name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.usefixtures("float64")
 def test_losses_are_the_stored_ones(name: str, texts: Path, trained: dict[str, Path], tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_the_penalty_is_the_one_with_the_least_loss_on_the_validation_split() ->
     assert losses[best.l2] == min(losses.values()) and best.loss == pytest.approx(min(losses.values()), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_without_a_validation_split_a_part_of_the_training_split_chooses() -> None:
     data = replace(dataset(), validation=None)
     model, task = build(data)

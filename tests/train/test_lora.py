@@ -94,6 +94,7 @@ def test_which_maps_have_adapters() -> None:
     assert not [*linear_maps(text, "token")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", [AdamW(lr=1e-2), Muon(lr=1e-2)], ids=lambda optim: type(optim).__name__)
 def test_a_run_trains_adapters_and_head_and_saves_an_ordinary_model(
     optim: Any, trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

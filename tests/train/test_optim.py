@@ -16,6 +16,7 @@ from allmlp.schedule import CosineSchedule, InverseSqrtSchedule, LinearSchedule,
 SPECS = [AdamW(lr=1e-2), Sgd(lr=0.1), Lamb(lr=0.03), Muon(lr=1e-2), Adagrad(lr=1e-2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=repr)
 def test_every_optimizer_learns(spec: Optim) -> None:
     model = allmlp.create("resmlp_nano", seed=0, img_size=8, patch_size=4, overrides={"depth": 2})
@@ -31,6 +32,7 @@ def test_every_optimizer_learns(spec: Optim) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_what_decays() -> None:
     """Neither norms, Affine, LayerScale, biases, class token nor positions."""
     for name in ("resmlp_nano", "vit_nano", "gmlp_mlm_tiny", "bert_base_rel"):

@@ -85,12 +85,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path: Path) -> None:
     task = small().task.replace(mix=None, augment=Augment((Translate(1),)))
     run = small(task=task, budget=Budget(steps=120), ema_decay=None, log_every=20, eval_every=1000, save_every=1000)
     assert train(run, tmp_path, "cpu")["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_what_a_run_leaves(whole: Path) -> None:
     assert {"run.json", "metrics.jsonl", "config.json", "model.safetensors", "preprocessing.json"} <= set(
         os.listdir(whole)
@@ -115,6 +117,7 @@ def test_what_a_run_leaves(whole: Path) -> None:
     assert [folder.name for folder in checkpoint.complete(whole)] == ["step-000000008", "step-000000012"]
 
 
+@pytest.mark.slow
 @pytest.mark.curves
 def test_curves_are_drawn(tmp_path: Path) -> None:
     """The lines of training and evaluation are in the figure, each in its color."""
