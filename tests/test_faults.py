@@ -205,6 +205,10 @@ def test_hostile_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(grown), encoding="utf8")
     with pytest.raises(UserError, match="times as long"):
         load_tokenizer(tmp_path)
+    other = {**content, "model": {**content["model"], "unk_token": "[NONE]"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(other), encoding="utf8")
+    with pytest.raises(UserError, match=r"the tokenizer fails on this text: .*Missing"):
+        load_tokenizer(tmp_path).encode(["Ω"])
 
 
 def test_a_word_of_a_megabyte_does_not_slow_the_tokenizer_down() -> None:

@@ -89,14 +89,16 @@ def replace_surrogates(text: str) -> str:
 
 
 @contextmanager
-def one_line_panics() -> Iterator[None]:
-    """Panics of the library, in Rust, are no Exceptions: a regular expression that takes too long, for example."""
+def one_line_failures(what: str = "the tokenizer fails on this text") -> Iterator[None]:
+    """The library raises plain Exceptions, for a missing [UNK] for example, and panics of Rust, which are no Exceptions,
+    for a regular expression that takes too long.
+    """
     try:
         yield
     except BaseException as reason:
-        if type(reason).__name__ != "PanicException":
+        if type(reason) is not Exception and type(reason).__name__ != "PanicException":
             raise
-        raise UserError(f"the tokenizer fails on this text: {one_line(reason)}") from None
+        raise UserError(f"{what}: {one_line(reason)}") from None
 
 
 def growth(part: Any) -> float:
@@ -144,7 +146,7 @@ class Tokenizer:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, without [CLS] and [SEP]."""
-        with one_line_panics():
+        with one_line_failures():
             try:
                 found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             except TypeError:
@@ -155,7 +157,7 @@ class Tokenizer:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a text, and the (start, end) characters of each."""
-        with one_line_panics():
+        with one_line_failures():
             found = self.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
         return found.ids, found.offsets
 
@@ -273,10 +275,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def parse_tokenizer(text: str, name: str) -> Tokenizer:
     try:
-        with one_line_panics():
+        with one_line_failures(f"{name} is not a tokenizer"):
             found = require("tokenizers", "text").Tokenizer.from_str(text)
         normalizer = json.loads(text).get("normalizer")
-    except Exception as reason:  # tokenizers raises plain exceptions
+    except UserError:
+        raise
+    except (AttributeError, TypeError, ValueError) as reason:
         raise UserError(f"{name} is not a tokenizer: {one_line(reason)}") from None
     if (times := growth(normalizer)) > MAX_GROWTH:
         raise UserError(f"{name} may make a text {times:,.0f} times as long, more than {MAX_GROWTH}: it is not used")
