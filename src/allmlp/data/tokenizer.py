@@ -90,7 +90,7 @@ def replace_surrogates(text: str) -> str:
 
 @contextmanager
 def one_line_failures(what: str = "the tokenizer fails on this text") -> Iterator[None]:
-    """The library raises plain Exceptions, for a missing [UNK] for example, and panics of Rust, which are no Exceptions,
+    """The library raises plain Exceptions, as for a missing [UNK], and panics of Rust, which are no Exceptions, as
     for a regular expression that takes too long.
     """
     try:
