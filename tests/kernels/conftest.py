@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,7 @@ def nan_filled_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return allocate_and_fill
 
+    _device_constructors()  # cached: with the functions below in it, `with torch.device("cuda")` would allocate on the CPU
     monkeypatch.setattr(torch, "empty", fill(torch.empty))
     monkeypatch.setattr(torch, "empty_like", fill(torch.empty_like))
     monkeypatch.setattr(Tensor, "new_empty", fill(Tensor.new_empty))

@@ -150,6 +150,21 @@ def test_simulation_restores_autocast() -> None:
     assert not torch.ones(1).is_cuda and not torch.compiler.is_compiling()
 
 
+def test_simulation_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real GPU has a compute capability, simulated ones have not."""
+    spec = tiny(preset("mixer_nano").spec)
+    expected = activations(spec)
+    activations.cache_clear()
+
+    def capability(device: torch.device) -> tuple[int, int]:
+        assert device.type == "cuda"
+        return 9, 0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    assert activations(spec) == expected
+
+
 @pytest.mark.parametrize(
     ("name", "optim"),
     [

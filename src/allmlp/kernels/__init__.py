@@ -29,8 +29,8 @@ def has_gluon(device: torch.device) -> bool:
 
 def has_kernels(device: torch.device) -> bool:
     """Whether our Triton kernels run on a GPU: Triton supports compute capability 8.0 and higher."""
-    # Without CUDA, a plan simulates a GPU.
-    return HAS_TRITON and (not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0))
+    # A plan simulates a GPU with tensors that are not on one.
+    return HAS_TRITON and (device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0))
 
 
 # What torch.compiler.assume_constant_result sets; calling that would import all of torch._dynamo.
