@@ -22,7 +22,7 @@ def nan_filled_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return allocate_and_fill
 
-    _device_constructors()  # cached: with the functions below in it, `with torch.device("cuda")` would allocate on the CPU
+    _device_constructors()  # cached: with the functions below in it, `torch.device("cuda")` would not be obeyed
     monkeypatch.setattr(torch, "empty", fill(torch.empty))
     monkeypatch.setattr(torch, "empty_like", fill(torch.empty_like))
     monkeypatch.setattr(Tensor, "new_empty", fill(Tensor.new_empty))
