@@ -56,7 +56,9 @@ class Quantization(Spec):
 def round_weights(model: nn.Module) -> None:
     """Put Q in place of W: the model is an ordinary one again."""
     for module in [*quantized_maps(model)]:
-        module._parameters["weight"].copy_(module.quantization.weight(module._parameters["weight"], training=False))
+        full, quantization = module._parameters["weight"], module.quantization
+        assert full is not None and isinstance(quantization, Quantization)
+        full.copy_(quantization.weight(full, training=False))
         del module.quantization
         module.__class__ = type(module).__mro__[1]
 

@@ -1,7 +1,7 @@
 """Compile every kernel for a GPU without one, and print per configuration registers, spills, shared memory and
 asynchronous copies.
 
-Runs in its own process, since the one of pytest uses Triton's interpreter: `python tests/kernels/compile_all.py [N [80]]`.
+Runs in its own process, since the one of pytest uses Triton's interpreter: `python tests/kernels/compile_all.py N 80`.
 N limits the configurations that are compiled of each kernel; 90 (an H100, the default), 80 (an A100) or 89 (Ada) is the
 compute capability, below 90 without the kernels that need tensor descriptors.
 """
