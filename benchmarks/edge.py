@@ -1,7 +1,7 @@
 """Small models on one CPU core: ours against convnets and a ViT in ONNX Runtime, and the bundled model in 8 bits.
 
 python benchmarks/edge.py --out docs/logs/edge.json                                 minutes, most of them for exports
-python benchmarks/edge.py --data FOLDER --out docs/logs/edge.json                   with accuracies on CIFAR-10
+ALLMLP_DATA=FOLDER python benchmarks/edge.py --images 2000 --out docs/logs/edge.json          with CIFAR-10
 python benchmarks/edge.py --rows small --seconds 0.2                                a trial
 
 Models of a row have about the same multiply-adds, which are counted alike for all, and random weights: speed only. Each
@@ -129,10 +129,10 @@ def measure(row: str, batch: int, seconds: float) -> list[dict[str, Any]]:
     ]
 
 
-def bundled(data: str, images: int, seconds: float) -> dict[str, Any]:
+def bundled(images: int, seconds: float) -> dict[str, Any]:
     """The bundled gMLP: accuracy of int8 and float32 on the first test images, and speed against timm in eager mode."""
     model, preprocessing = pretrained(BUNDLED)
-    pixels, labels = (part[:images] for part in Cifar10(path=data).load().test.examples)
+    pixels, labels = (part[:images] for part in Cifar10().load().test.examples)
     inputs = Normalize(preprocessing.mean, preprocessing.std)(pixels)
     calls = {"timm eager": timm_peer(model).eval(), "fused": allmlp.fast(model), "int8": allmlp.fast(model, torch.int8)}
     found = {name: list(timing.calls) for name, timing in timed(calls, inputs[:8], seconds).items()}
@@ -148,8 +148,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds per side")
-    parser.add_argument("--data", help="folder of CIFAR-10, to evaluate the bundled model")
-    parser.add_argument("--images", type=int, default=2000, help="test images to evaluate it on")
+    parser.add_argument("--images", type=int, default=0, help="test images to evaluate the bundled model on")
     parser.add_argument("--out", type=Path, help="file for the record (JSON)")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -161,8 +160,8 @@ def main() -> None:
         "batch": options.batch_size,
         "rows": rows,
     }
-    if options.data:
-        record["bundled"] = bundled(options.data, options.images, options.seconds)
+    if options.images:
+        record["bundled"] = bundled(options.images, options.seconds)
     for side in rows:
         times = sorted(side["calls_s"])
         print(f"{side['row']:8}{side['model']:30}{side['side']:8}{1e3 * times[len(times) // 2]:8.2f} ms")

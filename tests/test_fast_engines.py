@@ -14,7 +14,7 @@ import torch
 
 import allmlp
 from allmlp import inference
-from allmlp.inference import FastModel, fast
+from allmlp.inference import FastModel, fast, measurement
 from allmlp.inference.capabilities import Capabilities, choose
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.measurement import Times, time_engines
@@ -60,6 +60,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and a CPU without compiler and ONNX Runtime: two engines are left."""
     monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Capabilities, "of", classmethod(lambda cls, device: PLAIN))
+    monkeypatch.setattr(measurement, "SECONDS", 0.01)
     return tmp_path / "cache" / "fast.json"
 
 
@@ -111,15 +112,16 @@ def test_a_cache_that_cannot_be_written(cache: Path, caplog: pytest.LogCaptureFi
     assert caplog.records[-1].message.startswith("what fast() has measured is not kept: ")
 
 
-def test_times_are_medians_of_turns() -> None:
+def test_times_are_medians_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "SECONDS", 0.1)
     order: list[str] = []
 
     def call(name: str, seconds: float) -> None:
         order.append(name)
         time.sleep(seconds)
 
-    times = time_engines({"a": lambda: call("a", 0.03), "b": lambda: call("b", 0.06)}, torch.device("cpu"))
-    assert times.fastest == "a" and 0.03 <= times["a"] < times["b"]
+    times = time_engines({"a": lambda: call("a", 0.01), "b": lambda: call("b", 0.1)}, torch.device("cpu"))
+    assert times.fastest == "a" and 0.01 <= times["a"] < times["b"]
     assert order[-1] == "b" and "ab" * 3 in "".join(name for name, last in zip(order, ["", *order]) if name != last)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from allmlp.device import default_dtype
 from allmlp.errors import UserError, one_line, suggest_keywords
-from allmlp.inference.capabilities import Capabilities, Choice, Engine, choose
+from allmlp.inference.capabilities import Capabilities, EngineChoice, Engine, choose
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.encoder import is_supported
 from allmlp.inference.gpu import FP8, GpuFastEncoder
@@ -49,7 +49,7 @@ def fast(
             raise UserError("int8 is for a CPU: move the model there, or use torch.float8_e4m3fn on a GPU")
         from allmlp.inference.onnx import OnnxModel
 
-        return OnnxModel(model, int8=True).chosen(Choice("onnx", "int8 was asked for"))
+        return OnnxModel(model, int8=True).chosen(EngineChoice("onnx", "int8 was asked for"))
     capabilities = Capabilities.of(model.device)
     if dtype == FP8:
         if capabilities.amd or capabilities.compute < (8, 9):
@@ -57,7 +57,7 @@ def fast(
         if not is_supported(model.spec):
             raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
         converted = GpuFastEncoder(model, default_dtype(model.device), fp8=True)
-        return converted.chosen(Choice("kernels", "fp8 was asked for"))
+        return converted.chosen(EngineChoice("kernels", "fp8 was asked for"))
     dtype = dtype or default_dtype(model.device)
     can_export = dtype == torch.float32 and isinstance(model.spec.stem, PatchEmbed)
     choice = choose(capabilities, is_supported(model.spec), can_export)
@@ -84,7 +84,9 @@ def build(engine: Engine, model: EncoderModel, dtype: torch.dtype) -> FastModel:
     return UnfusedModel(model, dtype, compiled=engine == "compiled")
 
 
-def measured_fastest(model: EncoderModel, dtype: torch.dtype, choice: Choice, batch_size: int, key: str) -> FastModel:
+def measured_fastest(
+    model: EncoderModel, dtype: torch.dtype, choice: EngineChoice, batch_size: int, key: str
+) -> FastModel:
     (x,) = model.dummy_inputs(batch_size)
     built: dict[Engine, FastModel] = {}
     for engine in (choice.engine, *choice.alternatives):
@@ -102,5 +104,5 @@ def measured_fastest(model: EncoderModel, dtype: torch.dtype, choice: Choice, ba
     return built[fastest].chosen(measured(fastest, times, batch_size))
 
 
-def measured(engine: Engine, times: Times, batch_size: int) -> Choice:
-    return Choice(engine, f"the fastest here on batches of {batch_size}: {times}")
+def measured(engine: Engine, times: Times, batch_size: int) -> EngineChoice:
+    return EngineChoice(engine, f"the fastest here on batches of {batch_size}: {times}")

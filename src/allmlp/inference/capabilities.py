@@ -69,14 +69,14 @@ RULES = (
 """The first that applies."""
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     engine: Engine
     reason: str
     alternatives: tuple[Engine, ...] = ()
     """What else can run the model here."""
 
 
-def choose(capabilities: Capabilities, can_fuse: bool, can_export: bool) -> Choice:
+def choose(capabilities: Capabilities, can_fuse: bool, can_export: bool) -> EngineChoice:
     """`can_fuse`: whether the blocks of the model can be fused; `can_export`: whether ONNX Runtime runs such models."""
     rule = next(rule for rule in RULES if rule.applies(capabilities))
     is_possible = {
@@ -88,4 +88,4 @@ def choose(capabilities: Capabilities, can_fuse: bool, can_export: bool) -> Choi
     }
     first, *others = (engine for engine in rule.engines if is_possible[engine])
     reason = rule.reason if first == rule.engines[0] else "blocks of this kind are not fused"
-    return Choice(first, reason, tuple(others))
+    return EngineChoice(first, reason, tuple(others))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
-from allmlp.inference.capabilities import Choice
+from allmlp.inference.capabilities import EngineChoice
 from allmlp.inference.graphs import CudaGraphs
 from allmlp.kernels.launch import device_guard
 from allmlp.models.encoder import EncoderModel
@@ -41,9 +41,9 @@ class FastModel(nn.Module):
         super().__init__()
         self.dtype, self.device_type = dtype, device.type
         self.graphs = CudaGraphs()
-        self.choice = Choice("eager", "")
+        self.choice = EngineChoice("eager", "")
 
-    def chosen(self, choice: Choice) -> Self:
+    def chosen(self, choice: EngineChoice) -> Self:
         self.choice = choice
         return self
 
