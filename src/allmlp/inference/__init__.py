@@ -8,7 +8,7 @@ import torch
 
 from allmlp.device import default_dtype
 from allmlp.errors import UserError, one_line, suggest_keywords
-from allmlp.inference.capabilities import Capabilities, EngineChoice, Engine, choose
+from allmlp.inference.capabilities import Capabilities, Engine, EngineChoice, choose
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.encoder import is_supported
 from allmlp.inference.gpu import FP8, GpuFastEncoder
