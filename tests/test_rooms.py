@@ -238,6 +238,7 @@ BELOW = {
     "recipes": {
         "head_init",
         "lora",
+        "quantization",
         "plugins",
         "declared",
         "errors",
