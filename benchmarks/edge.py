@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import allmlp
 from allmlp.bench.clock import ThreadClock
 from allmlp.bench.peers import timm_peer
-from allmlp.bench.timing import Timing, time_interleaved
+from allmlp.bench.timing import Failure, Timing, time_interleaved
 from allmlp.data.cifar import Cifar10
 from allmlp.errors import UserError, require
 from allmlp.export.graphs import graphs
@@ -42,15 +42,11 @@ from allmlp.tasks.task import Normalize
 from allmlp.weights.bundled import BUNDLED
 from allmlp.weights.pretrained import pretrained
 
+COARSE = {"stem.patch_size": "32", "width": "128", "depth": "6", "block.channel.hidden": "512"}
+NARROW = {"width": "184", "depth": "6", "block.channel.hidden": "736"}
 ROWS: dict[str, list[tuple[str, dict[str, str]]]] = {
-    "small": [
-        ("resmlp_s12", {"stem.patch_size": "32", "width": "128", "depth": "6", "block.channel.hidden": "512"}),
-        ("timm:mobilenetv3_small_100", {}),
-    ],
-    "middle": [
-        ("resmlp_s12", {"width": "184", "depth": "6", "block.channel.hidden": "736"}),
-        ("timm:efficientnet_lite0", {}),
-    ],
+    "small": [("resmlp_s12", COARSE), ("timm:mobilenetv3_small_100", {})],
+    "middle": [("resmlp_s12", NARROW), ("timm:efficientnet_lite0", {})],
     "large": [("gmlp_ti16", {}), ("timm:vit_tiny_patch16_224", {})],
 }
 Forward = Callable[[Tensor], Tensor]
@@ -109,9 +105,8 @@ def timed(calls: dict[str, Forward], x: Tensor, seconds: float) -> dict[str, Tim
             return forward(x)
 
     found = time_interleaved({name: lambda one=one: call(one) for name, one in calls.items()}, ThreadClock(), seconds)
-    for name, timing in found.items():
-        if not isinstance(timing, Timing):
-            raise UserError(f"{name} failed: {timing.note}")
+    if failed := [f"{name} failed: {one.note}" for name, one in found.items() if isinstance(one, Failure)]:
+        raise UserError(failed[0])
     return found  # type: ignore[return-value]
 
 
@@ -120,13 +115,13 @@ def measure(row: str, batch: int, seconds: float) -> list[dict[str, Any]]:
     calls = {(name, side): forward for name, model in models.items() for side, forward in sides(name, model).items()}
     (x,) = next(iter(models.values())).dummy_inputs(batch)
     times = timed({f"{name} {side}": forward for (name, side), forward in calls.items()}, x, seconds)
-    about = {
-        name: {"macs": macs(model, x), "parameters": model.describe().parameters} for name, model in models.items()
-    }
-    return [
-        {"row": row, "model": name, "side": side, **about[name], "calls_s": list(times[f"{name} {side}"].calls)}
-        for name, side in calls
-    ]
+    rows = []
+    for name, side in calls:
+        found, one = times[f"{name} {side}"], models[name]
+        about = {"row": row, "model": name, "side": side, "macs": macs(one, x), "parameters": one.describe().parameters}
+        rows.append(about | {"calls_s": list(found.calls)})
+        print(f"{row:8}{name:30}{side:12}{1e3 * found.call.median:8.2f} ms", flush=True)
+    return rows
 
 
 def bundled(images: int, seconds: float) -> dict[str, Any]:
@@ -136,10 +131,9 @@ def bundled(images: int, seconds: float) -> dict[str, Any]:
     inputs = Normalize(preprocessing.mean, preprocessing.std)(pixels)
     calls = {"timm eager": timm_peer(model).eval(), "fused": allmlp.fast(model), "int8": allmlp.fast(model, torch.int8)}
     found = {name: list(timing.calls) for name, timing in timed(calls, inputs[:8], seconds).items()}
-    right = {}
-    for name in ("fused", "int8"):
-        guesses = torch.cat([calls[name](batch).argmax(1) for batch in inputs.split(50)])
-        right[name] = int((guesses == labels).sum())
+    guesses = {name: torch.cat([calls[name](one).argmax(1) for one in inputs.split(50)]) for name in ("fused", "int8")}
+    right = {name: int((guess == labels).sum()) for name, guess in guesses.items()}
+    print(f"of {images} images correct: {right}")
     return {"images": images, "right": right, "batch": 8, "calls_s": found}
 
 
@@ -155,17 +149,9 @@ def main() -> None:
     define_missing_operators()
     names = options.rows.split(",") if options.rows else []
     rows = [side for name in names for side in measure(name, options.batch_size, options.seconds)]
-    record: dict[str, Any] = {
-        "environment": environment(torch.device("cpu")),
-        "batch": options.batch_size,
-        "rows": rows,
-    }
+    record = {"environment": environment(torch.device("cpu")), "batch": options.batch_size, "rows": rows}
     if options.images:
         record["bundled"] = bundled(options.images, options.seconds)
-    for side in rows:
-        times = sorted(side["calls_s"])
-        print(f"{side['row']:8}{side['model']:30}{side['side']:8}{1e3 * times[len(times) // 2]:8.2f} ms")
-    print(json.dumps(record.get("bundled", {}).get("right", {})))
     if options.out:
         text = json.dumps(record, indent=1) + "\n"
         write_atomically(options.out, lambda file: file.write_text(text, encoding="utf8"))
