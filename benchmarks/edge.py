@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import allmlp
@@ -94,7 +95,7 @@ def sides(name: str, model: Model) -> dict[str, Forward]:
 
 
 def macs(model: nn.Module, x: Tensor) -> int:
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(x)
     return counter.get_total_flops() // 2 // len(x)
 
@@ -118,7 +119,8 @@ def measure(row: str, batch: int, seconds: float) -> list[dict[str, Any]]:
     rows = []
     for name, side in calls:
         found, one = times[f"{name} {side}"], models[name]
-        about = {"row": row, "model": name, "side": side, "macs": macs(one, x), "parameters": one.describe().parameters}
+        about = {"row": row, "model": name, "overrides": dict(ROWS[row])[name], "side": side}
+        about |= {"macs": macs(one, x), "parameters": one.describe().parameters}
         rows.append(about | {"calls_s": list(found.calls)})
         print(f"{row:8}{name:30}{side:12}{1e3 * found.call.median:8.2f} ms", flush=True)
     return rows

@@ -204,5 +204,5 @@ def test_edge_records_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     records.document.cache_clear()
     lines = speed.edge().splitlines()
     records.document.cache_clear()
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| resmlp_nano", "| vit_nano"]
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| resmlp_nano, depth 1", "| vit_nano, depth 1"]
     assert f"| {rows[0]['macs'] / 1e6:,.0f} M | 0.1 M |" in lines[2]

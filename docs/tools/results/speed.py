@@ -178,8 +178,10 @@ def edge() -> str:
                 f"{1e3 * median(sides[side]['calls_s']):.1f}" if side in sides else NOTHING
                 for side in ("eager", "fused", "onnx", "int8", "static int8")
             ]
+            changes = ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in one["overrides"].items())
             about = f"{one['macs'] / 1e6:,.0f} M", f"{one['parameters'] / 1e6:.1f} M"
-            rows.append((model, *about, *times, ratio(ours, peer) if one["model"] == ours["model"] else ""))
+            named = f"{model}, {changes}" if changes else model
+            rows.append((named, *about, *times, ratio(ours, peer) if one["model"] == ours["model"] else ""))
     header = ("model, ms", "multiply-adds", "parameters", "eager", "fused", "ONNX Runtime", "int8", "static int8")
     return table((*header, "ours, times the other, fastest sides"), rows) if rows else NOT_MEASURED
 
