@@ -143,6 +143,8 @@ def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
     expected = trained(x).detach()
     plain = inference.build("onnx", trained, torch.float32)
     torch.testing.assert_close(plain(x.double()), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(plain(x.clone().requires_grad_()), plain(x))
+    assert plain(x[:0]).shape == expected[:0].shape
     small = fast(trained, torch.int8)
     assert small.report() == "onnx on cpu in float32: int8 was asked for"
     error = float((small(x) - expected).norm() / expected.norm())
