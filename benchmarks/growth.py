@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from allmlp.analysis.figures import COLORS, save, styled
-from allmlp.bench.clock import Call, CpuClock, CudaClock
+from allmlp.bench.clock import CudaClock, ThreadClock
 from allmlp.bench.machine import Memory
 from allmlp.bench.scaling import exponent
 from allmlp.bench.timing import Timing, time_interleaved
@@ -63,16 +62,6 @@ LAYERS = {
     "spatial gate, Toeplitz": Layer(SpatialGatingUnit("split", Toeplitz()), "n^2 d"),
     "token MLP": Layer(TokenMlp(HIDDEN), "n d_s d"),
 }
-
-
-class ThreadClock(CpuClock):
-    """Time of this thread on its core, in which other processes do not count."""
-
-    def row(self, call: Call, count: int) -> float:
-        start = time.thread_time()
-        for _ in range(count):
-            call()
-        return (time.thread_time() - start) / count
 
 
 class TensorMemory(TorchDispatchMode):

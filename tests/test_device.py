@@ -127,6 +127,7 @@ def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EncoderModel, "device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
 
 
 def test_fast_on_an_old_gpu_compiles(old_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +135,7 @@ def test_fast_on_an_old_gpu_compiles(old_gpu: None, caplog: pytest.LogCaptureFix
     converted = allmlp.fast(tiny_model("mixer_s32"))
     assert isinstance(converted, UnfusedModel) and converted.dtype == torch.float16
     assert [one.message for one in caplog.records] == [
-        "the kernels of fast() need a GPU of compute capability 8.0: the model is compiled instead"
+        "fast() uses compiled: the kernels need a GPU of compute capability 8.0"
     ]
     assert not has_kernels(torch.device("cuda"))
 
@@ -143,7 +144,9 @@ def test_fast_on_other_accelerators(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     monkeypatch.setattr(EncoderModel, "device", torch.device("mps"))
     converted = allmlp.fast(tiny_model("mixer_s32"))
     assert isinstance(converted, UnfusedModel) and converted.dtype == torch.float32
-    assert [one.message for one in caplog.records] == ["fast() has no kernels for mps: the model runs as it is"]
+    assert [one.message for one in caplog.records] == [
+        "fast() uses eager: there are no kernels for this kind of device"
+    ]
 
 
 def test_which_gpus_have_kernels_is_a_constant_of_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from allmlp.models.model import ModelSpec
 from allmlp.optim import AdamW, Optim
 from allmlp.parallel import Sharding
 from allmlp.plugins import plugins
+from allmlp.quantization import Quantization
 from allmlp.schedule import CosineSchedule, Schedule
 from allmlp.spec import Count, NonNegative, Range, Rate, Seed, Spec, discover
 from allmlp.tasks.task import Task
@@ -91,6 +92,8 @@ class Run(Spec):
     """Initialization of the classifier on the features of the model as it starts."""
     lora: Lora | None = None
     """Train low-rank adapters and the head in place of all weights; the saved model is an ordinary one."""
+    quantize: Quantization | None = None
+    """Round weights to few bits in training (noise > 0), in evaluation and in the saved model."""
     freeze_fraction: Rate = 0.0
     """First part of the run, in which everything but the head is frozen and in evaluation mode."""
     keep_best: bool = False
@@ -105,6 +108,8 @@ class Run(Spec):
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
         if self.lora and self.sharding == "fsdp":
             raise UserError("lora is not for sharding=fsdp: use sharding=ddp")
+        if self.quantize and (self.lora or self.sharding == "fsdp"):
+            raise UserError("quantize is neither for lora nor for sharding=fsdp: use sharding=ddp without lora")
 
 
 plugins()  # last, because their recipes import Run

@@ -41,6 +41,7 @@ from allmlp.models.zoo import create
 from allmlp.optim import set_lr
 from allmlp.pace import Pace
 from allmlp.plan.fits import check_training
+from allmlp.quantization import round_weights
 from allmlp.record import add_to_record, check_folder, claim, describe_data, read_run
 from allmlp.run import Run
 from allmlp.spec import to_dict
@@ -135,6 +136,8 @@ def training_loop(
     if run.head_init and found is None:
         with announced("fitting the head", world.is_main):
             run.head_init.initialize(model, task, dataset, run.seed)
+    if run.quantize:
+        run.quantize.apply(model)
     dtype, records = compute_dtype(run, world.device), can_record(run, world)
     if run.compile:
         # Dynamo stops compiling a function after eight variants, and all runs of a process share their functions.
@@ -256,6 +259,7 @@ def training_loop(
                 results = best.results
             check_weights_finite(averaged, world, path)
             merge(averaged)
+            round_weights(averaged)
             save_model(path, averaged, dataset, world)
             results = (results or evaluate(task, averaged, evaluated, world, run, metrics)) | floors
             result: dict[str, Any] = {split: results}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from allmlp.bench.timing import Timing
+from results import records, speed
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
 
@@ -174,3 +175,34 @@ def test_growth_counts_operations_and_memory(
     assert stored["memory_bytes"] > 1.8 and fused["memory_bytes"] < 1.1 and fused["seconds"] == 0
     assert (slopes["recurrence (LSTM)"]["macs"], slopes["recurrence (LSTM)"]["parameters"]) == (1.0, 0.0)
     assert script.figure(record).axes
+
+
+# --- edge.py -------------------------------------------------------------------------------------------------
+
+
+def test_edge_records_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record, without ONNX files, and the table that is made of it."""
+    script = load("edge")
+    calls: list[str] = []
+
+    def onnx(model: Any, kinds: tuple[str, ...]) -> dict[str, Any]:
+        calls.extend(kinds)
+        return dict.fromkeys(kinds, model)
+
+    monkeypatch.setattr(script, "onnx", onnx)
+    monkeypatch.setattr(script, "ROWS", {"tiny": [("resmlp_nano", {"depth": "1"}), ("vit_nano", {"depth": "1"})]})
+    options = f"--rows tiny --seconds 0.01 --out {tmp_path / 'edge.json'}"
+    monkeypatch.setattr(sys, "argv", ["edge.py", *options.split()])
+    script.main()
+    rows = json.loads((tmp_path / "edge.json").read_text())["rows"]
+    assert [(row["model"], row["side"]) for row in rows] == [
+        (model, side) for model in ("resmlp_nano", "vit_nano") for side in ("eager", "onnx", "int8", "fused")
+    ]
+    assert calls == ["onnx", "int8"] * 2 and len({len(row["calls_s"]) for row in rows}) == 1
+    assert rows[0]["macs"] == 64 * (64 * 96 + 8 * 96**2) + 64 * 48 * 96 + 96 * 10
+    monkeypatch.setattr(records, "LOGS", tmp_path)
+    records.document.cache_clear()
+    lines = speed.edge().splitlines()
+    records.document.cache_clear()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| resmlp_nano, depth 1", "| vit_nano, depth 1"]
+    assert f"| {rows[0]['macs'] / 1e6:,.0f} M | 0.1 M |" in lines[2]

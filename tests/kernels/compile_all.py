@@ -1,7 +1,9 @@
-"""Compile every kernel for an H100 without one, and print registers, spills and shared memory per configuration.
+"""Compile every kernel for a GPU without one, and print per configuration registers, spills, shared memory and
+asynchronous copies.
 
-Runs in its own process, since the one of pytest uses Triton's interpreter: `python tests/kernels/compile_all.py [N]`,
-where N limits the configurations that are compiled of each kernel.
+Runs in its own process, since the one of pytest uses Triton's interpreter: `python tests/kernels/compile_all.py N 80`.
+N limits the configurations that are compiled of each kernel; 90 (an H100, the default), 80 (an A100) or 89 (Ada) is the
+compute capability, below 90 without the kernels that need tensor descriptors.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-TARGET = GPUTarget("cuda", 90, 32)
+from allmlp.kernels.token_mix import triton as token_mix
+
+CAPABILITY = int(sys.argv[2]) if len(sys.argv) > 2 else 90
+TARGET = GPUTarget("cuda", CAPABILITY, 32)
 
 
 class NoDevice:
@@ -45,6 +50,7 @@ launch = JITFunction.run
 
 def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
     kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
+    assert kernel.metadata.enable_fp_fusion, f"{self.__name__} depends on Triton's default"
     compiled.append((self.fn.__module__.removeprefix("allmlp.kernels.") + "." + self.__name__, "", kernel))
 
 
@@ -68,18 +74,23 @@ def resources(kernel: Any) -> tuple[int, int]:
 
 
 def main() -> Iterator[str]:
+    knobs.language.default_fp_fusion = False
     driver.set_active(NoDevice())
     JITFunction.run, Autotuner.run = compile_only, compile_configs  # type: ignore[method-assign]
-    list(Calls("cpu", torch.bfloat16, batch=4).all())
+    if CAPABILITY < 90:
+        token_mix.has_tma = lambda device: False
+    hopper = CAPABILITY == 90
+    list(Calls("cpu", torch.bfloat16, batch=4, hopper=hopper).all())
     count, known = len(compiled), {id(kernel) for *_, kernel in compiled}
     for batch in (1, 5):
-        list(Calls("cpu", torch.bfloat16, batch).all())
+        list(Calls("cpu", torch.bfloat16, batch, hopper=hopper).all())
     again = {name for name, _, kernel in compiled[count:] if id(kernel) not in known}
     assert not again, f"compiled anew for another batch size: {', '.join(sorted(again))}"
     del compiled[count:]
     for name, config, kernel in compiled:
         registers, spilled = resources(kernel)
         usage = f"{registers:>4} registers {spilled:>5} bytes spilled {kernel.metadata.shared:>7} shared"
+        usage += f" {len(re.findall('cp.async.c[ag]', kernel.asm['ptx'])):>4} copies"
         yield f"{name:<42} {usage}  {config}"
 
 

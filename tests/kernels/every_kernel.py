@@ -27,12 +27,21 @@ def defined_kernels(*stems: str) -> set[str]:
 
 
 class Calls:
-    """The calls for a device and a dtype. Gluon and fp8 are left out where the interpreter stands in for a GPU."""
+    """The calls for a device and a dtype. Gluon and fp8 are left out where the interpreter stands in for a GPU; without
+    `hopper`, the linear map too, which is cuBLAS' there.
+    """
 
     def __init__(
-        self, device: str, dtype: torch.dtype, batch: int, hopper_batch: int | None = None, interpreted: bool = False
+        self,
+        device: str,
+        dtype: torch.dtype,
+        batch: int,
+        hopper_batch: int | None = None,
+        interpreted: bool = False,
+        hopper: bool = True,
     ) -> None:
         self.device, self.dtype, self.batch, self.interpreted = device, dtype, batch, interpreted
+        self.hopper = hopper
         self.hopper_batch = hopper_batch or batch
 
     def randn(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -55,7 +64,7 @@ class Calls:
         layer_norm.layer_norm_stats(x, 1e-6, weight)
         layer_norm.layer_norm(x, weight, weight, 1e-6, weight)
         layer_norm.layer_norm_transposed(x, weight, weight, 1e-6, weight, 200)
-        if not self.interpreted:
+        if not self.interpreted and self.hopper:
             layer_norm.layer_norm(x, weight, None, 1e-6, weight, torch.float8_e4m3fn)
 
     def gated_mlp(self) -> None:
@@ -74,7 +83,7 @@ class Calls:
         from allmlp.kernels.token_mix.reference import PackedMatrix, TokenMixEpilogue
 
         modules = [(mix, self.batch)]
-        if not self.interpreted:
+        if not self.interpreted and self.hopper:
             from allmlp.kernels.token_mix import hopper
 
             modules.append((hopper, self.hopper_batch))
@@ -106,7 +115,8 @@ class Calls:
             linear.linear(x, weight, LinearEpilogue(vector, residual=z))
 
     def all(self) -> Iterator[str]:
-        for call in (self.activation, self.layer_norm, self.gated_mlp, self.token_mix, self.linear):
+        calls = (self.activation, self.layer_norm, self.gated_mlp, self.token_mix, self.linear)
+        for call in calls if self.hopper else calls[:-1]:
             call()
             yield call.__name__
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from allmlp.kernels import has_gluon
+from allmlp.kernels import has_gluon, has_tma
 from allmlp.kernels.layer_norm.reference import layer_norm_stats
 from allmlp.kernels.token_mix import reference
 from allmlp.kernels.token_mix.reference import TokenMixEpilogue
@@ -77,12 +77,13 @@ def test_token_mix(norm: str, combine: Any, layer_scale: bool, act: Any, channel
     ("capability", "cuda", "version", "expected"),
     [
         ((9, 0), "13.0", "3.6.0", True),
+        ((9, 0), "13.0", "3.7.1", True),
         ((8, 0), "13.0", "3.6.0", False),
         ((10, 0), "13.0", "3.6.0", False),
         ((9, 0), "13.0", "3.9.0", False),
         ((9, 4), None, "3.6.0", False),
     ],
-    ids=["Hopper", "Ampere", "Blackwell", "another Triton", "AMD"],
+    ids=["Hopper", "newer Triton", "Ampere", "Blackwell", "another Triton", "AMD"],
 )
 def test_has_gluon(
     capability: tuple[int, int], cuda: str | None, version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +92,14 @@ def test_has_gluon(
     monkeypatch.setattr("torch.version.cuda", cuda)
     monkeypatch.setattr("triton.__version__", version)
     assert has_gluon(torch.device("cuda")) is expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)]
+)
+def test_has_tma(capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    assert has_tma(torch.device("cuda")) is expected and has_tma(torch.device("cpu"))
 
 
 @pytest.mark.gpu

@@ -9,9 +9,10 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 from results.markdown import NOTHING, percent, table
-from results.records import BENCHMARKS, LOGS, Record
+from results.records import BENCHMARKS, LOGS, Record, document
 
 PEERS = ("timm", "hf")
+NOT_MEASURED = "Not measured yet (`python benchmarks/edge.py`)."
 EIGHT_BITS = "ours fp8"
 
 
@@ -165,7 +166,46 @@ def cpu() -> str:
     return table((what, "timm eager", "ours eager", "ours fast", "ours in ONNX Runtime"), rows)
 
 
+def edge() -> str:
+    """Small models at about equal multiply-adds on one core: every side in milliseconds, and the fastest of each."""
+    found = document("edge").get("rows", [])
+    rows = []
+    for name in dict.fromkeys(row["row"] for row in found):
+        models: dict[str, dict[str, Record]] = {}
+        for row in found:
+            if row["row"] == name:
+                models.setdefault(row["model"], {})[row["side"]] = row
+        ours, peer = (min(sides.values(), key=lambda row: median(row["calls_s"])) for sides in models.values())
+        for model, sides in models.items():
+            one = next(iter(sides.values()))
+            times = [
+                f"{1e3 * median(sides[side]['calls_s']):.1f}" if side in sides else NOTHING
+                for side in ("eager", "fused", "onnx", "int8", "static int8")
+            ]
+            changes = ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in one["overrides"].items())
+            about = f"{one['macs'] / 1e6:,.0f} M", f"{one['parameters'] / 1e6:.1f} M"
+            named = f"{model}, {changes}" if changes else model
+            rows.append((named, *about, *times, ratio(ours, peer) if one["model"] == ours["model"] else ""))
+    header = ("model, ms", "multiply-adds", "parameters", "eager", "fused", "ONNX Runtime", "int8", "static int8")
+    return table((*header, "ours, times the other, fastest sides"), rows) if rows else NOT_MEASURED
+
+
+def edge_int8() -> str:
+    """The bundled model on one core: speed against timm in eager mode, and accuracy."""
+    found = document("edge").get("bundled")
+    if not found:
+        return NOT_MEASURED
+    eager, rows = {"calls_s": found["calls_s"]["timm eager"]}, []
+    for side, times in found["calls_s"].items():
+        right = found["right"].get(side)
+        correct = NOTHING if right is None else f"{right:,} of {found['images']:,}"
+        rows.append((side, f"{1e3 * median(times):.0f}", ratio({"calls_s": times}, eager), correct))
+    return table((f"batch {found['batch']}", "ms", "times timm eager", "test images classified correctly"), rows)
+
+
 BLOCKS = {
+    "edge": edge,
+    "edge-int8": edge_int8,
     "bench-inference": inference,
     "bench-vit": against_vit,
     "bench-training": training,

@@ -7,12 +7,14 @@ import logging
 import torch
 
 from allmlp.device import default_dtype
-from allmlp.errors import UserError, suggest_keywords
+from allmlp.errors import UserError, one_line, suggest_keywords
+from allmlp.inference.capabilities import Capabilities, Engine, EngineChoice, choose
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.encoder import is_supported
 from allmlp.inference.gpu import FP8, GpuFastEncoder
+from allmlp.inference.measurement import Times, keep, measured_key, read_kept, time_engines
 from allmlp.inference.model import FastModel, UnfusedModel
-from allmlp.kernels import has_kernels
+from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 
@@ -20,36 +22,87 @@ log = logging.getLogger(__name__)
 
 
 @suggest_keywords
-def fast(model: Model, dtype: torch.dtype | None = None) -> FastModel:
+def fast(
+    model: Model, dtype: torch.dtype | None = None, *, measure: bool = False, batch_size: int | None = None
+) -> FastModel:
     """Return a module for inference with the outputs of `model`, by default in bfloat16 on a CUDA GPU, else in float32.
 
         fast = allmlp.fast(model.eval().cuda())
         logits = fast(images)
+        print(fast.report())        # what runs it, and why
 
     The weights are those of this moment, copied: convert again after changing the model's, or to change device or
-    dtype. The blocks of Mixer, ResMLP and gMLP are fused; other models keep theirs and are compiled on a GPU. With
-    torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it: faster still, but no longer
-    within twice bfloat16's error.
+    dtype. What runs the model is chosen by device and model, see `allmlp.inference.capabilities`: kernels of this
+    library, fused products, torch.compile, ONNX Runtime or plain PyTorch.
 
-    A GPU below compute capability 8.0 has no bfloat16, and our kernels do not run on it: there models are compiled, in
-    float16. On other accelerators, such as mps, they are unchanged.
+    With `measure` all that can run it here are built and timed on batches of `batch_size` (default: 1 on a CPU, else
+    64), which takes up to a minute, and the fastest is returned. The answer is kept on disk for later calls, with and
+    without `measure`.
+
+    With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it, and with torch.int8 an
+    image model on a CPU runs in ONNX Runtime with weights and activations of 8 bits: faster still, but less exact.
     """
     if not isinstance(model, EncoderModel):
         raise UserError(f"fast() takes an encoder of this library, not a {type(model).__name__}")
-    on_gpu = model.device.type == "cuda"
-    if fp8 := dtype == FP8:
-        if not on_gpu or torch.cuda.get_device_capability(model.device) < (8, 9):
+    if dtype == torch.int8:
+        if model.device.type != "cpu":
+            raise UserError("int8 is for a CPU: move the model there, or use torch.float8_e4m3fn on a GPU")
+        from allmlp.inference.onnx import OnnxModel
+
+        return OnnxModel(model, int8=True).chosen(EngineChoice("onnx", "int8 was asked for"))
+    capabilities = Capabilities.of(model.device)
+    if dtype == FP8:
+        if capabilities.amd or capabilities.compute < (8, 9):
             raise UserError("fp8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell)")
         if not is_supported(model.spec):
             raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
-    if dtype is None or fp8:
-        dtype = default_dtype(model.device)
-    if not is_supported(model.spec):
-        return UnfusedModel(model, dtype)
-    if on_gpu and not has_kernels(model.device):
-        log.warning("the kernels of fast() need a GPU of compute capability 8.0: the model is compiled instead")
-        return UnfusedModel(model, dtype)
-    if model.device.type not in ("cpu", "cuda"):
-        log.warning("fast() has no kernels for %s: the model runs as it is", model.device.type)
-        return UnfusedModel(model, dtype)
-    return GpuFastEncoder(model, dtype, fp8) if on_gpu else CpuFastEncoder(model, dtype)
+        converted = GpuFastEncoder(model, default_dtype(model.device), fp8=True)
+        return converted.chosen(EngineChoice("kernels", "fp8 was asked for"))
+    dtype = dtype or default_dtype(model.device)
+    can_export = dtype == torch.float32 and isinstance(model.spec.stem, PatchEmbed)
+    choice = choose(capabilities, is_supported(model.spec), can_export)
+    batch_size = batch_size or (1 if capabilities.device == "cpu" else 64)
+    key = measured_key(model, dtype, batch_size)
+    if times := read_kept(key):
+        fastest = next((engine for engine in (choice.engine, *choice.alternatives) if engine == times.fastest), None)
+        if fastest is not None:
+            return build(fastest, model, dtype).chosen(measured(fastest, times, batch_size))
+    if measure and choice.alternatives:
+        return measured_fastest(model, dtype, choice, batch_size, key)
+    if choice.engine != "kernels" and capabilities.device != "cpu" and is_supported(model.spec):
+        log.warning("fast() uses %s: %s", choice.engine, choice.reason)
+    return build(choice.engine, model, dtype).chosen(choice)
+
+
+def build(engine: Engine, model: EncoderModel, dtype: torch.dtype) -> FastModel:
+    if engine == "onnx":
+        from allmlp.inference.onnx import OnnxModel  # with what writes ONNX files
+
+        return OnnxModel(model)
+    if engine in ("kernels", "fused"):
+        return (GpuFastEncoder if engine == "kernels" else CpuFastEncoder)(model, dtype)
+    return UnfusedModel(model, dtype, compiled=engine == "compiled")
+
+
+def measured_fastest(
+    model: EncoderModel, dtype: torch.dtype, choice: EngineChoice, batch_size: int, key: str
+) -> FastModel:
+    (x,) = model.dummy_inputs(batch_size)
+    built: dict[Engine, FastModel] = {}
+    for engine in (choice.engine, *choice.alternatives):
+        try:
+            built[engine] = build(engine, model, dtype)
+            built[engine](x)
+        except Exception as reason:  # of compilers and exporters; the others remain
+            if engine == choice.engine:
+                raise
+            built.pop(engine, None)
+            log.warning("fast() leaves %s out: %s", engine, one_line(reason))
+    times = time_engines({engine: lambda one=one: one(x) for engine, one in built.items()}, model.device)
+    keep(key, times)
+    fastest = min(built, key=lambda engine: times[engine])
+    return built[fastest].chosen(measured(fastest, times, batch_size))
+
+
+def measured(engine: Engine, times: Times, batch_size: int) -> EngineChoice:
+    return EngineChoice(engine, f"the fastest here on batches of {batch_size}: {times}")

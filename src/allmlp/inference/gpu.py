@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from allmlp.errors import UserError
 from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule
-from allmlp.kernels import has_gluon
+from allmlp.kernels import has_gluon, has_tma
 from allmlp.kernels.activation.reference import ActivationName, activate
 from allmlp.kernels.launch import num_sms
 from allmlp.kernels.layer_norm import reference as reference_norm
@@ -306,7 +306,8 @@ class GpuLinearAct(GpuModule):
         self.act = conversion.act("channel")
         # Our linear kernel uses tensor cores, which would round float32 inputs, and TMA, which needs aligned rows.
         is_aligned = weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
-        self.has_kernel = (conversion.dtype.itemsize <= 2 and is_aligned) or not weight.is_cuda
+        can_load = is_aligned and has_tma(weight.device)
+        self.has_kernel = (conversion.dtype.itemsize <= 2 and can_load) or not weight.is_cuda
 
     def forward(self, x: Tensor) -> Tensor:
         is_small = self.has_kernel and self.weight.shape[1] <= LINEAR_MAX_CHANNELS

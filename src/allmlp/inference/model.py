@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
+from allmlp.inference.capabilities import EngineChoice
 from allmlp.inference.graphs import CudaGraphs
 from allmlp.kernels.launch import device_guard
 from allmlp.models.encoder import EncoderModel
@@ -40,6 +41,19 @@ class FastModel(nn.Module):
         super().__init__()
         self.dtype, self.device_type = dtype, device.type
         self.graphs = CudaGraphs()
+        self.choice = EngineChoice("eager", "")
+
+    def chosen(self, choice: EngineChoice) -> Self:
+        self.choice = choice
+        return self
+
+    def report(self) -> str:
+        """One line: what runs the model, and why."""
+        return f"{self.choice.engine} on {self.device} in {self.dtype_name}: {self.choice.reason}"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def device(self) -> torch.device:
@@ -71,8 +85,8 @@ class FastModel(nn.Module):
         """Behind .to(), .cuda(), .half() and the like: they may not change anything."""
         asked = fn(torch.empty(0, device=self.device, dtype=self.dtype))
         if (asked.device, asked.dtype) != (self.device, self.dtype):
-            dtype = str(self.dtype).removeprefix("torch.")
-            raise UserError(f"a fast model stays on {self.device} in {dtype}: {RECONVERT} on the other device or dtype")
+            where = f"on {self.device} in {self.dtype_name}"
+            raise UserError(f"a fast model stays {where}: {RECONVERT} on the other device or dtype")
         self.graphs = CudaGraphs()
 
         def keep_dtype(tensor: Tensor) -> Tensor:
@@ -107,22 +121,20 @@ class FastModel(nn.Module):
 
 
 class UnfusedModel(FastModel):
-    """A model whose blocks cannot be fused: compiled on a GPU, as it is on a CPU."""
+    """A model with its own blocks, compiled by torch or as it is."""
 
-    def __init__(self, model: EncoderModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: EncoderModel, dtype: torch.dtype, compiled: bool = False) -> None:
         super().__init__(dtype, model.device)
-        self.spec = model.spec
+        self.spec, self.compiled = model.spec, compiled
         self.model = copy_frozen(model, dtype)
         self.eval()
-        self.compile_on_gpu()
-
-    def compile_on_gpu(self) -> None:
-        if self.device_type == "cuda":
+        if compiled:
             self.model.compile()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.compile_on_gpu()
+        if self.compiled:
+            self.model.compile()
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """As `forward` of the original."""
@@ -135,7 +147,7 @@ class UnfusedModel(FastModel):
                 return self.model.forward(**given)
 
         def compute(*tensors: Tensor) -> Tensor:
-            if tensors[0].is_cuda:
+            if self.compiled:
                 for tensor in tensors:
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)  # one compilation for all batch sizes
             return self.model(**dict(zip(names, tensors, strict=True)))

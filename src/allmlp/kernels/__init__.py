@@ -16,6 +16,8 @@ from allmlp.kernels.activation.reference import ActivationName
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 """Those that the kernels compute."""
 HAS_TRITON = find_spec("triton") is not None
+GLUON_VERSIONS = ("3.6.", "3.7.")
+"""Versions of Triton whose Gluon API our kernels match: run with 3.6, compiled only with 3.7."""
 
 
 def has_gluon(device: torch.device) -> bool:
@@ -24,7 +26,14 @@ def has_gluon(device: torch.device) -> bool:
         return False
     import triton
 
-    return triton.__version__.startswith("3.6.")
+    return triton.__version__.startswith(GLUON_VERSIONS)
+
+
+def has_tma(device: torch.device) -> bool:
+    """Whether loads by tensor descriptor are those of the hardware (TMA). Below compute capability 9.0 they become
+    plain loads, which wait for memory, while loads by pointer are asynchronous copies.
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def has_kernels(device: torch.device) -> bool:

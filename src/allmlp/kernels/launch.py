@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,6 +83,18 @@ class launching(naming_errors):
         finally:
             self.guard.__exit__(kind, error, traceback)
             LAUNCHING.release()
+
+
+class fused_multiply_add:
+    """`kernel` with a * b + c as one instruction, whatever Triton's default is: newer versions turn it off, which costs
+    our epilogues three instructions a number.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return partial(self.kernel[grid], enable_fp_fusion=True)
 
 
 def autotune(configs: list[Any], default: int, key: list[str]) -> Callable[[Any], Any]:

@@ -17,7 +17,6 @@ from allmlp.errors import UserError
 
 SCALE = ".scale"
 """Appended to the name of a matrix: its scales. A parameter has no children, so no other tensor has this name."""
-LARGEST = 127
 
 
 def quantize(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -29,14 +28,19 @@ def quantize(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif tensor.ndim < 2 or len(tensor) < 2:
             state[name] = tensor.float()
         else:
-            rows = tensor.float().flatten(1)
-            scale = (rows.abs().amax(1) / LARGEST).bfloat16()
+            levels, scale = quantize_rows(tensor.flatten(1))
             if not scale.isfinite().all():
                 raise UserError(f"{name} has values that are not finite: it cannot be stored in 8 bits")
-            wide = scale.float()[:, None]
-            levels = torch.where(wide > 0, rows / wide, 0).round().clamp(-LARGEST, LARGEST)
             state[name], state[name + SCALE] = levels.to(torch.int8).view(tensor.shape), scale
     return state
+
+
+def quantize_rows(rows: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
+    """Levels in float32, and the scales of the rows in bfloat16."""
+    rows, largest = rows.float(), 2 ** (bits - 1) - 1
+    scale = (rows.abs().amax(1) / largest).bfloat16()
+    wide = scale.float()[:, None]
+    return torch.where(wide > 0, rows / wide, 0).round().clamp(-largest, largest), scale
 
 
 def dequantize(levels: Tensor, scale: Tensor) -> Tensor:

@@ -11,14 +11,12 @@ For float32, erf is Abramowitz and Stegun's 7.1.26, with error 1.5e-7.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from allmlp.kernels.launch import launching
+from allmlp.kernels.launch import fused_multiply_add, launching
 
 ACT_CODES = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 FAST_GELU = 4
@@ -141,7 +139,7 @@ def forward(x: Tensor, bias: Tensor | None, act: str) -> Tensor:
     x = x.contiguous()
     channels, y = x.shape[-1], torch.empty_like(x)
     rows = x.numel() // channels
-    run: Any = forward_kernel
+    run = fused_multiply_add(forward_kernel)
     with launching("activation", x):
         run[(triton.cdiv(rows, 16), triton.cdiv(channels, BLOCK_C))](
             x, bias, y, rows, channels, x.shape[-2],
@@ -158,7 +156,7 @@ def backward(x: Tensor, bias: Tensor | None, dy: Tensor, act: str) -> tuple[Tens
     y, dx = torch.empty_like(x), torch.empty_like(x)
     grid = -(-rows // ROWS_PER_PROGRAM), -(-channels // BLOCK_C)
     partial_sums = x.new_empty((grid[1], rows) if bias is not None else (grid[0], channels), dtype=torch.float32)
-    run: Any = backward_kernel
+    run = fused_multiply_add(backward_kernel)
     with launching("activation_backward", x):
         run[grid](
             x, bias, dy, y, dx, partial_sums, rows, channels, width,

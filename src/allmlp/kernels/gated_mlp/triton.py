@@ -8,15 +8,13 @@ dZ2 = gradient of norm at mask W^T dF,   dH2 = dZ2 act'(H2)
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from allmlp.kernels.activation.triton import BLOCK_C, ROWS_PER_PROGRAM, act_code, activate, activate_with_grad
-from allmlp.kernels.launch import launching
+from allmlp.kernels.launch import fused_multiply_add, launching
 
 
 def empty_partial_sums(h: Tensor) -> Tensor:
@@ -43,7 +41,7 @@ def gate(h: Tensor, f: Tensor, b: Tensor, act: str) -> Tensor:
     """G (b s c) from h (b s 2c), f (b s c) and the token bias b (s)."""
     g = torch.empty_like(f)
     rows, channels = f.shape[0] * f.shape[1], f.shape[2]
-    run: Any = gate_kernel
+    run = fused_multiply_add(gate_kernel)
     with launching("gate", h):
         run[(triton.cdiv(rows, 16), triton.cdiv(channels, BLOCK_C))](
             h, f, b, g, rows, channels, f.shape[1], h.stride(1),
@@ -85,7 +83,7 @@ def gate_backward(
     rows, channels = f.shape[0] * f.shape[1], f.shape[2]
     col_blocks = -(-channels // BLOCK_C)
     db = torch.empty(col_blocks, rows, dtype=torch.float32, device=h.device)
-    run: Any = gate_backward_kernel
+    run = fused_multiply_add(gate_backward_kernel)
     with launching("gate_backward", h):
         run[(len(partial_sums), col_blocks)](
             h, f, b, dg, g, df, dh, db, partial_sums, rows, channels, f.shape[1], h.stride(1),
@@ -131,7 +129,7 @@ def norm(
     batch, tokens, channels = h.shape[0], h.shape[1], h.shape[2] // 2
     n = h.new_empty(batch, tokens, channels)
     mean, rstd = (torch.empty(batch, tokens, dtype=torch.float32, device=h.device) for _ in range(2))
-    block_c, run = int(triton.next_power_of_2(channels)), cast(Any, norm_kernel)
+    block_c, run = int(triton.next_power_of_2(channels)), fused_multiply_add(norm_kernel)
     tile = rows_and_warps(block_c)
     with launching("gated_mlp_norm", h):
         run[(triton.cdiv(batch * tokens, tile["BLOCK_R"]),)](
@@ -195,7 +193,7 @@ def norm_backward(
 ) -> Tensor:
     """N (recomputed). Writes dH2 to the second half of `dh`; sums of dH2, dweight, dbias to `partial_sums[:, 1:]`."""
     n, channels = torch.empty_like(dn), dn.shape[2]
-    block_c, run = int(triton.next_power_of_2(channels)), cast(Any, norm_backward_kernel)
+    block_c, run = int(triton.next_power_of_2(channels)), fused_multiply_add(norm_backward_kernel)
     with launching("gated_mlp_norm_backward", h):
         run[(len(partial_sums),)](
             h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], partial_sums,

@@ -7,14 +7,12 @@ has its fastest kernels, with bias and activation in the epilogue. Those need ro
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from allmlp.kernels.launch import autotune, launching
+from allmlp.kernels.launch import autotune, fused_multiply_add, launching
 
 # Rows and warps of a program.
 ROW_CONFIGS = [
@@ -63,7 +61,7 @@ def launch(
     channels = x.shape[-1]
     rows = x.numel() // channels
     assert x.is_contiguous() or x.dim() == 2 or x.stride(0) == x.shape[1] * x.stride(1), "rows must be evenly spaced"
-    run: Any = kernel
+    run = fused_multiply_add(kernel)
     with launching("layer_norm", x):
         run[lambda config: (triton.cdiv(rows, config["BLOCK_R"]),)](
             x, y, *(stats or (None, None)), weight, bias, deferred_bias, rows, channels,
@@ -150,7 +148,7 @@ def layer_norm_transposed(
     batch, tokens, channels = x.shape
     assert x.stride(2) == 1, "channels must be contiguous"
     y = x.new_empty(batch, channels, width)
-    run: Any = transposed_kernel
+    run = fused_multiply_add(transposed_kernel)
     with launching("layer_norm_transposed", x):
         run[lambda config: (triton.cdiv(width, config["BLOCK_S"]), batch)](
             x, y, weight, bias, deferred_bias, tokens, width, *x.stride()[:2], *y.stride()[:2], eps, C=channels,

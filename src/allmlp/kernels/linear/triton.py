@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.activation.triton import FAST_GELU, act_code, activate
-from allmlp.kernels.launch import autotune, launching, num_sms
+from allmlp.kernels.launch import autotune, fused_multiply_add, launching, num_sms
 from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 
 TANH_APPROX_GELU = 5
@@ -157,7 +157,7 @@ def launch(
     dequant_scale, bias, quant_scale, residual = epilogue
     descriptors = [None if t is None else TensorDescriptor.from_tensor(t, [16, 16]) for t in (x, weight, y, residual)]
     rows, sms, code = len(x), num_sms(x.device), act_code(act, y.dtype)
-    run: Any = kernel
+    run = fused_multiply_add(kernel)
     with launching("linear", x):
         run[lambda config: (sms * config["CTAS_PER_SM"],)](
             *descriptors, dequant_scale, bias, quant_scale, *(stats or (None, None)),
@@ -187,7 +187,7 @@ def linear_stats(
     means, sums_sq_dev = (torch.empty(parts, len(x), dtype=torch.float32, device=x.device) for _ in range(2))
     launch(x, weight, y, epilogue, act, (means, sums_sq_dev))
     mean, rstd = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
-    run: Any = merge_stats_kernel
+    run = fused_multiply_add(merge_stats_kernel)
     with launching("merge_stats", x):
         run[(triton.cdiv(len(x), 256),)](
             means, sums_sq_dev, mean, rstd, len(x), eps, PARTS=parts, EPILOGUE_N=EPILOGUE_N, BLOCK_M=256

@@ -15,8 +15,6 @@ Written in Gluon, which exposes warp specialization; Triton's interpreter does n
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
@@ -32,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from allmlp.kernels.activation.reference import ActivationName
-from allmlp.kernels.launch import launching, num_sms
+from allmlp.kernels.launch import fused_multiply_add, launching, num_sms
 from allmlp.kernels.token_mix import triton as portable
 from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
 from allmlp.kernels.token_mix.triton import (
@@ -201,7 +199,7 @@ def token_mix(
     weight, folded_row_sum, mean_offset = weight.unsqueeze(0), row_sum, None
     if epilogue.mean is not None and epilogue.rstd is not None:
         weight, mean_offset, folded_row_sum = fold_norm(weight[0], epilogue.mean, epilogue.rstd)
-    run: Any = kernel
+    run = fused_multiply_add(kernel)
     with launching("token_mix (Hopper)", x):
         run[(min(num_tiles, sms),)](
             descriptor(x, BLOCK_K, BLOCK_C), descriptor(weight, BLOCK_M, BLOCK_K), descriptor(y, BLOCK_M, BLOCK_C),

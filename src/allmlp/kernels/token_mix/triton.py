@@ -12,7 +12,7 @@ and what depends on the channel alone (deferred_bias, norm_weight, norm_bias) is
     H[i, c] = norm_weight[c] (sum_j A'[i, j] X[j, c] - mean_offset[i] + deferred_bias[c] row_sum'[i])
               + norm_bias[c] row_sum[i] + bias[i]
 
-So X goes from memory to the tensor cores unchanged, loaded by TMA where its rows are aligned.
+So X goes from memory to the tensor cores unchanged, loaded by TMA where the GPU has it and its rows are aligned.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from allmlp.kernels import has_tma
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.activation.triton import act_code, activate
-from allmlp.kernels.launch import autotune, launching, num_sms
+from allmlp.kernels.launch import autotune, fused_multiply_add, launching, num_sms
 from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
 
 COMBINE_CODES = {"none": 0, "multiply": 1, "add": 2}
@@ -62,7 +63,7 @@ def fold_norm(matrix: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tenso
     mean_offset, row_sum = (torch.empty(batch, rows, dtype=torch.float32, device=matrix.device) for _ in range(2))
     block_k = triton.next_power_of_2(tokens)
     block_m = max(1, 4096 // block_k)
-    run: Any = fold_norm_kernel
+    run = fused_multiply_add(fold_norm_kernel)
     with launching("fold_norm", matrix):
         run[(triton.cdiv(rows, block_m), batch)](
             matrix, mean, rstd, folded, mean_offset, row_sum, rows, matrix.stride(0), mean.stride(0),
@@ -219,10 +220,10 @@ def token_mix(
     if epilogue.mean is not None and epilogue.rstd is not None:
         weight, mean_offset, folded_row_sum = fold_norm(weight[0], epilogue.mean, epilogue.rstd)
     tensors = x, weight, y, other
-    use_tma = all(tensor is None or is_tma_aligned(tensor) for tensor in tensors)
+    use_tma = has_tma(x.device) and all(tensor is None or is_tma_aligned(tensor) for tensor in tensors)
     descriptors = [TensorDescriptor.from_tensor(t, [1, 16, 16]) if use_tma and t is not None else None for t in tensors]
     is_large = batch * triton.cdiv(rows, 128) * triton.cdiv(channels, 128) >= num_sms(x.device)
-    run: Any = kernel
+    run = fused_multiply_add(kernel)
     with launching("token_mix", x):
         run[lambda config: (triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(channels, config["BLOCK_C"]), batch)](
             *descriptors, x, weight, y,

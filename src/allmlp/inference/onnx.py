@@ -1,0 +1,76 @@
+"""A model in ONNX Runtime, on a CPU: in float32, or with int8 weights and activations, see `allmlp.export.int8`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allmlp.errors import UserError, require
+from allmlp.export.graphs import graphs
+from allmlp.export.int8 import quantize
+from allmlp.export.onnx import write_onnx
+from allmlp.export.sample_inputs import SampleInputs
+from allmlp.inference.model import FastModel, copy_frozen
+from allmlp.layers.stem import PatchEmbed
+from allmlp.models.encoder import EncoderModel
+
+
+class OnnxModel(FastModel):
+    """The buffer `file` is an ONNX file. The number of threads is torch's when the model is converted or copied."""
+
+    file: Tensor
+
+    def __init__(self, model: EncoderModel, int8: bool = False) -> None:
+        super().__init__(torch.float32, model.device)
+        if not isinstance(model.spec.stem, PatchEmbed):
+            raise UserError("fast() runs image models in ONNX Runtime, not text models: use another dtype")
+        self.spec = model.spec
+        copy = copy_frozen(model, torch.float32)
+        (graph, *_) = graphs(copy, SampleInputs(copy.dummy_inputs(2), "random images"))
+        with tempfile.TemporaryDirectory() as folder:
+            plain, small = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
+            write_onnx(graph, plain, {})
+            if int8:
+                quantize(plain, small)
+            content = bytearray((small if int8 else plain).read_bytes())
+        self.register_buffer("file", torch.frombuffer(content, dtype=torch.uint8))
+        self.open_session()
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.file.device
+
+    def open_session(self) -> None:
+        runtime = require("onnxruntime", "export")
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = torch.get_num_threads()
+        content = self.file.numpy().tobytes()
+        self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.compute, (x,))
+
+    def compute(self, x: Tensor) -> Tensor:
+        given = x if len(x) else x.new_zeros(1, *x.shape[1:])  # an exported graph takes one example or more
+        (output,) = self.session.run(None, {self.session.get_inputs()[0].name: given.detach().numpy()})
+        return torch.from_numpy(output)[: len(x)]
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().load_state_dict(*args, **kwargs)
+        self.open_session()
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["session"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.open_session()

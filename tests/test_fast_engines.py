@@ -1,0 +1,164 @@
+"""What `fast` chooses by the capabilities of a device, what it measures and keeps, and ONNX Runtime underneath."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import allmlp
+from allmlp import inference
+from allmlp.inference import FastModel, fast, measurement
+from allmlp.inference.capabilities import Capabilities, choose
+from allmlp.inference.cpu import CpuFastEncoder
+from allmlp.inference.measurement import Times, time_engines
+from allmlp.inference.model import UnfusedModel
+from allmlp.models.encoder import EncoderModel
+from tiny import tiny_model
+
+PLAIN = Capabilities("cpu")
+CPU = Capabilities("cpu", compiler=True, onnx=True)
+
+
+def gpu(major: int, minor: int = 0, amd: bool = False, triton: bool = True) -> Capabilities:
+    return Capabilities("cuda", (major, minor), amd, triton)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "fused", "unfused"),
+    [
+        (CPU, "fused eager compiled onnx", "eager compiled onnx"),
+        (PLAIN, "fused eager", "eager"),
+        (Capabilities("mps", compiler=True, onnx=True), "eager", "eager"),
+        (Capabilities("xpu"), "eager", "eager"),
+        (gpu(9), "kernels compiled", "compiled"),
+        (gpu(9, triton=False), "eager", "eager"),
+        (gpu(7, 5), "compiled eager", "compiled eager"),
+        (gpu(8), "compiled kernels", "compiled"),
+        (gpu(8, 9), "compiled kernels", "compiled"),
+        (gpu(10), "compiled kernels", "compiled"),
+        (gpu(12), "compiled kernels", "compiled"),
+        (gpu(9, 4, amd=True), "compiled eager", "compiled eager"),
+    ],
+    ids=["CPU", "bare CPU", "MPS", "XPU", "H200", "no Triton", "T4", "A100", "Ada", "B200", "RTX 50", "MI300"],
+)
+def test_engines_by_capability(capabilities: Capabilities, fused: str, unfused: str) -> None:
+    for can_fuse, expected in ((True, fused), (False, unfused)):
+        choice = choose(capabilities, can_fuse, can_export=True)
+        assert " ".join([choice.engine, *choice.alternatives]) == expected
+        assert choice.reason and "onnx" not in (choice.engine, *choose(capabilities, can_fuse, False).alternatives)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a CPU without compiler and ONNX Runtime: two engines are left."""
+    monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Capabilities, "of", classmethod(lambda cls, device: PLAIN))
+    monkeypatch.setattr(measurement, "SECONDS", 0.01)
+    return tmp_path / "cache" / "fast.json"
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    def times(calls: Any, device: torch.device) -> Times:
+        for call in calls.values():
+            call()
+        return Times({name: seconds[name] for name in calls})
+
+    monkeypatch.setattr(inference, "time_engines", times)
+
+
+def test_the_fastest_is_returned_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("mixer_s32", torch.float32).eval()
+    assert isinstance(fast(model), CpuFastEncoder) and not cache.exists()
+    assert fast(model).report() == "fused on cpu in float32: the blocks are fused for a CPU"
+    timed(monkeypatch, fused=2e-3, eager=1e-3)
+    first = fast(model, measure=True)
+    assert isinstance(first, UnfusedModel) and not first.compiled
+    assert first.report() == "eager on cpu in float32: the fastest here on batches of 1: fused 2 ms, eager 1 ms"
+    timed(monkeypatch)  # a second measurement would fail
+    for again in (fast(model, measure=True), fast(model)):
+        assert again.report() == first.report()
+    assert isinstance(fast(model, batch_size=2), CpuFastEncoder), "the answer is that of one batch size"
+    assert isinstance(fast(model, torch.float64), CpuFastEncoder), "and of one dtype"
+    assert isinstance(fast(tiny_model("mixer_s32", torch.float32, shallow=True)), CpuFastEncoder), "and of one config"
+    for damaged in ("{", "[]", json.dumps({key: {"eager": "x"} for key in json.loads(cache.read_text())})):
+        cache.write_text(damaged)
+        assert isinstance(fast(model), CpuFastEncoder)
+    timed(monkeypatch, fused=1e-3, eager=2e-3)
+    assert isinstance(fast(model, measure=True), CpuFastEncoder)
+
+
+def test_an_engine_that_fails_is_left_out(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: FastModel, *args: Any) -> None:
+        raise RuntimeError("no such operator\nat line 3")
+
+    monkeypatch.setattr(UnfusedModel, "forward", fail)
+    assert isinstance(fast(tiny_model("mixer_s32", torch.float32), measure=True), CpuFastEncoder)
+    assert [one.message for one in caplog.records] == ["fast() leaves eager out: no such operator at line 3"]
+    assert list(*json.loads(cache.read_text()).values()) == ["fused"]
+
+
+def test_a_cache_that_cannot_be_written(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache.parent.write_text("a file in its place")
+    assert fast(tiny_model("mixer_s32", torch.float32), measure=True).report()
+    assert caplog.records[-1].message.startswith("what fast() has measured is not kept: ")
+
+
+def test_times_are_medians_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "SECONDS", 0.1)
+    order: list[str] = []
+
+    def call(name: str, seconds: float) -> None:
+        order.append(name)
+        time.sleep(seconds)
+
+    times = time_engines({"a": lambda: call("a", 0.01), "b": lambda: call("b", 0.1)}, torch.device("cpu"))
+    assert times.fastest == "a" and 0.01 <= times["a"] < times["b"]
+    assert order[-1] == "b" and "ab" * 3 in "".join(name for name, last in zip(order, ["", *order]) if name != last)
+
+
+# --- ONNX Runtime -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained() -> EncoderModel:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = tiny_model("gmlp_ti16", torch.float32).eval()
+    assert isinstance(model, EncoderModel)
+    return model
+
+
+@pytest.mark.slow
+def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
+    (x,) = trained.dummy_inputs(5)
+    expected = trained(x).detach()
+    plain = inference.build("onnx", trained, torch.float32)
+    torch.testing.assert_close(plain(x.double()), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(plain(x.clone().requires_grad_()), plain(x))
+    assert plain(x[:0]).shape == expected[:0].shape
+    small = fast(trained, torch.int8)
+    assert small.report() == "onnx on cpu in float32: int8 was asked for"
+    error = float((small(x) - expected).norm() / expected.norm())
+    assert 1e-5 < error < 0.1
+    assert b"MatMulInteger" in small.file.numpy().tobytes()  # type: ignore[operator]
+    for twin in (copy.deepcopy(small), pickle.loads(pickle.dumps(small))):
+        assert torch.equal(twin(x), small(x))
+    with pytest.raises(allmlp.UserError, match="stays on cpu in float32"):
+        small.to(torch.float16)
+
+
+def test_where_int8_runs(trained: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(allmlp.UserError, match="image models in ONNX Runtime, not text models"):
+        fast(allmlp.create("bert_tiny"), torch.int8)
+    monkeypatch.setattr(EncoderModel, "device", torch.device("cuda"))
+    with pytest.raises(allmlp.UserError, match=r"int8 is for a CPU: move the model there, or use torch\.float8"):
+        fast(trained, torch.int8)
