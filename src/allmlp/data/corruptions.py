@@ -61,9 +61,9 @@ def saturation(images: Tensor, severity: int, generator: torch.Generator) -> Ten
 
 
 def pixelate(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
-    factor = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1]
+    factor = (0.69, 0.5, 0.375, 0.3125, 0.25)[severity - 1]
     small = interpolate(images, scale_factor=factor, mode="area")
-    return interpolate(small, images.shape[2:], mode="nearest")
+    return interpolate(small, images.shape[2:], mode="nearest-exact")
 
 
 CORRUPTIONS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
