@@ -85,7 +85,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             paragraphs.append({"context": context, "qas": qas})
         put(f"squad/{split}-v1.1.json", json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]}))
     for split in ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2018_flickr"):
-        put(f"multi30k/{split}.tsv", "de\ten\n" + "".join(f"{sentence()}\t{sentence()}\n" for _ in range(40)))
+        pairs = [f"{sentence(3)}\t{sentence(3)}" for _ in range(40 if split == "train" else 4)]
+        put(f"multi30k/{split}.tsv", "\n".join(["de\ten", *pairs]))
     return root
 
 
@@ -119,12 +120,14 @@ class InProcess:
 
 
 def tiny(study: Study) -> Study:
-    """A row of every recipe, with what it needs; one seed, two candidates, and few held-out examples.
-
-    `train.test_recipes` tries every row.
+    """Up to five rows, first those that start from others or have their setting, with what they need; one seed, two
+    candidates, and few held-out examples. `train.test_recipes` tries every row.
     """
-    first = {row.recipe.partition("/")[0]: name for name, row in reversed(study.rows.items())}
-    kept = study.with_needed([*first.values(), study.reference] if study.reference else first.values())
+    kinds: dict[tuple[str, bool, bool], str] = {}
+    for name, row in study.rows.items():
+        kinds.setdefault((row.recipe.partition("/")[0], not row.starts, not row.like), name)
+    chosen = [name for _, name in sorted(kinds.items(), key=lambda item: item[0][1:])][:5]
+    kept = study.with_needed([*chosen, study.reference] if study.reference else chosen)
     rows = {
         name: replace(row, candidates=dict(list(row.candidates.items())[:2]), seeds=None)
         for name, row in study.rows.items()
@@ -139,7 +142,8 @@ def small_trial(trial: Trial) -> Trial:
     run = trial.run
     changes = {} if run.model is None else {"model": to_json(shrink(run.model))}
     changes |= {"task.out_dim": "32"} if "task.out_dim" in trial.overrides else {}
-    changes |= {"data.tokenizer.vocab_size": "300"} if hasattr(run.data, "source_lang") else {}
+    translates = hasattr(run.data, "source_lang")
+    changes |= {"data.tokenizer.vocab_size": "300", "data.seq_len": "16", "task.num_beams": "1"} if translates else {}
     kept = {name: value for name, value in trial.overrides.items() if name.partition(".")[0] != "model"}
     return replace(trial, overrides={**kept, **changes})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allmlp.data.corruptions import CORRUPTIONS
 from allmlp.data.planted_colors import PlantedColors
 from allmlp.head_init import HeadInit
 from allmlp.optim import AdamW
@@ -16,6 +17,9 @@ from allmlp.run import Budget, Run
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_corrupted import ClassifyCorrupted
 from allmlp.tasks.classify_permuted import ClassifyPermuted
+
+KINDS = tuple(CORRUPTIONS)
+"""Of corruptions."""
 
 
 def _families() -> dict[str, tuple[Run, Classify]]:
@@ -37,8 +41,8 @@ def cifar10_permuted() -> dict[str, Run]:
     """CIFAR-10 with pixels permuted: not at all, patches of 4 x 4 and the pixels within them, or all pixels.
 
     allmlp train cifar10_permuted/mixer_global --set budget.epochs=40
-    Not yet run. Mixer's experiment (section 3.4): on JFT-300M its accuracy does not depend on the order of patches and
-    of the pixels within them, and falls by 45 % where all pixels are permuted; ResNet50's by 75 %.
+    Not yet run. Published (Mixer, section 3.4, on JFT-300M): accuracy does not depend on the order of patches and of the
+    pixels within them, and falls by 45 % where all pixels are permuted; that of ResNet50 falls by 75 %.
     """
     table = {}
     for family, (run, task) in _families().items():
@@ -69,7 +73,7 @@ def cifar10_colors() -> dict[str, Run]:
     allmlp train cifar10_colors/gmlp
     allmlp train cifar10_colors/gmlp_last_layer --set init_from=runs/cifar10_colors/gmlp
 
-    Not yet run. FAMILY trains where 95 % of the images have the color of their class. FAMILY_last_layer fits the
+    Not yet run. FAMILY trains where 19 of 20 images have the color of their class. FAMILY_last_layer fits the
     classifier anew on a tenth of the images with colors at random (Kirichenko et al., 2023), FAMILY_full trains all
     weights on them.
     """

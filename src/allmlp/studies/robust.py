@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from allmlp.data.corruptions import CORRUPTIONS
-from allmlp.recipes.robustness import cifar10_corrupted
+from allmlp.recipes.robustness import KINDS, cifar10_corrupted
 from allmlp.study.definition import Row, Study
 
 
@@ -18,7 +17,7 @@ def robust() -> Study:
         rows={family: Row(f"cifar10_corrupted/{family}") for family in cifar10_corrupted()},
         compared="epochs",
         metric="corrupted_accuracy",
-        also=("accuracy", *(f"accuracy_{kind}" for kind in CORRUPTIONS)),
+        also=("accuracy", *(f"accuracy_{kind}" for kind in KINDS)),
         overrides={"budget.epochs": "60"},
         reference="vit",
     )

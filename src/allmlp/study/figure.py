@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 
 def draw(summary: Summary, folder: Path) -> bool:
     """Write figure.png and figure.svg; False where matplotlib is missing or nothing is finished."""
-    lines = [line for line in summary.lines if line.result is not None]
-    if not lines:
+    if not any(line.result for line in summary.lines):
         return False
     try:
-        figure = curves_figure(summary, lines) if summary.axis else study_figure(summary, lines)
+        for kind in ("png", "svg"):
+            write(summary, folder / f"figure.{kind}")
     except MissingExtra:
         return False
-    for kind in ("png", "svg"):
-        save(figure, folder / f"figure.{kind}", kind)
     return True
+
+
+def write(summary: Summary, file: Path) -> Path:
+    """Write the figure of the rows that have a result, in the format of the file's suffix."""
+    lines = [line for line in summary.lines if line.result is not None]
+    figure = curves_figure(summary, lines) if summary.axis else study_figure(summary, lines)
+    save(figure, file, file.suffix[1:])
+    return file
 
 
 @styled
