@@ -41,8 +41,8 @@ def cifar10_permuted() -> dict[str, Run]:
     """CIFAR-10 with pixels permuted: not at all, patches of 4 x 4 and the pixels within them, or all pixels.
 
     allmlp train cifar10_permuted/mixer_global --set budget.epochs=40
-    Not yet run. Published (Mixer, section 3.4, on JFT-300M): accuracy does not depend on the order of patches and of the
-    pixels within them, and falls by 45 % where all pixels are permuted; that of ResNet50 falls by 75 %.
+    Not yet run. Published (Mixer, section 3.4, on JFT-300M): accuracy does not depend on the order of patches and of
+    the pixels within them, and falls by 45 % where all pixels are permuted; that of ResNet50 falls by 75 %.
     """
     table = {}
     for family, (run, task) in _families().items():

@@ -17,7 +17,7 @@ def squad() -> Study:
     """
     long: Overrides = {"data.seq_len": "384", "batch_size": "86", "budget.minutes": "none", "budget.steps": "6000"}
     segments: Overrides = {"model.stem.segments": "2"}
-    answering: Overrides = {"budget.steps": "6000", "optim.lr": "1e-4", "compile": "true"}
+    answering: Overrides = {"budget.steps": "4000", "optim.lr": "1e-4", "compile": "true"}
     families: dict[str, Overrides] = {"gmlp": segments, "amlp": segments, "bert": {}}
     rows = {
         family: Row(f"wiki_{family}", {**long, **changes}, metric="perplexity", seeds=1)
