@@ -120,13 +120,13 @@ class InProcess:
 
 
 def tiny(study: Study) -> Study:
-    """Up to five rows, first those that start from others or have their setting, with what they need; one seed, two
+    """Up to three rows, first those that start from others or have their setting, with what they need; one seed, two
     candidates, and few held-out examples. `train.test_recipes` tries every row.
     """
     kinds: dict[tuple[str, bool, bool], str] = {}
     for name, row in study.rows.items():
         kinds.setdefault((row.recipe.partition("/")[0], not row.starts, not row.like), name)
-    chosen = [name for _, name in sorted(kinds.items(), key=lambda item: item[0][1:])][:5]
+    chosen = [name for _, name in sorted(kinds.items(), key=lambda item: item[0][1:])][:3]
     kept = study.with_needed([*chosen, study.reference] if study.reference else chosen)
     rows = {
         name: replace(row, candidates=dict(list(row.candidates.items())[:2]), seeds=None)

@@ -224,6 +224,8 @@ def small_model(model: ModelSpec | None) -> ModelSpec:
 
 
 def shrink(spec: Any) -> Any:
+    if isinstance(spec, tuple):
+        return tuple(map(shrink, spec))
     if not isinstance(spec, Spec):
         return spec
     if isinstance(spec, HuggingFaceImages):  # whose sizes are fixed

@@ -19,8 +19,8 @@ def resmlp_distillation() -> Study:
     allmlp study resmlp_distillation --minutes 9
 
     150 epochs for every student (0.8 M parameters), with the views and mixed images that the teacher sees too; one
-    teacher, of seed 0, for 100 epochs. 10 runs. Published gain of hard distillation on ImageNet, from RegNetY-16GF: 1.2 points
-    (ResMLP-S12, 76.6 to 77.8).
+    teacher, of seed 0, for 100 epochs. 10 runs. Published gain of hard distillation on ImageNet, from RegNetY-16GF: 1.2
+    points (ResMLP-S12, 76.6 to 77.8).
     """
     student: Overrides = {"model": "resmlp_nano", "budget.epochs": "150"}
     taught: Overrides = {**student, "task.teacher": "study:teacher@0"}
