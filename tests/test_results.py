@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from allmlp.plan.time import training_flops
 from allmlp.recipes import recipes
 from allmlp.studies import studies as all_studies
 from allmlp.study.records import make
@@ -135,6 +136,22 @@ def test_tables_of_studies_from_partial_records(logs: Path, monkeypatch: pytest.
     assert "`allmlp study glue`: not run yet." in studies.all_studies()
     monkeypatch.setattr(studies, "IMAGES", logs / "images")
     assert [*studies.draw()] == ["frontier.svg"] and (logs / "images" / "frontier.svg").is_file()
+
+
+def test_scaling_laws_of_the_study_of_depth() -> None:
+    """Losses made by a law give its exponent back; three runs are too few."""
+    study, found = all_studies()["depth"].make(), []
+    for row in ("gmlp_128_1000", "gmlp_128_3000", "gmlp_128_9000", "gmlp_256_9000", "amlp_128_1000"):
+        trial = next(study.final_trials(row, ""))
+        flops = trial.run.budget.steps * 256 * training_flops(trial.run.model)
+        result = {"test": {"loss": 2 + 3 * (flops / 1e15) ** -0.3}, "parameters": 1, "epochs": trial.run.budget.steps}
+        found.append(make("depth", trial, 1, 1.0, {"result": result, "data": {"train": 256}}))
+    text = studies.scaling_laws(found)
+    _, family, runs, alpha, floor, _ = text.strip().splitlines()[-1].split("|")
+    assert (family.strip(), runs.strip()) == ("gmlp", "4") and "amlp" not in text
+    assert float(alpha.split()[0]) == pytest.approx(0.3, abs=0.005) and float(floor.split()[0]) == pytest.approx(
+        2, abs=0.05
+    )
 
 
 def test_docstrings_get_the_result_of_the_study(logs: Path) -> None:
