@@ -36,8 +36,8 @@ def glue() -> Study:
         for task, changes in TASKS.items():
             start: Overrides = {**changes, "init_from": f"study:{family}@0"}
             tuned = task in ("sst2", "mnli")
-            options = {"candidates": RATES} if tuned else {"like": f"{family}_mnli"}
-            rows[f"{family}_{task}"] = Row(task, start, **options)
+            like = "" if tuned else f"{family}_mnli"
+            rows[f"{family}_{task}"] = Row(task, start, RATES if tuned else {}, like=like)
     return Study(
         "glue",
         rows,

@@ -43,8 +43,10 @@ def _pareto(name: str, data: str, seeds: int) -> Study:
         first = f"{family}_{SECONDS[0]}"
         for seconds in SECONDS:
             budget = {"budget.epochs": "none", "budget.minutes": str(seconds / 60)}
-            options = {"candidates": grid({"optim.lr": rates})} if seconds == SECONDS[0] else {"like": first}
-            rows[f"{family}_{seconds}"] = Row(f"{data}_{family}", budget, curve=(family, seconds), **options)
+            candidates, like = (grid({"optim.lr": rates}), "") if seconds == SECONDS[0] else ({}, first)
+            rows[f"{family}_{seconds}"] = Row(
+                f"{data}_{family}", budget, candidates, like=like, curve=(family, seconds)
+            )
     return Study(
         name,
         rows,
