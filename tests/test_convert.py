@@ -102,6 +102,19 @@ def test_timm(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert same(load_file(back), model.state_dict()) and same(pickled, model.state_dict())
 
 
+def test_cait_as_its_authors_published_it(tmp_path: Path) -> None:
+    """Their files hold the state dict of a DistributedDataParallel model."""
+    model = peer("cait")
+    published = {"model": {f"module.{name}": tensor for name, tensor in model.state_dict().items()}, "epoch": 399}
+    from timm.models.cait import checkpoint_filter_fn
+
+    assert same(checkpoint_filter_fn(published), dict(model.state_dict())), "timm reads these files alike"
+    torch.save(published, tmp_path / "S24_224.pth")
+    folder = convert(str(tmp_path / "S24_224.pth"), str(tmp_path / "ours"))
+    assert_outputs(folder, model, torch.float32)
+    assert image_preprocessing(folder).crop_pct == 1.0
+
+
 @pytest.mark.parametrize("family", FAMILIES[:5])
 def test_timm_without_a_head(family: str, tmp_path: Path) -> None:
     model = peer(family, num_classes=0)

@@ -12,10 +12,13 @@ from torch.nn import functional as F
 import allmlp
 from allmlp.cli import main
 from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing, write_preprocessing
-from allmlp.layers import ClassMlp, Context, SpatialGatingUnit, Toeplitz
+from allmlp.errors import UserError
+from allmlp.layers import ClassMlp, Context, Dense, SpatialGatingUnit, Toeplitz
 from allmlp.models.encoder import Encoder
+from allmlp.models.gmlp import gmlp_text
 from allmlp.models.grid import ForwardAtSize, GridResize, Rule, interpolation_matrix, with_img_size
 from allmlp.models.resmlp import resmlp
+from allmlp.spec import override
 from allmlp.weights.resize import extend_bias, resize_model
 from allmlp.weights.start import open_start, transfer
 from tiny import randomize
@@ -340,3 +343,20 @@ def test_a_run_and_the_source_itself_are_not_written_over(tmp_path: Path, capsys
             main(["resize", str(source), str(target), "--img-size", "64"])
         assert caught.value.code == 2 and reason in capsys.readouterr().err
         assert (target / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dense_matrices_start_from_toeplitz_ones(causal: bool, tmp_path: Path) -> None:
+    """A gMLP with dense spatial weights computes what the one with Toeplitz weights does that it starts from."""
+    spec = gmlp_text(2, 16, 32, seq_len=10, vocab_size=20, causal=causal)
+    old = allmlp.create(spec, seed=0).eval()
+    randomize(old)
+    allmlp.save(old, tmp_path)
+    new = allmlp.create(override(spec, "block.channel.inner.projection", Dense()), seed=1).eval()
+    assert transfer(new, open_start(tmp_path)) == []
+    ids = torch.randint(0, 20, (3, 10))
+    with torch.no_grad():
+        torch.testing.assert_close(new(ids), old(ids))
+    allmlp.save(new, tmp_path / "dense")
+    with pytest.raises(UserError, match="is another model"):
+        transfer(old, open_start(tmp_path / "dense"))

@@ -36,6 +36,18 @@ def test_agrees_with_timm(training: bool) -> None:
     assert ours.describe().parameters == sum(weight.numel() for weight in theirs.parameters()) == 11_173_962
 
 
+@pytest.mark.slow
+def test_large_stem_agrees_with_timm() -> None:
+    timm = pytest.importorskip("timm")
+    ours = ResNet(img_size=(64, 64), stem="large").build().double().eval()
+    randomize(ours, spread=0.05)
+    theirs = timm.create_model("resnet18", num_classes=10).double().eval()
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images), rtol=1e-9, atol=1e-12)
+
+
 def test_blocks_begin_as_their_shortcuts() -> None:
     """The last norm of a block is zero, so that the features of the first stage are those of the stem."""
     model = ResNet(widths=(8,), depths=(3,), img_size=(8, 8)).build().eval()

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from allmlp.plan.time import training_flops
 from allmlp.recipes import recipes
-from results import images, pages, records, speed
+from allmlp.studies import studies as all_studies
+from allmlp.study.records import make
+from results import images, pages, records, speed, studies
 
 ROOT = Path(__file__).parents[1]
 RESULT = re.compile(
@@ -109,6 +112,46 @@ def test_study_table(logs: Path) -> None:
     assert rows["| ResNet-18"].startswith("| ResNet-18 | `cifar10_resnet18` | - | 0 | - | - |")
     assert "| gMLP, `cifar10_gmlp` | 7.19 M | 2 | 95.50 ± 6.35 % |" in images.cifar10_short()
     assert rows["| most frequent class"].endswith("| 10.00 % |  |") and "ResNet-18" not in images.cifar10_short()
+
+
+def test_staged_models_are_beside_isotropic_ones(logs: Path) -> None:
+    staged = [line("gmlp_staged", seed, 0.95 + seed / 100) for seed in (0, 1)]
+    (logs / "study" / "cifar10_staged.jsonl").write_text("\n".join(map(json.dumps, staged)))
+    text = images.staged()
+    assert "| gMLP, three stages | `cifar10_gmlp_staged` | 7.19 M | 2 | 12 | 95.50 ± 6.35 % |" in text
+    assert "| gMLP, isotropic | `cifar10_gmlp` | 7.19 M | 2 | 12 | 95.50 ± 6.35 % |" in text
+    assert "| plain MLP | `cifar10_mlp` | - | 0 | - | - |" in text
+
+
+def test_tables_of_studies_from_partial_records(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run of sixty: a table with empty cells, and a figure of what is there."""
+    pytest.importorskip("matplotlib")
+    trial = next(all_studies()["frontier"].make().final_trials("gmlp_3", ""))
+    record = make("frontier", trial, 3, 90.0, {"result": line("", 0, 0.6)["result"]})
+    (logs / "study" / "frontier.jsonl").write_text(json.dumps(record))
+    (logs / "study" / "cifar10.jsonl").unlink()
+    text = studies.all_studies().partition("## frontier\n")[2].partition("\n## ")[0]
+    assert "| gmlp_3 | 7,189,514 | 1 | 12.4 | 300 | 60.00 | 10.00 |" in text and "| vit_100 |  | 0 |" in text
+    assert "logs/study/frontier.jsonl" in text and "images/study/frontier.svg" in text
+    assert "`allmlp study glue`: not run yet." in studies.all_studies()
+    monkeypatch.setattr(studies, "IMAGES", logs / "images")
+    assert [*studies.draw()] == ["frontier.svg"] and (logs / "images" / "frontier.svg").is_file()
+
+
+def test_scaling_laws_of_the_study_of_depth() -> None:
+    """Losses made by a law give its exponent back; three runs are too few."""
+    study, found = all_studies()["depth"].make(), []
+    for row in ("gmlp_128_1000", "gmlp_128_3000", "gmlp_128_9000", "gmlp_256_9000", "amlp_128_1000"):
+        trial = next(study.final_trials(row, ""))
+        flops = trial.run.budget.steps * 256 * training_flops(trial.run.model)
+        result = {"test": {"loss": 2 + 3 * (flops / 1e15) ** -0.3}, "parameters": 1, "epochs": trial.run.budget.steps}
+        found.append(make("depth", trial, 1, 1.0, {"result": result, "data": {"train": 256}}))
+    text = studies.scaling_laws(found)
+    _, family, runs, alpha, floor, _ = text.strip().splitlines()[-1].split("|")
+    assert (family.strip(), runs.strip()) == ("gmlp", "4") and "amlp" not in text
+    assert float(alpha.split()[0]) == pytest.approx(0.3, abs=0.005) and float(floor.split()[0]) == pytest.approx(
+        2, abs=0.05
+    )
 
 
 def test_docstrings_get_the_result_of_the_study(logs: Path) -> None:

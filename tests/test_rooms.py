@@ -253,7 +253,7 @@ BELOW = {
         "schedule",
     },
     "studies": {"declared", "recipes", "study"},
-    "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis"},
+    "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis", "checkpoint"},
     "cli": {
         "backtest",
         "averaging",

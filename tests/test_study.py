@@ -21,7 +21,7 @@ from allmlp.spec import MAX_COUNT, from_dict
 from allmlp.studies import studies
 from allmlp.study import records, runner
 from allmlp.study.definition import Row, Study, Trial, Tuning, grid, sweep
-from allmlp.study.figure import draw
+from allmlp.study.figure import curves_figure, draw
 from allmlp.study.runner import Progress, Runner, expected_seconds, portions, progress
 from allmlp.study.statistics import interval, paired_difference, t_quantile
 from allmlp.study.summary import at_the_edge, final_table, summarize, write
@@ -395,7 +395,61 @@ def test_every_study_is_complete(name: str) -> None:
         else:
             assert budget.minutes is None, "equal epochs or tokens must not depend on the machine"
     if study.compared == "seconds":
-        assert len({trial.run.budget for trial in trials if trial.purpose == "final"}) == 1
+        seconds: dict[str, set[float | None]] = {}
+        for trial in (trial for trial in trials if trial.purpose == "final"):
+            curve = study.rows[trial.row].curve
+            seconds.setdefault(curve[0] if curve else trial.row, set()).add(trial.run.budget.minutes)
+        assert len({frozenset(found) for found in seconds.values()}) == 1, "a family has other budgets than another"
+
+
+def test_a_row_has_the_setting_of_another(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE", "score += lr")
+    tuned = small().rows["vit"]
+    rows = {"vit": tuned, "longer": Row("digits_vit", {"budget.epochs": "9"}, like="vit")}
+    now, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
+    assert now.chosen == {"vit": "optim.lr=2e-3", "longer": "optim.lr=2e-3"} and len(calls(fake)) == 4
+    assert [c["optim.lr"] for c in calls(fake) if c.get("budget.epochs") == "9"] == ["2e-3"]
+    with pytest.raises(UserError, match="unknown earlier row of small 'vit'"):
+        small(rows=dict(reversed(rows.items())), reference="")
+    with pytest.raises(UserError, match="both candidates and those of vit"):
+        small(rows=rows | {"other": Row("digits_vit", like="vit", candidates=tuned.candidates)}, reference="")
+    monkeypatch.setenv("FAKE", "write('metrics.jsonl', {}); sys.exit('out of memory')")
+    now, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "again")
+    assert now.hopeless == {"vit": "all candidates have failed", "longer": "it needs the setting of vit"}
+
+
+def test_some_rows_with_what_they_need(fake: Path, tmp_path: Path) -> None:
+    rows = {
+        "student": Row("digits_mixer", {"init_from": "study:teacher"}),
+        "teacher": Row("digits_vit"),
+        "other": Row("digits_gmlp"),
+    }
+    study = small(rows=rows, reference="", seeds=1)
+    now, _ = work(study, tmp_path / "out", rows=("stud*",))
+    assert [c["recipe"] for c in calls(fake)] == ["digits_vit", "digits_mixer"]
+    assert [trial.row for trial in now.ready] == ["other"] and not now.later
+    with pytest.raises(UserError, match="has no row 'techer', but student, teacher, other"):
+        work(study, tmp_path / "out", rows=("techer",))
+
+
+def test_curves(fake: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = {f"vit_{n}": Row("digits_vit", {"train_fraction": f"0.{n}"}, curve=("vit", n)) for n in (1, 5)}
+    now, _ = work(small(rows=rows, reference="", seeds=2, axis="images"), tmp_path / "out")
+    summary = summarize(now)
+    assert [line.curve for line in summary.lines] == [("vit", 1), ("vit", 5)]
+    (axis,) = curves_figure(summary, summary.lines).axes
+    assert axis.get_xlabel() == "images" and axis.get_ylabel() == "accuracy %"
+    assert axis.lines[0].get_xydata().tolist() == [[1, pytest.approx(50.5)], [5, pytest.approx(50.5)]]
+    assert draw(summary, tmp_path / "out")
+
+
+def test_what_a_start_has_seen_is_not_tuned_on() -> None:
+    """A row may be tuned if the model that it starts from was trained on other data."""
+    rates = grid({"optim.lr": ("1e-3", "2e-3")})
+    with pytest.raises(UserError, match="b cannot be tuned, a has seen its examples"):
+        small(rows={"a": Row("digits_vit"), "b": Row("digits_vit", {"init_from": "study:a"}, rates)}, reference="")
+    small(rows={"a": Row("wiki_gmlp"), "b": Row("sst2", {"init_from": "study:a"}, rates)}, reference="")
 
 
 def test_definitions_are_checked() -> None:

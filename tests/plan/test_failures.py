@@ -59,6 +59,21 @@ def test_only_checkpoints_cost_without_failures() -> None:
     assert simulate(1050, 100, model, 3, seed=0).failures == 0
 
 
+def test_background_checkpoints_cost_more_per_failure_and_less_without() -> None:
+    """Simulated: a failure while a checkpoint is written falls back to the one before."""
+    waiting, background = FailureModel(2 * HOUR, 60, 600), FailureModel(2 * HOUR, 1, 600, background=60)
+    assert expected_time(1000, 100, FailureModel(math.inf, 1, 600, 60)) == 1000 + 10 + 60
+    assert daly(background) == pytest.approx(119.0, abs=0.5) and daly(FailureModel(2 * HOUR, 0.1, 600, 60)) == 60
+    work = 20 * HOUR
+    for interval in (daly(background), 600.0):
+        found = simulate(work, interval, background, 600, seed=0)
+        assert found.seconds == pytest.approx(
+            expected_time(work, interval, background), abs=4 * found.error + 0.002 * work
+        )
+        assert found.seconds > simulate(work, interval, background._replace(background=0.0), 600, seed=0).seconds
+    assert expected_time(work, daly(background), background) < expected_time(work, daly(waiting), waiting)
+
+
 def test_one_segment_by_hand() -> None:
     """w + c = m and no restart: the expected time is m (e - 1)."""
     assert expected_time(90, 90, FailureModel(100, 10, 0)) == pytest.approx(100 * (math.e - 1))

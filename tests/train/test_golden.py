@@ -47,6 +47,8 @@ STEPS = 5
 RECIPES = {
     "Classify": "cifar10_resmlp",
     "ClassifyAnySize": "cifar10_anysize/gmlp_any",
+    "ClassifyPermuted": "cifar10_permuted/mixer_patches",
+    "ClassifyCorrupted": "cifar10_corrupted/resmlp",
     "Distill": "imagenet_resmlp_s12_distilled",
     "Dino": "cifar10_dino",
     "Probe": "cifar10_probe",

@@ -30,7 +30,7 @@ from allmlp.data.series import SeriesDataset
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import SquadDataset
 from allmlp.data.tokenizer import TokenizerConfig
-from allmlp.layers import ChannelMlp
+from allmlp.layers import ChannelMlp, Stage
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.huggingface import HuggingFaceImages
@@ -211,6 +211,7 @@ def small_task(task: Task, files: Path) -> Task:
 
 SMALL_SIZES: dict[type[Spec], dict[str, Any]] = {
     Encoder: {"width": 48, "depth": 1},
+    Stage: {"width": 48, "depth": 1},
     ChannelMlp: {"hidden": 96},
     SeriesEncoder: {"depth": 1},
     ResNet: {"widths": (8, 16, 16, 16), "depths": (1, 1, 1, 1)},
@@ -223,6 +224,8 @@ def small_model(model: ModelSpec | None) -> ModelSpec:
 
 
 def shrink(spec: Any) -> Any:
+    if isinstance(spec, tuple):
+        return tuple(map(shrink, spec))
     if not isinstance(spec, Spec):
         return spec
     if isinstance(spec, HuggingFaceImages):  # whose sizes are fixed

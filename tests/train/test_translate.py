@@ -319,6 +319,24 @@ def test_validation_file(toy: ParallelCorpus, tmp_path: Path) -> None:
     assert found["chrf"] == pytest.approx(evaluated(task, dataset, 5)["chrf"]) and found["chrf"] != results["chrf"]
 
 
+def test_several_test_files(toy: ParallelCorpus, tmp_path: Path) -> None:
+    """Each is scored as if it were the only one; the loss is that of all."""
+    lines = Path(toy.test).read_text().splitlines()
+    for name, part in (("late", lines[1:11]), ("hard", lines[11:])):
+        (tmp_path / f"{name}.tsv").write_text("\n".join([lines[0], *part]) + "\n")
+    data = toy.replace(test=f"{tmp_path}/late.tsv,{tmp_path}/hard.tsv")
+    task, dataset = module(data, Translation(num_beams=1))
+    found = evaluated(task, dataset, 7)
+    assert evaluated(task, dataset, 7, world=2) == pytest.approx(found)
+    for name, prefix in (("late", ""), ("hard", "hard_")):
+        alone, only = module(toy.replace(test=f"{tmp_path}/{name}.tsv"), Translation(num_beams=1))
+        expected = evaluated(alone, only, 7)
+        assert {key: found[f"{prefix}{key}"] for key in ("bleu", "chrf")} == pytest.approx(
+            {key: expected[key] for key in ("bleu", "chrf")}
+        )
+    assert not [key for key in found if key.startswith("late_")] and "hard_loss" not in found
+
+
 def test_copying_the_source_is_the_floor(toy: ParallelCorpus, tmp_path: Path) -> None:
     import sacrebleu
 

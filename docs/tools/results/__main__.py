@@ -1,4 +1,5 @@
 from results.pages import write
+from results.studies import draw
 
-for changed in write():
+for changed in (*write(), *draw()):
     print(changed)

@@ -16,6 +16,15 @@ FAMILIES = {
     "resnet18": ("ResNet-18", "`cifar10_resnet18`", "95.28, with Cutout 96.01 [4]"),
 }
 """Rows of the study of CIFAR-10: model, recipe, published accuracy."""
+STAGED = {
+    "gmlp_staged": ("gMLP, three stages", "`cifar10_gmlp_staged`"),
+    "resmlp_staged": ("ResMLP, three stages", "`cifar10_resmlp_staged`"),
+    "cyclemlp": ("CycleMLP, three stages", "`cifar10_cyclemlp`"),
+    "mlp": ("plain MLP", "`cifar10_mlp`"),
+}
+"""Rows of the study of pyramids."""
+FLAT = ("gmlp", "resmlp")
+"""Rows of the study of CIFAR-10 to compare them with."""
 EARLIER = {
     "cifar10_gmlp": "gMLP, 6.5 minutes alone on the GPU; bundled in 8 bits",
     "cifar10_vit": "ViT, 8.75 minutes, GPU shared by three runs",
@@ -49,16 +58,28 @@ PUBLISHED_ROWS = {
 
 
 def cifar10() -> str:
-    rows = []
-    for row, (model, recipe, published) in FAMILIES.items():
-        found = study("cifar10", row)
-        parameters = f"{found[0]['result']['parameters'] / 1e6:.2f} M" if found else NOTHING
-        passes = f"{mean(record['result']['epochs'] for record in found):.0f}" if found else NOTHING
-        rows.append((model, recipe, parameters, str(len(found)), passes, over_seeds(found, "accuracy"), published))
+    rows = [
+        (model, recipe, *measured(study("cifar10", row)), published)
+        for row, (model, recipe, published) in FAMILIES.items()
+    ]
     floor = next((record for row in FAMILIES for record in study("cifar10", row)), None)
     if floor is not None:
         rows.append(("most frequent class", "", "", "", "", percent(floor["result"]["test"]["majority"]), ""))
     return table(("model", "recipe", "parameters", "n", "epochs", "test accuracy", "published, %"), rows)
+
+
+def measured(found: list[Record]) -> tuple[str, str, str, str]:
+    """Parameters, runs, epochs and accuracy."""
+    parameters = f"{found[0]['result']['parameters'] / 1e6:.2f} M" if found else NOTHING
+    passes = f"{mean(record['result']['epochs'] for record in found):.0f}" if found else NOTHING
+    return parameters, str(len(found)), passes, over_seeds(found, "accuracy")
+
+
+def staged() -> str:
+    rows = [(*STAGED[row], *measured(study("cifar10_staged", row))) for row in STAGED]
+    flat = [(f"{FAMILIES[row][0]}, isotropic", *FAMILIES[row][1:2], *measured(study("cifar10", row))) for row in FLAT]
+    published = [("Caterpillar-Mi, published", "", "5.9 M", "", "", "95.54 %")]
+    return table(("model", "recipe", "parameters", "n", "epochs", "test accuracy"), rows + flat + published)
 
 
 def cifar10_short() -> str:
@@ -170,6 +191,7 @@ def bundled(*whats: str) -> list[Record]:
 
 BLOCKS = {
     "cifar10": cifar10,
+    "staged": staged,
     "cifar10-short": cifar10_short,
     "cifar10-earlier": cifar10_earlier,
     "ablations": ablations,

@@ -9,18 +9,19 @@ from pathlib import Path
 from allmlp.files import write_atomically
 from allmlp.recipes import recipes
 from allmlp.study.statistics import interval
-from results import images, language, own_data, properties, speed
+from results import images, language, own_data, properties, speed, studies
 from results.records import ROOT, study
 
 PAGES = (
     "README.md",
     "docs/results.md",
+    "docs/study_tables.md",
     "docs/guides/properties.md",
     "benchmarks/README.md",
     "weights/text/README.md",
     "weights/image/README.md",
 )
-BLOCKS = images.BLOCKS | language.BLOCKS | own_data.BLOCKS | properties.BLOCKS | speed.BLOCKS
+BLOCKS = images.BLOCKS | language.BLOCKS | own_data.BLOCKS | properties.BLOCKS | speed.BLOCKS | studies.BLOCKS
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MEASURED = re.compile(r"^    Measured: .*\n", re.MULTILINE)
 STUDIES = {f"cifar10_{row}": ("cifar10", row) for row in images.FAMILIES}

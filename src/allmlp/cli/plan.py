@@ -299,11 +299,14 @@ def print_forecast(found: Forecast) -> None:
         f"{found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({found.nodes:,} nodes); "
         f"{found.host_memory / 1e9:,.1f} GB of host memory per process for the sampler and the index",
     )
+    writing = f"{failures.checkpoint:,.1f} s to write"
+    if failures.background:
+        writing = f"{failures.checkpoint:,.2f} s to copy, {failures.background:,.1f} s to write in the background"
     heading("Failures at the rate of Llama 3")
     line("MTBF", f"{failures.mtbf / 3600:,.1f} h on {job.gpus:,} GPUs; a restart takes {failures.restart / 60:g} min")
     line(
         "checkpoint",
-        f"{found.checkpoint_bytes / 1e9:,.2f} GB, {failures.checkpoint:,.1f} s to write; best interval "
+        f"{found.checkpoint_bytes / 1e9:,.2f} GB, {writing}; best interval "
         f"{found.interval / 60:,.1f} min (Daly; Young: {young(failures) / 60:,.1f}), save_every={found.save_every}",
     )
     line(

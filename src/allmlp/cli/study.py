@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from allmlp.study.runner import Progress, Runner
     from allmlp.study.summary import Summary
 
-LOCATIONS = ("data.path", "data.cache", "data.download")
-"""Fields that say where data are on this machine, not what a study is."""
+LOCATIONS = ("path", "train", "val", "test", "cache", "download", "tokenizer.path")
+"""Fields of data that say where they are on this machine, not what a study is."""
 
 
 @app.command(
@@ -49,6 +49,9 @@ def study(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Any field, for all runs: compile=false.")
     ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Run only these rows, and those they start from: 'gmlp*'. Repeatable.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/NAME if not given.")] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Work for this long: only runs that will end in time are started.", min=0)
@@ -73,14 +76,16 @@ def study(
     from allmlp.study.runner import Runner
 
     chosen = assignments(overrides or [])
-    locations = {field: value for field, value in chosen.items() if field in LOCATIONS}
-    options = {field: value for field, value in chosen.items() if field not in LOCATIONS}
+    places = {f"data.{field}" for field in LOCATIONS}
+    locations = {field: value for field, value in chosen.items() if field in places}
+    options = {field: value for field, value in chosen.items() if field not in places}
     made = make_study(name, sweep or [], seeds, options, locations, val_size)
     folder = out or Path("studies") / made.name
     terminal = sys.stderr.isatty()
     # Tables can be looked at while another process works on the study.
     with nullcontext() if minutes == 0 else records.locked(folder):
-        runner = Runner(made, folder, locations, device, jobs, minutes, retry_failed, say, show if terminal else None)
+        options = (device, jobs, minutes, retry_failed, tuple(rows or ()))
+        runner = Runner(made, folder, locations, *options, say, show if terminal else None)
         try:
             now = runner.run()
         except KeyboardInterrupt:
@@ -155,8 +160,8 @@ def report(now: Progress, runner: Runner) -> None:
         print(f"note: {text}")
     for text in now.stale:
         print(f"stale, not used, runs again: {text} changed")
-    if len(summary.data) > 1:
-        print("warning: the final runs had different data (data.sha256 in records.jsonl)")
+    for row in [row for row, found in summary.data.items() if len(found) > 1]:
+        print(f"warning: the final runs of {row} had different data (data.sha256 in records.jsonl)")
     for row, reason in {**now.hopeless, **runner.unstarted}.items():
         print(f"{row}: {reason}")
     left = [*now.ready, *now.later]

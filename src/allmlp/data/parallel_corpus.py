@@ -7,7 +7,8 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,8 @@ class TranslationDataset(Dataset):
     """The target texts of all splits."""
     tokens_per_pair: int
     """Mean number of tokens of a training pair, both pairs_ids together, without padding."""
+    test_sets: tuple[tuple[str, int], ...] = ()
+    """Where there are several test files: their names, and the `reference_index` at which each begins."""
 
     def files(self) -> dict[str, str]:
         return {
@@ -60,7 +63,8 @@ class TranslationDataset(Dataset):
 class ParallelCorpus(TextData):
     """Sentence pairs for training (`path`), validation (`val`) and testing (`test`), files as in `find_files`.
 
-    `source_lang` and `target_lang` are columns of tables (`data.tables`). Two files with aligned lines are joined by a
+    Several test files, separated by commas, are evaluated one by one. `source_lang` and `target_lang` are columns of
+    tables (`data.tables`). Two files with aligned lines are joined by a
     plus sign: train.de+train.en. Without `test`, `test_fraction` of the pairs are held out for testing, and without
     `val` as many for validation; equal sources stay together. Pairs with an empty side are skipped, and so are
     training pairs with more than `seq_len` tokens including [CLS] and [SEP], or with one side more than
@@ -94,7 +98,9 @@ class ParallelCorpus(TextData):
 
     def load(self) -> TranslationDataset:
         train_pairs = self.read_pairs(self.path)
-        val_pairs, test_pairs = (self.read_pairs(paths) if paths else [] for paths in (self.val, self.test))
+        val_pairs = self.read_pairs(self.val) if self.val else []
+        tests = [(path, self.read_pairs(path)) for path in filter(None, map(str.strip, self.test.split(",")))]
+        test_pairs = [pair for _, found in tests for pair in found]
         notes: tuple[str, ...] = ()
         if not test_pairs:
             made = self.split(train_pairs, 0.0 if val_pairs else self.test_fraction)
@@ -117,6 +123,7 @@ class ParallelCorpus(TextData):
             self.seq_len,
             references,
             max(round(real / len(kept)), 1),
+            test_sets=test_sets(tests, len(kept) + len(val_pairs)) if len(tests) > 1 else (),
             validation=split(val_pairs, len(kept)) if val_pairs else None,
             notes=notes,
         )
@@ -172,6 +179,12 @@ class ParallelCorpus(TextData):
         if self.max_length_ratio is not None and longer > self.max_length_ratio * shorter:
             return f"with a length ratio above {self.max_length_ratio:g}"
         return ""
+
+
+def test_sets(tests: list[tuple[str, list[tuple[str, str]]]], first: int) -> tuple[tuple[str, int], ...]:
+    """Names of the files, and the number of the first pair of each."""
+    starts = accumulate((len(pairs) for _, pairs in tests), initial=first)
+    return tuple((Path(path).name.partition(".")[0], start) for (path, _), start in zip(tests, starts))
 
 
 def numbered(first: int, count: int) -> Tensor:

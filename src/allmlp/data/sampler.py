@@ -33,6 +33,8 @@ class Stream(IntEnum):
     """The image size of a step, without the run seed: runs that are compared have the same sizes."""
     LORA_INIT = 7
     """The adapters that a run adds to the model it starts from."""
+    CORRUPTION = 8
+    """Corruptions of evaluated images, without the run seed: models that are compared see the same images."""
 
 
 def mix_seed(stream: Stream, *numbers: int) -> int:

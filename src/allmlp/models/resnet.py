@@ -1,12 +1,11 @@
-"""ResNet (He et al., 2016) for small images, the convolutional baseline on CIFAR.
+"""ResNet (He et al., 2016), the convolutional baseline: timm's `resnet18`, whose names the weights have.
 
-As everybody has it there: a 3 x 3 convolution in place of the 7 x 7 one and of the pooling after it. Otherwise it is
-timm's `resnet18`, whose names the weights have.
+For CIFAR as everybody has it there: a 3 x 3 convolution in place of the 7 x 7 one and of the pooling after it.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +30,8 @@ class ResNet(ModelSpec):
     img_size: Size = (32, 32)
     in_chans: Count = 3
     num_classes: Count = 10
+    stem: Literal["small", "large"] = "small"
+    """small: a 3 x 3 convolution. large, as for ImageNet: a 7 x 7 one and max pooling, which divide both sides by 4."""
 
     @property
     def input_size(self) -> tuple[int, int]:
@@ -48,8 +49,10 @@ class ResNetModel(Model[ResNet]):
     def __init__(self, spec: ResNet) -> None:
         super().__init__()
         self.spec, self.checkpointing, width = spec, False, spec.widths[0]
-        self.conv1 = nn.Conv2d(spec.in_chans, width, 3, padding=1, bias=False)
+        small = spec.stem == "small"
+        self.conv1 = nn.Conv2d(spec.in_chans, width, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         self.bn1 = nn.BatchNorm2d(width)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
         self.stages: list[str] = []
         for number, (channels, depth) in enumerate(zip(spec.widths, spec.depths, strict=True), 1):
             strides = [1 if number == 1 else 2, *[1] * (depth - 1)]
@@ -68,7 +71,7 @@ class ResNetModel(Model[ResNet]):
         return self.forward_head(self.forward_features(images))
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = self.bn1(self.conv1(x)).relu()
+        x = self.maxpool(self.bn1(self.conv1(x)).relu())
         for stage in self.stages:
             for block in self.get_submodule(stage).children():
                 x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)

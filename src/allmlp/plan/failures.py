@@ -4,8 +4,10 @@
     Daly, 2006         t = sqrt(2 c m) (1 + 1/3 sqrt(c / 2m) + 1/9 c / 2m) - c          where c < 2m, else m
     expected time      E(w) = m e^(r/m) (e^((w + c)/m) - 1)      of w seconds of work that end with a checkpoint
 
-c is the time to write a checkpoint, r the time to restart, m the mean time between failures (MTBF). Failures are
-independent of each other. Each costs the work since the last checkpoint and a restart; a restart may fail as well.
+c is the time that training waits for a checkpoint, r the time to restart, m the mean time between failures (MTBF).
+Failures are independent of each other. Each costs the work since the last checkpoint and a restart; a restart may fail
+as well. A checkpoint that is written in the background counts when it is written, b seconds later: a failure before
+that costs another interval t, which happens with the probability b / t, so that r + b stands for r, and t >= b.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class FailureModel(NamedTuple):
     """Time to write a checkpoint, during which training waits."""
     restart: float
     """Time to replace the node, start, and load the checkpoint."""
+    background: float = 0.0
+    """Time to write a checkpoint while training goes on."""
 
 
 class Simulation(NamedTuple):
@@ -59,20 +63,22 @@ def daly(model: FailureModel) -> float:
     ratio = model.checkpoint / (2 * model.mtbf)
     if ratio >= 1:
         return model.mtbf
-    return young(model) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - model.checkpoint
+    return max(young(model) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - model.checkpoint, model.background)
 
 
 def expected_time(work: float, interval: float, model: FailureModel) -> float:
     """Wall-clock seconds for `work` seconds of work with a checkpoint after every `interval` and at the end."""
     segments, rest = divmod(work, interval)
-    return segments * segment_time(interval, model) + (segment_time(rest, model) if rest > 0 else 0.0)
+    last = segment_time(rest, model) if rest > 0 else 0.0
+    return segments * segment_time(interval, model) + last + model.background
 
 
 def segment_time(work: float, model: FailureModel) -> float:
     if math.isinf(model.mtbf):
         return work + model.checkpoint
+    lost = model.restart + model.background
     try:
-        return model.mtbf * math.exp(model.restart / model.mtbf) * math.expm1((work + model.checkpoint) / model.mtbf)
+        return model.mtbf * math.exp(lost / model.mtbf) * math.expm1((work + model.checkpoint) / model.mtbf)
     except OverflowError:
         return math.inf  # so many failures that the segment is never completed
 
@@ -91,16 +97,17 @@ def simulate_run(work: float, interval: float, model: FailureModel, generator: r
     def until_failure() -> float:
         return math.inf if math.isinf(model.mtbf) else generator.expovariate(1 / model.mtbf)
 
-    wall = done = 0.0
+    wall = done = written = 0.0
     failures, left = 0, until_failure()
     while done < work:
         segment = min(interval, work - done)
         needed = segment + model.checkpoint
         if left > needed:
-            wall, left, done = wall + needed, left - needed, done + segment
+            wall, left, done, written = wall + needed, left - needed, done + segment, done
             continue
+        done = written = done if left >= model.background else written
         wall, left, failures = wall + left, until_failure(), failures + 1
         while left <= model.restart:
             wall, left, failures = wall + left, until_failure(), failures + 1
         wall, left = wall + model.restart, left - model.restart
-    return wall, failures
+    return wall + model.background, failures

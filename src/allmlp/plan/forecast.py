@@ -43,6 +43,8 @@ USABLE = 0.9
 processes took 8 to 12 % more than their tensors."""
 MIN_GOODPUT = 0.01
 """Below this a job is refused."""
+HOST_BANDWIDTH = 20e9
+"""Bytes per second from a GPU to the memory of its host, over PCIe."""
 YEAR, MAX_YEARS = 365 * 86_400.0, 100
 MAX_EVENTS = 1_000_000
 """Checkpoints and failures to simulate at most, over all runs."""
@@ -231,9 +233,11 @@ def forecast(job: Job, runs: int = 500, seed: int = 0) -> Forecast:
     )
     chosen = choose(job, strategies)
     size = checkpoint_bytes(job)
-    failures = FailureModel(
-        mtbf(job.gpus, job.failures_per_gpu_day), checkpoint=size / job.storage_bandwidth, restart=job.restart_seconds
-    )
+    # Shards are copied to the memory of their hosts, and written while training goes on.
+    copied = size / job.gpus / HOST_BANDWIDTH if chosen.sharding == "fsdp" else 0.0
+    written = size / job.storage_bandwidth
+    waits = (copied, job.restart_seconds, written) if copied else (written, job.restart_seconds)
+    failures = FailureModel(mtbf(job.gpus, job.failures_per_gpu_day), *waits)
     work = job.steps * chosen.step.seconds
     interval = min(daly(failures), work) if math.isfinite(failures.mtbf) else work
     expected = expected_time(work, interval, failures)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.squad import Squad
 from allmlp.layers import Attention
+from allmlp.models.gmlp import gmlp_text
 from allmlp.models.zoo import preset
 from allmlp.optim import AdamW
 from allmlp.recipes.pretraining import TABLE6
@@ -74,6 +75,46 @@ def rte() -> Run:
     allmlp train rte --set init_from=runs/wiki_gmlp --set data.path=rte/train.tsv --set data.test=rte/dev.tsv
     """
     return _sentences(LabeledText("data/rte/train.tsv", "data/rte/dev.tsv"), 10)
+
+
+def qnli() -> Run:
+    """Fine-tune on QNLI: does the sentence answer the question?
+
+    allmlp train qnli --set init_from=runs/wiki_gmlp --set data.path=QNLI/train.tsv --set data.test=QNLI/dev.tsv
+    """
+    return _sentences(LabeledText("data/qnli/train.tsv", "data/qnli/dev.tsv"))
+
+
+def mrpc() -> Run:
+    """Fine-tune on MRPC: do two sentences say the same? 3,668 pairs.
+
+    allmlp train mrpc --set init_from=runs/wiki_gmlp --set data.path=MRPC/train.tsv --set data.test=MRPC/test.tsv
+    Validation: the dev file. Accuracy; GLUE also reports F1.
+    """
+    return _sentences(LabeledText("data/mrpc/train.tsv", "data/mrpc/test.tsv", val="data/mrpc/dev.tsv"), 10)
+
+
+def cola() -> Run:
+    """Fine-tune on CoLA: is a sentence grammatical? 8,551 sentences.
+
+    allmlp train cola --set init_from=runs/wiki_gmlp --set data.path=CoLA/train.tsv --set data.test=CoLA/dev.tsv
+    Accuracy; GLUE reports Matthews' correlation.
+    """
+    return _sentences(LabeledText("data/cola/train.tsv", "data/cola/dev.tsv", seq_len=64), 10)
+
+
+def scratch_gmlp_l18() -> dict[str, Run]:
+    """gMLP of 18 blocks on SST-2 and MNLI without pretraining.
+
+    allmlp train scratch_gmlp_l18/sst2
+    Published by others: SST-2 80.4, MNLI 65.1 %.
+    """
+    model = gmlp_text(18, 384, 1536, variant="multiplicative")
+    optim = AdamW(lr=5e-4, weight_decay=0.05, eps=1e-6)
+    return {
+        name: run.replace(model=model, optim=optim, batch_size=64, budget=Budget(epochs=5), compile=True)
+        for name, run in {"sst2": sst2(), "mnli": mnli()}.items()
+    }
 
 
 def sick() -> Run:

@@ -9,8 +9,9 @@ from allmlp.models.gmlp import gmlp
 from allmlp.models.mixer import mixer
 from allmlp.models.model import ModelSpec
 from allmlp.models.resmlp import resmlp
+from allmlp.models.resnet import ResNet
 from allmlp.models.vit import vit
-from allmlp.optim import Muon
+from allmlp.optim import Muon, Sgd
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
 from allmlp.tasks.classify import Classify
@@ -19,10 +20,11 @@ SIZE, PATCH = 128, 8
 
 
 def _imagenette(model: ModelSpec) -> Run:
+    model = model if isinstance(model, ResNet) else model.configure(drop_path=0.1)
     return Run(
-        model=model.configure(drop_path=0.1),
+        model=model,
         task=Classify(label_smoothing=0.1, augment=presets.deit(), mix=Mixup(mixup_alpha=0.8, cutmix_alpha=1.0)),
-        data=ImageFolder("imagenette2-160", img_size=(SIZE, SIZE)),
+        data=ImageFolder("data/imagenette2-160", img_size=(SIZE, SIZE)),
         batch_size=256,
         budget=Budget(epochs=200),
         optim=Muon(lr=2e-3, weight_decay=0.1),
@@ -74,3 +76,12 @@ def imagenette_vit() -> Run:
     allmlp train imagenette_vit --set data.path=imagenette2-160
     """
     return _imagenette(vit(10, 256, 4, PATCH, img_size=SIZE, num_classes=10))
+
+
+def imagenette_resnet18() -> Run:
+    """ResNet-18, the convolutional baseline, on Imagenette from scratch at 128 pixels.
+
+    allmlp train imagenette_resnet18 --set data.path=imagenette2-160
+    """
+    run = _imagenette(ResNet(img_size=(SIZE, SIZE), stem="large"))
+    return run.replace(optim=Sgd(lr=0.1, weight_decay=5e-4), max_grad_norm=None)

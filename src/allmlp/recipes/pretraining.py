@@ -144,7 +144,7 @@ def wiki_bert() -> Run:
 
 
 def wiki_gmlp_distilled() -> dict[str, Run]:
-    """gMLP with BERT's help: token embeddings to start from, features as targets, or both.
+    """gMLP with BERT's help: token embeddings to start from, features as targets, or both; both without split too.
 
     allmlp train wiki_gmlp_distilled/both --set data.path='text/train-*.txt.xz' --set data.test=text/valid.txt.xz
     `minilm` is the folder of a Hugging Face BERT (task.teacher, task.embeddings_from, data.tokenizer.path).
@@ -157,7 +157,9 @@ def wiki_gmlp_distilled() -> dict[str, Run]:
         "features": DistillMaskedLM("minilm", masked_lm),
         "both": DistillMaskedLM("minilm", masked_lm, embeddings_from="minilm"),
     }
-    return {row: plain.replace(task=task) for row, task in tasks.items()}
+    unsplit = gmlp_text(18, 384, 1536, variant="multiplicative")
+    table = {row: plain.replace(task=task) for row, task in tasks.items()}
+    return table | {"both_unsplit": table["both"].replace(model=unsplit)}
 
 
 def wiki_table3() -> dict[str, Run]:
@@ -185,3 +187,20 @@ def wiki_table3() -> dict[str, Run]:
         task=MaskedLM(), budget=Budget(steps=2500), optim=Muon(lr=6e-3, weight_decay=0.05)
     )
     return {row: short.replace(model=model) for row, model in models.items()}
+
+
+def wiki_sizes() -> dict[str, Run]:
+    """gMLP, aMLP and a Transformer with relative positions in four widths, to fit how the loss falls with compute.
+
+    allmlp train wiki_sizes/gmlp_256 --set budget.steps=3000
+    allmlp study depth
+    Not yet run. Same data and masks for all. Published: gMLP's figure 8 and table 4, at 18 to 144 blocks.
+    """
+    table = {}
+    for width in (128, 192, 256, 384):
+        relative = Attention(width // 64, bias=RelativePositionBias())
+        table[f"gmlp_{width}"] = gmlp_text(12, width, 6 * width)
+        table[f"amlp_{width}"] = gmlp_text(11, width, 6 * width, attention=TinyAttention(64))
+        table[f"transformer_{width}"] = _pre_norm(bert(9, width, width // 64, relative))
+    short = wiki_table3()["split"]
+    return {row: short.replace(model=model) for row, model in table.items()}

@@ -16,11 +16,12 @@ def frontier() -> Study:
     return Study(
         "frontier",
         rows={
-            f"{family}_{percent}": Row(f"cifar10_{family}", {"train_fraction": fraction})
+            f"{family}_{percent}": Row(f"cifar10_{family}", {"train_fraction": fraction}, curve=(family, int(percent)))
             for family in families
             for percent, fraction in fractions.items()
         },
         compared="epochs",
         metric="accuracy",
         overrides={"budget.epochs": "none", "budget.steps": "3000"},
+        axis="training images, %",
     )

@@ -23,7 +23,7 @@ def table3() -> Study:
         rows={name: Row(f"wiki_table3/{name}", candidates=grid({"optim.lr": RATES})) for name in wiki_table3()},
         compared="tokens",
         metric="loss",
-        also=("perplexity",),
+        also=("perplexity", "unigram_perplexity"),
         overrides={"budget.steps": str(STEPS)},
         tuning=Tuning(val_size=2000, overrides={"budget.steps": "1500"}),
         reference="split",

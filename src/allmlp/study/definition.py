@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Literal
 from allmlp.errors import UserError, lookup
 from allmlp.recipes import runs
 from allmlp.run import Run
-from allmlp.spec import MAX_COUNT, override_all
+from allmlp.spec import MAX_COUNT, Spec, override_all
 
 Overrides = Mapping[str, str]
 """Fields and values as after --set."""
@@ -31,6 +32,10 @@ class Row:
     overrides: Overrides = field(default_factory=dict)
     candidates: Mapping[str, Overrides] = field(default_factory=dict)
     """Settings to choose from on validation, by name; none: nothing is tuned."""
+    like: str = ""
+    """An earlier row whose chosen setting this one has, in place of candidates of its own."""
+    curve: tuple[str, float] | None = None
+    """Where rows are points of curves: the name of the curve, and the place on the study's `axis`."""
     metric: str = ""
     """Of this row, where it differs from the study's."""
     seeds: int | None = None
@@ -39,6 +44,15 @@ class Row:
     """A published value to compare with, in the unit of the metric."""
     source: str = ""
     """Where the anchor was published."""
+
+    @property
+    def starts(self) -> list[str]:
+        """Rows whose models this one starts from."""
+        return [parent(value, 0)[0] for value in self.overrides.values() if value.startswith(PARENT)]
+
+    @property
+    def needs(self) -> list[str]:
+        return [*self.starts, *([self.like] if self.like else [])]
 
 
 @dataclass(frozen=True)
@@ -72,18 +86,24 @@ class Study:
     """The row that differences are taken to, over equal seeds."""
     floor: str = "majority"
     """The metric of an evaluation that needs no model: what any row must exceed."""
+    axis: str = ""
+    """What the curves of the rows are drawn over; empty: rows are drawn below each other."""
 
     def __post_init__(self) -> None:
         if self.reference:
             lookup(self.reference, self.rows, f"row of {self.name}")
+        earlier: dict[str, Row] = {}
         for name, row in self.rows.items():
             if row.candidates and self.tuning is None:
                 raise UserError(f"study {self.name}: row {name} has candidates, but the study has no tuning")
-            parents = [parent(value, 0) for value in row.overrides.values() if value.startswith(PARENT)]
-            for needed, _ in parents:
-                lookup(needed, self.rows, f"row of {self.name}")
-            if parents and row.candidates:
-                raise UserError(f"study {self.name}: row {name} starts from another row, so it cannot be tuned")
+            if row.like and lookup(row.like, earlier, f"earlier row of {self.name}").candidates and row.candidates:
+                raise UserError(f"study {self.name}: row {name} has both candidates and those of {row.like}")
+            earlier[name] = row
+        for name, row in self.rows.items():
+            for start in row.starts:
+                lookup(start, self.rows, f"row of {self.name}")
+                if row.candidates and self.data_of(start) == self.data_of(name):
+                    raise UserError(f"study {self.name}: row {name} cannot be tuned, {start} has seen its examples")
 
     @property
     def parents(self) -> set[tuple[str, int]]:
@@ -91,11 +111,29 @@ class Study:
         finals = (self.final_trials(row, next(iter(self.candidates(row)))) for row in self.rows)
         return {needed for trial in itertools.chain.from_iterable(finals) for needed in trial.parents}
 
+    def with_needed(self, patterns: Iterable[str]) -> set[str]:
+        """The rows whose names match, and those that they start from or are tuned like."""
+        found: set[str] = set()
+        for pattern in patterns:
+            matching = fnmatch.filter(self.rows, pattern)
+            if not matching:
+                raise UserError(f"study {self.name} has no row {pattern!r}, but {', '.join(self.rows)}")
+            found.update(matching)
+        missing = found
+        while missing:
+            missing = {needed for name in missing for needed in self.rows[name].needs} - found
+            found |= missing
+        return found
+
+    def data_of(self, row: str) -> Spec:
+        return self.trial(row, next(iter(self.candidates(row))), 0, "final", {}, 0).run.data
+
     def metric_of(self, row: str) -> str:
         return self.rows[row].metric or self.metric
 
     def candidates(self, row: str) -> Mapping[str, Overrides]:
-        return self.rows[row].candidates or {"": {}}
+        one = self.rows[row]
+        return (self.rows[one.like] if one.like else one).candidates or {"": {}}
 
     def tuning_trials(self, row: str) -> Iterator[Trial]:
         """The runs that choose between the candidates of a row; none where there is one candidate only."""

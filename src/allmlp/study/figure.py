@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 
 def draw(summary: Summary, folder: Path) -> bool:
     """Write figure.png and figure.svg; False where matplotlib is missing or nothing is finished."""
-    lines = [line for line in summary.lines if line.result is not None]
-    if not lines:
+    if not any(line.result for line in summary.lines):
         return False
     try:
-        figure = study_figure(summary, lines)
+        for kind in ("png", "svg"):
+            write(summary, folder / f"figure.{kind}")
     except MissingExtra:
         return False
-    for kind in ("png", "svg"):
-        save(figure, folder / f"figure.{kind}", kind)
     return True
+
+
+def write(summary: Summary, file: Path) -> Path:
+    """Write the figure of the rows that have a result, in the format of the file's suffix."""
+    lines = [line for line in summary.lines if line.result is not None]
+    figure = curves_figure(summary, lines) if summary.axis else study_figure(summary, lines)
+    save(figure, file, file.suffix[1:])
+    return file
 
 
 @styled
@@ -49,6 +55,31 @@ def study_figure(summary: Summary, lines: list[Line]) -> Figure:
     for axis in right:
         axis.axvline(0, color="black", linewidth=0.6)
         axis.set(xlabel=f"difference to {summary.reference}", title="equal seeds, 95 % interval")
+    figure.suptitle(f"{summary.name}: equal {summary.compared}", fontsize=9)
+    return figure
+
+
+@styled
+def curves_figure(summary: Summary, lines: list[Line]) -> Figure:
+    """Means with intervals over the study's axis, a curve for each family."""
+    figure = require("matplotlib.figure", "analysis").Figure(figsize=(5.0, 3.2), layout="constrained")
+    axis = figure.subplots()
+    curves: dict[str, list[tuple[float, Interval]]] = {}
+    for line in lines:
+        if line.curve is not None and line.result is not None:
+            curves.setdefault(line.curve[0], []).append((line.curve[1], line.result))
+    for number, (name, points) in enumerate(curves.items()):
+        xs = [x for x, _ in points]
+        spread = [value.half or 0.0 for _, value in points]
+        options = {"color": COLORS[number % len(COLORS)], "markersize": 4, "capsize": 3, "label": name}
+        axis.errorbar(xs, [value.mean for _, value in points], yerr=spread, fmt="o-", **options)
+    places = sorted({x for points in curves.values() for x, _ in points})
+    axis.set_xscale("log")
+    axis.set_xticks(places, [f"{place:g}" for place in places])
+    axis.minorticks_off()
+    axis.set(xlabel=summary.axis, ylabel=metric_title(lines)[0])
+    axis.set_title("mean with 95 % interval")
+    axis.legend(fontsize=7)
     figure.suptitle(f"{summary.name}: equal {summary.compared}", fontsize=9)
     return figure
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from allmlp.checkpoint import FOLDER as CHECKPOINTS
 from allmlp.errors import UserError
 from allmlp.log import METRICS, format_duration, format_value
 from allmlp.record import read_record
@@ -86,9 +87,10 @@ def progress(study: Study, found: list[Record], models: Path | None = None) -> P
         look_up(now, tuning)
         left = [trial for trial in tuning if trial.key not in now.done]
         now.ready += left
-        best = None if left else choose(now, row, tuning)
-        if best is None and not left:
-            now.hopeless[row] = "all candidates have failed"
+        like = study.rows[row].like
+        best = now.chosen.get(like) if like else None if left else choose(now, row, tuning)
+        if best is None and (like in now.hopeless if like else not left):
+            now.hopeless[row] = f"it needs the setting of {like}" if like else "all candidates have failed"
             continue
         finals = list(study.final_trials(row, next(iter(study.candidates(row))) if best is None else best))
         if best is None:
@@ -233,6 +235,8 @@ class Runner:
     jobs: int = 1
     minutes: float | None = None
     retry_failed: bool = False
+    rows: tuple[str, ...] = ()
+    """Patterns of the rows to run, with the rows that these start from or are tuned like; none: all."""
     say: Callable[[str], None] = print
     show: Callable[[str], None] | None = None
     """Shows the last line of a run while it runs."""
@@ -242,6 +246,7 @@ class Runner:
         self.unstarted: dict[str, str] = {}
         self.ended = 0
         self.active: list[Process] = []
+        self.wanted = self.study.with_needed(self.rows) if self.rows else {*self.study.rows}
         if self.jobs > 1 and self.study.compared == "seconds":
             raise UserError(
                 f"study {self.study.name} compares seconds: its runs take place one at a time, without --jobs"
@@ -281,7 +286,7 @@ class Runner:
         for trial in now.ready:
             if len(self.active) == self.jobs:
                 return
-            if trial.key in busy or trial.row in self.unstarted:
+            if trial.key in busy or trial.row in self.unstarted or trial.row not in self.wanted:
                 continue
             duration = expected_seconds(trial, now.records)
             # Of a run that nothing is known about, half a portion is a chance.
@@ -374,6 +379,7 @@ class Runner:
             target.parent.mkdir(exist_ok=True)
             shutil.rmtree(target, ignore_errors=True)
             shutil.move(active.folder, target)
+            shutil.rmtree(target / CHECKPOINTS, ignore_errors=True)
 
     def give_up(self, active: Process) -> None:
         """Stop a run at the end of a portion; one that had the whole portion will never fit and has failed."""

@@ -36,6 +36,7 @@ class Line(NamedTuple):
     epochs: float | None
     seconds: float | None
     failed: int
+    curve: tuple[str, float] | None = None
 
 
 class TuningLine(NamedTuple):
@@ -54,8 +55,9 @@ class Summary(NamedTuple):
     also: tuple[str, ...]
     lines: list[Line]
     tuning: list[TuningLine]
-    data: set[str]
-    """Checksums of the data of the final runs: one, unless machines had different data."""
+    data: dict[str, set[str]]
+    """Checksums of the data of the final runs by row: one each, unless machines had different data."""
+    axis: str = ""
 
 
 def summarize(now: Progress) -> Summary:
@@ -87,6 +89,7 @@ def summarize(now: Progress) -> Summary:
                 mean(result["epochs"] for result in results) if results else None,
                 mean(result["seconds"] for result in results) if results else None,
                 len(finals[row]) - len(finished),
+                one.curve,
             )
         )
     tuning = [
@@ -94,8 +97,11 @@ def summarize(now: Progress) -> Summary:
         for row in study.rows
         for candidate in dict.fromkeys(trial.candidate for trial in study.tuning_trials(row))
     ]
-    data = {record["data"]["sha256"] for found in finals.values() for record in with_result(found) if "data" in record}
-    return Summary(study.name, study.compared, study.reference, study.also, lines, tuning, data)
+    data = {
+        row: {record["data"]["sha256"] for record in with_result(found) if "data" in record}
+        for row, found in finals.items()
+    }
+    return Summary(study.name, study.compared, study.reference, study.also, lines, tuning, data, study.axis)
 
 
 def other_metrics(names: Iterable[str], finished: list[Record]) -> dict[str, Interval]:

@@ -33,10 +33,11 @@ class Translation(Task):
 
         L = - mean over t of sum_k q_k log softmax(logits[t])_k,   q = (1 - e) onehot(y[t + 1]) + e / V
 
-    Evaluation decodes by beam search (`num_beams`, `length_penalty`) and reports sacrebleu's BLEU and chrF; during
-    training only the first `eval_pairs` test pairs are decoded, all if None. `word_dropout` is the fraction of source
-    and target input tokens replaced by [MASK] in training, a regularizer for small data. Sources: Vaswani et al., 2017
-    (smoothing, beam search); Wu et al., 2016 (length penalty); Sennrich et al., 2016 (word dropout).
+    Evaluation decodes by beam search (`num_beams`, `length_penalty`) and reports sacrebleu's BLEU and chrF; of several
+    test files bleu is that of the first, and NAME_bleu that of another one. During training only the first `eval_pairs`
+    test pairs are decoded, all if None. `word_dropout` is the fraction of source and target input tokens replaced by
+    [MASK] in training, a regularizer for small data. Sources: Vaswani et al., 2017 (smoothing, beam search); Wu et al.,
+    2016 (length penalty); Sennrich et al., 2016 (word dropout).
     """
 
     dataset_type: ClassVar[type[Dataset]] = TranslationDataset
@@ -79,6 +80,7 @@ class TranslationModule(TaskModule):
             )
         splits = [split for split in (dataset.validation, dataset.test) if split is not None]
         self.eval_splits = [EvalSplit.of(split, spec.eval_pairs) for split in splits]
+        self.test_sets = dataset.test_sets
         self.evaluated = self.eval_splits[-1]
         """The split that was evaluated last."""
 
@@ -125,18 +127,30 @@ class TranslationModule(TaskModule):
 
     def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
-        statistics = torch.zeros(len(TranslationMetrics.names) + 1, dtype=torch.float64)
+        statistics = torch.zeros(max(len(self.test_sets), 1), len(TranslationMetrics.names) + 1, dtype=torch.float64)
         for source, target, reference in batches:
             if len(reference):
                 self.evaluated = [split for split in self.eval_splits if split.first <= int(reference[0])][-1]
             losses = self.token_losses(model, source.long(), target.long(), target.long())
             sums += torch.stack([part.sum() for part in losses])
-            decoded = reference <= self.evaluated.last
-            statistics += self.statistics(model, source[decoded].long(), reference[decoded].tolist())
+            for number, part in enumerate(self.parts()):
+                decoded = (reference >= part.first) & (reference <= part.last)
+                statistics[number] += self.statistics(model, source[decoded].long(), reference[decoded].tolist())
         loss_sum, correct, count = sums
-        *totals, pairs = statistics.to(sums.dtype).to(model.device)
         means = {"loss": (loss_sum, count), "accuracy": (correct, count)}
-        return means | {name: (total, pairs) for name, total in zip(TranslationMetrics.names, totals)}
+        for part, (*totals, pairs) in zip(self.parts(), statistics.to(sums.dtype).to(model.device)):
+            means |= {f"{part.prefix}{name}": (total, pairs) for name, total in zip(TranslationMetrics.names, totals)}
+        return means
+
+    def parts(self) -> list[DecodedPart]:
+        """The pairs of the split that was evaluated last which are decoded, by test file."""
+        pairs, first, last = self.evaluated
+        if not self.test_sets or first < self.test_sets[0][1]:
+            return [DecodedPart("", first, last, pairs)]
+        ends = [*(start - 1 for _, start in self.test_sets[1:]), last]
+        prefixes = ["", *(f"{name}_" for name, _ in self.test_sets[1:])]
+        found = zip(prefixes, (start for _, start in self.test_sets), (min(end, last) for end in ends))
+        return [DecodedPart(prefix, start, end, end - start + 1) for prefix, start, end in found if start <= end]
 
     def statistics(self, model: Model, source: Tensor, references: list[int]) -> Tensor:
         """The sums of `TranslationMetrics` over these pairs, and the number of pairs."""
@@ -145,9 +159,20 @@ class TranslationModule(TaskModule):
         return torch.tensor([*sums, len(texts)], dtype=torch.float64)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
-        sums = [round(means[name] * self.evaluated.pairs) for name in TranslationMetrics.names]
-        others = {name: mean for name, mean in means.items() if name not in TranslationMetrics.names}
-        return {**self.metrics.compute(sums), "perplexity": perplexity(means["loss"]), **others}
+        scores: dict[str, float] = {}
+        for part in self.parts():
+            sums = [round(means.pop(f"{part.prefix}{name}") * part.pairs) for name in TranslationMetrics.names]
+            scores |= {f"{part.prefix}{name}": score for name, score in self.metrics.compute(sums).items()}
+        return {**scores, "perplexity": perplexity(means["loss"]), **means}
+
+
+class DecodedPart(NamedTuple):
+    """Pairs of a test file: what its metrics' names start with, and the `reference_index` of its first and last."""
+
+    prefix: str
+    first: int
+    last: int
+    pairs: int
 
 
 class EvalSplit(NamedTuple):

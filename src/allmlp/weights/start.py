@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from torch import Tensor
+
 from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing
 from allmlp.errors import UserError
+from allmlp.layers.mixers.projection import Dense, Toeplitz, TokenProjection
 from allmlp.models.external import External
 from allmlp.models.grid import GridResize
 from allmlp.models.model import Model
@@ -52,13 +55,14 @@ def transfer(model: Model, start: Start) -> list[str]:
     """Initialize `model` with the weights of `start`; returns the keys that keep their initialization.
 
     All weights must match, except for head and pool, which keep their initialization if they differ. Weights of the
-    same model at another image size or sequence length are resized.
+    same model at another image size or sequence length are resized; Toeplitz matrices can become dense ones.
     """
     source, found = start.model.state_dict(), start.model.spec
     if differs_in_img_size(found, model.spec):
         source = GridResize(found, model.spec)(source)
     elif differs_in_seq_len(found, model.spec):
         source = resize_length(source, model.spec)
+    source |= dense_matrices(model, source)
     prefixes = (*HEAD_PREFIXES, f"{model.parts().get('head', 'head')}.")
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in source.items()}
@@ -73,3 +77,14 @@ def transfer(model: Model, start: Start) -> list[str]:
         )
     model.load_state_dict({name: source[name] for name in body}, strict=False)
     return fresh
+
+
+def dense_matrices(model: Model, source: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The matrices over tokens that are dense in `model` and Toeplitz in `source`."""
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, TokenProjection) and isinstance(module.spec, Dense):
+            weight, toeplitz = source.get(f"{path}.weight"), Toeplitz()
+            if weight is not None and tuple(weight.shape) == toeplitz.shape(module.tokens, module.causal):
+                found[f"{path}.weight"] = toeplitz.matrix(weight, 0, module.tokens, module.causal).contiguous()
+    return found

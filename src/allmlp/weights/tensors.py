@@ -39,6 +39,8 @@ PLAIN = re.compile(
 """The globals in the pickle of a state dict."""
 WRAPPERS = ("model", "state_dict")
 """Keys of the weights in a training checkpoint."""
+PARALLEL = "module."
+"""Prefix of all weights that were saved from DataParallel or DDP, as those of CaiT were."""
 
 
 def read(file: Path) -> dict[str, Tensor]:
@@ -211,7 +213,10 @@ def more_than_weights(file: Path, what: object) -> UserError:
 def unwrap(content: Any) -> Any:
     for name in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
-            return content[name]
+            content = content[name]
+            break
+    if isinstance(content, dict) and content and all(str(name).startswith(PARALLEL) for name in content):
+        return {str(name).removeprefix(PARALLEL): tensor for name, tensor in content.items()}
     return content
 
 

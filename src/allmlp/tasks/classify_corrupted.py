@@ -1,0 +1,65 @@
+"""Image classification, evaluated on corrupted images as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from allmlp.data.augment import to_float
+from allmlp.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from allmlp.data.dataset import ImageDataset, LabeledImages
+from allmlp.data.sampler import Stream, mix_seed
+from allmlp.device import sum_dtype
+from allmlp.errors import lookup
+from allmlp.models.model import Model
+from allmlp.spec import Count
+from allmlp.tasks.classify import Classify, ClassifyModule, evaluate_classifier
+from allmlp.tasks.task import TaskModule
+
+
+class ClassifyCorrupted(Classify):
+    """Trained as `Classify`; the evaluation adds accuracy_KIND for every corruption, the mean over `severities`, and
+    corrupted_accuracy, the mean over the corruptions (`data.corruptions`).
+    """
+
+    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
+    severities: tuple[Count, ...] = SEVERITIES
+
+    def check(self) -> None:
+        for kind in self.corruptions:
+            lookup(kind, CORRUPTIONS, "corruption")
+        for severity in self.severities:
+            lookup(str(severity), dict.fromkeys(map(str, SEVERITIES)), "severity")
+
+    def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
+        return ClassifyCorruptedModule(self, model, dataset)
+
+
+class ClassifyCorruptedModule(ClassifyModule):
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+        spec = self.spec
+        assert isinstance(spec, ClassifyCorrupted)
+        zero = torch.zeros((), dtype=sum_dtype(model.device), device=model.device)
+        sums = dict.fromkeys(("accuracy", "loss", *(f"accuracy_{kind}" for kind in spec.corruptions)), (zero, zero))
+
+        def add(name: str, found: tuple[Tensor, Tensor]) -> None:
+            sums[name] = (sums[name][0] + found[0], sums[name][1] + found[1])
+
+        for number, (images, labels) in enumerate(batches):
+            for name, found in evaluate_classifier(model, self.normalize, [LabeledImages(images, labels)]).items():
+                add(name, found)
+            for place, kind in enumerate(spec.corruptions):
+                for severity in spec.severities:
+                    seed = mix_seed(Stream.CORRUPTION, number, place, severity)
+                    changed = corrupt(to_float(images), kind, severity, seed)
+                    found = evaluate_classifier(model, self.normalize, [LabeledImages(changed, labels)])
+                    add(f"accuracy_{kind}", found["accuracy"])
+        return sums
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        assert isinstance(self.spec, ClassifyCorrupted)
+        corrupted = [means[f"accuracy_{kind}"] for kind in self.spec.corruptions]
+        return {**means, "corrupted_accuracy": fmean(corrupted)} if corrupted else means
