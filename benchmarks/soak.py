@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,10 @@ GROWTH = 1.1
 
 def open_files(process: int) -> tuple[list[str], list[str]]:
     """What a process has open: files, and sockets."""
-    found = [os.readlink(file) for file in Path(f"/proc/{process}/fd").iterdir()]
+    found = list[str]()
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed in between
+            found.append(os.readlink(file))
     return [name for name in found if "socket" not in name], [name for name in found if "socket" in name]
 
 
