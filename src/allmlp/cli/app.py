@@ -109,7 +109,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         out = str(ctx.params.get("out") or "")
-        if re.match(r"\w{2,}:/", out):  # Path has made one slash of two
+        if re.match(r"\w{2,}:/", out):
+            out = re.sub(":/+", "://", out)  # Path has made one slash of two
             raise UserError(f"--out {out}: only files and folders of this machine can be written")
         return super().invoke(ctx)
 
