@@ -353,4 +353,4 @@ def test_series(page: Any, tmp_path: Path) -> None:
         assert page.locator("#result tr").count() == 1 + 4
         page.locator("#first").fill("heat,load\n1,2\n3,many")
         page.locator("#submit").click()
-        assert error(page) == '"many" is not a number.'
+        assert error(page) == '"many" is not a number.' and page.locator("#retry").is_hidden()
