@@ -14,7 +14,7 @@ always has a few batches waiting. `http` tells
 how busy each stage is: the event loop (HTTP, JSON), the decoders, the model. The busiest one limits the rate; where
 no stage is busy all the time, cores are missing, or clients. `cost` compares the processor time of an image with that
 of the model called directly on batches of the same size. `lone` compares what one client gets with the number of
-threads that is chosen by measurement and with one, in interleaved rounds, beside `--busy` processes with a core each.
+threads that is chosen by measurement and with one, from two servers in turns, beside `--busy` busy processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -199,24 +198,27 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
     return {"direct": direct, "server": per_image, "batch_size": size, "statuses": dict(load.statuses)}
 
 
-def lone(options: argparse.Namespace, rounds: int = 3) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {"chosen": [], "one": []}
+def lone(options: argparse.Namespace, rounds: int = 24) -> dict[str, Any]:
+    answers, seconds = {"chosen": [0] * rounds, "one": [0] * rounds}, {"chosen": 0.0, "one": 0.0}
     with ExitStack() as stack:
         for _ in range(options.busy):
             busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             stack.callback(busy.kill)
-        for _ in range(rounds):
-            for name, threads in (("chosen", None), ("one", 1)):
-                changed = argparse.Namespace(**{**vars(options), "clients": 1, "threads": threads})
-                with serving(changed) as served:
-                    load = read_load(start_load(served.port, 1, options.seconds))
-                rates[name].append(load.statuses["200"] / load.seconds)
-    ratios = sorted(a / b for a, b in zip(*rates.values(), strict=True))
-    print(f"lone: {options.model}, {options.device}, one client, {options.busy} busy processes")
-    for name, found in rates.items():
-        print(f"  threads {name:<7} {statistics.median(found):8.1f} images/s")
-    print(f"  chosen / one: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-    return {"images_per_second": rates, "ratio": statistics.median(ratios)}
+        settings = {name: {**vars(options), "clients": 1, "threads": count} for name, count in zip(answers, (None, 1))}
+        servers = {
+            name: stack.enter_context(serving(argparse.Namespace(**changed))) for name, changed in settings.items()
+        }
+        for turn in range(rounds):
+            for name, served in list(servers.items())[:: -1 if turn % 2 else 1]:
+                load = read_load(start_load(served.port, 1, options.seconds))
+                answers[name][turn] = load.statuses["200"]
+                seconds[name] += load.seconds
+    rates = {name: sum(found) / seconds[name] for name, found in answers.items()}
+    print(f"lone: {options.model}, {options.device}, one client, {options.busy} busy processes, {rounds} turns")
+    for name, rate in rates.items():
+        print(f"  threads {name:<7} {rate:8.1f} images/s")
+    print(f"  chosen / one: {rates['chosen'] / rates['one']:.2f}")
+    return {"answers": answers, "images_per_second": rates, "ratio": rates["chosen"] / rates["one"]}
 
 
 def cpu_seconds(threads: list[threading.Thread]) -> float:

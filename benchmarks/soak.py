@@ -23,10 +23,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from allmlp.provenance import environment
 from serve import COMPLETED, quantile, read_load, server, start_load
 
 RUN = ("digits_mixer", "--device", "cpu", "--set", "budget.steps=100", "--set", "save_every=20", "--set", "log_every=5")
@@ -38,7 +41,10 @@ GROWTH = 1.1
 
 def open_files(process: int) -> tuple[list[str], list[str]]:
     """What a process has open: files, and sockets."""
-    found = [os.readlink(file) for file in Path(f"/proc/{process}/fd").iterdir()]
+    found = list[str]()
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed in between
+            found.append(os.readlink(file))
     return [name for name in found if "socket" not in name], [name for name in found if "socket" in name]
 
 
@@ -47,6 +53,8 @@ class Usage:
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = {"MiB": [], "files": [], "threads": []}
+        self.load: list[float] = []
+        """Processes of the whole machine that want to run."""
 
     @contextmanager
     def watch(self, process: int, every: float) -> Iterator[None]:
@@ -60,6 +68,7 @@ class Usage:
                     found = len(open_files(process)[0]), len(list((place / "task").iterdir()))
                 except OSError:  # the process has ended
                     return
+                self.load.append(os.getloadavg()[0])
                 for name, value in zip(self.samples, (pages * resource.getpagesize() / 2**20, *found)):
                     self.samples[name].append(value)
 
@@ -175,14 +184,15 @@ def serve(seconds: float) -> tuple[dict[str, Any], list[str]]:
         code, out, err = served.terminate()
     if code or err or ", 0 unfinished" not in out:
         faults.append(f"the server ends with {code}: {out} {err[-300:]}")
-    return figures | {"usage": usage.summary()}, faults + usage.faults("serving")
+    return figures | {"usage": usage.summary(), "load": statistics.median(usage.load)}, faults + usage.faults("serving")
 
 
 def page(result: dict[str, Any]) -> str:
     """The result as Markdown."""
-    training, serving = result["training"], result["serving"]
+    training, serving, machine = result["training"], result["serving"], result["environment"]
     rows = [
-        f"| at {name} capacity | {row['statuses']} | {row['lost']} | {row['p50_ms']} ms | {row['p99_ms']} ms |"
+        f"| {name} | {row['statuses'].get('200', 0):,} | {row['statuses'].get('503', 0):,} | {row['lost']} "
+        f"| {row['p50_ms']} ms | {row['p99_ms']} ms |"
         for name, row in serving.items()
         if name in ("half", "twice")
     ]
@@ -194,7 +204,10 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         f"# Soak of {result['minutes']:g} minutes, seed {result['seed']}",
         "",
-        f"**{f'{count} faults' if count else 'Nothing was lost.'}**",
+        f"{machine['device']}, {machine['cores']} cores, with a load average of {serving['load']:.1f} while it served; "
+        f"torch {machine['torch']}, {machine['date'][:10]}, commit {machine['commit']}.",
+        "",
+        f"**{f'{count} faults' if count else 'Nothing was lost; memory, files and threads stayed level.'}**",
         *(f"- {fault}" for fault in result["faults"]),
         "",
         f"Training: {training['runs']} runs, killed {training['kills']} times, resumed, each with the records and the "
@@ -202,8 +215,8 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"Serving: {serving['capacity']:.1f} images a second.",
         "",
-        "| load | answers by status | accepted and lost | p50 | p99 |",
-        "|---|---|---|---|---|",
+        "| load, times capacity | answered | told 503 with Retry-After | accepted and lost | p50 | p99 |",
+        "|---|---|---|---|---|---|",
         *rows,
         "",
         "| of the server | early | late | most |",
@@ -224,7 +237,8 @@ def main() -> int:
     training, faults = train(30 * options.minutes, runs, random.Random(options.seed))
     shutil.rmtree(runs)
     serving, more = serve(30 * options.minutes)
-    result = {"minutes": options.minutes, "seed": options.seed, "training": training, "serving": serving}
+    result = {"minutes": options.minutes, "seed": options.seed, "environment": environment(torch.device("cpu"))}
+    result |= {"training": training, "serving": serving}
     result["faults"] = faults + more
     (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
     (options.out / "result.md").write_text(page(result), encoding="utf8")

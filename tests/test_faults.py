@@ -6,9 +6,12 @@ import gzip
 import io
 import json
 import os
+import re
+import subprocess
 import sys
 import time
 import warnings
+from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import torch
 import zstandard
 from PIL import Image
 from safetensors.torch import save_file
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import allmlp
 from allmlp.cli import main
@@ -170,6 +174,12 @@ def test_places_that_cannot_be_read(place: str, said: str, capsys: pytest.Captur
     assert said in refused(capsys, "train", place)
 
 
+@pytest.mark.parametrize("command", ["train digits_mixer", "predict a.png"])
+def test_results_are_not_written_to_other_machines(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into a folder named s3: either."""
+    assert "--out s3://bucket/x.csv: only " in refused(capsys, *command.split(), "--out", "s3://bucket/x.csv")
+
+
 @pytest.mark.parametrize("place", ["~no-such-user/a.png", "~no\0user/a.png"])
 def test_homes_of_users_that_do_not_exist(place: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no file ~no" in refused(capsys, "predict", str(model), place)
@@ -271,6 +281,39 @@ def test_of_several_processes_one_tells_a_mistake(
         assert caught.value.code == 2 and "error: --set" in json.loads(report.read_text())["message"]["message"]
         told.append(capsys.readouterr().err.count("\n"))
     assert told == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "said"),
+    [(2, 2, ""), (130, 130, ""), (1, 1, "error: process 1 ended with exit status 1\n"), (-9, 137, "by SIGKILL\n")],
+)
+def test_a_failed_launch_is_one_line(
+    ended: int, status: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing where the process has said why; torch's arguments are those of torchrun -m allmlp."""
+    given = []
+
+    def fail(arguments: Namespace) -> None:
+        given.append((arguments.nproc_per_node, arguments.module, arguments.training_script))
+        given.append(arguments.training_script_args)
+        raise ChildFailedError("allmlp", {1: ProcessFailure(1, 123, ended, "")})
+
+    monkeypatch.setattr("torch.distributed.run.run", fail)
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(SystemExit) as caught:
+        main(["launch", "--nproc-per-node", "2", "train", "x", "--set", "seed=1"])
+    found = capsys.readouterr()
+    assert caught.value.code == status and found.err.endswith(said) and bool(found.err) == bool(said)
+    assert given == [("2", True, "allmlp"), ["train", "x", "--set", "seed=1"]]
+    assert "--nproc" in refused(capsys, "launch", "--nproc", "2", "--no-such-option", "train")
+
+
+@pytest.mark.slow
+def test_a_mistake_in_several_processes_is_one_line() -> None:
+    command = [sys.executable, "-m", "allmlp", "launch", "--nproc-per-node", "2", "train", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2 and re.fullmatch(r"error: 'nothing' [^\n]+\n", done.stderr), done.stderr
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +114,35 @@ def test_measuring_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, busy)
     machine.run(5000)
     assert machine.now < 1.1 * 5000 * busy(1, 0.0)
+
+
+@pytest.mark.parametrize(("others", "expected"), [(3.9, {1}), (2.0, {1, 2}), (0.0, {1, 2, 4})])
+def test_threads_for_spare_processors_only(others: float, expected: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors that other processes use are not tried, and the first units have one thread."""
+    machine = Machine(monkeypatch, quiet)
+    monkeypatch.setattr(threads, "free_seconds", lambda: (4 - others) * machine.now)
+    chooser = threads.Threads(spare_only=True)
+    for one in (chooser, chooser.sibling()):
+        for _ in range(300):
+            with one:
+                machine.work()
+    assert set(machine.used[:3]) == {1} and set(machine.used) == expected and machine.used[-1] == max(expected)
+    monkeypatch.setattr(threads, "free_seconds", lambda: 1.0)  # now the others use all
+    for _ in range(5000):
+        with chooser:
+            machine.work()
+    assert machine.used[-1] == 1
+
+
+def test_free_processors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In seconds of all together: they grow with the work of this process, and where the system does not tell."""
+    before, start = threads.free_seconds(), time.process_time()
+    while time.process_time() < start + 0.05:
+        pass
+    assert threads.free_seconds() >= before + 0.03
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "")
+    before = threads.free_seconds()
+    assert threads.free_seconds() > before
 
 
 def test_the_record_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

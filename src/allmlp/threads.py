@@ -102,12 +102,21 @@ class Threads:
     """Sets the number of threads of each unit of work, such as a training step, which is done inside `with threads`.
 
     `start` is the number of the first unit. Inactive, it leaves torch's number as it is. The fewest threads that are at
-    most `worth` times slower than the fastest number are used.
+    most `worth` times slower than the fastest number are used. With `spare_only` the first unit has one thread, and no
+    more are tried than other processes leave processors free.
     """
 
-    def __init__(self, file: Path | None = None, start: int = 0, active: bool = True, worth: float = WORTH) -> None:
+    def __init__(
+        self,
+        file: Path | None = None,
+        start: int = 0,
+        active: bool = True,
+        worth: float = WORTH,
+        spare_only: bool = False,
+    ) -> None:
         self.file, self.unit, self.active, self.worth = file, start, active and not is_fixed(), worth
-        self.candidates = halves(limit())
+        self.spare = Spare() if spare_only else None
+        self.candidates = [1] if spare_only else halves(limit())
         self.plan: list[tuple[int, int]] = [(start, self.candidates[0])]
         """Numbers of threads, each with the first unit that has it."""
         self.until = start
@@ -124,6 +133,7 @@ class Threads:
         """For units of the same kind but of another size: begins with the same number, and measures it later."""
         made = Threads(active=self.active, worth=self.worth)
         made.plan, made.is_measuring = [(0, self.count)], self.is_measuring
+        made.spare, made.candidates = self.spare, self.candidates
         made.measured, made.cost = self.measured, self.cost
         return made
 
@@ -185,12 +195,16 @@ class Threads:
         """Go on, or measure again: when the speed has changed, and from time to time."""
         count, now, duration = self.plan[-1][1], time.monotonic(), self.spent / self.units
         drifted = not 1 / DRIFT < duration / self.seconds.get(count, math.inf) < DRIFT
-        if self.candidates != [count] and now - self.measured > self.cost * REST[not drifted]:
-            self.is_measuring, self.began, self.candidates = True, now, halves(limit())
+        if now - self.measured > self.cost * REST[not drifted] and (found := halves(self.most())) != [count]:
+            self.is_measuring, self.began, self.candidates = True, now, found
             self.seconds.clear()
             self.use(self.candidates[0], 1)
         else:
             self.use(count, stretch(duration))
+
+    def most(self) -> int:
+        """The largest number of threads to try."""
+        return limit() if self.spare is None else max(min(self.spare.processors(), limit()), 1)
 
     def use(self, count: int, units: int) -> None:
         """Compute the next `units` with `count` threads, and time them."""
@@ -203,6 +217,31 @@ class Threads:
         if self.file is not None:
             text = json.dumps({"plan": self.plan, "until": self.until})
             write_atomically(self.file, lambda file: file.write_text(text, encoding="utf8"))
+
+
+class Spare:
+    """How many processors other processes leave to this one."""
+
+    def __init__(self) -> None:
+        self.since, self.free, self.found = time.monotonic(), free_seconds(), 1
+
+    def processors(self) -> int:
+        """On average since the last call, rounded; 1 at first."""
+        now = time.monotonic()
+        if now - self.since >= SAMPLE:  # the system counts in hundredths of a second
+            free = free_seconds()
+            self.found = round((free - self.free) / (now - self.since))
+            self.since, self.free = now, free
+        return self.found
+
+
+def free_seconds() -> float:
+    """Seconds that the processors have been idle or worked for this process; of all, where this is not known."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="utf8").split(maxsplit=6)
+        return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK") + time.process_time()
+    except (OSError, ValueError, IndexError):
+        return time.monotonic() * (os.cpu_count() or 1)
 
 
 def stretch(duration: float) -> int:

@@ -20,6 +20,11 @@ def report(text: str) -> None:
     raise UserError(text)
 
 
+def spin() -> None:
+    while True:
+        pass
+
+
 def fill() -> None:
     bytearray(2**32)
 
@@ -33,6 +38,7 @@ def fill() -> None:
         (lambda: print("\x1b[31m"), "control character"),
         (lambda: os.kill(os.getpid(), signal.SIGTERM), "ended by signal 15"),
         (lambda: time.sleep(60), "took more than"),
+        (spin, "took more than"),
         (fill, "traceback: MemoryError"),
     ],
 )

@@ -1,7 +1,11 @@
-"""The web page in a browser: images, texts, and error messages."""
+"""The web page in a browser: images, texts, series, and error messages. It needs playwright and chromium.
+
+axe-core checks the accessibility if AXE names its file: `npm pack axe-core`, and AXE=package/axe.min.js.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +20,7 @@ from playwright.sync_api import sync_playwright
 from allmlp.serve.batching import Batcher
 from allmlp.serve.limits import RequestLimits
 from data.sample_images import encode, scene
-from serve.folders import CLASSES, image_folder, running, text_folder
+from serve.folders import CLASSES, TASKS, image_folder, running, series_folder, text_folder
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -211,7 +215,7 @@ def test_stopped_server(page: Any, tmp_path: Path) -> None:
     assert page.evaluate("document.getElementById('error').getBoundingClientRect().bottom <= innerHeight")
 
 
-@pytest.mark.parametrize("task", ["text", "causal", "classes", "span", "translation"])
+@pytest.mark.parametrize("task", TASKS)
 def test_texts(page: Any, tmp_path: Path, task: str) -> None:
     pytest.importorskip("tokenizers")
     with running(text_folder(tmp_path / task, task)) as port:
@@ -257,3 +261,96 @@ def test_layout_and_accessible_names(browser: Any, tmp_path: Path, scheme: str, 
         )
         assert nameless == []
         context.close()
+
+
+# --- accessibility ----------------------------------------------------------------------------------------------------
+
+VIOLATIONS = """() => axe.run().then(({violations}) =>
+    violations.map(({id, nodes}) => id + ": " + nodes.map((node) => node.html).join(" ")))"""
+
+
+def folder_of(kind: str, folder: Path) -> Path:
+    if kind in ("image", "mixer"):
+        return image_folder(folder / kind, mixer=kind == "mixer")
+    return series_folder(folder / kind) if kind == "series" else text_folder(folder / kind, kind)
+
+
+def answer(page: Any, kind: str) -> None:
+    """Have the first sample answered, or a table."""
+    if kind == "series":
+        page.locator("#first").fill(
+            "time,heat,load\n" + "\n".join(f"2026-01-{day:02},{day},{-day}" for day in range(1, 29))
+        )
+        page.locator("#submit").click()
+    else:
+        page.locator("#samples button, #sample-texts button").first.click()
+    page.locator("#timing").wait_for()
+
+
+@pytest.mark.skipif("AXE" not in os.environ, reason="AXE does not name the file axe.min.js of axe-core")
+@pytest.mark.parametrize("kind", ["image", "mixer", *TASKS, "series"])
+def test_axe_finds_no_violation(browser: Any, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("tokenizers")
+    axe = Path(os.environ["AXE"]).read_text(encoding="utf8")
+    with running(folder_of(kind, tmp_path), image_folder(tmp_path / "other")) as port:
+        for settings in ({"color_scheme": "light"}, {"color_scheme": "dark"}, {"forced_colors": "active"}):
+            context = browser.new_context(reduced_motion="reduce", **settings)
+            page = context.new_page()
+            page.goto(f"http://127.0.0.1:{port}/")
+            page.locator("#health", has_text="ready").wait_for()
+            page.evaluate(axe)
+            assert page.evaluate(VIOLATIONS) == [], settings
+            answer(page, kind)
+            for details in page.locator("details").all():
+                details.locator("summary").click()
+            assert page.evaluate(VIOLATIONS) == [], settings
+            if kind == "image":
+                page.locator("#file").set_input_files(
+                    [{"name": f"{number}.png", "mimeType": "image/png", "buffer": encode(scene())} for number in (0, 1)]
+                )
+                page.locator(".gallery li").first.wait_for()
+                assert page.evaluate(VIOLATIONS) == [], settings
+                upload(page, b"no image")
+                error(page)
+                assert page.evaluate(VIOLATIONS) == [], settings
+            context.close()
+
+
+COLORS = """() => Object.fromEntries([...document.querySelectorAll(".fill, .track, .past, .forecast, .band, .swatch")]
+    .map((one) => [one.getAttribute("class"), getComputedStyle(one)])
+    .map(([name, style]) => [name, name === "band" ? style.fill
+        : ["past", "forecast"].includes(name) ? style.stroke : style.backgroundColor]))"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colors(browser: Any, tmp_path: Path, scheme: str) -> None:
+    """What is told by color alone keeps a color that differs from its ground's; what is chosen has an outline."""
+    with running(image_folder(tmp_path / "small"), series_folder(tmp_path / "series")) as port:
+        context = browser.new_context(forced_colors="active", color_scheme=scheme)
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{port}/")
+        answer(page, "image")
+        ground = page.evaluate("getComputedStyle(document.querySelector('.card')).backgroundColor")
+        found = page.evaluate(COLORS)
+        assert found["fill"] not in (found["track"], ground)
+        assert len({found["swatch minus"], found["swatch zero"], found["swatch plus"]}) == 3
+        page.locator(".bars [aria-pressed=true]").first.wait_for()
+        for chosen in page.locator("[aria-pressed=true]").all():
+            assert chosen.evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
+        page.locator("#model").select_option("series")
+        answer(page, "series")
+        found = page.evaluate(COLORS)
+        assert len({found["past"], found["forecast"], found["band"], ground}) == 4
+        context.close()
+
+
+def test_series(page: Any, tmp_path: Path) -> None:
+    with running(series_folder(tmp_path / "series")) as port:
+        page.goto(f"http://127.0.0.1:{port}/")
+        answer(page, "series")
+        assert page.locator(".chart svg").count() == 2 and page.locator("h3", has_text="load").count() == 1
+        page.locator("summary").click()
+        assert page.locator("#result tr").count() == 1 + 4
+        page.locator("#first").fill("heat,load\n1,2\n3,many")
+        page.locator("#submit").click()
+        assert error(page) == '"many" is not a number.' and page.locator("#retry").is_hidden()

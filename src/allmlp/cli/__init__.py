@@ -43,6 +43,7 @@ COMMANDS = (
     "export",
     "serve",
     "bench",
+    "launch",
 )
 for name in COMMANDS:
     import_module(f"allmlp.cli.{name}")

@@ -107,6 +107,13 @@ def complete_name(incomplete: str) -> list[str]:
 class Command(TyperCommand):
     """Names values in the help as other programs do: --gpus INT, not --gpus <int range>."""
 
+    def invoke(self, ctx: Any) -> Any:
+        out = str(ctx.params.get("out") or "")
+        if re.match(r"\w{2,}:/", out):
+            out = re.sub(":/+", "://", out)  # Path has made one slash of two
+            raise UserError(f"--out {out}: only files and folders of this machine can be written")
+        return super().invoke(ctx)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = ["[OPTIONS]"]
         for param in self.get_params(ctx):

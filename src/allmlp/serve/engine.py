@@ -94,8 +94,8 @@ def to_host(values: Any) -> tuple[Any, Any]:
 class BatchingEngine:
     """Run items in batches of at most `max_batch_size`, those of one function together, the oldest first.
 
-    On a CPU the number of threads is chosen by measurement for every function and size of batch, unless
-    `fixed_threads` is given.
+    On a CPU the number of threads is chosen by measurement for every function and size of batch, among those that other
+    processes leave processors for, unless `fixed_threads` is given.
     """
 
     def __init__(self, max_batch_size: int = 16, fixed_threads: int | None = None) -> None:
@@ -221,7 +221,7 @@ class BatchingEngine:
         known = self.threads.setdefault(function, {})
         if size.bit_length() not in known:
             alike = next(iter(known.values()), None)
-            first = Threads(active=self.fixed_threads is None, worth=THREADS_WORTH)
+            first = Threads(active=self.fixed_threads is None, worth=THREADS_WORTH, spare_only=True)
             known[size.bit_length()] = alike.sibling() if alike else first
         return known[size.bit_length()]
 

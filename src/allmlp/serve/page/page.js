@@ -374,10 +374,10 @@ function submitText(endpoint) {
 function seriesBody(text) {
   const rows = text.trim().split(/\r?\n/).map((line) => line.split(/[,;\t]/).map((cell) => cell.trim()));
   const header = rows[0].some((cell) => model.columns.includes(cell)) ? rows.shift() : model.columns;
-  if (!rows.length) throw new Error("The table has no values.");
+  if (!rows.length) throw new RequestError("The table has no values.", false);
   const number = (cell) => {
     if (!cell) return null;
-    if (Number.isNaN(Number(cell))) throw new Error(`"${cell}" is not a number.`);
+    if (Number.isNaN(Number(cell))) throw new RequestError(`"${cell}" is not a number.`, false);
     return Number(cell);
   };
   const columns = {};
@@ -446,7 +446,7 @@ const SHOW = {
     const names = Object.keys(columns);
     const steps = columns[names[0]].forecast.map((_, step) => [times[step] ?? `+${step + 1}`, ...names.map((name) => columns[name].forecast[step].toPrecision(5))]);
     const line = (cells, kind) => element("tr", {}, ...cells.map((cell) => element(kind, {}, cell)));
-    const table = element("table", {}, line(["", ...names], "th"), ...steps.map((cells) => line(cells, "td")));
+    const table = element("table", {}, line([times.length ? "Time" : "Step", ...names], "th"), ...steps.map((cells) => line(cells, "td")));
     $("result").append(element("details", {}, element("summary", {}, "Values"), table));
     return `${steps.length} steps`;
   },
