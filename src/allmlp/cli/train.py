@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -129,6 +130,11 @@ def finish(folder: Path, device: str | None) -> None:
         print(
             f"TF-IDF with logistic regression is better on the {split} split: {values['tfidf_accuracy']:.1%} against "
             f"{values['accuracy']:.1%}; use it, or start from a trained text model with --model",
+            file=sys.stderr,
+        )
+    if values.get("seasonal_naive_mse", math.inf) < values.get("mse", 0.0):
+        print(
+            "the last season repeated is a better forecast: train longer, with more --epochs, or use it",
             file=sys.stderr,
         )
     known = read_preprocessing(folder)
