@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import product
-from statistics import mean
+from statistics import mean, median
 
 from allmlp.study.statistics import interval
 from results.markdown import NOTHING, table
-from results.records import Record, document
+from results.records import BENCHMARKS, Record, document
 
 DATASETS, HORIZONS, SEEDS, SEQ_LEN = ("ETTh1", "ETTh2", "ETTm1"), (96, 192, 336, 720), 3, 512
 MODELS = {
@@ -100,4 +101,27 @@ def ahead() -> str:
     return f" By the mean over horizons, ours is ahead of {', '.join(sentences)}." if sentences else ""
 
 
-BLOCKS = {"forecasting": forecasting}
+def speed() -> str:
+    """Windows per second, ours and transformers', in turns."""
+    file = BENCHMARKS / "series_cpu.json"
+    found = json.loads(file.read_text(encoding="utf8"))
+    lines = [
+        (
+            row["mode"],
+            str(row["horizon"]),
+            f"{median(row['ours']):.0f}",
+            f"{median(row['theirs']):.0f}",
+            f"{row['ratio']:.2f} ({min(ratios(row)):.2f} to {max(ratios(row)):.2f})",
+        )
+        for row in found["rows"]
+    ]
+    return table(
+        ("PatchTSMixer", "horizon", "ours, windows/s", "transformers, windows/s", "times, median and range"), lines
+    )
+
+
+def ratios(row: Record) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(row["ours"], row["theirs"])]
+
+
+BLOCKS = {"forecasting": forecasting, "bench-series": speed}

@@ -63,7 +63,10 @@ def train(
     minutes: Annotated[
         float | None, typer.Option(help="Training time; the schedule is fitted into it.", min=1e-6, max=1e6)
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels, or length of texts in tokens.", min=1)] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(help="Image size in pixels, length of texts in tokens, or look-back of series in steps.", min=1),
+    ] = None,
     horizon: Annotated[int | None, typer.Option(help="Steps to forecast of time series.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,

@@ -40,8 +40,8 @@ class Gelu(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,), (grad,) = ctx.saved_tensors, grads
         if torch.is_grad_enabled():  # for a second derivative
             return torch.ops.aten.gelu_backward(grad, x)
         slope = x.square().mul_(-0.5).exp_().mul_(x).mul_(1 / math.sqrt(2 * math.pi))
