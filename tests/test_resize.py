@@ -270,7 +270,7 @@ def test_text_keeps_its_tokenizer_and_learns_its_length(tmp_path: Path) -> None:
         (["--img-size", "50"], "nearest size that works is 48x48"),
         (["--img-size", "48", "--rule", "tile"], "cannot be tiled"),
         (["--img-size", "48", "--rule", "cubic"], "--rule must be interpolate or tile, not 'cubic'"),
-        (["--seq-len", "48"], "only this library's text models have a sequence length"),
+        (["--seq-len", "48"], "only this library's models of texts and series have a sequence length"),
         (["--seq-len", "48", "--rule", "tile"], "apply to images, not to a sequence length"),
         ([], "give one new size: --img-size 448 or --seq-len 512"),
     ],
@@ -360,3 +360,46 @@ def test_dense_matrices_start_from_toeplitz_ones(causal: bool, tmp_path: Path) -
     allmlp.save(new, tmp_path / "dense")
     with pytest.raises(UserError, match="is another model"):
         transfer(old, open_start(tmp_path / "dense"))
+
+
+# --- series ------------------------------------------------------------------------------------------------
+
+
+SERIES = ("patchtsmixer", "patchtsmixer_mix", "gmlp_series", "resmlp_series", "tsmixer", "dlinear", "nlinear")
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_a_longer_look_back_reads_the_newest_steps_as_before(name: str) -> None:
+    old = allmlp.create(name, seq_len=64, in_chans=2, horizon=8, seed=0).eval()
+    randomize(old)
+    new = resize_model(old, seq_len=96)
+    assert (new.spec.stem.seq_len, new.training) == (96, False)
+    z = torch.randn(3, 96, 2)  # normalized: a level would depend on the older steps
+    if name == "dlinear":  # its moving average repeats the first step
+        z[:, :32] = z[:, 32:33]
+    with torch.no_grad():
+        before, after = old.forward_head(old.encode(z[:, 32:])), new.forward_head(new.encode(z))
+    torch.testing.assert_close(after, before, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_a_shorter_look_back_and_back_again(name: str) -> None:
+    old = allmlp.create(name, seq_len=64, in_chans=2, horizon=8, seed=0)
+    randomize(old)
+    longer = resize_model(old, seq_len=96)
+    again = resize_model(longer, seq_len=64).state_dict()
+    assert all(torch.equal(weight, again[key]) for key, weight in old.state_dict().items())
+    with pytest.raises(allmlp.UserError):
+        resize_model(old, seq_len=0)
+
+
+def test_start_from_a_model_of_another_look_back(tmp_path: Path) -> None:
+    old = allmlp.create("resmlp_series", seq_len=64, in_chans=2, horizon=8, seed=0)
+    allmlp.save(old, tmp_path)
+    new = allmlp.create("resmlp_series", seq_len=96, in_chans=2, horizon=8, seed=1)
+    assert transfer(new, open_start(tmp_path)) == []
+    assert torch.equal(
+        new.state_dict()["head.proj.weight"], resize_model(old, seq_len=96).state_dict()["head.proj.weight"]
+    )
+    other = allmlp.create("resmlp_series", seq_len=96, in_chans=2, horizon=4, seed=1)
+    assert transfer(other, open_start(tmp_path)) == ["head.proj.weight", "head.proj.bias"]

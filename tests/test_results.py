@@ -13,7 +13,7 @@ from allmlp.plan.time import training_flops
 from allmlp.recipes import recipes
 from allmlp.studies import studies as all_studies
 from allmlp.study.records import make
-from results import images, pages, records, speed, studies
+from results import images, pages, records, series, speed, studies
 
 ROOT = Path(__file__).parents[1]
 RESULT = re.compile(
@@ -163,6 +163,37 @@ def test_docstrings_get_the_result_of_the_study(logs: Path) -> None:
         rf"def cifar10_gmlp\(.*?    allmlp train cifar10_gmlp[^\n]*\n{re.escape(measured)}", once, re.DOTALL
     )
     assert "Measured: 94.00 % (one seed, 300 s alone on one NVIDIA H200)." in once
+
+
+def forecast_row(model: str, dataset: str, horizon: int, seed: int, mse: float) -> dict[str, Any]:
+    test = {"mse": mse, "last_value_mse": 1.2, "seasonal_naive_mse": 0.5}
+    return {"model": model, "dataset": dataset, "horizon": horizon, "seed": seed, "seq_len": 512, "test": test}
+
+
+def test_table_of_forecasts_with_missing_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "document", lambda name: {})
+    assert series.forecasting() == series.NOT_MEASURED
+    horizons = enumerate(series.HORIZONS)
+    rows = [
+        forecast_row("patchtsmixer", "ETTh1", h, seed, 0.3 + 0.1 * i + 0.02 * seed)
+        for i, h in horizons
+        for seed in (0, 1)
+    ]
+    rows += [forecast_row("dlinear", "ETTh1", h, 0, 0.5) for h in series.HORIZONS]
+    rows += [forecast_row("dlinear", "ETTm1", 96, 0, 0.9), {"model": "dlinear", "error": "out of memory"}]
+    rows.append(forecast_row("dlinear", "ETTm1", 96, 0, 0.4))  # repeated: the last counts
+    rows.append(forecast_row("dlinear", "ETTh2", 96, 0, 0.4) | {"seq_len": 96})
+    monkeypatch.setattr(series, "document", lambda name: {"rows": rows})
+    text = series.forecasting()
+    # Student's t for one degree of freedom is 12.7062, the standard error of two values 0.02 apart is 0.01.
+    means = " | ".join(f"{value} ± 0.1271" for value in ("0.3100", "0.4100", "0.5100", "0.6100", "0.4600"))
+    assert f"| ETTh1 | PatchTSMixer | {means} |" in text
+    assert "| ETTh1 | PatchTSMixer, published | 0.368 |  |  |  |  |" in text
+    assert "| ETTh1 | last value | 1.2000 | 1.2000 | 1.2000 | 1.2000 | 1.2000 |" in text
+    assert "| ETTm1 | DLinear | 0.4000 | - | - | - | - |" in text
+    assert "| ETTm1 | last day repeated | 0.5000 | - | - | - | - |" in text
+    assert "13 of 72 runs (3 seeds of each cell) were measured." in text
+    assert text.endswith("By the mean over horizons, ours is ahead of DLinear on 1 of 1 datasets.")
 
 
 def test_ratios_are_medians_over_rounds() -> None:

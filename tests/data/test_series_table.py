@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from allmlp.data.dataset import subset
+from allmlp.data.detect import detect_data
 from allmlp.data.ett import ETT
 from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency, read_times
 from allmlp.data.series import Windows, build_dataset
@@ -160,6 +163,55 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
 def test_refused_rows(rows: list[list[Any]], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         read_series(table(tmp_path, rows), columns=("sales",))
+
+
+def test_a_word_among_numbers_is_named(tmp_path: Path) -> None:
+    """It is neither skipped nor taken for the name of a series, wherever it is."""
+    for place, header in ((3, "date,sales"), (3, "date,sales,price"), (2_900, "date,sales")):
+        rows = [
+            [day, "closed" if number == place else 5, 7][: header.count(",") + 1]
+            for number, day in enumerate(days(3_000))
+        ]
+        with pytest.raises(UserError, match=rf"row {place + 1}: sales is 'closed', not a number"):
+            detect_data(table(tmp_path, rows, header)).load()
+    with pytest.raises(UserError, match="no column of numbers to forecast beside 'date'"):
+        detect_data(table(tmp_path, [[day, "closed"] for day in days(30)]))
+
+
+def test_words_for_missing_values(tmp_path: Path) -> None:
+    rows = [[day, "NA" if number == 3 else 5, "2b" if number % 3 == 0 else 2] for number, day in enumerate(days(30))]
+    found = read_series(table(tmp_path, rows, "date,sales,store"))
+    assert found.roles.values == ("sales",) and found.roles.ids == ("store",) and np.isnan(found.values).any()
+
+
+def test_a_table_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    file = table(tmp_path, [[day, 5] for day in days(30)])
+    first = read_series(file)
+    assert read_series(file) is first
+    table(tmp_path, [[day, 6] for day in days(31)])
+    assert read_series(file).values[0] == 6
+
+
+@pytest.mark.slow
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """No more than some numbers of eight bytes remain of each row: ten million rows fit into a laptop."""
+    count, moments = 400, days(1_000)
+    with open(tmp_path / "large.csv", "w", encoding="utf8") as file:
+        file.write("date,store,sales,price\n")
+        for store in range(count):
+            file.writelines(f"{day},s{store},{number % 7}.5,{number}\n" for number, day in enumerate(moments))
+    table(tmp_path, [[day, "s0", 1.5, 2] for day in moments], "date,store,sales,price", "small.csv")
+    code = (
+        "import resource, sys; from allmlp.data.series_table import SeriesTable\n"
+        "peaks = []\n"
+        "for name in sys.argv[1:]:\n"
+        "    SeriesTable(name, horizon=28).load()\n"
+        "    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+        "print(peaks[1] - peaks[0])"
+    )
+    files = [str(tmp_path / name) for name in ("small.csv", "large.csv")]
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True, timeout=300)
+    assert int(done.stdout) < 2**25 + 80 * count * len(moments)
 
 
 def test_refused_settings(tmp_path: Path) -> None:

@@ -17,19 +17,23 @@ from allmlp.errors import UserError
         "allmlp resize mixer/ bigger/ --img-size 448 --rule tile",
         "allmlp resize gmlp/ wide/ --img-size 160x256",
         "allmlp resize bert/ longer/ --seq-len 512",
+        "allmlp resize runs/sales longer/ --seq-len 168",
     )
 )
 def resize(
     source: Annotated[Path, typer.Argument(help="A model folder.")],
     target: Annotated[Path, typer.Argument(help="The folder to write.")],
     img_size: Annotated[str | None, typer.Option(help="New image size: 448 or 160x256 (height x width).")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="New sequence length, in tokens.", min=1)] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="New length of texts in tokens, or look-back of series in steps.", min=1)
+    ] = None,
     rule: Annotated[
         str | None,
         typer.Option(help="interpolate (any size), or tile (multiples of the size, as in the MLP-Mixer paper)."),
     ] = None,
 ) -> None:
-    """Resize a trained model to another image size or sequence length."""
+    """Resize a trained model to another image size, sequence length or look-back."""
+    from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing
     from allmlp.models.grid import RULES
     from allmlp.spec import parse
     from allmlp.weights.folder import load, read_spec, save
@@ -43,4 +47,6 @@ def resize(
     model = load(source, img_size=size, seq_len=seq_len, rule=how, dtype=None)
     save(model, target, like=source)
     print(f"{target}: {read_spec(source).input_spec} -> {model.spec.input_spec}")
-    next_command("eval", target, "DATA")
+    known = read_preprocessing(target)
+    series = isinstance(known, SeriesPreprocessing)
+    next_command(*(("predict", target, "TABLE", "--out", "forecast.csv") if series else ("eval", target, "DATA")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -62,7 +63,10 @@ def train(
     minutes: Annotated[
         float | None, typer.Option(help="Training time; the schedule is fitted into it.", min=1e-6, max=1e6)
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels, or length of texts in tokens.", min=1)] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(help="Image size in pixels, length of texts in tokens, or look-back of series in steps.", min=1),
+    ] = None,
     horizon: Annotated[int | None, typer.Option(help="Steps to forecast of time series.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
@@ -129,6 +133,11 @@ def finish(folder: Path, device: str | None) -> None:
         print(
             f"TF-IDF with logistic regression is better on the {split} split: {values['tfidf_accuracy']:.1%} against "
             f"{values['accuracy']:.1%}; use it, or start from a trained text model with --model",
+            file=sys.stderr,
+        )
+    if values.get("seasonal_naive_mse", math.inf) < values.get("mse", 0.0):
+        print(
+            "the last season repeated is a better forecast: train longer, with more --epochs, or use it",
             file=sys.stderr,
         )
     known = read_preprocessing(folder)

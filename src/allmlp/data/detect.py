@@ -34,7 +34,7 @@ from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.pets import OxfordPets, is_pets
-from allmlp.data.series_table import SeriesTable, find_time
+from allmlp.data.series_table import SeriesTable, find_time, holds_numbers
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
@@ -293,7 +293,8 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
         source, target = direction(languages)
         return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
     texts = text or any(sample.is_text and not is_time(sample.values[0]) for sample in first.samples)
-    if not texts and find_time(first.samples) and any(sample.is_numeric for sample in first.samples):
+    time = None if texts else find_time(first.samples)
+    if time and any(sample.values and holds_numbers(sample) for sample in first.samples if sample.name != time):
         return SeriesTable(train)
     if label and texts:
         return LabeledText(train, test, val)
@@ -301,6 +302,10 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
         return Corpus(train, test, text_field=text)
     if any(sample.is_image for sample in first.samples):
         return ImageTable(train, test=test, val=val)  # whose error says which files are missing
+    if time:
+        raise UserError(
+            f"{first.file} has no column of numbers to forecast beside {time!r}, among {', '.join(columns)}"
+        )
     what = (
         "column of labels, called label or with few different values" if texts else "column of texts, images or times"
     )

@@ -4,7 +4,11 @@ several. Rows may be in any order; the step between times is found, and times wi
 
 from __future__ import annotations
 
+import os
 from array import array
+from functools import lru_cache
+from itertools import islice
+from time import monotonic_ns
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -13,7 +17,7 @@ from allmlp.data.columns import ColumnSample, named_column, sample_columns
 from allmlp.data.dataset import Data
 from allmlp.data.frequency import Frequency, check_regular, detect_frequency, is_time, read_times
 from allmlp.data.series import Parts, SeriesDataset, build_dataset
-from allmlp.data.tables import Table, read_table
+from allmlp.data.tables import Table, is_number, read_table
 from allmlp.data.text_files import find_files
 from allmlp.errors import UserError, did_you_mean
 from allmlp.spec import Count, Range
@@ -38,8 +42,8 @@ ID_COLUMNS = (
 )
 MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
 MAX_SEQ_LEN = 512
-CHUNK = 2**16
-"""Rows whose times are read together."""
+CHUNK = 2**14
+"""Rows that are read together."""
 MAX_FILLING = 20
 """More missing steps than this for each row are taken for a mistake in the times."""
 
@@ -139,9 +143,29 @@ def read_series(
     frequency: Frequency | None = None,
 ) -> SeriesRows:
     """The series of one or several tables; `frequency` is the one that they must have."""
-    times, series, values, ids = array("q"), array("q"), array("d"), dict[str, int]()
+    return read_files(tuple(map(version, find_files(path))), path, time_column, id_columns, columns, frequency)
+
+
+def version(file: str) -> tuple[str, int, int]:
+    """A file and what changes with its content; another one at each call for one that is not here."""
+    if "://" in file:
+        return file, 0, monotonic_ns()
+    found = os.stat(file)
+    return file, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(1)  # a run reads its table several times
+def read_files(
+    versions: tuple[tuple[str, int, int], ...],
+    path: str,
+    time_column: str,
+    id_columns: tuple[str, ...],
+    columns: tuple[str, ...],
+    frequency: Frequency | None,
+) -> SeriesRows:
+    times, series, values, ids = array("q"), array("i"), array("d"), dict[str, int]()
     roles, counted = None, False
-    for file in find_files(path):
+    for file, *_ in versions:
         table = read_table(file)
         roles = roles or find_roles(table, time_column, id_columns, columns)
         counted = read_rows(table, roles, times, series, values, ids)
@@ -150,7 +174,7 @@ def read_series(
         raise UserError(f"{path} has no rows")
     return to_grid(
         np.frombuffer(times, np.int64),
-        np.frombuffer(series, np.int64),
+        np.frombuffer(series, np.int32),
         np.frombuffer(values).reshape(-1, len(roles.values)),
         tuple(ids),
         counted,
@@ -173,9 +197,7 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
         raise UserError(f"{table.file} has no column of times, among {', '.join(table.columns)}: set data.time_column")
     others = [sample for name, sample in samples.items() if name not in (time, *ids, *values)]
     ids = ids or tuple(sample.name for sample in others if names_series(sample))
-    values = values or tuple(
-        sample.name for sample in others if sample.name not in ids and (sample.is_numeric or not sample.values)
-    )
+    values = values or tuple(sample.name for sample in others if sample.name not in ids and holds_numbers(sample))
     if not values:
         raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
     return Roles(time, ids, values)
@@ -190,11 +212,16 @@ def find_time(samples: list[ColumnSample]) -> str | None:
 
 
 def names_series(sample: ColumnSample) -> bool:
-    """Words, or a known name of a column, of whole numbers."""
-    if not sample.values:
-        return False
-    known = sample.name.casefold().replace(" ", "_") in ID_COLUMNS
-    return not sample.is_numeric or (known and all(float(value).is_integer() for value in sample.values))
+    """Words; or whatever is not a measurement, in a column with the name of one of names."""
+    if sample.name.casefold().replace(" ", "_") in ID_COLUMNS:
+        return bool(sample.values) and (not sample.is_numeric or all(float(one).is_integer() for one in sample.values))
+    return not holds_numbers(sample)
+
+
+def holds_numbers(sample: ColumnSample) -> bool:
+    """Most cells are numbers or missing: a word among them is a mistake, which has to be told."""
+    given = [value for value in sample.values if value.strip().casefold() not in MISSING]
+    return not given or 2 * sum(map(is_number, given)) > len(given)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
@@ -209,40 +236,44 @@ def read_rows(
     ids: dict[str, int],
 ) -> bool:
     """Append the rows of a table to the arrays, and names to `ids`; whether its times are whole numbers."""
-    counted, pending = False, list[str]()
-    for number, row in enumerate(table, 1):
+    counted, rows, first = False, iter(table), 1
+    while chunk := list(islice(rows, CHUNK)):
         try:
-            name = "/".join(row[column].strip() for column in roles.ids)
-            pending.append(row[roles.time].strip())
-            for column in roles.values:
-                values.append(read_value(row[column], table.file, number, column))
+            moments = [row[roles.time].strip() for row in chunk]
+            names = ["/".join([row[name].strip() for name in roles.ids]) for row in chunk]
+            columns = [read_column([row[name] for row in chunk], table.file, first, name) for name in roles.values]
         except KeyError as missing:
             raise UserError(f"{table.file} has no column {missing.args[0]!r}, which other files have") from None
-        series.append(ids.setdefault(name, len(ids)))
-        if not pending[-1]:
-            raise UserError(f"{table.file}, row {number}: no time")
-        if len(pending) == CHUNK:
-            counted = read_chunk(pending, times, table.file)
-    return read_chunk(pending, times, table.file) if pending else counted
-
-
-def read_chunk(pending: list[str], times: array[int], file: str) -> bool:
-    found, counted = read_times(pending, file)
-    times.frombytes(found.tobytes())
-    pending.clear()
+        if not all(moments):
+            raise UserError(f"{table.file}, row {first + moments.index('')}: no time")
+        series.extend([ids.setdefault(name, len(ids)) for name in names])
+        values.frombytes(np.stack(columns, 1).tobytes())
+        distinct = list(dict.fromkeys(moments))  # several series share their times
+        found, counted = read_times(distinct, table.file)
+        known = dict(zip(distinct, found.tolist()))
+        times.extend([known[moment] for moment in moments])
+        first += len(chunk)
     return counted
+
+
+def read_column(cells: list[str], file: str, first: int, column: str) -> np.ndarray:
+    """The numbers of a column, float64, NaN where missing; `first` is the number of the first row."""
+    try:
+        found = np.array(cells, dtype=np.float64)
+    except ValueError:  # a cell is missing, or no number
+        found = np.array([read_value(cell, file, row, column) for row, cell in enumerate(cells, first)])
+    if np.isinf(found).any():
+        raise UserError(f"{file}, row {first + int(np.isinf(found).argmax())}: {column} is infinite")
+    return found
 
 
 def read_value(cell: str, file: str, row: int, column: str) -> float:
     try:
-        value = float(cell)
+        return float(cell)
     except ValueError:
         if cell.strip().casefold() in MISSING:
             return np.nan
         raise UserError(f"{file}, row {row}: {column} is {cell[:40]!r}, not a number") from None
-    if np.isinf(value):
-        raise UserError(f"{file}, row {row}: {column} is infinite")
-    return value
 
 
 def to_grid(
@@ -256,11 +287,11 @@ def to_grid(
     wanted: Frequency | None,
 ) -> SeriesRows:
     notes = list[str]()
-    order = np.lexsort((times, series))
-    if (np.diff(order) < 0).any():
-        grouped = bool((np.diff(times)[np.diff(series) == 0] >= 0).all())
-        if not grouped:
-            notes.append("the rows were not in the order of time: they are sorted")
+    grouped = bool((np.diff(times)[np.diff(series) == 0] >= 0).all())
+    if not grouped:
+        notes.append("the rows were not in the order of time: they are sorted")
+    if not grouped or (np.diff(series) < 0).any():
+        order = np.lexsort((times, series))
         times, series, values = times[order], series[order], values[order]
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
     if len(same):

@@ -129,10 +129,11 @@ def read_separated(file: str, separators: str) -> Table:
         with open_text(file, cell_format.newline) as text:
             found = split_cells(read_lines(text, file), cell_format, file)
             for number, cells in islice(found, int(header), None):
-                while len(cells) > len(columns) and not cells[-1]:
-                    cells.pop()
                 if len(cells) != len(columns):
-                    raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(columns)}")
+                    while len(cells) > len(columns) and not cells[-1]:
+                        cells.pop()
+                    if len(cells) != len(columns):
+                        raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(columns)}")
                 yield dict(zip(columns, cells))
 
     return Table(file, columns, rows, header)
@@ -148,7 +149,7 @@ def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Ite
     reader = csv.reader(lines, delimiter=cell_format.separator, strict=True)
     try:
         for cells in reader:
-            if any(cell.strip() for cell in cells):
+            if "".join(cells).strip():
                 yield reader.line_num, cells
     except csv.Error as reason:
         raise UserError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import platform
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +14,42 @@ from torch.nn import functional as F
 
 Act = Literal["gelu", "gelu_tanh", "relu", "silu", "sigmoid"]
 
+SLOW_BACKWARD = platform.machine() in ("aarch64", "arm64")
+
+
+def gelu(x: Tensor) -> Tensor:
+    """F.gelu. Where torch does not vectorize its gradient, that is computed from operations that are: three times as
+    fast (Neoverse N1).
+    """
+    if SLOW_BACKWARD and x.device.type == "cpu" and torch.is_grad_enabled() and x.requires_grad:
+        return F.gelu(x) if torch.compiler.is_compiling() else Gelu.apply(x)
+    return F.gelu(x)
+
+
+class Gelu(torch.autograd.Function):
+    """x P(x), and its derivative P(x) + x p(x) for the cumulative P and the density p of the normal distribution."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,), (grad,) = ctx.saved_tensors, grads
+        if torch.is_grad_enabled():  # for a second derivative
+            return torch.ops.aten.gelu_backward(grad, x)
+        slope = x.square().mul_(-0.5).exp_().mul_(x).mul_(1 / math.sqrt(2 * math.pi))
+        return slope.add_((x * math.sqrt(0.5)).erf_(), alpha=0.5).add_(0.5).mul_(grad)
+
+
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
+    "gelu": gelu,
     # x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the default of Flax and so of Google's Mixer.
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,

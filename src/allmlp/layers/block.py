@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from allmlp.layers.channel import ChannelMixer
 from allmlp.layers.context import BuildContext, Context
+from allmlp.layers.dropout import dropout
 from allmlp.layers.mixers.attention import CrossAttention
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.norm import LayerNorm, Norm, build_norm
@@ -66,7 +66,7 @@ class Residual(nn.Module):
         return self.norm(y) if self.order == "post" else y
 
     def branch(self, x: Tensor, context: Context) -> Tensor:
-        y = F.dropout(self.mix(x, context), self.dropout, self.training)
+        y = dropout(self.mix(x, context), self.dropout, self.training)
         y = self.norm(y) if self.order == "res-post" else y
         return self.drop_path(y if self.scale is None else self.scale(y))
 

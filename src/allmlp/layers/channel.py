@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from allmlp.kernels import training_dtype
 from allmlp.kernels.channel_mlp.op import channel_mlp
@@ -11,6 +10,7 @@ from allmlp.kernels.gated_mlp.op import gated_mlp
 from allmlp.kernels.gated_mlp.reference import GatedMlpWeights
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import BuildContext, Context
+from allmlp.layers.dropout import dropout
 from allmlp.layers.linear import Linear
 from allmlp.layers.mixers.gate import SpatialGatingUnit, SpatialGatingUnitLayer
 from allmlp.spec import Count, Rate, Spec
@@ -107,7 +107,7 @@ class ChannelMlpLayer(nn.Module):
             h = ACTS[self.act](gate) * h
         else:
             h = ACTS[self.act](h)
-        h = F.dropout(h, self.dropout, self.training)
+        h = dropout(h, self.dropout, self.training)
         if self.inner is not None:
             h = self.inner(h, x, context)
         return self.down(h)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from allmlp.errors import UserError
 from allmlp.layers.context import BuildContext
+from allmlp.layers.dropout import dropout
 from allmlp.layers.init import Init
 from allmlp.layers.linear import Linear
 from allmlp.layers.stem import Positions, Stem
@@ -317,7 +318,7 @@ class ForecastHeadLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.transpose(1, 2) if self.mixes_variates else x.reshape(-1, self.variates, x.shape[1] * x.shape[2])
-        y = self.proj(F.dropout(x, self.spec.dropout, self.training))  # b v h or b v (h q)
+        y = self.proj(dropout(x, self.spec.dropout, self.training))  # b v h or b v (h q)
         if self.spec.quantiles:
             return y.unflatten(2, (self.spec.horizon, -1)).transpose(1, 2)  # b h v q
         return y.transpose(1, 2)
@@ -346,5 +347,5 @@ class ReconstructionHeadLayer(nn.Module):
         self.proj = Linear(ctx.channels, stem.patch_size, ctx.init)
 
     def forward(self, x: Tensor) -> Tensor:
-        patches = self.proj(F.dropout(x, self.dropout, self.training))
+        patches = self.proj(dropout(x, self.dropout, self.training))
         return patches.unflatten(0, (-1, self.variates))  # b v s p

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import BuildContext, Context
+from allmlp.layers.dropout import dropout
 from allmlp.layers.linear import Linear
 from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import NonNegative, Rate, Spec
@@ -55,5 +55,5 @@ class VariateMlpLayer(nn.Module):
         if self.gate is not None:
             z = z * (self.gate.weight @ z + self.gate.bias[:, None]).softmax(1)
         h = ACTS[self.act](self.up.weight @ z + self.up.bias[:, None])  # b d (s c)
-        h = F.dropout(h, self.dropout, self.training)
+        h = dropout(h, self.dropout, self.training)
         return (self.down.weight @ h + self.down.bias[:, None]).view_as(x)

@@ -1,4 +1,4 @@
-"""Resize trained weights to another image size (`models.grid`) or sequence length."""
+"""Resize trained weights to another image size (`models.grid`), sequence length or look-back (`look_back`)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.grid import GridResize, Rule, with_img_size
 from allmlp.models.model import Model, ModelSpec
+from allmlp.models.series_encoder import SeriesEncoder
+from allmlp.weights.look_back import resize_look_back, with_look_back
 
 MIN_LENGTH = 3
 
@@ -26,7 +28,7 @@ def resize_model(
     seq_len: int | None = None,
     rule: Rule | None = None,
 ) -> Model:
-    """The trained `model` at another image size or sequence length, in the same mode and precision.
+    """The trained `model` at another image size, sequence length or look-back, in the same mode and precision.
 
     >>> larger = allmlp.resize_model(allmlp.load("runs/cifar10"), img_size=64)
 
@@ -38,8 +40,12 @@ def resize_model(
         spec: ModelSpec = with_img_size(model.spec, img_size, rule or "interpolate")
         weights = GridResize(model.spec, spec, model.device, rule or "interpolate")(model.state_dict())
     elif seq_len is not None and img_size is None:
-        spec = with_seq_len(model.spec, seq_len)
-        weights = resize_length(model.state_dict(), spec)
+        if isinstance(model.spec, SeriesEncoder):
+            spec = with_look_back(model.spec, seq_len)
+            weights = resize_look_back(model.state_dict(), model.spec, spec)
+        else:
+            spec = with_seq_len(model.spec, seq_len)
+            weights = resize_length(model.state_dict(), spec)
     else:
         raise UserError("give either img_size or seq_len")
     with torch.device("meta"):
@@ -77,7 +83,9 @@ def with_seq_len(spec: ModelSpec, seq_len: int) -> ModelSpec:
     if isinstance(spec, EncoderDecoder):
         return spec.replace(encoder=with_seq_len(spec.encoder, seq_len), decoder=with_seq_len(spec.decoder, seq_len))
     if not isinstance(spec, Encoder) or not isinstance(spec.stem, TokenEmbed):
-        raise UserError(f"only this library's text models have a sequence length (input: {spec.input_spec})")
+        raise UserError(
+            f"only this library's models of texts and series have a sequence length (input: {spec.input_spec})"
+        )
     if seq_len < MIN_LENGTH:
         raise UserError(f"seq_len must be at least {MIN_LENGTH}: [CLS], one token of the text, [SEP]")
     new, token = spec.configure(seq_len=seq_len), spec.block.token

@@ -17,6 +17,7 @@ from allmlp.models.zoo import preset
 from allmlp.weights import folder
 from allmlp.weights.bundled import model_path
 from allmlp.weights.fetch import locate
+from allmlp.weights.look_back import differs_in_look_back, resize_look_back
 from allmlp.weights.pretrained import open_model
 from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length
 
@@ -62,6 +63,8 @@ def transfer(model: Model, start: Start) -> list[str]:
         source = GridResize(found, model.spec)(source)
     elif differs_in_seq_len(found, model.spec):
         source = resize_length(source, model.spec)
+    elif differs_in_look_back(found, model.spec):
+        source = resize_look_back(source, found, model.spec)
     source |= dense_matrices(model, source)
     prefixes = (*HEAD_PREFIXES, f"{model.parts().get('head', 'head')}.")
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

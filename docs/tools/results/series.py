@@ -1,0 +1,127 @@
+"""Tables about time series, from the records of `benchmarks/forecasting.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import product
+from statistics import mean, median
+
+from allmlp.study.statistics import interval
+from results.markdown import NOTHING, table
+from results.records import BENCHMARKS, Record, document
+
+DATASETS, HORIZONS, SEEDS, SEQ_LEN = ("ETTh1", "ETTh2", "ETTm1"), (96, 192, 336, 720), 3, 512
+MODELS = {
+    "patchtsmixer": "PatchTSMixer",
+    "hf:patchtsmixer": "PatchTSMixer of transformers",
+    "hf:patchtst": "PatchTST of transformers",
+    "gmlp_series": "gMLP",
+    "resmlp_series": "ResMLP",
+    "tsmixer": "TSMixer",
+    "dlinear": "DLinear",
+    "nlinear": "NLinear",
+}
+FLOORS = {"last_value": "last value", "seasonal_naive": "last day repeated"}
+PUBLISHED = {("patchtsmixer", "ETTh1", 96): "0.368"}
+"""Of the papers, with the same look-back."""
+NOT_MEASURED = "Not measured with today's code yet (`python benchmarks/forecasting.py`)."
+
+
+def rows() -> list[Record]:
+    """The cells that have ended."""
+    found = document("forecasting").get("rows", [])
+    return [row for row in found if "error" not in row and row["seq_len"] == SEQ_LEN]
+
+
+def show(values: Sequence[float]) -> str:
+    """The mean over seeds, and half the width of its 95 % interval."""
+    if not values:
+        return NOTHING
+    found = interval(values)
+    return f"{found.mean:.4f}" + ("" if found.half is None else f" ± {found.half:.4f}")
+
+
+def by_seed(model: str, dataset: str, horizon: int) -> dict[int, float]:
+    """Test MSE; the last, if a cell was repeated."""
+    wanted = (model, dataset, horizon)
+    return {
+        row["seed"]: row["test"]["mse"] for row in rows() if (row["model"], row["dataset"], row["horizon"]) == wanted
+    }
+
+
+def over_horizons(model: str, dataset: str) -> list[float]:
+    """The mean MSE over all horizons, of each seed that has them all."""
+    found = [by_seed(model, dataset, horizon) for horizon in HORIZONS]
+    return [mean(own[seed] for own in found) for seed in sorted(set.intersection(*map(set, found)))]
+
+
+def floor(name: str, dataset: str) -> list[str]:
+    """The MSE of a naive forecast at every horizon, and their mean."""
+    found = [
+        next(
+            (row["test"][f"{name}_mse"] for row in rows() if (row["dataset"], row["horizon"]) == (dataset, horizon)),
+            None,
+        )
+        for horizon in HORIZONS
+    ]
+    known = [value for value in found if value is not None]
+    average = f"{mean(known):.4f}" if len(known) == len(HORIZONS) else NOTHING
+    return [*(NOTHING if value is None else f"{value:.4f}" for value in found), average]
+
+
+def forecasting() -> str:
+    measured = [name for name in MODELS if any(row["model"] == name for row in rows())]
+    if not measured:
+        return NOT_MEASURED
+    lines = []
+    for dataset in DATASETS:
+        for name in measured:
+            cells = [show(list(by_seed(name, dataset, horizon).values())) for horizon in HORIZONS]
+            lines.append((dataset, MODELS[name], *cells, show(over_horizons(name, dataset))))
+            published = [PUBLISHED.get((name, dataset, horizon), "") for horizon in HORIZONS]
+            if any(published):
+                lines.append((dataset, f"{MODELS[name]}, published", *published, ""))
+        lines += [(dataset, title, *floor(name, dataset)) for name, title in FLOORS.items()]
+    cells = list(product(measured, DATASETS, HORIZONS))
+    count = sum(len(by_seed(*cell)) for cell in cells)
+    note = f"\n\n{count} of {SEEDS * len(cells)} runs ({SEEDS} seeds of each cell) were measured."
+    return table(("data", "model", *map(str, HORIZONS), "mean"), lines) + note + ahead()
+
+
+def ahead() -> str:
+    """On how many datasets our PatchTSMixer has the lower mean than each baseline, of those that both have finished."""
+    sentences = []
+    for other in ("dlinear", "hf:patchtsmixer", "hf:patchtst"):
+        pairs = [(over_horizons("patchtsmixer", dataset), over_horizons(other, dataset)) for dataset in DATASETS]
+        known = [(mean(ours), mean(theirs)) for ours, theirs in pairs if ours and theirs]
+        if known:
+            wins = sum(ours < theirs for ours, theirs in known)
+            sentences.append(f"{MODELS[other]} on {wins} of {len(known)} datasets")
+    return f" By the mean over horizons, ours is ahead of {', '.join(sentences)}." if sentences else ""
+
+
+def speed() -> str:
+    """Windows per second, ours and transformers', in turns."""
+    file = BENCHMARKS / "series_cpu.json"
+    found = json.loads(file.read_text(encoding="utf8"))
+    lines = [
+        (
+            row["mode"],
+            str(row["horizon"]),
+            f"{median(row['ours']):.0f}",
+            f"{median(row['theirs']):.0f}",
+            f"{row['ratio']:.2f} ({min(ratios(row)):.2f} to {max(ratios(row)):.2f})",
+        )
+        for row in found["rows"]
+    ]
+    return table(
+        ("PatchTSMixer", "horizon", "ours, windows/s", "transformers, windows/s", "times, median and range"), lines
+    )
+
+
+def ratios(row: Record) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(row["ours"], row["theirs"])]
+
+
+BLOCKS = {"forecasting": forecasting, "bench-series": speed}
