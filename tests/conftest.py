@@ -16,6 +16,7 @@ os.environ.setdefault("ALLMLP_AUTOTUNE", "0")
 import pytest
 import torch
 
+from allmlp.log import draw_curves
 from allmlp.models.torchvision import define_missing_operators
 
 # The models are small: more threads would slow them down.
@@ -42,16 +43,17 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-@pytest.fixture(autouse=True)
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing curves takes most of the time of a small run: only marked tests do it."""
-    if "curves" not in request.keywords:
-        monkeypatch.setattr("allmlp.training.draw_curves", lambda out: [])
-
-
 @pytest.fixture(autouse=True, scope="session")
-def peak_flops() -> Iterator[None]:
-    """Measuring the peak of a GPU takes as long as many steps of a small run."""
+def quick() -> Iterator[None]:
+    """Measuring the peak of a GPU and drawing curves take most of the time of a small run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("allmlp.meter.peak_flops", lambda device: 1e11)
+        patch.setattr("allmlp.training.draw_curves", lambda out: [])
         yield
+
+
+@pytest.fixture(autouse=True)
+def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marked tests draw their curves."""
+    if "curves" in request.keywords:
+        monkeypatch.setattr("allmlp.training.draw_curves", draw_curves)
