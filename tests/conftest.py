@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,6 +27,12 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 # timm and transformers are imported by name in many tests.
 define_missing_operators()
+
+
+def pytest_collection_finish() -> None:
+    """Runs collect garbage, which takes longer than they do if it visits all tests and imported modules each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
