@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cache
 
 # Without a GPU, kernels run in Triton's interpreter, which must be selected before Triton is imported.
 if shutil.which("nvidia-smi") is None:
@@ -29,10 +30,14 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 define_missing_operators()
 
 
+def pytest_configure() -> None:
+    gc.disable()  # modules and tests stay
+
+
 def pytest_collection_finish() -> None:
-    """Runs collect garbage, which takes longer than they do if it visits all tests and imported modules each time."""
-    gc.collect()
+    """Runs collect garbage, which takes longer than they do if it visits all modules and tests each time."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +69,13 @@ def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Marked tests draw their curves."""
     if "curves" in request.keywords:
         monkeypatch.setattr("allmlp.training.draw_curves", draw_curves)
+
+
+@pytest.fixture(scope="session")
+def onnx_registry() -> Iterator[None]:
+    """The operators of ONNX, which each export would read anew, are read once."""
+    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    with pytest.MonkeyPatch.context() as patch:
+        read = staticmethod(cache(registration.ONNXRegistry.from_torchlib))
+        patch.setattr(registration.ONNXRegistry, "from_torchlib", read)
+        yield

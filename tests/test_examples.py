@@ -216,6 +216,7 @@ def test_an_example_is_understood(example: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("onnx_registry")
 @pytest.mark.parametrize(
     "example",
     [
