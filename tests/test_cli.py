@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import allmlp
-from allmlp.cli import COMMANDS, main
+from allmlp.cli import COMMANDS
 from allmlp.cli.app import next_command
 from allmlp.models.catalog import read_catalog, write_catalog
 from allmlp.models.zoo import build_catalog, presets
@@ -23,14 +23,8 @@ from allmlp.plan.hardware import speeds
 from allmlp.plan.jobs import from_run
 from allmlp.recipes import recipes, runs
 from allmlp.spec import from_dict
+from command import run
 from tiny import tiny_model
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    output = capsys.readouterr()
-    return int(caught.value.code or 0), output.out, output.err
 
 
 @pytest.mark.slow
