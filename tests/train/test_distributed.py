@@ -36,8 +36,11 @@ main()
 """
 # Processes are forks of torchrun, also after a restart: what they need is imported once.
 FORKS = ["-c", TORCHRUN, "--run-path", "--start-method", "fork"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONFAULTHANDLER": "1",
+}
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "quiet": ("quiet", {}),
     "accumulated": ("quiet", {"grad_accum_steps": 2}),
@@ -86,7 +89,7 @@ def launch(code: str, out: Path, *arguments: str, restarts: int = 0) -> Path:
     command = [sys.executable, *FORKS, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
     done = subprocess.run(
         [*command, str(script), str(out), *arguments],
-        env=ENVIRONMENT,
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=200,

@@ -53,11 +53,11 @@ def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(tmp_path: Path
         port = free.getsockname()[1]
     command = [sys.executable, *FORKS, "--nnodes", "1:2", "--nproc-per-node", "4"]
     command += ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
-    nodes = []
+    nodes, environment = [], {**os.environ, **ENVIRONMENT}
     for node in (0, 1):
         options = ["--rdzv-conf", f"is_host={1 - node},last_call_timeout=10", str(script), str(out), str(node)]
         with open(tmp_path / f"node{node}.log", "wb") as log:
-            nodes.append(subprocess.Popen([*command, *options], env=ENVIRONMENT, stdout=log, stderr=log))
+            nodes.append(subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log))
     try:
         assert nodes[0].wait(timeout=300) == 0, (tmp_path / "node0.log").read_text()[-3000:]
         assert nodes[1].wait(timeout=10) < 0
