@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cache
 
 # Without a GPU, kernels run in Triton's interpreter, which must be selected before Triton is imported.
 if shutil.which("nvidia-smi") is None:
@@ -16,6 +18,7 @@ os.environ.setdefault("ALLMLP_AUTOTUNE", "0")
 import pytest
 import torch
 
+from allmlp.log import draw_curves
 from allmlp.models.torchvision import define_missing_operators
 
 # The models are small: more threads would slow them down.
@@ -25,6 +28,16 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 # timm and transformers are imported by name in many tests.
 define_missing_operators()
+
+
+def pytest_configure() -> None:
+    gc.disable()  # modules and tests stay
+
+
+def pytest_collection_finish() -> None:
+    """Runs collect garbage, which takes longer than they do if it visits all modules and tests each time."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -42,16 +55,27 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-@pytest.fixture(autouse=True)
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing curves takes most of the time of a small run: only marked tests do it."""
-    if "curves" not in request.keywords:
-        monkeypatch.setattr("allmlp.training.draw_curves", lambda out: [])
-
-
 @pytest.fixture(autouse=True, scope="session")
-def peak_flops() -> Iterator[None]:
-    """Measuring the peak of a GPU takes as long as many steps of a small run."""
+def quick() -> Iterator[None]:
+    """Measuring the peak of a GPU and drawing curves take most of the time of a small run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("allmlp.meter.peak_flops", lambda device: 1e11)
+        patch.setattr("allmlp.training.draw_curves", lambda out: [])
+        yield
+
+
+@pytest.fixture(autouse=True)
+def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marked tests draw their curves."""
+    if "curves" in request.keywords:
+        monkeypatch.setattr("allmlp.training.draw_curves", draw_curves)
+
+
+@pytest.fixture(scope="session")
+def onnx_registry() -> Iterator[None]:
+    """The operators of ONNX, which each export would read anew, are read once."""
+    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    with pytest.MonkeyPatch.context() as patch:
+        read = staticmethod(cache(registration.ONNXRegistry.from_torchlib))
+        patch.setattr(registration.ONNXRegistry, "from_torchlib", read)
         yield

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import allmlp
-from allmlp.cli import COMMANDS, main
+from allmlp.cli import COMMANDS
 from allmlp.cli.app import next_command
 from allmlp.models.catalog import read_catalog, write_catalog
 from allmlp.models.zoo import build_catalog, presets
@@ -23,14 +23,8 @@ from allmlp.plan.hardware import speeds
 from allmlp.plan.jobs import from_run
 from allmlp.recipes import recipes, runs
 from allmlp.spec import from_dict
+from command import run
 from tiny import tiny_model
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    output = capsys.readouterr()
-    return int(caught.value.code or 0), output.out, output.err
 
 
 @pytest.mark.slow
@@ -42,17 +36,6 @@ def test_list_is_the_zoo() -> None:
     missing = [row.name for row in built if row not in stored]
     assert not missing, f"src/allmlp/models/zoo.json is not up to date for {', '.join(missing)}: run `make zoo`"
     assert stored == built, "src/allmlp/models/zoo.json lists other models than the presets: run `make zoo`"
-
-
-@pytest.mark.slow
-def test_catalog_has_the_presets_and_the_costs_of_our_own() -> None:
-    """Without building the networks of other packages."""
-    stored = {row.name: row for row in read_catalog()}
-    assert list(stored) == list(presets()), "src/allmlp/models/zoo.json is not up to date: run `make zoo`"
-    for name, entry in presets().items():
-        if not name.startswith("hf:"):
-            cost = allmlp.measure(entry.spec)
-            assert (stored[name].parameters, stored[name].macs) == (cost.parameters, cost.macs), name
 
 
 @pytest.mark.parametrize(

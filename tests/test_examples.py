@@ -14,6 +14,7 @@ import pytest
 import typer
 
 import allmlp
+from allmlp.analysis import output_folder
 from allmlp.cli import app, main
 from allmlp.cli.app import assignments
 from allmlp.data.image_folder import ImageFolder
@@ -218,6 +219,7 @@ def test_an_example_is_understood(example: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("onnx_registry")
 @pytest.mark.parametrize(
     "example",
     [
@@ -235,6 +237,8 @@ def test_an_example_runs(
 ) -> None:
     shutil.copytree(workspace, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
+    # Figures are built but not rendered, which takes most of the time; tests/analysis/test_figures.py renders them.
+    monkeypatch.setattr(output_folder, "save", lambda figure, file, kind: file.touch())
     with pytest.raises(SystemExit) as ended:
         main(arguments(example))
     printed = capsys.readouterr()

@@ -191,10 +191,10 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "name"), [("google", "mixer.npz"), ("timm", "mixer.safetensors")])
-def test_a_large_mixer_needs_less_than_twice_its_size(to: str, name: str, tmp_path: Path) -> None:
-    """Mixer-L/16, 833 MB, converted and back: the peak memory of the whole process, including torch."""
+def test_a_mixer_is_converted_within_one_and_a_half_times_its_size(to: str, name: str, tmp_path: Path) -> None:
+    """Mixer-B/16, 240 MB, converted and back: the peak memory on top of what torch and the library take."""
     with torch.device("meta"):
-        model = allmlp.create("mixer_l16")
+        model = allmlp.create("mixer_b16")
     model.to_empty(device="cpu")
     for weight in model.parameters():
         nn.init.constant_(weight, 0.5)
@@ -202,19 +202,28 @@ def test_a_large_mixer_needs_less_than_twice_its_size(to: str, name: str, tmp_pa
     size = (tmp_path / "ours" / "model.safetensors").stat().st_size
     del model
     code = """
-import sys
+import os, sys
 from pathlib import Path
 from allmlp.weights.convert import convert
-convert(*sys.argv[1:])
-# Not getrusage's maximum: that begins with what the parent had when it forked.
-(peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
-print(int(peak) * 1024)
+
+def peak():
+    # Not getrusage's maximum: that begins with what the parent had when it forked.
+    (found,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return int(found) * 1024
+
+name, to = sys.argv[1:]
+for arguments in (["ours", name, to], [name, "again"]):
+    if not os.fork():  # whose peak begins with what it has
+        before = peak()
+        convert(*arguments)
+        print(peak() - before, flush=True)
+        os._exit(0)
+    assert not os.wait()[1]
 """
-    for arguments in (["ours", name, to], [name, "again"]):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        assert int(done.stdout) < 2 * size, arguments
+    command = [sys.executable, "-c", code, name, to]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    peaks = [int(line) for line in done.stdout.splitlines() if line.isdigit()]
+    assert len(peaks) == 2 and max(peaks) < 1.5 * size, (size, done.stdout)
 
 
 # --- damage ------------------------------------------------------------------------------------------------

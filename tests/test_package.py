@@ -11,6 +11,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def test_the_wheel_is_complete_and_small(built: tuple[Path, Path]) -> None:
     assert not foreign, f"installed beside the package: {foreign}"
 
 
+@cache
 def requirements(*extras: str) -> set[str]:
     """The packages that `allmlp[extras]` brings, with those that the installed ones of them need."""
     from packaging.requirements import Requirement
@@ -186,11 +188,13 @@ def test_every_extra_that_is_named_exists() -> None:
     assert not missing, f"pyproject.toml has no such extra: {missing}"
 
 
-@pytest.mark.slow
+owners_of = cache(metadata.packages_distributions)
+
+
 @pytest.mark.parametrize(("module", "extra"), sorted(REQUIRED))
 def test_an_extra_installs_what_needs_it(module: str, extra: str) -> None:
     top = module.partition(".")[0]
-    owners = {owner.lower().replace("_", "-") for owner in metadata.packages_distributions().get(top, ())}
+    owners = {owner.lower().replace("_", "-") for owner in owners_of().get(top, ())}
     if not owners:
         pytest.skip(f"{top} is not installed")
     have = requirements(extra)

@@ -142,8 +142,9 @@ class Transformed(Dataset[Tensor]):
             return self.model(batch)[0] if self.features else batch[0]
 
 
-@pytest.mark.parametrize("features", [False, True])
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("start", "features"), [("fork", False), ("fork", True), pytest.param("spawn", True, marks=pytest.mark.slow)]
+)
 def test_workers(start: str, features: bool, images: Path) -> None:
     dataset = Transformed(allmlp.load(images).requires_grad_(False), features)
     expected = torch.stack([dataset[index] for index in range(len(dataset))])

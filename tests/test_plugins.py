@@ -22,23 +22,39 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def allmlp(*arguments: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "allmlp", *arguments, path=path, cwd=cwd)
+
+
+def python(*arguments: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "allmlp", *arguments]
+    command = [sys.executable, *arguments]
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
+
+
+COMMANDS = """
+from allmlp import training
+from allmlp.cli import main
+
+training.draw_curves = lambda out: []
+for command in (
+    "list shift",
+    "train shift_stripes --out a --device cpu",
+    "train shift_stripes --set model.block.token.distance=2 --out b --device cpu",
+    "eval a --device cpu",
+):
+    try:
+        main(command.split())
+    except SystemExit as end:
+        assert not end.code, command
+"""
 
 
 @pytest.mark.slow
 def test_an_installed_package_is_found(installed: Path, tmp_path: Path) -> None:
     """Listed, shown, trained, evaluated from its folder, all by the command, without a word about the package."""
-    listed = allmlp("list", "shift", path=installed, cwd=tmp_path)
-    assert "shift_tiny" in listed.stdout, listed.stderr
-    trained = allmlp("train", "shift_stripes", "--out", "a", "--device", "cpu", path=installed, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    changed = "model.block.token.distance=2"
-    again = allmlp("train", "shift_stripes", "--set", changed, "--out", "b", path=installed, cwd=tmp_path)
-    assert again.returncode == 0 and '"distance": 2' in (tmp_path / "b" / "run.json").read_text(), again.stderr
-    evaluated = allmlp("eval", "a", "--device", "cpu", path=installed, cwd=tmp_path)
-    assert "accuracy" in evaluated.stdout, evaluated.stderr
+    done = python("-c", COMMANDS, path=installed, cwd=tmp_path)
+    assert done.returncode == 0 and "shift_tiny" in done.stdout and done.stdout.count("accuracy") >= 3, done.stderr
+    assert '"distance": 2' in (tmp_path / "b" / "run.json").read_text()
     missing = allmlp("train", "shift_stripes", path=tmp_path, cwd=tmp_path)
     assert missing.returncode == 2 and "shift_stripes" in missing.stderr
 

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import save_file
 
 import allmlp
-from allmlp.cli import main
 from allmlp.data.preprocessing import ImagePreprocessing, image_preprocessing
 from allmlp.models.cost import measure
 from allmlp.models.mixer import mixer
@@ -28,6 +27,7 @@ from allmlp.weights.convert import FORMATS, convert
 from allmlp.weights.fetch import fetch
 from allmlp.weights.pretrained import pretrained
 from allmlp.weights.published import HALF, PLAIN, PublishedWeights, find_weights, published_weights
+from command import run
 
 ROWS = published_weights()
 
@@ -82,13 +82,6 @@ def test_mislabeled_weights_are_corrected() -> None:
 
 
 # --- the command -------------------------------------------------------------------------------------------
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    output = capsys.readouterr()
-    return int(caught.value.code or 0), output.out, output.err
 
 
 def test_list_weights(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import allmlp
+import command
 from allmlp.analysis import examples, figures, output_folder
 from allmlp.analysis.analysis import Analysis, analyze
 from allmlp.analysis.target import AnalysisTarget, NamedImages, default_preprocessing, load_target, split_arguments
-from allmlp.cli import main
 from allmlp.data.cifar import CIFAR10_CLASSES
 from allmlp.data.dataset import ImageDataset, InMemory
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
@@ -111,10 +111,7 @@ def table(file: Path) -> list[dict[str, str]]:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(["analyze", *arguments])
-    output = capsys.readouterr()
-    return int(caught.value.code or 0), output.out, output.err
+    return command.run(capsys, "analyze", *arguments)
 
 
 @pytest.mark.usefixtures("without_figures")

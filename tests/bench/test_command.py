@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import command
 from allmlp.bench.runner import BenchOptions, BenchReport, Measurement, Ratio
-from allmlp.cli import main
 from allmlp.cli.bench import print_report, read_batches
 from allmlp.errors import UserError
 
@@ -18,10 +18,7 @@ image = pytest.importorskip("matplotlib.image")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(["bench", *arguments, "--device", "cpu", "--seconds", "0.02"])
-    output = capsys.readouterr()
-    return int(caught.value.code or 0), output.out, output.err
+    return command.run(capsys, "bench", *arguments, "--device", "cpu", "--seconds", "0.02")
 
 
 @pytest.mark.slow

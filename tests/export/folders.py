@@ -33,7 +33,7 @@ def shallow(name: str, **changes: int) -> Encoder | EncoderDecoder:
     spec = TINY_SPECS[name].configure(**changes)
     if isinstance(spec, EncoderDecoder):
         return spec.replace(encoder=spec.encoder.replace(depth=1), decoder=spec.decoder.replace(depth=1))
-    return spec.replace(depth=1)
+    return spec.replace(depth=1, stages=spec.stages[:1])
 
 
 def make(folder: Path, name: str) -> allmlp.Model:

@@ -13,20 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from allmlp.cli import main
 from allmlp.recipes import runs
 from allmlp.spec import override
+from command import run
 
 SCALE = (Path(__file__).parents[2] / "docs" / "guides" / "scale.md").read_text(encoding="utf8")
 
 EXAMPLE = ["plan", "mixer_h14", "--samples", "300e6", "--epochs", "14", "--gpus", "1024"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    output = capsys.readouterr()
-    return int(caught.value.code or 0), output.out, output.err
 
 
 @pytest.mark.slow

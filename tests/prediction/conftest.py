@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from allmlp.cli import main
+from command import run
 from data.sample_images import encode, scene
 from serve.folders import image_folder, text_folder
 
@@ -45,11 +46,4 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Run the command; returns exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        return int(end.value.code or 0), *capsys.readouterr()
-
-    return run
+    return partial(run, capsys)

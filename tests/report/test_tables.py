@@ -18,7 +18,6 @@ from allmlp import UserError
 from allmlp.bench.backends import parse_backend
 from allmlp.bench.outputs import as_dict
 from allmlp.bench.runner import BenchOptions, BenchReport, Measurement
-from allmlp.cli import main
 from allmlp.cli.app import app
 from allmlp.layers import ChannelMlp, PatchEmbed, TokenMlp
 from allmlp.models.encoder import Encoder
@@ -37,6 +36,7 @@ from allmlp.report.tables import (
     load,
     tables,
 )
+from command import run
 from paper_tables import generate
 from paper_tables.bench import arguments
 from paper_tables.generate import DOCS, RECIPES, published
@@ -64,13 +64,6 @@ def figures(table: PaperTable, column: str) -> dict[str, Any]:
     """Label -> our figure."""
     place = [entry.name for entry in table.columns].index(column)
     return {row.label: row.ours[place] for row in table.rows}
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    output = capsys.readouterr()
-    return int(caught.value.code or 0), output.out, output.err
 
 
 def number(text: str) -> float:

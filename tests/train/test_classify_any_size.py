@@ -101,12 +101,12 @@ def test_training_at_random_sizes_helps_at_other_sizes(tmp_path: Path) -> None:
 def test_blocks_are_compiled_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """However deep the stack; and the loss stays the same."""
     counts = []
-    for depth in (2, 5):
+    for depth in (2, 3):
         torch.compiler.reset()
         counter = torch._dynamo.testing.CompileCounter()
         monkeypatch.setattr(compilation, "BACKEND", counter)
         dataset = Blobs().load()
-        task = ClassifyAnySize(train_sizes=(4, 8, 12))
+        task = ClassifyAnySize(train_sizes=(4, 8))
         spec = task.configure_model(small().model, dataset).configure(patch_size=2).replace(depth=depth)
         module = task.build(allmlp.create(spec, seed=0), dataset)
         assert isinstance(module, ClassifyAnySizeModule)
@@ -119,7 +119,7 @@ def test_blocks_are_compiled_once_for_each_size(monkeypatch: pytest.MonkeyPatch)
         for size, one in given.items():
             torch.testing.assert_close(module.compute_loss(*one).total, plain[size])
         counts.append(counter.frame_count)
-    assert counts[0] == counts[1] >= 3 * 3, "at each size what comes before the stack, one block, and what comes after"
+    assert counts[0] == counts[1] >= 2 * 3, "at each size what comes before the stack, one block, and what comes after"
 
 
 def test_sharded_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

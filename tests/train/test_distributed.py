@@ -26,6 +26,21 @@ from train import runs
 from train.test_train import losses
 
 TESTS = Path(__file__).parent.parent
+TORCHRUN = """
+from torch.distributed.run import main
+from allmlp import training
+import torch.distributed.fsdp, train.runs
+
+training.draw_curves = lambda out: []
+main()
+"""
+# Processes are forks of torchrun, also after a restart: what they need is imported once.
+FORKS = ["-c", TORCHRUN, "--run-path", "--start-method", "fork"]
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONFAULTHANDLER": "1",
+}
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "quiet": ("quiet", {}),
     "accumulated": ("quiet", {"grad_accum_steps": 2}),
@@ -64,14 +79,17 @@ def torchrun(out: Path, sharding: str, jobs: dict[str, Any], dies: int | None = 
     """Train `jobs` one after another in two processes; process `dies` is killed before its seventh step."""
     # Once in many launches, on a busy machine, a process has died of a segmentation fault inside torch. As in
     # production, torchrun starts the processes again and they resume; an error of the run itself recurs.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1"]
+    return launch(CODE, out, sharding, json.dumps(jobs), str(dies), restarts=1)
+
+
+def launch(code: str, out: Path, *arguments: str, restarts: int = 0) -> Path:
+    """Run `code` in two processes, with the folder `out` as its first argument."""
     script = out / "script.py"
-    script.write_text(CODE)
-    paths = os.pathsep.join([str(TESTS), *sys.path])
+    script.write_text(code)
+    command = [sys.executable, *FORKS, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
     done = subprocess.run(
-        [*command, str(script), str(out), sharding, json.dumps(jobs), str(dies)],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
+        [*command, str(script), str(out), *arguments],
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=200,

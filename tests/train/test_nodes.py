@@ -16,7 +16,7 @@ from allmlp import checkpoint
 from allmlp.recipes import recipes
 from allmlp.training import train
 from train import runs
-from train.test_distributed import TESTS
+from train.test_distributed import ENVIRONMENT, FORKS, TESTS
 from train.test_train import losses
 
 EXAMPLE = TESTS.parent / "examples" / "slurm.sh"
@@ -51,10 +51,9 @@ def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(tmp_path: Path
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "4"]
+    command = [sys.executable, *FORKS, "--nnodes", "1:2", "--nproc-per-node", "4"]
     command += ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
-    nodes = []
+    nodes, environment = [], {**os.environ, **ENVIRONMENT}
     for node in (0, 1):
         options = ["--rdzv-conf", f"is_host={1 - node},last_call_timeout=10", str(script), str(out), str(node)]
         with open(tmp_path / f"node{node}.log", "wb") as log:

@@ -56,11 +56,12 @@ class Noise(Data):
 
     channels: int
     img_size: tuple[int, int]
+    examples: int = 20
 
     def load(self) -> ImageDataset:
-        shape, generator = (20, self.channels, *self.img_size), torch.Generator().manual_seed(0)
+        shape, generator = (self.examples, self.channels, *self.img_size), torch.Generator().manual_seed(0)
         images = torch.randint(0, 255, shape, generator=generator, dtype=torch.uint8)
-        split = InMemory(images, torch.arange(20) % 10)
+        split = InMemory(images, torch.arange(self.examples) % 10)
         numbers = (0.5,) * self.channels
         return ImageDataset(split, split, tuple("abcdefghij"), numbers, numbers)
 
@@ -248,8 +249,11 @@ def study_runs() -> dict[str, Run]:
     return {name: found[name] for key, name in kept.items() if key not in known}
 
 
+ALL_RUNS = RUNS | study_runs()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "run"), (RUNS | study_runs()).items(), ids=[*RUNS, *study_runs()])
+@pytest.mark.parametrize(("name", "run"), ALL_RUNS.items(), ids=ALL_RUNS)
 def test_recipe_trains_one_step(name: str, run: Run, files: Path, tmp_path: Path) -> None:
     """With other data and teachers, and one narrow block; the task decides on the type of data and on the metrics."""
     assert from_dict(to_dict(run)) == run
@@ -273,7 +277,9 @@ def test_recipe_trains_one_step(name: str, run: Run, files: Path, tmp_path: Path
 @pytest.mark.parametrize("row", runs("few_shot_images"))
 def test_few_shot_rows_start_from_the_bundled_encoder(row: str, tmp_path: Path) -> None:
     """All start from the same classifier; the probe keeps it, the frozen ones keep the encoder."""
-    run = RUNS[row].replace(data=Noise(3, (128, 128)), train_per_class=1, batch_size=2, budget=Budget(steps=1))
+    run = RUNS[row].replace(
+        data=Noise(3, (128, 128), examples=10), train_per_class=1, batch_size=2, budget=Budget(steps=1)
+    )
     run = run.replace(head_init=run.head_init.replace(l2=(1.0,)))
     loop.train(run, tmp_path, "cpu")
     start, end = allmlp.load("allmlp:image").state_dict(), allmlp.load(tmp_path).state_dict()

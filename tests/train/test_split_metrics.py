@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,7 @@ from allmlp.run import Budget, Run
 from allmlp.split_metrics import interleave
 from allmlp.tasks.classify_text import ClassifyText
 from train import runs
-
-TESTS = Path(__file__).parent.parent
+from train.test_distributed import launch
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -110,8 +106,9 @@ CODE = """
 import sys
 import allmlp
 from train import runs
+from train.test_distributed import launch
 from train.test_split_metrics import METRICS
-allmlp.train(runs.quiet(), sys.argv[1], device="cpu", metrics=METRICS)
+allmlp.train(runs.quiet(), f"{sys.argv[1]}/two", device="cpu", metrics=METRICS)
 """
 
 
@@ -126,17 +123,6 @@ def test_shares_are_put_together_in_order(examples: int) -> None:
 @pytest.mark.slow
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     single = allmlp.train(runs.quiet(), tmp_path / "one", device="cpu", metrics=METRICS)
-    (tmp_path / "script.py").write_text(CODE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    paths = os.pathsep.join([str(TESTS), *sys.path])
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path / "two")],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(CODE, tmp_path)
     result = json.loads((tmp_path / "two" / "run.json").read_text())["result"]["test"]
     assert {name: result[name] for name in METRICS} == {name: single[name] for name in METRICS}

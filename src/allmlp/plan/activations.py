@@ -152,12 +152,13 @@ def trace(spec: ModelSpec, execution: Execution) -> Trace:
         weights = dict(step.named_parameters()) | dict(step.named_buffers())
         state = {name: fake(weight) for name, weight in weights.items()}
         batch = [fake(each) for each in inputs]
-        large, _ = saved_by_autograd(step, state, [fake(each) for each in twice], execution, blocks)
         small, calls = saved_by_autograd(step, state, batch, execution, blocks)
-        saved, constant = sum(large) - sum(small), 2 * sum(small) - sum(large)
         if execution.compiled:
             graphs = calls if execution.compiled == "blocks" else []
             saved, constant = saved_by_compiler(step, state, batch, execution, graphs)
+        else:
+            large, _ = saved_by_autograd(step, state, [fake(each) for each in twice], execution, blocks)
+            saved, constant = sum(large) - sum(small), 2 * sum(small) - sum(large)
     logits = FLOAT32 * step.logits(*inputs).numel()
     stem, body = (calls[0].saved_before, calls[-1].saved_after) if calls else (0, len(small))
     block_inputs = sum(call.inputs[0].nbytes for call in calls)

@@ -120,11 +120,30 @@ class Job(Spec):
 class Strategy(NamedTuple):
     """One way to run the job in parallel."""
 
+    job: Job
     sharding: Sharding
     grad_checkpointing: bool
-    memory: Memory
     step: StepTime
-    fits: bool
+
+    @property
+    def memory(self) -> Memory:
+        """Traced when it is asked for: of slower strategies than a fitting one it is not needed."""
+        job = self.job
+        return memory(
+            job.model,
+            job.local_batch_size,
+            job.optim,
+            job.gpus,
+            self.sharding,
+            self.grad_checkpointing,
+            job.ema,
+            job.grad_accum_steps,
+            job.execution(self.sharding, self.grad_checkpointing),
+        )
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= USABLE * self.job.card.memory
 
     @property
     def name(self) -> str:
@@ -276,21 +295,10 @@ def expected_seconds(job: Job) -> tuple[float, str]:
 
 
 def strategy(job: Job, mfu: float, sharding: Sharding, grad_checkpointing: bool) -> Strategy:
-    used = memory(
-        job.model,
-        job.local_batch_size,
-        job.optim,
-        job.gpus,
-        sharding,
-        grad_checkpointing,
-        job.ema,
-        job.grad_accum_steps,
-        job.execution(sharding, grad_checkpointing),
-    )
     step = step_time(
         job.model, job.batch_size, job.gpus, job.card, mfu, sharding, grad_checkpointing, job.network_bandwidth
     )
-    return Strategy(sharding, grad_checkpointing, used, step, used.peak <= USABLE * job.card.memory)
+    return Strategy(job, sharding, grad_checkpointing, step)
 
 
 def choose(job: Job, strategies: tuple[Strategy, ...]) -> Strategy:
@@ -300,15 +308,15 @@ def choose(job: Job, strategies: tuple[Strategy, ...]) -> Strategy:
         for each in strategies
         if job.sharding in (None, each.sharding) and job.grad_checkpointing in (None, each.grad_checkpointing)
     ]
-    fitting = [each for each in allowed if each.fits]
-    if not fitting:
+    chosen = next((each for each in sorted(allowed, key=lambda each: each.step.seconds) if each.fits), None)
+    if chosen is None:
         least = min(allowed, key=lambda each: each.memory.peak)
         raise UserError(
             f"{job.name} does not fit: {least.name} needs {least.memory.peak / 1e9:.0f} GB with "
             f"{job.local_batch_size:,} examples per GPU, and {USABLE * job.card.memory / 1e9:.0f} GB of a "
             f"{job.card.name} are usable; use more GPUs, a smaller --batch-size or a larger --grad-accum-steps"
         )
-    return min(fitting, key=lambda each: each.step.seconds)
+    return chosen
 
 
 def checkpoint_bytes(job: Job) -> int:
