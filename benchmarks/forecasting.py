@@ -87,7 +87,8 @@ def compare(options: argparse.Namespace) -> None:
             except multiprocessing.TimeoutError:
                 continue
             save(options.out, record)
-        pool.terminate()
+        for process in multiprocessing.active_children():
+            process.kill()  # a run would go on to save itself when it is asked to end
     print(summary(record["rows"]))
 
 
