@@ -24,7 +24,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="A model folder.")],
     file: Annotated[Path, typer.Argument(help="NAME.onnx, or NAME.pt2 for torch.export.")],
     int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8 (.onnx): a quarter of the size.")] = False,
-    aot: Annotated[bool, typer.Option("--aot", help="Compile ahead of time for this CPU, or the GPU of --device (.pt2).")] = False,
+    aot: Annotated[
+        bool, typer.Option("--aot", help="Compile ahead of time for this CPU, or the GPU of --device (.pt2).")
+    ] = False,
     device: Annotated[
         str, typer.Option(help="Device that a .pt2 file runs on: cpu, cuda, cuda:1, mps or xpu; a .onnx file has none.")
     ] = "cpu",
