@@ -75,6 +75,8 @@ def main() -> None:
         finally:
             spells.end()
     medians = [statistics.median(rates) for rates in spells.rates if rates][: 2 * options.rounds]
+    if len(medians) < 2:
+        sys.exit("too few steps were logged in a spell: use more --seconds, and a machine that is quiet otherwise")
     quiet, beside = medians[::2], medians[1::2]
     ratios = sorted(b / a for a, b in zip(quiet, beside))
     print(f"{options.recipe} beside {options.busy} busy processes on {limit()} cores, load {load[0]:.1f} before")
