@@ -159,6 +159,10 @@ def test_texts_pairs_and_their_length(here: Path) -> None:
     assert isinstance(run.task, ClassifyText) and run.task.tfidf and run.keep_best
     assert run.data.seq_len == 32  # type: ignore[attr-defined]
     assert choose(reviews(here / "reviews.csv"), size=48).run.data.seq_len == 48  # type: ignore[attr-defined]
+    rows = [f"{'film ' * long}{number},{long}" for number in range(20) for long in (0, 999)]
+    (here / "long.csv").write_text("\n".join(["text,label", *rows]))
+    (why,) = (reason.why for reason in choose(str(here / "long.csv")).reasons if reason.field == "data.seq_len")
+    assert why == "the most of the model; 50% of the texts fill it"
     pairs = choose(reviews(here / "pairs.csv", pairs=True)).run
     assert isinstance(pairs.task, ClassifyText) and pairs.data.load().train.examples.segments.any()  # type: ignore[attr-defined]
 

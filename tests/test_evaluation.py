@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from allmlp.data.digits import Digits
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
-from allmlp.evaluation import evaluate_model, fit
+from allmlp.evaluation import evaluate_model
+from allmlp.labeled_inputs import fit
 from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
@@ -27,6 +29,12 @@ from allmlp.tasks.classify_text import ClassifyText
 from allmlp.training import evaluate_checkpoint, train
 from data.sample_images import encode, scene
 from serve.folders import CLASSES, image_folder, text_folder
+
+METRICS = {
+    "plain": lambda logits, labels: (logits.argmax(1) == labels).double().mean(),
+    "negative_log": torch.nn.functional.cross_entropy,
+    "examples": lambda logits, labels: len(labels),
+}
 
 
 @pytest.fixture(scope="module")
@@ -196,16 +204,61 @@ def test_language_models(tmp_path: Path, task: str) -> None:
 
 def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    trained = allmlp.train("digits_mixer", tmp_path / "run", device="cpu", overrides={"budget.steps": 2})
-    found = evaluate_model(str(tmp_path / "run"), device="cpu")
+    steps = {"budget.steps": 2}
+    trained = allmlp.train("digits_mixer", tmp_path / "run", device="cpu", overrides=steps, metrics=METRICS)
+    found = evaluate_model(str(tmp_path / "run"), device="cpu", metrics=METRICS)
+    assert [found.metrics[name] for name in METRICS] == pytest.approx([trained[name] for name in METRICS])
     again = evaluate_checkpoint(tmp_path / "run", "cpu")
     assert {name: found.metrics[name] for name in again} == pytest.approx(again)
     assert found.metrics["accuracy"] == pytest.approx(trained["accuracy"])
     assert sum(row.examples for row in found.class_results) == found.examples == 297
     # The same data by name, read as any other.
-    other = evaluate_model(str(tmp_path / "run"), "digits", device="cpu")
-    for name in ("accuracy", "loss", "top5_accuracy"):
+    other = evaluate_model(str(tmp_path / "run"), "digits", device="cpu", metrics=METRICS)
+    for name in ("accuracy", "loss", "top5_accuracy", *METRICS):
         assert other.metrics[name] == pytest.approx(found.metrics[name], rel=1e-4)
+
+
+def test_metrics_of_merged_classes(model: Path, tmp_path: Path) -> None:
+    """They are told about those that count: not of classes that are left out, nor of images that cannot be read."""
+    folder, table = photos(tmp_path / "photos", ("animal", "ship", "zebra")), tmp_path / "classes.csv"
+    table.write_text("data,model\nanimal,cat\nanimal,dog\nzebra,\n", encoding="utf8")
+    (folder / "ship" / "1.png").write_bytes(b"no image")
+    found = allmlp.evaluate(model, folder, classes=table, device="cpu", batch_size=3, metrics=METRICS)
+    assert found["negative_log"] == pytest.approx(found["loss"], rel=1e-5) and found["examples"] == 7
+    with pytest.raises(allmlp.UserError, match="majority is part of every evaluation"):
+        allmlp.evaluate(model, folder, metrics={"majority": METRICS["examples"]})
+
+
+def test_metrics_of_files_and_modules(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    photos(tmp_path / "photos", CLASSES)
+    Path("figures.py").write_text(
+        "def half(logits, labels):\n    return len(labels) / 2 / logits.shape[1] * 3\nsize = 3\n"
+    )
+    Path("wrong.py").write_text("import nothing_of_that_name\n")
+
+    def run(*metrics: str) -> tuple[Any, str, str]:
+        options = [word for metric in metrics for word in ("--metric", metric)]
+        with pytest.raises(SystemExit) as caught:
+            main(["eval", str(model), "photos", "--device", "cpu", "--json", *options])
+        return caught.value.code, *capsys.readouterr()
+
+    for metric in ("figures.py:half", "figures:half"):
+        code, out, _ = run(metric)
+        assert code == 0 and json.loads(out)["half"] == 6.0
+    for metrics, words in (
+        (["figures.py"], "'figures.py' is no function of yours: write MODULE:NAME or FILE.py:NAME"),
+        (["figures.py:hlf"], "unknown name in figures.py, 'hlf'; did you mean 'half'?"),
+        (["figures.py:size"], "the metric 'size' is int, not a function of logits and labels"),
+        (["figures.py:half", "figures:half"], "two metrics are called half"),
+        (["wrong.py:f1"], "cannot import wrong.py: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        (["nowhere:f1"], "cannot import 'nowhere': ModuleNotFoundError"),
+    ):
+        code, _, err = run(*metrics)
+        assert code == 2 and words in err and err.count("\n") == 1, err
 
 
 def test_foreign_tokenizers_are_noticed(tmp_path: Path) -> None:
@@ -232,7 +285,7 @@ def test_foreign_tokenizers_are_noticed(tmp_path: Path) -> None:
 def test_user_errors(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = photos(tmp_path / "photos", CLASSES, each=1)
     for arguments, words in (
-        ([model], "is a model without a run, so it has no data of its own: name some"),
+        ([model], f"is a model without a run, so it has no data of its own: allmlp eval {model} DATA"),
         ([model, folder, "--knn", "3"], "leave out the data"),
         ([model, tmp_path / "none"], "there is no file or folder"),
         ([model, folder, "--dtype", "int8"], "unknown dtype 'int8'"),

@@ -71,6 +71,7 @@ NOT_RUN = {
     "allmlp convert google-bert/bert-base-uncased bert/": NETWORK,
     "allmlp prune runs/a --curve --data Cifar10 --images 2000 --figure curve.png": MINUTES,
     "allmlp export mixer/ mixer.pt2 --aot": MINUTES,
+    "allmlp export mixer/ mixer.pt2 --device cuda": GPU,
     "allmlp serve": SERVER,
     "allmlp serve runs/photos runs/reviews --port 8080": SERVER,
     "allmlp serve small=runs/a/model large=timm:mixer_b16_224 --device cuda": SERVER,
@@ -177,6 +178,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = "from allmlp.recipes import runs\n\n\ndef my_run():\n    run = runs('digits_mixer')['digits_mixer']\n"
     recipe += "    return run.replace(budget=run.budget.replace(epochs=None, steps=2))\n"
     (place / "experiments.py").write_text(recipe)
+    metric = "def f1(logits, labels):\n    return (logits.argmax(1) == labels).float().mean()\n"
+    (place / "metrics.py").write_text(metric)
     with pytest.raises(SystemExit):
         main(
             ["embed", *(str(place / name) for name in ("runs/photos", "photos")), "--out", str(place / "features.npy")]

@@ -67,7 +67,7 @@ def test_a_module_is_imported_by_name(tmp_path: Path) -> None:
     assert shown.returncode == 0 and "TokenShift" in shown.stdout, shown.stderr
     missing = allmlp("--import", "yours", "list", "shift", path=tmp_path, cwd=tmp_path)
     assert missing.returncode == 2
-    assert missing.stderr == "error: cannot import 'yours' (--import): ModuleNotFoundError: No module named 'yours'\n"
+    assert missing.stderr == "error: cannot import 'yours': ModuleNotFoundError: No module named 'yours'\n"
 
 
 @pytest.mark.slow

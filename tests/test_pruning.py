@@ -13,6 +13,7 @@ from allmlp.cli import main
 from allmlp.data.dataset import LabeledImages
 from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing, write_preprocessing
 from allmlp.weights.pruning import low_rank, prune, token_matrices, without_blocks, without_smallest
+from emulated_device import EmulatedDevice
 
 
 @pytest.mark.parametrize("name", ["mixer_nano", "resmlp_nano", "gmlp_nano", "amlp_nano"])
@@ -75,6 +76,8 @@ def test_the_curve_measures_accuracy_and_restores_the_weights(tmp_path: Path) ->
     assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
     draw_curve(points).savefig(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
+    with EmulatedDevice():
+        assert list(pruning_curve(model.to("meta"), inputs, LabeledImages(images, labels))) == points
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +96,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "message"),
     [
         (["b", "--fraction", "1"], "below 1"),
+        (["b", "--fraction", "0.5", "--device", "cpu"], "--curve with its options"),
         (["b"], "give a folder to write and a --fraction"),
         (["--fraction", "0.5"], "give a folder to write and a --fraction"),
         (["--curve"], "--curve needs --data"),

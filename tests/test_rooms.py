@@ -105,7 +105,7 @@ BELOW = {
         "record",
         "threads",
     },
-    "split_metrics": {"errors", "parallel", "tasks"},
+    "split_metrics": {"errors", "parallel", "plugins", "tasks"},
     "training": {
         "split_metrics",
         "device",
@@ -155,9 +155,12 @@ BELOW = {
         "head_init",
         "log",
     },
-    "resolve": {"errors", "files", "spec", "data", "models", "weights", "recipes", "run", "record", "auto"},
+    "resolve": {"plugins", "errors", "files", "spec", "data", "models", "weights", "recipes", "run", "record", "auto"},
     "prediction": {"errors", "files", "models", "weights", "data", "tasks", "layers", "inference", "device", "threads"},
+    "labeled_inputs": {"data", "errors", "files", "prediction"},
     "evaluation": {
+        "labeled_inputs",
+        "split_metrics",
         "accuracy",
         "device",
         "errors",
@@ -174,8 +177,8 @@ BELOW = {
         "prediction",
         "report",
     },
-    "real_labels": {"accuracy", "data", "errors", "evaluation", "files", "parallel", "prediction"},
-    "transfer": {"data", "errors", "evaluation", "head_init", "prediction", "threads"},
+    "real_labels": {"accuracy", "data", "errors", "evaluation", "files", "labeled_inputs", "parallel", "prediction"},
+    "transfer": {"data", "errors", "head_init", "labeled_inputs", "prediction", "threads"},
     "serve": {"errors", "spec", "files", "models", "weights", "data", "tasks", "prediction", "analysis", "threads"},
     "report": {
         "accuracy",
@@ -213,7 +216,7 @@ BELOW = {
         "train_step",
         "weights",
     },
-    "export": {"errors", "files", "spec", "layers", "models", "weights", "data", "tasks", "prediction"},
+    "export": {"device", "errors", "files", "spec", "layers", "models", "weights", "data", "tasks", "prediction"},
     # analysis: the style of its figures. export: the ONNX Runtime backend.
     "bench": {
         "errors",
@@ -255,6 +258,7 @@ BELOW = {
     "studies": {"declared", "recipes", "study"},
     "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis", "checkpoint"},
     "cli": {
+        "split_metrics",
         "backtest",
         "averaging",
         "callbacks",

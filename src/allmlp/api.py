@@ -84,6 +84,7 @@ def evaluate(
     device: str | None = None,
     dtype: torch.dtype | None = None,
     batch_size: int | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> dict[str, float]:
     """Evaluate a finished run on its test split, or any model on `data`.
 
@@ -93,7 +94,8 @@ def evaluate(
     `data` are labeled images or texts in any format of `allmlp train`, or a name such as "cifar10"; the test split is
     evaluated, or everything if there is none. Classes are matched by name; `classes` is a table of the classes of the
     data and those of the model, for names that differ. With `knn`, the features of a run are evaluated by so many
-    nearest neighbors. `evaluation.evaluate_model` also returns the results by class.
+    nearest neighbors. `metrics` are functions by name, as for `train`; on `data` their logits are log-probabilities of
+    the classes that are told apart. `evaluation.evaluate_model` also returns the results by class.
     """
     from allmlp.evaluation import evaluate_model
 
@@ -105,6 +107,7 @@ def evaluate(
         device=device,
         dtype=dtype,
         batch_size=batch_size,
+        metrics=metrics,
     ).metrics
 
 

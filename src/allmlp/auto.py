@@ -168,7 +168,8 @@ def choose_validation(settings: Settings) -> None:
         settings.set("data.val_fraction", VAL_FRACTION, "the data have a test split, but none for validation")
         settings.reload()
     if settings.dataset.validation is not None:
-        count = f"{len(settings.dataset.validation):,} validation examples"
+        size = len(settings.dataset.validation)
+        count = f"{size:,} validation example{'s' * (size > 1)}"
         settings.set("keep_best", True, f"the best weights on {count} are kept and tested")
         settings.set("patience", 6, "evaluations without a better one, then the run ends")
 
@@ -413,7 +414,11 @@ def choose_seq_len(settings: Settings, start: Start | None) -> None:
     lengths = (settings.dataset.train.fetch(torch.arange(min(settings.examples, 10_000))).ids != pad).sum(1)
     needed = int(torch.quantile(lengths.float(), 0.95).item())
     fitted = min(max(-(-needed // 16) * 16, 16), most)
-    settings.set("data.seq_len", fitted, f"95 % of the texts have at most {needed} tokens")
+    full = int((lengths == most).sum())
+    why = f"95 % of the texts have at most {needed} tokens"
+    if needed == most:
+        why = f"{'the most of the model' if start else 'the most'}; {full / len(lengths):.0%} of the texts fill it"
+    settings.set("data.seq_len", fitted, why)
     settings.reload()
     return None
 

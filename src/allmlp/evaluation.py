@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from allmlp import parallel
 from allmlp.accuracy import wilson_interval
-from allmlp.data.cifar import Cifar10, Cifar100
 from allmlp.data.class_names import ClassMatch, match_classes, model_class_names, read_class_table
-from allmlp.data.columns import label_order
 from allmlp.data.corpus import Corpus
-from allmlp.data.dataset import Data, ImageDataset, Split, labels_of
-from allmlp.data.detect import detect_data
-from allmlp.data.digits import Digits
-from allmlp.data.encoded_images import EncodedImages
-from allmlp.data.flowers import Flowers102
-from allmlp.data.image_files import ImageFiles, LabeledFile
-from allmlp.data.image_folder import ImageFolder, folders, list_images, only_folder, split_folders
-from allmlp.data.image_table import ImageTable
-from allmlp.data.labeled_text import LabeledText, LabeledTextReader
-from allmlp.data.mnist import Mnist
+from allmlp.data.dataset import Data, Split
 from allmlp.data.parallel_corpus import ParallelCorpus
-from allmlp.data.pets import OxfordPets
 from allmlp.data.sampler import eval_batches
-from allmlp.data.shards import Shards, find, read_class_names
 from allmlp.data.squad import Squad
 from allmlp.data.tokenizer import TextData, load_tokenizer
 from allmlp.device import sum_dtype
 from allmlp.errors import UserError
-from allmlp.files import RUN, expand_user
-from allmlp.prediction import ImagePredictor, Predictor, TextPredictor, open_predictor
+from allmlp.files import RUN
+from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
+from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.predictor import check_vocabulary
 from allmlp.record import read_run
 from allmlp.report.predictions import calibrate
 from allmlp.run import Run
+from allmlp.split_metrics import Metric, SplitMetrics
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import ClassifyModule
 from allmlp.tasks.classify_text import ClassifyTextModule
@@ -54,16 +42,6 @@ from allmlp.train_step import autocast
 from allmlp.training import compute_dtype, evaluate
 from allmlp.weights import folder
 
-NAMED: dict[str, Data] = {
-    "cifar10": Cifar10(),
-    "cifar100": Cifar100(),
-    "mnist": Mnist(),
-    "fashion_mnist": Mnist(variant="fashion"),
-    "digits": Digits(),
-    "pets": OxfordPets(),
-    "flowers102": Flowers102(),
-}
-"""Data by name, in their usual places."""
 MIN_TOP5_CLASSES = 10
 MAX_CONFUSED = 10
 TINY = 1e-45
@@ -116,19 +94,6 @@ class Evaluation:
         return rest | self.metrics | rows
 
 
-class LabeledInputs(NamedTuple):
-    """Examples to evaluate."""
-
-    data: str
-    class_names: tuple[str, ...]
-    labels: Tensor
-    """int64, n: index in `class_names`."""
-    read: Callable[[range], list[Any]]
-    """Indices -> inputs of a predictor."""
-    corrupt: Callable[[], dict[int, str]] = dict
-    """Index -> name and fault of each image that `read` could not decode."""
-
-
 class ClassifierOutputs(NamedTuple):
     """What a classifier says about each example, n each."""
 
@@ -139,6 +104,8 @@ class ClassifierOutputs(NamedTuple):
     loss: Tensor
     """- log p(label)."""
     in_top5: Tensor
+    logits: Tensor
+    """n k, for metrics; n 0 if there are none."""
 
     def select(self, rows: Tensor) -> ClassifierOutputs:
         return ClassifierOutputs(*(values[rows] for values in self))
@@ -153,37 +120,43 @@ def evaluate_model(
     device: str | None = None,
     dtype: torch.dtype | None = None,
     batch_size: int | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Evaluate a run on its own test split, or any model on `data`: a path, a name of `NAMED`, a dataset of the Hub.
 
     Data without splits are evaluated as a whole. Their classes are matched with the model's by name; `classes` is a
     table for those with other names. `knn` evaluates the features of a run by so many nearest neighbors.
+    `metrics` are functions of logits and labels, as for training; on other data, the logits are log-probabilities of
+    the classes that are told apart.
     """
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"models cannot be evaluated in {dtype}: use float32, bfloat16 or float16")
+    own = SplitMetrics(metrics)
     with parallel.join(device) as world:
         if data is None:
             if classes is not None:
                 raise UserError("--classes is for other data than the run's own: name them after the model")
-            return evaluate_run(model, knn, world, dtype, batch_size, progress)
+            return evaluate_run(model, knn, world, dtype, batch_size, own, progress)
         if knn is not None:
             raise UserError("--knn compares with the training examples of a run: leave out the data")
         predictor = open_predictor(model, device=device, dtype=dtype)
         if predictor.task == "values":
             raise UserError(f"{model} is a regression, not a classifier")
         if isinstance(predictor, TextPredictor) and predictor.task != "classes":
+            if own.functions:
+                raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
             return evaluate_text_task(predictor, model, data, world, batch_size)
         inputs = text_inputs(data) if isinstance(predictor, TextPredictor) else image_inputs(data, predictor)
         table = read_class_table(classes) if classes else None
         num_classes = predictor.probabilities([inputs.read(range(1))[0]]).shape[1]
         names = predictor.preprocessing.class_names
         match = match_classes(inputs.class_names, model_class_names(names, num_classes), table)
-        outputs = predictor_outputs(predictor, inputs, match, world, batch_size or 64, progress)
+        outputs = predictor_outputs(predictor, inputs, match, world, batch_size or 64, progress, bool(own.functions))
         kept = outputs.labels >= 0
         if not kept.any():
             raise UserError(f"{data} has no examples to evaluate")
-        return summarize(
+        found = summarize(
             model,
             inputs.data,
             outputs.select(kept),
@@ -191,6 +164,8 @@ def evaluate_model(
             skipped=list(inputs.corrupt().values()),
             left_out=int((outputs.labels == LEFT_OUT).sum()),
         )
+        found.metrics.update(own_metrics(own, outputs.select(kept), world))
+        return found
 
 
 # --- the run's own data ------------------------------------------------------------------------------------
@@ -202,11 +177,12 @@ def evaluate_run(
     world: parallel.World,
     dtype: torch.dtype | None,
     batch_size: int | None,
+    metrics: SplitMetrics,
     progress: Progress,
 ) -> Evaluation:
     path = Path(name)
     if path.is_dir() and not (path / RUN).is_file():
-        raise UserError(f"{name} is a model without a run, so it has no data of its own: name some, {name} DATA")
+        raise UserError(f"{name} is a model without a run, so it has no data of its own: allmlp eval {name} DATA")
     run = read_run(path)
     run = run.replace(batch_size=batch_size or run.batch_size)
     task: Task = KnnEval(knn) if knn else run.task
@@ -220,6 +196,7 @@ def evaluate_run(
             place = run.data.tokenizer.path  # type: ignore[attr-defined]
             raise UserError(f"the tokenizer in {place} is no longer the one in {name} that the model was trained with")
     module: Any = task.build_evaluator(model, dataset).to(world.device).eval()
+    metrics.check(module)
     split = dataset.test
     title = f"its {'held-out examples' if run.val_size else 'test split'}"
     floors = task.floors(dataset, split)
@@ -227,11 +204,12 @@ def evaluate_run(
         return Evaluation(name, title, len(split), evaluate(module, model, split, world, run) | floors)
     compute = dtype or compute_dtype(run, world.device)
     class_names: tuple[str, ...] = dataset.class_names  # type: ignore[attr-defined]
-    outputs, part = run_outputs(module, split, len(class_names), world, compute, run.batch_size, progress)
+    keep = bool(metrics.functions)
+    outputs, part = run_outputs(module, split, len(class_names), world, compute, run.batch_size, progress, keep)
     found = summarize(name, title, outputs.select(part == 0), class_names)
     names = getattr(dataset, "test_names", ())
     others = {f"{names[k]}_accuracy": accuracy(outputs.select(part == k)) for k in part.unique().tolist() if k}
-    found.metrics.update(others | floors)
+    found.metrics.update(others | floors | own_metrics(metrics, outputs, world, part, module.split_names))
     return found
 
 
@@ -244,10 +222,12 @@ def run_outputs(
     dtype: torch.dtype,
     batch_size: int,
     progress: Progress,
+    keep: bool,
 ) -> tuple[ClassifierOutputs, Tensor]:
-    """The outputs for a split, and the test file that each example is from."""
+    """The outputs for a split, with logits if asked to `keep` them, and the test file that each example is from."""
     match = ClassMatch((), list(range(num_classes)), list(range(num_classes)))
-    rows = torch.zeros(len(ClassifierOutputs._fields) + 1, len(split), dtype=torch.float64)
+    rows = torch.zeros(len(ClassifierOutputs._fields), len(split), dtype=torch.float64)
+    kept = torch.zeros(len(split), num_classes if keep else 0)
     own, wide = torch.arange(world.rank, len(split), world.size), sum_dtype(world.device)
     batches = eval_batches(split, batch_size, world.device, world.rank, world.size)
     threads = Threads(active=world.device.type == "cpu")
@@ -258,125 +238,16 @@ def run_outputs(
             else:
                 logits = module.logits(module.model, batch.ids.long(), batch.segments.long())
         part = getattr(batch, "test_set", torch.zeros_like(batch.labels))
-        found = classifier_outputs(logits.float().softmax(1), batch.labels, match)
+        found, _ = classifier_outputs(logits.float().softmax(1), batch.labels, match)
         rows[:, own[start : start + batch_size]] = torch.stack([values.to(wide) for values in (*found, part)]).cpu()
+        if keep:
+            kept[own[start : start + batch_size]] = logits.float().cpu()
         progress(min((start + batch_size) * world.size, len(split)), len(split))
     *columns, part = gather(rows, world)
-    return ClassifierOutputs(*columns), part.long()
+    return ClassifierOutputs(*columns, logits=gather(kept, world)), part.long()
 
 
 # --- other data --------------------------------------------------------------------------------------------
-
-
-def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
-    """All images of data without splits, or else the test split, as the model reads them."""
-    data = find_data(place)
-    decode = predictor.decoding.replace(on_corrupt="skip")
-    if isinstance(data, ImageFolder | ImageTable):
-        title, root, files, class_names = folder_images(data) if isinstance(data, ImageFolder) else table_images(data)
-        if not files:
-            raise UserError(f"{place} has no labeled images: it needs a folder for each class, or a table")
-        split = ImageFiles(root, files, predictor.img_size, decode, data.num_workers)
-    elif isinstance(data, Shards):
-        shards = find(data.test or data.path)
-        tests = [shard for shard in shards if Path(shard.path).name.startswith(("val", "test"))]
-        sized = data.replace(img_size=predictor.img_size, decode=decode)
-        split = sized.split(tests or shards)
-        count = int(split.labels.max()) + 1
-        class_names = (
-            read_class_names(data.class_names_file) if data.class_names_file else tuple(map(str, range(count)))
-        )
-        title = f"the test shards of {place}" if tests and len(tests) < len(shards) else place
-    else:
-        if hasattr(data, "decode"):
-            data = data.replace(img_size=predictor.img_size, decode=decode)
-        dataset = data.load()
-        if not isinstance(dataset, ImageDataset):
-            raise UserError(f"{predictor.name} reads images, but {place} holds none")
-        title, split, class_names = f"the test split of {place}", dataset.test, dataset.class_names
-
-    def read(indices: range) -> list[Tensor]:
-        images = split.fetch(torch.tensor(indices)).images
-        return list(fit(images, predictor.img_size, predictor.decoding.crop_pct, predictor.decoding.channels))
-
-    def corrupt() -> dict[int, str]:
-        if not isinstance(split, EncodedImages):
-            return {}
-        return {index: f"{split.name(index)}: {reason}" for index, reason in split.corrupt.items()}
-
-    return LabeledInputs(title, class_names, labels_of(split), read, corrupt)
-
-
-def find_data(place: str) -> Data:
-    if place in NAMED and not Path(place).exists():
-        return NAMED[place]
-    return detect_data(place)
-
-
-class LabeledFiles(NamedTuple):
-    title: str
-    root: Path
-    files: list[LabeledFile]
-    class_names: tuple[str, ...]
-
-
-def folder_images(data: ImageFolder) -> LabeledFiles:
-    """The images of the test folder, or else of the validation folder, or else all; one class is enough."""
-    root = expand_user(data.path)
-    while inner := only_folder(root):
-        root = inner
-    held_out = split_folders(root)
-    test = held_out.get("test") or held_out.get("validation") or root
-    classes = tuple(folders(test))
-    return LabeledFiles(
-        data.path if test == root else f"the {test.name} folder of {data.path}",
-        test,
-        list_images(test, classes),
-        classes,
-    )
-
-
-def table_images(data: ImageTable) -> LabeledFiles:
-    """The images of the test table, or else of the rows of the test split, or else all."""
-    rows, title = list(data.read(data.test or data.path, [])), data.test or data.path
-    chosen = [row for row in rows if row[2] == "test"]
-    if chosen and not data.test:
-        title = f"the test split of {title}"
-    classes = tuple(sorted({label for _, label, _ in chosen or rows}, key=label_order))
-    files = [LabeledFile(file, classes.index(label)) for file, label, _ in chosen or rows]
-    return LabeledFiles(title, data.root(), files, classes)
-
-
-def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -> Tensor:
-    """Images in memory as the model reads them: resized, cropped at the center, with its channels; uint8, b c h w."""
-    height, width = images.shape[2:]
-    if (height, width) != size:
-        scale = max(size[0] / height, size[1] / width) / crop_pct
-        resized = max(round(height * scale), size[0]), max(round(width * scale), size[1])
-        large = F.interpolate(images.float(), resized, mode="bicubic", antialias=True)
-        top, left = ((whole - part) // 2 for whole, part in zip(resized, size, strict=True))
-        images = large[:, :, top : top + size[0], left : left + size[1]].round().clamp(0, 255).byte()
-    if channels == 3:
-        return images.expand(-1, 3, -1, -1)
-    return images if images.shape[1] == 1 else images.float().mean(1, keepdim=True).round().byte()
-
-
-def text_inputs(place: str) -> LabeledInputs:
-    """All labeled texts of data without splits, or else those for testing."""
-    data = find_data(place)
-    if not isinstance(data, LabeledText):
-        raise UserError(f"the model classifies texts, but {place} is not a table of texts with labels")
-    rows, title = LabeledTextReader(data).read(data.test or data.path), place
-    chosen = [row for row in rows if row.split == "test"]
-    if data.test or chosen:
-        title = f"the test split of {place}"
-    rows = rows if data.test else chosen or rows
-    if not rows:
-        raise UserError(f"{place} has no labeled texts")
-    class_names = tuple(sorted({row.label for row in rows}, key=label_order))
-    numbers = {name: number for number, name in enumerate(class_names)}
-    labels = torch.tensor([numbers[row.label] for row in rows])
-    return LabeledInputs(title, class_names, labels, lambda indices: [rows[index][:2] for index in indices])
 
 
 @torch.inference_mode()
@@ -387,10 +258,14 @@ def predictor_outputs(
     world: parallel.World,
     batch_size: int,
     progress: Progress,
+    keep: bool = False,
 ) -> ClassifierOutputs:
-    """The outputs for all inputs; those of other processes come from them."""
+    """The outputs for all inputs, with log-probabilities if asked to `keep` them; those of other processes come from
+    them.
+    """
     total = len(inputs.labels)
-    rows = torch.zeros(len(ClassifierOutputs._fields), total, dtype=torch.float64)
+    rows = torch.zeros(len(ClassifierOutputs._fields) - 1, total, dtype=torch.float64)
+    kept = torch.zeros(total, max(match.columns) + 1 if keep else 0)
     labels, wide = torch.tensor(match.labels)[inputs.labels], sum_dtype(world.device)
     threads = Threads(active=world.device.type == "cpu")
     for start in range(world.rank * batch_size, total, world.size * batch_size):
@@ -398,11 +273,13 @@ def predictor_outputs(
         batch: list[Any] = inputs.read(indices)
         with threads:
             probabilities = predictor.probabilities(batch)
-        found = classifier_outputs(probabilities, labels[indices].to(world.device), match)
+        found, merged = classifier_outputs(probabilities, labels[indices].to(world.device), match)
         rows[:, indices] = torch.stack([values.to(wide) for values in found]).cpu()
+        if keep:
+            kept[indices] = merged.float().clamp(min=TINY).log().cpu()
         rows[0, [index for index in inputs.corrupt() if index in indices]] = UNREADABLE
         progress(indices.stop, total)
-    return ClassifierOutputs(*gather(rows, world))
+    return ClassifierOutputs(*gather(rows, world), logits=gather(kept, world))
 
 
 def evaluate_text_task(
@@ -432,8 +309,10 @@ def evaluate_text_task(
 # --- figures -----------------------------------------------------------------------------------------------
 
 
-def classifier_outputs(probabilities: Tensor, labels: Tensor, match: ClassMatch) -> ClassifierOutputs:
-    """One batch: probabilities of the model's classes, b k, and labels as in `match`; below zero there is none."""
+def classifier_outputs(probabilities: Tensor, labels: Tensor, match: ClassMatch) -> tuple[tuple[Tensor, ...], Tensor]:
+    """One batch: from probabilities of the model's classes, b k, and labels as in `match`, of which those below zero
+    are none, to the fields of `ClassifierOutputs` before the last, and the probabilities of the classes of `match`.
+    """
     columns = torch.tensor(match.columns, device=probabilities.device)
     size = int(columns.max()) + 1
     if size < len(columns):
@@ -442,12 +321,27 @@ def classifier_outputs(probabilities: Tensor, labels: Tensor, match: ClassMatch)
     confidence, predicted = probabilities.max(1)
     own = probabilities.gather(1, labels.clamp(min=0)[:, None])
     in_top5 = (probabilities > own).sum(1) < 5
-    return ClassifierOutputs(labels, predicted, confidence, -own[:, 0].clamp(min=TINY).log(), in_top5)
+    return (labels, predicted, confidence, -own[:, 0].clamp(min=TINY).log(), in_top5), probabilities
 
 
-def gather(rows: Tensor, world: parallel.World) -> list[Tensor]:
-    """Rows of which every process has filled in its columns."""
-    return list(world.sum(rows.to(sum_dtype(world.device)).to(world.device)).cpu()) if world.size > 1 else list(rows)
+def gather(values: Tensor, world: parallel.World) -> Tensor:
+    """Values of which every process has filled in its own; those of the others are zero."""
+    if world.size == 1:
+        return values
+    return world.sum(values.to(sum_dtype(world.device)).to(world.device)).to("cpu", values.dtype)
+
+
+def own_metrics(
+    metrics: SplitMetrics,
+    outputs: ClassifierOutputs,
+    world: parallel.World,
+    part: Tensor | None = None,
+    names: tuple[str, ...] = ("",),
+) -> dict[str, float]:
+    """The user's metrics; `part` is the test file, of `names`, that each example is from."""
+    labels = outputs.labels.long()
+    given = (outputs.logits, labels, torch.zeros_like(labels) if part is None else part)
+    return world.broadcast(metrics.compute(given, names) if metrics.functions and world.is_main else {})
 
 
 def accuracy(outputs: ClassifierOutputs) -> float:

@@ -12,9 +12,9 @@ from allmlp import checkpoint
 from allmlp.accuracy import wilson_interval
 from allmlp.data.dataset import Dataset
 from allmlp.data.sampler import Sampler
-from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.log import format_duration, format_values
 from allmlp.models.model import ModelSpec
+from allmlp.models.zoo import short_name
 from allmlp.optim import Muon
 from allmlp.parallel import World
 from allmlp.provenance import cpu_name
@@ -40,14 +40,12 @@ def header(
 ) -> str:
     """Model, data, device, start, length and folder of a run, a line each."""
     sizes = ", ".join(f"{count:,} {name}" for name, count in split_sizes(dataset).items())
-    mixers = dict.fromkeys(type(part).__name__ for part in spec.children() if isinstance(part, TokenMixer))
-    name = " and ".join(mixers) or type(spec).__name__
     batches = " to ".join(f"{size:,}" for size in dict.fromkeys((sampler.batch_size(0), run.batch_size)))
     minutes = f"{run.budget.minutes:g} minutes" if run.budget.minutes is not None else ""
-    count = f"{steps:,} steps ({sampler.epoch(steps):,.3g} epochs)" if steps else ""
+    count = f"{steps:,} step{'s' * (steps > 1)} ({sampler.epoch(steps):,.3g} epochs)" if steps else ""
     part = "" if trained == parameters else f" ({trained:,} trained)"
     rows = {
-        "model": f"{name}, {parameters:,} parameters{part}, {spec.input_spec}",
+        "model": f"{short_name(spec)}, {parameters:,} parameters{part}, {spec.input_spec}",
         "start": run.init_from or f"random weights, seed {run.seed}",
         "data": f"{getattr(run.data, 'path', '') or type(run.data).__name__}: {sizes}",
         "training": f"{type(run.task).__name__}, {' or '.join(filter(None, [count, minutes]))}, batches of {batches}",
@@ -102,7 +100,7 @@ def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float],
         simple = {name: result[split][name] for name in floors if name in result[split]}
         lines += [f"{'':10} {format_values(simple)}  without a model"] if simple else []
     best = f"the weights of step {result['best_step']}, " if "best_step" in result else ""
-    steps = f"{result['steps']:,} steps in {format_duration(result['seconds'])}"
+    steps = f"{result['steps']:,} step{'s' * (result['steps'] > 1)} in {format_duration(result['seconds'])}"
     return "\n".join([*lines, f"saved {best}after {steps}: {out}"])
 
 

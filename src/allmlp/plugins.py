@@ -13,14 +13,17 @@ imported is left out with a warning; one that is asked for by name is an error.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, lookup, one_line
 
 GROUP = "allmlp.plugins"
 VARIABLE = "ALLMLP_IMPORT"
@@ -51,4 +54,30 @@ def import_by_name(name: str) -> ModuleType:
     try:
         return import_module(name)
     except Exception as reason:  # somebody else's code
-        raise UserError(f"cannot import {name!r} (--import): {type(reason).__name__}: {one_line(reason)}") from reason
+        raise UserError(f"cannot import {name!r}: {type(reason).__name__}: {one_line(reason)}") from reason
+
+
+def import_file(file: Path) -> ModuleType:
+    """A user's Python file as a module."""
+    if not file.is_file():
+        raise UserError(f"{file} does not exist")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # where dataclasses look for the names in annotations
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as reason:  # somebody else's code
+        raise UserError(f"cannot import {file}: {type(reason).__name__}: {one_line(reason)}") from reason
+    return module
+
+
+def import_named(place: str) -> tuple[str, Any]:
+    """MODULE:NAME or FILE.py:NAME -> NAME and what it stands for."""
+    source, colon, name = place.rpartition(":")
+    if not colon or not source or not name:
+        raise UserError(f"{place!r} is no function of yours: write MODULE:NAME or FILE.py:NAME")
+    module = import_file(Path(source).expanduser()) if source.endswith(".py") else import_by_name(source)
+    return name, lookup(name, vars(module), f"name in {source},")

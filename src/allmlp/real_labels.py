@@ -16,8 +16,9 @@ from allmlp.data.class_names import imagenet_classes, match_classes, model_class
 from allmlp.data.columns import is_image_name
 from allmlp.data.image_files import ImageFiles, LabeledFile
 from allmlp.errors import UserError, one_line
-from allmlp.evaluation import UNREADABLE, Evaluation, LabeledInputs, predictor_outputs
+from allmlp.evaluation import UNREADABLE, Evaluation, predictor_outputs
 from allmlp.files import read_regular
+from allmlp.labeled_inputs import LabeledInputs
 from allmlp.prediction import ImagePredictor, open_predictor
 
 IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")

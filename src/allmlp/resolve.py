@@ -10,9 +10,7 @@ A name that is both a recipe and a file or folder here is refused: `recipe:NAME`
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -24,6 +22,7 @@ from allmlp.data.detect import detect_data
 from allmlp.errors import UserError, did_you_mean, lookup
 from allmlp.files import RUN, expand_user
 from allmlp.models.zoo import preset, presets
+from allmlp.plugins import import_file
 from allmlp.record import read_run
 from allmlp.run import Budget, Run
 from allmlp.spec import hints, override, override_all
@@ -153,15 +152,8 @@ def free_folder(name: str, run: Run) -> Path:
 
 def read_python(file: Path, name: str) -> dict[str, Run]:
     """The run, or the table of runs, called `name` in a user's file; NAME/ROW is one of a table."""
-    if not file.is_file():
-        raise UserError(f"{file} does not exist")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # where dataclasses look for the names in annotations
-    spec.loader.exec_module(module)
     table, _, row = name.partition("/")
-    public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    public = {key: value for key, value in vars(import_file(file)).items() if not key.startswith("_")}
     made = lookup(table, public, f"name in {file},")
     made = made() if callable(made) else made
     if isinstance(made, Run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,10 +12,14 @@ from torch import Tensor
 
 from allmlp.errors import UserError, one_line
 from allmlp.parallel import World
+from allmlp.plugins import import_named
 from allmlp.tasks.task import TaskModule
 
 log = logging.getLogger("allmlp.metrics")
-TAKEN = ("accuracy", "loss")
+TAKEN = (
+    *("accuracy", "accuracy_low", "accuracy_high", "top5_accuracy", "loss", "calibration_error"),
+    *("majority", "tfidf_accuracy"),
+)
 
 Metric = Callable[[Tensor, Tensor], Any]
 """From logits [N, K] (float32) and labels [N] (int64), on the CPU and in the order of the split, to a number."""
@@ -35,7 +39,7 @@ class SplitMetrics:
                     f"the metric {name!r} is {type(function).__name__}, not a function of logits and labels"
                 )
             if name in TAKEN:
-                raise UserError(f"every task has its own {name}: give your metric another name")
+                raise UserError(f"{name} is part of every evaluation: give your metric another name")
 
     def check(self, task: TaskModule) -> None:
         """Raise UserError if `task` has no outputs for them."""
@@ -72,6 +76,16 @@ class SplitMetrics:
                         log.warning("the metric %s failed and is left out: %s: %s", name, kind, one_line(reason))
                     self.failed.add(name)
         return found
+
+
+def import_metrics(places: Iterable[str]) -> dict[str, Metric]:
+    """The functions MODULE:NAME or FILE.py:NAME, by name."""
+    found: dict[str, Metric] = {}
+    for name, function in map(import_named, places):
+        if name in found:
+            raise UserError(f"two metrics are called {name}: name them differently")
+        found[name] = function
+    return found
 
 
 def interleave(shares: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -16,8 +16,8 @@ import torch
 
 from allmlp.data.dataset import ImageDataset, Split, labels_of
 from allmlp.errors import UserError
-from allmlp.evaluation import NAMED, find_data, fit
 from allmlp.head_init import Features, HeadInit, fit_holding_out, sample_classes
+from allmlp.labeled_inputs import NAMED, find_data, fit
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.threads import Threads
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.errors import UserError
 from allmlp.training import train
 from allmlp.weights.bundled import BUNDLED, bundled
+from emulated_device import EmulatedDevice
 from tiny import IMAGES, tiny_model
 from train.runs import small
 
@@ -83,6 +85,21 @@ def test_the_command_runs_for_every_family(
     assert ", ".join(skipped) == FAMILIES[name] and max(map(len, out.splitlines())) <= 100
     # A path may be longer than a line.
     assert "written to" in out and (tmp_path / "analysis" / "analysis.json").is_file()
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("name", ["amlp_ti16", "resmlp_seq2seq_6", "patchtsmixer_mix"])
+def test_models_on_another_device(name: str, tmp_path: Path) -> None:
+    allmlp.save(tiny_model(name, torch.float32), tmp_path / "model")
+    found = []
+    for device, mode in (("cpu", nullcontext()), ("meta", EmulatedDevice())):
+        with mode:
+            target = load_target(str(tmp_path / "model"), device)
+            assert target.model.device == torch.device(device)
+            size, generator = target.model.spec.input_size, torch.Generator().manual_seed(0)
+            images = NamedImages(("a", "b", "c"), torch.rand(3, 3, *size, generator=generator)) if size else None
+            found.append(analyze(target, tmp_path / device, images).sections)
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
@@ -253,6 +270,7 @@ def test_a_diverged_model_can_be_analyzed(tmp_path: Path) -> None:
         (["cat.jpg"], "cannot read cat.jpg: No such file or directory"),
         (["gmlp_mlm_tiny", "cat.jpg"], "gmlp_mlm_tiny reads 128 tokens, not images"),
         (["."], "is not a model folder: it has no config.json"),
+        (["mixer_nano", "--device", "gpu"], "unknown device 'gpu'"),
     ],
 )
 def test_mistakes(

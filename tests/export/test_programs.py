@@ -13,7 +13,9 @@ import allmlp
 from allmlp.export import aot
 from allmlp.export.files import export
 from allmlp.export.graphs import graphs
+from allmlp.export.program import as_tuple
 from allmlp.export.sample_inputs import SampleInputs, sample_inputs
+from emulated_device import EmulatedDevice
 from export.folders import REPRESENTATIVES, kind, make
 
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling ahead of time needs a C++ compiler")
@@ -93,6 +95,33 @@ def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(allmlp.UserError, match=r"needs a C\+\+ compiler"):
         export(tmp_path / "model", tmp_path / "m.pt2", aot=True)
     assert not (tmp_path / "m.pt2").exists()
+
+
+@pytest.mark.parametrize("name", ["gmlp_ti16", *FASTEST])
+def test_graphs_on_another_device(name: str, tmp_path: Path) -> None:
+    model = make(tmp_path, name)
+    samples = sample_inputs(model, tmp_path, [])
+    with EmulatedDevice():
+        place = torch.device("meta")
+        for graph in graphs(model.to(place), samples.to(place)):
+            for call in graph.calls:
+                assert {one.device for one in as_tuple(graph.module(*call))} == {place}
+
+
+@pytest.mark.parametrize(
+    ("device", "file", "aot", "message"),
+    [
+        ("cuda", "m.onnx", False, "a .onnx file is not bound to a device: leave out --device"),
+        ("mps", "m.pt2", True, "ahead of time for CPUs and CUDA GPUs, not for mps: leave out --aot"),
+        ("xpu", "m.pt2", False, "torch sees no xpu device here"),
+    ],
+)
+def test_devices_without_such_a_file(
+    device: str, file: str, aot: bool, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allmlp.device.count_devices", {"cuda": 1, "mps": 1, "xpu": 0}.get)
+    with pytest.raises(allmlp.UserError, match=message):
+        export(tmp_path, tmp_path / file, aot=aot, device=device)
 
 
 def test_inputs_are_real_where_there_are_any(tmp_path: Path) -> None:

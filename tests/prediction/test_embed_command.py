@@ -106,9 +106,13 @@ def test_search_in_parts_is_the_search_in_all() -> None:
 
 def test_mistakes(images: Path, photos: Path, texts: Path, tmp_path: Path, command: Command) -> None:
     translation = text_folder(tmp_path / "translation", "translation")
+    bank = tmp_path / "bank.npy"
+    np.save(bank, np.zeros((2, 4), dtype=np.float32))
+    (tmp_path / "bank.names.csv").write_text("input\na\nb\n")
     for arguments, message in (
         (("embed", images, photos), "either --out, to write the features, or --near"),
         (("embed", images, photos, "--near", "no.png"), "there is no file no.png"),
+        (("embed", bank, "--near", photos / "0.png"), f"name the model of these features: allmlp embed MODEL {bank}"),
         (("embed", images, photos, "--near", photos), "has several images: name one"),
         (
             ("embed", translation, "the cat", "--out", tmp_path / "f.npy"),

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allmlp.layers import TokenConv
-from allmlp.models.zoo import family, kinds, preset, presets
+from allmlp.models.zoo import family, kinds, preset, presets, short_name
 from allmlp.report.curves import better, charts, metrics, thin
-from allmlp.report.runs import MetricRecord, describe, find, parse, read_logged, settings
+from allmlp.report.runs import MetricRecord, find, parse, read_logged, settings
 from report.folders import curve, trained, written
 from train.runs import language, small
 
@@ -30,7 +30,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     # The head has the four classes of the data, not the thousand of the recipe.
     saved, initial = entry.spec.head.num_classes, small().model.head.num_classes  # type: ignore[union-attr]
     assert (saved, initial) == (4, 1000)
-    assert describe(entry.spec) == "ResMLP 2 x 16"
+    assert short_name(entry.spec) == "ResMLP 2 x 16"
 
 
 def test_an_unfinished_run(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_where_runs_are_found(tmp_path: Path) -> None:
 
 def test_short_names_of_models() -> None:
     names = ("mixer_b16", "resmlp_s12", "gmlp_s16", "amlp_s16", "vit_s16", "resmlp_s12_conv", "resmlp_seq2seq_tiny")
-    assert [describe(preset(name).spec) for name in names] == [
+    assert [short_name(preset(name).spec) for name in names] == [
         "Mixer 12 x 768",
         "ResMLP 12 x 384",
         "gMLP 30 x 256",
@@ -126,7 +126,7 @@ def test_short_names_of_models() -> None:
         "ResMLP 12 x 384",
         "ResMLP",
     ]
-    assert describe(preset("hf:resnet50").spec) == "resnet50" and describe(None) == ""
+    assert short_name(preset("hf:resnet50").spec) == "resnet50" and short_name(None) == ""
 
 
 def test_a_new_mixer_is_named_without_an_edit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_a_run_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[
     parameters = sum(weight.numel() for weight in allmlp.load(tmp_path / "run").parameters())
     header, rest = lines[:7], "\n".join(lines[7:])
     assert [line.split()[0] for line in header] == ["model", "start", "data", "training", "device", "folder", "note"]
-    assert f"{parameters:,} parameters, 8x8 image" in header[0] and "random weights, seed 0" in header[1]
+    assert f"ResMLP 2 x 16, {parameters:,} parameters, 8x8 image" in header[0] and "random weights, seed 0" in header[1]
     assert "48 train, 16 test" in header[2] and "12 steps (6 epochs), batches of 24" in header[3]
     assert header[4].startswith("device    CPU") and header[5].endswith(str(tmp_path / "run"))
     assert header[6] == "note      3 files are no images"

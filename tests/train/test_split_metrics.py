@@ -71,7 +71,7 @@ def test_a_metric_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytest
     ("metrics", "message"),
     [
         ({"f1": 3}, "the metric 'f1' is int, not a function"),
-        ({"accuracy": accuracy}, "every task has its own accuracy"),
+        ({"accuracy": accuracy}, "accuracy is part of every evaluation"),
     ],
 )
 def test_wrong_metrics(metrics: Any, message: str, tmp_path: Path) -> None:

@@ -25,12 +25,13 @@ def rows(data: str, method: str, start: str | None = None) -> list[Record]:
     ]
 
 
-def mean(found: list[Record]) -> str:
-    """Mean accuracy over the seeds, and half the width of its 95 % interval."""
+def mean(found: list[Record], seeds: int | None = None) -> str:
+    """Mean accuracy over the seeds, and half the width of its 95 % interval; their number, if it is not `seeds`."""
     if not found:
         return NOTHING
     over = interval([100 * row["accuracy"] for row in found])
-    return f"{over.mean:.1f}" + ("" if over.half is None else f" ± {over.half:.1f}")
+    few = f" (n={len(found)})" if seeds not in (None, len(found)) else ""
+    return f"{over.mean:.1f}" + ("" if over.half is None else f" ± {over.half:.1f}") + few
 
 
 def own_data() -> str:
@@ -40,11 +41,12 @@ def own_data() -> str:
         if not ours:
             continue
         starts = sorted({row["start"] for row in ours})
-        probe = mean(rows(name, "probe", starts[0])) if len(starts) == 1 else NOTHING
+        seeds = len(ours)
+        probe = mean(rows(name, "probe", starts[0]), seeds) if len(starts) == 1 else NOTHING
         seconds = sum(row["cpu_seconds"] for row in ours) / len(ours)
         sizes = f"{ours[0]['train'] + ours[0]['validation']:,} / {ours[0]['test']:,}"
-        cells = (mean(ours), probe, mean(rows(name, "trainer")), mean(rows(name, "simple")))
-        lines.append((title, sizes, str(len(ours)), *cells, ", ".join(starts), f"{seconds:.0f} s"))
+        cells = (mean(ours), probe, *(mean(rows(name, method), seeds) for method in ("trainer", "simple")))
+        lines.append((title, sizes, str(seeds), *cells, ", ".join(starts), f"{seconds:.0f} s"))
     header = ("data", "train / test", "seeds", "`allmlp train DATA`", "linear probe", "Trainer", "simple")
     return table((*header, "start", "processor time"), lines)
 

@@ -57,7 +57,8 @@ def attention_maps(model: Model, *inputs: Tensor) -> list[AttentionMap]:
 
     def hook_for(name: str) -> Any:
         def hook(module: Any, given: tuple[Any, ...]) -> None:
-            found.append(AttentionMap(name, *module_path(name), branch(name), module.attention_weights(*given)))
+            weights = module.attention_weights(*given).cpu()
+            found.append(AttentionMap(name, *module_path(name), branch(name), weights))
 
         return hook
 

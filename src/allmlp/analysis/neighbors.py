@@ -26,7 +26,7 @@ class Neighbor(NamedTuple):
 @torch.inference_mode()
 def features(model: Model, images: Tensor, batch_size: int = 50) -> Tensor:
     """Pooled features of norm 1, n c, for normalized images."""
-    return torch.cat([normalized_features(model, part) for part in images.split(batch_size)])
+    return torch.cat([normalized_features(model, part).cpu() for part in images.split(batch_size)])
 
 
 def nearest_neighbors(

@@ -73,8 +73,8 @@ def replace(model: Model, matrices: dict[str, Tensor], change: Callable[[Tensor]
 
 @torch.inference_mode()
 def accuracy(model: Model, preprocessing: ImagePreprocessing, images: LabeledImages) -> float:
-    normalize = Normalize(preprocessing.mean, preprocessing.std, model.spec.input_size)
-    batches = zip(images.images.split(BATCH_SIZE), images.labels.split(BATCH_SIZE))
+    normalize = Normalize(preprocessing.mean, preprocessing.std, model.spec.input_size).to(model.device)
+    batches = zip(*(whole.to(model.device).split(BATCH_SIZE) for whole in (images.images, images.labels)))
     correct, count = evaluate_classifier(model, normalize, (LabeledImages(*batch) for batch in batches))["accuracy"]
     return float(correct / count)
 

@@ -105,7 +105,7 @@ def gradient(model: Model, images: Tensor, labels: Tensor) -> Tensor:
     (slope,) = torch.autograd.grad(logits.gather(1, labels[:, None]).sum(), images)
     (rows, columns), (height, width) = patch_grid(model.spec), patch_size(model.spec)
     parts = slope.unflatten(3, (columns, width)).unflatten(2, (rows, height))  # b c rows h columns w
-    return parts.square().sum((1, 3, 5)).sqrt()
+    return parts.square().sum((1, 3, 5)).sqrt().cpu()
 
 
 @torch.inference_mode()
@@ -129,4 +129,4 @@ def class_maps(model: Model, images: Tensor, labels: Tensor) -> Tensor | None:
     for axis in (0, 1):
         factor = math.prod(stage.merge.patch_size[axis] for stage in spec.stages if stage.merge)
         found = found.index_select(1 + axis, torch.arange(grid[axis], device=found.device) // factor)
-    return found
+    return found.cpu()

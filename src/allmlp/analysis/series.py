@@ -37,12 +37,12 @@ def time_filters(model: SeriesEncoderModel) -> Iterator[TimeFilters]:
     stem = model.spec.stem
     stride = stem.stride if isinstance(stem, SeriesPatches) else 1
     if isinstance(model.stem, SeriesPatchesLayer):
-        yield TimeFilters("stem", model.stem.proj.weight.detach(), 1)
+        yield TimeFilters("stem", model.stem.proj.weight.detach().cpu(), 1)
     for weights in token_weights(model):
         if weights.kind in ("matrix", "units"):
             yield TimeFilters(weights.name, weights.weight, stride)
     if isinstance(model.head, ForecastHeadLayer):
-        weight = model.head.proj.weight.detach().unflatten(1, (stem.tokens, -1))
+        weight = model.head.proj.weight.detach().cpu().unflatten(1, (stem.tokens, -1))
         yield TimeFilters("head", weight.transpose(1, 2).flatten(0, 1), stride)
 
 
@@ -69,7 +69,7 @@ def strongest(filters: TimeFilters) -> Period | None:
 def variate_maps(model: SeriesEncoderModel) -> dict[str, Tensor]:
     """By layer, how much each variate (row) reads of every other (column): |W2| |W1|, V x V."""
     return {
-        name: (layer.down.weight.abs() @ layer.up.weight.abs()).detach()
+        name: (layer.down.weight.abs() @ layer.up.weight.abs()).detach().cpu()
         for name, layer in model.named_modules()
         if isinstance(layer, VariateMlpLayer)
     }

@@ -58,7 +58,7 @@ def sparsity(model: Model, limit: float = 0.05) -> list[Sparsity]:
             role = declared[name].role if name in declared else None
             if parameter.dim() < 2 and role != "square parameters":
                 continue
-            weight = used_entries(declared[name].layer, parameter) if role == "square" else parameter
+            weight = used_entries(declared[name].layer, parameter.cpu()) if role == "square" else parameter.cpu()
             kind = KINDS.get(role, "channel" if role is None and name.startswith(channel) else "other")
             found.append(Sparsity(name, kind, *module_path(name), weight.numel(), small_fraction(weight, limit)))
     return found

@@ -71,7 +71,7 @@ class AnalysisTarget:
     def normalize(self, pixels: Tensor) -> Tensor:
         """The model's input for pixels in [0, 1]."""
         assert self.preprocessing is not None, "only image models are shown images"
-        return Normalize(self.preprocessing.mean, self.preprocessing.std)(pixels)
+        return Normalize(self.preprocessing.mean, self.preprocessing.std)(pixels).to(self.model.device)
 
     def load_images(self, files: Sequence[Path]) -> NamedImages:
         """Image files, cropped and resized as by `allmlp predict`."""
@@ -109,18 +109,18 @@ def affordable_images(model: Model, most: int, least: int = 1, passes: int = 1) 
     return max(least, min(most, int(MAC_BUDGET / (passes * max(model.describe().macs, 1)))))
 
 
-def load_target(name: str = BUNDLED) -> AnalysisTarget:
+def load_target(name: str = BUNDLED, device: str | torch.device = "cpu") -> AnalysisTarget:
     """The model in the folder `name`, a bundled model (`allmlp:NAME`), or an untrained model by its name (seed 0)."""
     path = model_path(name)
     if path.is_dir():
-        model = folder.load(path).float()
+        model = folder.load(path, device=device)
         label = name.removeprefix(BUNDLED_PREFIX)
         reads_text = any((path / name).is_file() for name in TOKENIZER_FILES) and model.spec.input_size is None
         tokenizer = load_tokenizer(path) if reads_text else None
         return AnalysisTarget(label, model.requires_grad_(False), True, load_preprocessing(path, model.spec), tokenizer)
     if path.exists() or (":" not in name and {"/", "\\"} & set(name)):
         raise UserError(f"{name} is not a folder; give a model folder or a name from `allmlp list`")
-    model = create(name, seed=0).eval().requires_grad_(False)
+    model = create(name, seed=0, device=device).eval().requires_grad_(False)
     return AnalysisTarget(name, model, False, default_preprocessing(model.spec))
 
 

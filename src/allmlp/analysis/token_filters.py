@@ -30,7 +30,7 @@ Direction = Literal["forward", "backward", "two-sided", "own token"]
 
 
 class TokenWeights(NamedTuple):
-    """The token-mixing weights of one layer, not copied."""
+    """The token-mixing weights of one layer, on the CPU."""
 
     name: str
     kind: WeightKind
@@ -53,7 +53,7 @@ def token_weights(model: Model) -> Iterator[TokenWeights]:
     found = [parameter for parameter in token_parameters(model) if parameter.role in KINDS]
     paths = [parameter.path for parameter in found]
     for parameter in found:
-        kind, weight = KINDS[parameter.role], parameter.weight().detach()
+        kind, weight = KINDS[parameter.role], parameter.weight().detach().cpu()
         name = parameter.path if paths.count(parameter.path) == 1 else parameter.full_name
         if kind == "kernels":
             yield TokenWeights(name, kind, weight.flatten(0, 1))

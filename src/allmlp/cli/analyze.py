@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allmlp.cli.app import app, complete_model, console, examples, next_command
+from allmlp.cli.job import DeviceOption
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,16 +47,18 @@ def analyze(
             help="Number of the run's test images to search neighbors in. Default: 20 to 500, by model size.", min=2
         ),
     ] = None,
+    device: DeviceOption = None,
     print_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a model has learned: token mixing, attention, sparsity, saliency, neighbors, activation norms, cost."""
     from allmlp.analysis.analysis import analyze, as_json
     from allmlp.analysis.target import load_target, split_arguments
     from allmlp.data.decode import SUFFIXES
+    from allmlp.device import own_device
     from allmlp.report.runs import is_run
 
     model, inputs = split_arguments(arguments or [])
-    target = load_target(model)
+    target = load_target(model, own_device(device))
     texts = [name for name in inputs if target.tokenizer and Path(name).suffix.lower() not in SUFFIXES]
     files = [Path(name) for name in inputs if name not in texts]
     given = target.load_images(files) if files else None

@@ -201,6 +201,14 @@ def root(
         print(context.get_help())
 
 
+MetricOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric", metavar="FILE.py:NAME", help="A function of logits and labels, or MODULE:NAME; repeatable."
+    ),
+]
+
+
 def width() -> int:
     """Columns to write in: those of the terminal, at most 100, also when the output is a file."""
     return min(shutil.get_terminal_size((100, 0)).columns, 100)

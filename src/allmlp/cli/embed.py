@@ -75,6 +75,8 @@ def embed(
     columns = Columns(column, pair_column, tuple(keep or ()))
     kept = tuple(columns.kept.values())
     saved = near is not None and len(places) == 1 and are_features(Path(places[0]))
+    if saved and len(inputs) == 1:  # features of different models cannot be compared, even if they are of one size
+        raise UserError(f"name the model of these features: allmlp embed MODEL {places[0]} --near QUERY")
     job = Job([model, near] if saved and near is not None else inputs, columns, context, device, dtype, fast, out)
     predictor = job.predictor
 

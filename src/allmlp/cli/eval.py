@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, console, examples, next_command
+from allmlp.cli.app import MetricOption, app, console, examples, next_command
 from allmlp.cli.job import DTYPES, DeviceOption
 from allmlp.errors import UserError, lookup, printable
 
@@ -28,6 +28,7 @@ MAX_SKIPPED = 5
         "allmlp eval runs/photos other_photos/ --per-class",
         "allmlp eval allmlp:cifar10 cifar10",
         "allmlp eval runs/reviews reviews.csv --json",
+        "allmlp eval runs/reviews --metric metrics.py:f1",
         "allmlp eval timm:mixer_b16_224 photos/ --classes classes.csv",
         "allmlp eval timm:mixer_b16_224 imagenet/val --real real.json",
     ),
@@ -63,6 +64,7 @@ def eval_command(
         str | None, typer.Option(help=f"{', '.join(DTYPES)}; default float32, or the precision of the run.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples per batch.", min=1)] = None,
+    metric: MetricOption = None,
 ) -> None:
     """Evaluate a trained model on the test split of its run, or on other data. Nothing is trained.
 
@@ -74,6 +76,7 @@ def eval_command(
 
     from allmlp.evaluation import evaluate_model
     from allmlp.real_labels import evaluate_real_labels
+    from allmlp.split_metrics import import_metrics
 
     chosen = lookup(dtype, {name: getattr(torch, name) for name in DTYPES}, "dtype") if dtype else None
     screen, is_main = Console(stderr=True), os.environ.get("RANK", "0") == "0"
@@ -89,10 +92,11 @@ def eval_command(
             "progress": lambda done, total: bar.update(row, completed=done, total=total),
         }
         if real is not None:
-            if data is None or classes is not None or knn is not None:
-                raise UserError("--real needs the folder of the validation images, and neither --classes nor --knn")
+            if data is None or classes is not None or knn is not None or metric:
+                raise UserError("--real needs the folder of the validation images, and no --classes, --knn or --metric")
             found = evaluate_real_labels(model, data, str(real), **options)
         else:
+            options["metrics"] = import_metrics(metric or [])
             found = evaluate_model(model, data, classes=str(classes) if classes else None, knn=knn, **options)
     if not is_main:
         return

@@ -17,13 +17,19 @@ from allmlp.cli.app import app, examples, next_command
         "allmlp export runs/translate de-en.onnx",
         "allmlp export mixer/ mixer.pt2",
         "allmlp export mixer/ mixer.pt2 --aot",
+        "allmlp export mixer/ mixer.pt2 --device cuda",
     )
 )
 def export(
     folder: Annotated[Path, typer.Argument(help="A model folder.")],
     file: Annotated[Path, typer.Argument(help="NAME.onnx, or NAME.pt2 for torch.export.")],
     int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8 (.onnx): a quarter of the size.")] = False,
-    aot: Annotated[bool, typer.Option("--aot", help="Compile ahead of time for this CPU (.pt2).")] = False,
+    aot: Annotated[
+        bool, typer.Option("--aot", help="Compile ahead of time for this CPU, or the GPU of --device (.pt2).")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="Device that a .pt2 file runs on: cpu, cuda, cuda:1, mps or xpu; a .onnx file has none.")
+    ] = "cpu",
     on: Annotated[
         list[Path] | None, typer.Option(help="Image or text file to compare on; default: bundled inputs.")
     ] = None,
@@ -31,7 +37,7 @@ def export(
     """Export a trained model to ONNX or torch.export; its outputs are compared with the model's."""
     from allmlp.export.files import export
 
-    for exported in export(folder, file, int8=int8, aot=aot, on=on):
+    for exported in export(folder, file, int8=int8, aot=aot, on=on, device=device):
         size = exported.file.stat().st_size / 1e6
         print(
             f"{exported.file}: {size:.1f} MB, any batch size, "

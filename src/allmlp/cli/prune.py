@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.job import DeviceOption
 from allmlp.errors import UserError
 
 
@@ -28,15 +29,16 @@ def prune(
     data: Annotated[str | None, typer.Option(help="With --curve: Cifar10, or any dataset of labeled images.")] = None,
     images: Annotated[int, typer.Option(help="With --curve: number of test images.", min=1)] = 500,
     figure: Annotated[Path | None, typer.Option(help="With --curve: plot it to this .png or .svg file.")] = None,
+    device: DeviceOption = None,
 ) -> None:
     """Set the smallest token-mixing weights to zero, or measure accuracy under pruning and low rank (--curve)."""
     if curve:
         if data is None or target is not None or fraction is not None:
             raise UserError("--curve needs --data (such as Cifar10) and writes no model: no target, no --fraction")
-        print_curve(folder, data, images, figure)
+        print_curve(folder, data, images, figure, device)
         return
-    if target is None or fraction is None or data is not None or figure is not None:
-        raise UserError("give a folder to write and a --fraction to remove, or --curve")
+    if target is None or fraction is None or any(option is not None for option in (data, figure, device)):
+        raise UserError("give a folder to write and a --fraction to remove, or --curve with its options")
     from allmlp.weights.folder import load, save
     from allmlp.weights.pruning import prune
 
@@ -47,14 +49,15 @@ def prune(
     next_command("eval", target, "DATA")
 
 
-def print_curve(folder: Path, data: str, count: int, file: Path | None) -> None:
+def print_curve(folder: Path, data: str, count: int, file: Path | None, device: str | None) -> None:
     from allmlp.analysis.figures import save
     from allmlp.analysis.pruning_curve import draw_curve, load_test_images, pruning_curve
+    from allmlp.device import own_device
     from allmlp.weights.pretrained import pretrained
 
     if file is not None and file.suffix not in (".png", ".svg"):
         raise UserError(f"a figure is a .png or .svg file, not {file.name}")
-    model, preprocessing = pretrained(str(folder))
+    model, preprocessing = pretrained(str(folder), device=own_device(device))
     if preprocessing.task != "classes":
         raise UserError(f"the model in {folder} outputs {preprocessing.task}, not classes: it has no accuracy")
     points = []

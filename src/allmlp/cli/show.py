@@ -132,7 +132,7 @@ def show_recipe(name: str, changes: dict[str, str], as_json: bool) -> None:
 def summarize_run(name: str, run: Run) -> dict[str, str]:
     """What a run is and takes, before it runs."""
     from allmlp.models.cost import measure
-    from allmlp.report.runs import describe
+    from allmlp.models.zoo import short_name
     from allmlp.spec import format_spec
     from allmlp.weights.folder import CONFIG, read_spec
 
@@ -146,7 +146,7 @@ def summarize_run(name: str, run: Run) -> dict[str, str]:
     if spec is not None:
         cost = measure(spec)
         sizes = f"{millions(cost.parameters)} parameters, {billions(cost.macs)} multiply-adds per example"
-        facts["model"] = f"{describe(spec)}, input {spec.input_spec}, about {sizes}"
+        facts["model"] = f"{short_name(spec)}, input {spec.input_spec}, about {sizes}"
     if run.init_from:
         facts["start"] = run.init_from
     limits = {"epochs": run.budget.epochs, "steps": run.budget.steps, "minutes": run.budget.minutes}

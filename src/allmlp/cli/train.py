@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, complete_recipe, examples, next_command, print_results
+from allmlp.cli.app import MetricOption, app, assignments, complete_recipe, examples, next_command, print_results
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def train(
         str | None, typer.Option(help="cpu, cuda, cuda:1, mps or xpu; an accelerator if there is one.")
     ] = None,
     track: Annotated[str, typer.Option(help="Trackers, separated by commas: wandb, mlflow.")] = "",
+    metric: MetricOption = None,
 ) -> None:
     """Train on your own data, or repeat a recipe. A run that was interrupted can be resumed."""
     options = (model, epochs, minutes, size)
@@ -87,22 +88,26 @@ def train(
     if source is not None and resume is not None:
         raise UserError("name either data or a recipe, or a folder to --resume")
     if resume is not None and (overrides or out or any(option is not None for option in options)):
-        raise UserError("--resume continues a run unchanged: it takes no other option than --device and --track")
+        raise UserError(
+            "--resume continues a run unchanged: it takes no other option than --device, --track and --metric"
+        )
 
     from allmlp.auto import Wishes
     from allmlp.callbacks import trackers
     from allmlp.record import read_run
     from allmlp.resolve import resolve
+    from allmlp.split_metrics import import_metrics
     from allmlp.training import train
 
+    metrics = import_metrics(metric or [])
     if resume is not None:
-        print_results({resume.name: train(read_run(resume), resume, device, trackers(track))})
+        print_results({resume.name: train(read_run(resume), resume, device, trackers(track), metrics)})
         finish(resume, device)
         return
     results = {}
     for name, resolved in resolve(str(source), Wishes(*options), assignments(overrides or []), device, out).items():
         tell_choice(resolved)
-        results[name] = train(resolved.run, resolved.folder, device, trackers(track))
+        results[name] = train(resolved.run, resolved.folder, device, trackers(track), metrics)
         finish(resolved.folder, device)
     print_results(results)
 

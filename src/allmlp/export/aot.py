@@ -1,4 +1,4 @@
-"""AOTInductor: compile a graph ahead of time for this CPU, as a .pt2 package."""
+"""AOTInductor: compile a graph ahead of time for this CPU or GPU, as a .pt2 package."""
 
 from __future__ import annotations
 

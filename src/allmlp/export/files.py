@@ -13,6 +13,7 @@ from torch import Tensor
 
 from allmlp import __version__
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES
+from allmlp.device import own_device
 from allmlp.errors import UserError, one_line
 from allmlp.export.aot import run_package, write_package
 from allmlp.export.graphs import ExportGraph, graphs
@@ -40,9 +41,15 @@ class ExportedFile(NamedTuple):
 
 
 def export(
-    folder: Path, file: Path, *, int8: bool = False, aot: bool = False, on: list[Path] | None = None
+    folder: Path,
+    file: Path,
+    *,
+    int8: bool = False,
+    aot: bool = False,
+    on: list[Path] | None = None,
+    device: str = "cpu",
 ) -> list[ExportedFile]:
-    """Write the model in `folder` to `file`: .onnx, or .pt2 for torch.export, or compiled with `aot`.
+    """Write the model in `folder` to `file`: .onnx, or .pt2 for torch.export on a `device`, or compiled for it (`aot`).
 
     A causal model becomes two files, NAME.onnx and NAME.step.onnx; a translation model NAME.encoder.onnx and
     NAME.step.onnx. Each is read back and compared with the model on real inputs (`on`, or bundled ones); a file that
@@ -55,9 +62,15 @@ def export(
         raise UserError("int8 requires a .onnx file")
     if aot and suffix != ".pt2":
         raise UserError("ahead-of-time compilation requires a .pt2 file")
+    place = own_device(device)
+    if place.type != "cpu" and suffix == ".onnx":
+        raise UserError("a .onnx file is not bound to a device: leave out --device, and choose where it is run")
+    if place.type not in ("cpu", "cuda") and aot:
+        raise UserError(f"torch compiles ahead of time for CPUs and CUDA GPUs, not for {place.type}: leave out --aot")
     model = load(folder)
     settings = read_settings(folder) | {"allmlp": __version__, "config": json.dumps(to_dict(model.spec))}
-    samples = sample_inputs(model, folder, on or [])
+    samples = sample_inputs(model, folder, on or []).to(place)
+    model = model.to(place)
     found = []
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

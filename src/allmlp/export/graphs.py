@@ -63,7 +63,7 @@ def graphs(model: Model, samples: SampleInputs) -> list[ExportGraph]:
         ]
     if isinstance(model, SeriesEncoderModel):
         (series,) = samples.tensors
-        observed = torch.rand(series.shape, generator=torch.Generator().manual_seed(0)) > 0.1
+        observed = (torch.rand(series.shape, generator=torch.Generator().manual_seed(0)) > 0.1).to(series.device)
         graph = ForwardGraph(model), ("series", "mask"), ("forecast",), (BATCH, BATCH)
         return [ExportGraph("", *graph, batches((series, observed)))]
     if not isinstance(model, EncoderModel) or not isinstance(model.spec.stem, TokenEmbed):
@@ -157,7 +157,7 @@ class DecodeStepGraph(nn.Module):
 
     def empty(self, batch: int) -> Tensors:
         """The past of the first token."""
-        return tuple(torch.zeros(batch, 0, width) for width in self.widths)
+        return tuple(torch.zeros(batch, 0, width, device=self.model.device) for width in self.widths)
 
     def forward(self, *tensors: Tensor) -> Tensors:
         past = tensors[-len(self.layers) :]

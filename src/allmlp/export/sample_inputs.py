@@ -28,6 +28,9 @@ class SampleInputs(NamedTuple):
     """Images [N, C, H, W]; or token ids and the mask of the real ones [N, S]."""
     description: str
 
+    def to(self, device: torch.device) -> SampleInputs:
+        return self._replace(tensors=tuple(tensor.to(device) for tensor in self.tensors))
+
 
 def sample_inputs(model: Model, folder: Path, files: list[Path]) -> SampleInputs:
     """The images or texts in `files`, preprocessed for the model in `folder`. Without files: crops of scikit-learn's

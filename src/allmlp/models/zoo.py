@@ -13,6 +13,8 @@ from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models import timm
 from allmlp.models.catalog import CatalogEntry, matching
 from allmlp.models.cost import measure
+from allmlp.models.encoder import Encoder
+from allmlp.models.external import External
 from allmlp.models.grid import make_dynamic
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset, preset, presets
@@ -121,6 +123,18 @@ def family(spec: ModelSpec) -> str:
     new = parts - frozenset().union(*(found for _, found in known))
     mixers = [kind.__name__ for kind in new if issubclass(kind, TokenMixer)]
     return min(mixers) if mixers else max(known, key=lambda one: len(parts & one[1]) / len(parts | one[1]))[0]
+
+
+def short_name(spec: ModelSpec | None) -> str:
+    """A short name for a model: gMLP 12 x 256."""
+    if spec is None:
+        return ""
+    if isinstance(spec, External):
+        return spec.name
+    if not isinstance(spec, Encoder):
+        return family(spec)
+    depths, widths = ("+".join(str(getattr(stage, size)) for stage in spec.all_stages) for size in ("depth", "width"))
+    return f"{family(spec)} {depths} x {widths}"
 
 
 def kinds(spec: ModelSpec) -> frozenset[type]:

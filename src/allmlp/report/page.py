@@ -24,6 +24,7 @@ from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import RUN, write_atomically
 from allmlp.log import format_duration, format_value
+from allmlp.models.zoo import short_name
 from allmlp.report.curves import POINTS, better, charts, is_percent, title
 from allmlp.report.filters import Filters, filters
 from allmlp.report.images import EmbeddedImage, weights_image
@@ -39,7 +40,7 @@ from allmlp.report.predictions import (
     mistakes,
     most_confused,
 )
-from allmlp.report.runs import LoggedRun, describe, find, read_logged, settings
+from allmlp.report.runs import LoggedRun, find, read_logged, settings
 from allmlp.report.suspects import SuspectLabels, find_suspects
 from allmlp.weights import folder
 
@@ -248,7 +249,7 @@ def table(details: Sequence[RunDetail]) -> list[RunRow]:
                 logged.name,
                 logged.state,
                 logged.problems,
-                describe(logged.spec),
+                short_name(logged.spec),
                 logged.spec.input_spec if logged.spec and cost else "",
                 cost.parameters if cost else None,
                 logged.state == "finished",

@@ -15,10 +15,7 @@ from allmlp.errors import UserError, one_line
 from allmlp.files import RUN
 from allmlp.log import METRICS
 from allmlp.models.cost import Cost, measure
-from allmlp.models.encoder import Encoder
-from allmlp.models.external import External
 from allmlp.models.model import ModelSpec
-from allmlp.models.zoo import family
 from allmlp.record import read_run
 from allmlp.run import Run
 from allmlp.weights.folder import CONFIG, WEIGHTS, read_spec
@@ -221,18 +218,6 @@ def parse(line: bytes) -> MetricRecord | None:
     return (
         MetricRecord(kind, step, time, values) if kind in ("train", "eval") and valid and math.isfinite(time) else None
     )
-
-
-def describe(spec: ModelSpec | None) -> str:
-    """A short name for a model: gMLP 12 x 256."""
-    if spec is None:
-        return ""
-    if isinstance(spec, External):
-        return spec.name
-    if not isinstance(spec, Encoder):
-        return family(spec)
-    depths, widths = ("+".join(str(getattr(stage, size)) for stage in spec.all_stages) for size in ("depth", "width"))
-    return f"{family(spec)} {depths} x {widths}"
 
 
 def settings(config: dict[str, Any]) -> dict[str, str]:

@@ -1,0 +1,164 @@
+"""Labeled images and texts of any data, as a model reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allmlp.data.cifar import Cifar10, Cifar100
+from allmlp.data.columns import label_order
+from allmlp.data.dataset import Data, ImageDataset, labels_of
+from allmlp.data.detect import detect_data
+from allmlp.data.digits import Digits
+from allmlp.data.encoded_images import EncodedImages
+from allmlp.data.flowers import Flowers102
+from allmlp.data.image_files import ImageFiles, LabeledFile
+from allmlp.data.image_folder import ImageFolder, folders, list_images, only_folder, split_folders
+from allmlp.data.image_table import ImageTable
+from allmlp.data.labeled_text import LabeledText, LabeledTextReader
+from allmlp.data.mnist import Mnist
+from allmlp.data.pets import OxfordPets
+from allmlp.data.shards import Shards, find, read_class_names
+from allmlp.errors import UserError
+from allmlp.files import expand_user
+from allmlp.prediction import ImagePredictor
+
+NAMED: dict[str, Data] = {
+    "cifar10": Cifar10(),
+    "cifar100": Cifar100(),
+    "mnist": Mnist(),
+    "fashion_mnist": Mnist(variant="fashion"),
+    "digits": Digits(),
+    "pets": OxfordPets(),
+    "flowers102": Flowers102(),
+}
+"""Data by name, in their usual places."""
+
+
+class LabeledInputs(NamedTuple):
+    """Examples to evaluate."""
+
+    data: str
+    class_names: tuple[str, ...]
+    labels: Tensor
+    """int64, n: index in `class_names`."""
+    read: Callable[[range], list[Any]]
+    """Indices -> inputs of a predictor."""
+    corrupt: Callable[[], dict[int, str]] = dict
+    """Index -> name and fault of each image that `read` could not decode."""
+
+
+def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
+    """All images of data without splits, or else the test split, as the model reads them."""
+    data = find_data(place)
+    decode = predictor.decoding.replace(on_corrupt="skip")
+    if isinstance(data, ImageFolder | ImageTable):
+        title, root, files, class_names = folder_images(data) if isinstance(data, ImageFolder) else table_images(data)
+        if not files:
+            raise UserError(f"{place} has no labeled images: it needs a folder for each class, or a table")
+        split = ImageFiles(root, files, predictor.img_size, decode, data.num_workers)
+    elif isinstance(data, Shards):
+        shards = find(data.test or data.path)
+        tests = [shard for shard in shards if Path(shard.path).name.startswith(("val", "test"))]
+        sized = data.replace(img_size=predictor.img_size, decode=decode)
+        split = sized.split(tests or shards)
+        count = int(split.labels.max()) + 1
+        class_names = (
+            read_class_names(data.class_names_file) if data.class_names_file else tuple(map(str, range(count)))
+        )
+        title = f"the test shards of {place}" if tests and len(tests) < len(shards) else place
+    else:
+        if hasattr(data, "decode"):
+            data = data.replace(img_size=predictor.img_size, decode=decode)
+        dataset = data.load()
+        if not isinstance(dataset, ImageDataset):
+            raise UserError(f"{predictor.name} reads images, but {place} holds none")
+        title, split, class_names = f"the test split of {place}", dataset.test, dataset.class_names
+
+    def read(indices: range) -> list[Tensor]:
+        images = split.fetch(torch.tensor(indices)).images
+        return list(fit(images, predictor.img_size, predictor.decoding.crop_pct, predictor.decoding.channels))
+
+    def corrupt() -> dict[int, str]:
+        if not isinstance(split, EncodedImages):
+            return {}
+        return {index: f"{split.name(index)}: {reason}" for index, reason in split.corrupt.items()}
+
+    return LabeledInputs(title, class_names, labels_of(split), read, corrupt)
+
+
+def find_data(place: str) -> Data:
+    if place in NAMED and not Path(place).exists():
+        return NAMED[place]
+    return detect_data(place)
+
+
+class LabeledFiles(NamedTuple):
+    title: str
+    root: Path
+    files: list[LabeledFile]
+    class_names: tuple[str, ...]
+
+
+def folder_images(data: ImageFolder) -> LabeledFiles:
+    """The images of the test folder, or else of the validation folder, or else all; one class is enough."""
+    root = expand_user(data.path)
+    while inner := only_folder(root):
+        root = inner
+    held_out = split_folders(root)
+    test = held_out.get("test") or held_out.get("validation") or root
+    classes = tuple(folders(test))
+    return LabeledFiles(
+        data.path if test == root else f"the {test.name} folder of {data.path}",
+        test,
+        list_images(test, classes),
+        classes,
+    )
+
+
+def table_images(data: ImageTable) -> LabeledFiles:
+    """The images of the test table, or else of the rows of the test split, or else all."""
+    rows, title = list(data.read(data.test or data.path, [])), data.test or data.path
+    chosen = [row for row in rows if row[2] == "test"]
+    if chosen and not data.test:
+        title = f"the test split of {title}"
+    classes = tuple(sorted({label for _, label, _ in chosen or rows}, key=label_order))
+    files = [LabeledFile(file, classes.index(label)) for file, label, _ in chosen or rows]
+    return LabeledFiles(title, data.root(), files, classes)
+
+
+def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -> Tensor:
+    """Images in memory as the model reads them: resized, cropped at the center, with its channels; uint8, b c h w."""
+    height, width = images.shape[2:]
+    if (height, width) != size:
+        scale = max(size[0] / height, size[1] / width) / crop_pct
+        resized = max(round(height * scale), size[0]), max(round(width * scale), size[1])
+        large = F.interpolate(images.float(), resized, mode="bicubic", antialias=True)
+        top, left = ((whole - part) // 2 for whole, part in zip(resized, size, strict=True))
+        images = large[:, :, top : top + size[0], left : left + size[1]].round().clamp(0, 255).byte()
+    if channels == 3:
+        return images.expand(-1, 3, -1, -1)
+    return images if images.shape[1] == 1 else images.float().mean(1, keepdim=True).round().byte()
+
+
+def text_inputs(place: str) -> LabeledInputs:
+    """All labeled texts of data without splits, or else those for testing."""
+    data = find_data(place)
+    if not isinstance(data, LabeledText):
+        raise UserError(f"the model classifies texts, but {place} is not a table of texts with labels")
+    rows, title = LabeledTextReader(data).read(data.test or data.path), place
+    chosen = [row for row in rows if row.split == "test"]
+    if data.test or chosen:
+        title = f"the test split of {place}"
+    rows = rows if data.test else chosen or rows
+    if not rows:
+        raise UserError(f"{place} has no labeled texts")
+    class_names = tuple(sorted({row.label for row in rows}, key=label_order))
+    numbers = {name: number for number, name in enumerate(class_names)}
+    labels = torch.tensor([numbers[row.label] for row in rows])
+    return LabeledInputs(title, class_names, labels, lambda indices: [rows[index][:2] for index in indices])
