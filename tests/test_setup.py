@@ -1,4 +1,4 @@
-"""The installation of `make`: which index serves torch, with stand-ins for Python, pip and uname; and the lock files."""
+"""The installation of `make`: which index serves torch, with stand-ins for Python, pip and uname; lock files."""
 
 from __future__ import annotations
 
