@@ -1,4 +1,4 @@
-"""Train one small model of each family on the embedded digits and compare them; under three minutes on two cores.
+"""Train one small model of each family on the embedded digits and compare them; three and a half minutes of CPU time.
 
 python examples/demo.py
 """
