@@ -1,23 +1,27 @@
 # docker build --target serve --tag allmlp-serve .     the HTTP server; --target train: the command, for training
 # --build-arg VARIANT=cuda                             torch with its CUDA libraries, for `docker run --gpus all`
 # --build-arg COMMIT=$(git rev-parse --short=12 HEAD)  what `allmlp --version` prints
+# --build-arg BASE=IMAGE                               another image with Python 3.11 or newer
 
-FROM python:3.12-slim AS build
+ARG BASE=python:3.12-slim
+FROM $BASE AS build
 ARG VARIANT=cpu
 ARG COMMIT=unknown
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 RUN python -m venv /opt/allmlp
 COPY constraints.txt constraints-cpu.txt ./
+COPY requirements requirements
 RUN if [ "$VARIANT" = cpu ]; then /opt/allmlp/bin/pip install --no-deps -c constraints-cpu.txt --index-url https://download.pytorch.org/whl/cpu torch; \
     else /opt/allmlp/bin/pip install -c constraints.txt torch; fi
+RUN /opt/allmlp/bin/pip install --no-deps --require-hashes -r requirements/run.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 COPY weights weights
-RUN ALLMLP_COMMIT="$COMMIT" /opt/allmlp/bin/pip install -c constraints.txt '.[train,analysis,serve]'
+RUN ALLMLP_COMMIT="$COMMIT" /opt/allmlp/bin/pip install --no-build-isolation -c constraints.txt '.[train,analysis,serve]'
 
 # The root file system may be read-only: caches go to /tmp (--tmpfs /tmp), runs to /runs (a volume).
-FROM python:3.12-slim AS base
+FROM $BASE AS base
 COPY --from=build /opt/allmlp /opt/allmlp
 RUN useradd --uid 1000 --no-create-home allmlp && install --directory --owner=allmlp /runs
 ENV PATH=/opt/allmlp/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -4,6 +4,7 @@
 # make test-peers our models in other people's code: timm, transformers, Lightning ..., in an environment of its own
 # make fuzz      damaged files, HTTP and hostile settings for MINUTES=2, from SEED=0; stops with 1 if there are faults
 # make docs       the site, into build/site
+# make lock       write requirements/*.txt anew after a change to pyproject.toml or constraints.txt (needs uv)
 # make zoo        write src/allmlp/models/zoo.json anew after a change to the models
 # make results    write the tables of README.md, docs/results.md and benchmarks/README.md anew from the records
 # make tables     write report/tables.json and plan/speeds.json anew after a change to models or measurements
@@ -17,10 +18,11 @@ CODE := src tests examples benchmarks docs
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-cpu.txt)
 , := ,
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
-PINS := pyproject.toml constraints.txt constraints-cpu.txt
+PINS := pyproject.toml constraints.txt constraints-cpu.txt requirements/run.txt requirements/dev.txt
+RUN := train,analysis,serve
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo lint test test-all test-peers fuzz docs zoo results tables clean
+.PHONY: demo lint test test-all test-peers fuzz docs lock zoo results tables clean
 
 demo: .venv/.run
 	$(BIN)/python examples/demo.py
@@ -46,6 +48,18 @@ fuzz: .venv/.dev
 docs: .venv/.dev
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs build/site
 
+# Without torch, whose CPU wheel has another hash than the plain one, and the CUDA libraries that the plain one asks for;
+# with the other packages that torch asks for, and with what builds this one.
+UV ?= uv
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate \
+--no-emit-index-url -c constraints.txt --overrides build/without.txt pyproject.toml build/also.txt
+lock:
+	mkdir -p build
+	printf "%s; python_version < '3'\\n" torch torchvision triton > build/without.txt
+	printf '%s\n' editables filelock fsspec hatchling jinja2 networkx setuptools sympy typing-extensions > build/also.txt
+	$(COMPILE) $(foreach extra,$(subst $(,), ,$(RUN)),--extra $(extra)) -o requirements/run.txt
+	$(COMPILE) --extra dev -o requirements/dev.txt
+
 zoo: .venv/.dev
 	ALLMLP_WRITE_ZOO=1 $(BIN)/pytest tests/test_cli.py -k test_list_is_the_zoo
 
@@ -55,23 +69,25 @@ results: .venv/.dev
 tables: .venv/.dev
 	PYTHONPATH=docs/tools $(BIN)/python -m paper_tables
 
-# $(call install,FOLDER,EXTRAS,TORCH): on Linux the plain index serves torch with gigabytes of CUDA libraries. Without a
-# GPU the packages TORCH come from PyTorch's index of CPU wheels, if it can be reached, and all others from the plain one.
-PIP = $1/bin/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+# $(call install,FOLDER,EXTRAS,TORCH,LOCK): on Linux the plain index serves torch with gigabytes of CUDA libraries. Without a
+# GPU the packages TORCH come from PyTorch's index of CPU wheels, if it can be reached, and all others from the plain one,
+# those of requirements/LOCK.txt only if their hashes agree.
+PIP = $1/bin/pip install --quiet --disable-pip-version-check
 define install
 $(PYTHON) -m venv $1
 if [ $(CONSTRAINTS) = constraints-cpu.txt ] && [ "$$(uname)" = Linux ] && $(PYTHON) -c \
 "from urllib.request import urlopen; urlopen('$(CPU_WHEELS)/torch/', timeout=10)" 2>/dev/null; then \
-$(PIP) --no-deps --index-url $(CPU_WHEELS) $3; fi
-$(PIP) -e '.[$2]'
+$(PIP) --no-deps -c $(CONSTRAINTS) --index-url $(CPU_WHEELS) $3; fi
+$(if $4,$(PIP) --no-deps --require-hashes -r requirements/$4.txt)
+$(PIP) -c $(CONSTRAINTS) $(if $4,--no-build-isolation) -e '.[$2]'
 endef
 
 .venv/.run: $(PINS)
-	$(call install,.venv,train$(,)analysis$(,)serve,torch)
+	$(call install,.venv,$(RUN),torch,run)
 	touch $@
 
 .venv/.dev: $(PINS)
-	$(call install,.venv,dev,torch torchvision)
+	$(call install,.venv,dev,torch torchvision,dev)
 	touch .venv/.run $@
 
 .venv-peers/.done: $(PINS)

@@ -6,9 +6,18 @@ with a reference from docstrings and a search that also works from the disk.
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from myst_parser.parsers.sphinx_ import MystParser
 
 import allmlp
+
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+from notebooks import to_markdown
 
 project = "allmlp"
 author = "the allmlp authors"
@@ -48,5 +57,16 @@ def literal_blocks(app: object, what: str, name: str, obj: object, options: obje
     lines[:] = shown
 
 
-def setup(app: object) -> None:
-    app.connect("autodoc-process-docstring", literal_blocks)  # type: ignore[attr-defined]
+class NotebookParser(MystParser):
+    """A notebook as it was executed, as a page."""
+
+    supported = ("ipynb",)
+
+    def parse(self, inputstring: str, document: Any) -> None:
+        super().parse(to_markdown(json.loads(inputstring)), document)
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", literal_blocks)
+    app.add_source_suffix(".ipynb", "ipynb")
+    app.add_source_parser(NotebookParser)

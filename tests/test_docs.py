@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import allmlp
 from allmlp.recipes import recipes
+from notebooks import run, to_markdown
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(file for file in DOCS.rglob("*.md") if "tools" not in file.parts)
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 EXAMPLES = {
     f"{file.relative_to(DOCS)}-{number}": block
     for file in PAGES
@@ -42,7 +46,7 @@ def text(site: Path, page: str) -> str:
 def test_site(site: Path) -> None:
     """All pages are built and reachable, nothing is loaded from other hosts, and the reference is complete."""
     start = (site / "index.html").read_text(encoding="utf8")
-    for file in PAGES:
+    for file in [*PAGES, *NOTEBOOKS]:
         page = file.relative_to(DOCS).with_suffix("")
         assert (site / f"{page}.html").is_file() and (page.name == "index" or f'href="{page}.html"' in start), page
     for file in site.rglob("*.html"):
@@ -61,6 +65,49 @@ def test_site(site: Path) -> None:
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(EXAMPLES[name], name, "exec"), {})
+
+
+def outline(notebook: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """The code of each cell with the kinds of its outputs: text, or a picture."""
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [("".join(cell["source"]), [next(iter(one.get("data", one))) for one in cell["outputs"]]) for cell in cells]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_notebooks_run(file: Path) -> None:
+    """From top to bottom, with the kinds of output that are stored: python -m notebooks."""
+    stored = json.loads(file.read_text(encoding="utf8"))
+    assert outline(run(stored, file.name)) == outline(stored)
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_notebooks_are_kept_executed(file: Path) -> None:
+    """In order, with pictures, which are on the page; small, and without traces of the machine."""
+    stored = json.loads(file.read_text(encoding="utf8"))
+    cells = [cell for cell in stored["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    images = sum(kinds.count("image/png") for _, kinds in outline(stored))
+    assert images >= 2 and to_markdown(stored).count("<img ") == images
+    text = file.read_text(encoding="utf8")
+    assert len(text) < 200_000 and not re.search(r"/home/|/root/|/tmp/|/Users/|Traceback", text)
+
+
+def anchors(file: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_links_lead_somewhere() -> None:
+    """Those within the repository: the file exists, and the heading."""
+    files = [*PAGES, *NOTEBOOKS, *ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    links = [(file, link) for file in files for link in re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf8"))]
+    assert len(links) > 100
+    for file, link in links:
+        path, _, heading = link.partition("#")
+        target = file.parent / path if path else file
+        assert "://" in link or target.exists(), f"{file.name}: {link}"
+        assert "://" in link or not heading or heading in anchors(target), f"{file.name}: {link}"
 
 
 def test_images_exist_and_are_small() -> None:

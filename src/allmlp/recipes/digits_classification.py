@@ -12,17 +12,19 @@ from allmlp.models.resmlp import resmlp
 from allmlp.models.vit import vit
 from allmlp.optim import Muon
 from allmlp.run import Budget, Run
+from allmlp.spec import override
 from allmlp.tasks.classify import Classify
 
 
-def _digits(model: ModelSpec) -> Run:
+def _digits(model: ModelSpec, lr: float = 1e-2, epochs: int = 24) -> Run:
     return Run(
-        model=model.configure(in_chans=1),
+        # On ARM the gradient of the exact GELU takes eight times as long as that of its tanh form.
+        model=override(model.configure(in_chans=1), "block.channel.act", "gelu_tanh"),
         task=Classify(label_smoothing=0.1, augment=Augment((Translate(1),))),
         data=Digits(),
         batch_size=50,
-        budget=Budget(epochs=30),
-        optim=Muon(lr=5e-3, weight_decay=0.05),
+        budget=Budget(epochs=epochs),
+        optim=Muon(lr=lr, weight_decay=0.05),
         ema_decay=0.98,
         log_every=50,
         eval_every=150,
@@ -36,7 +38,7 @@ def digits_mixer() -> Run:
     allmlp train digits_mixer
     A minute or two on two CPU cores.
     """
-    return _digits(mixer(4, 64, patch_size=2, img_size=8, num_classes=10))
+    return _digits(mixer(4, 48, patch_size=2, img_size=8, num_classes=10))
 
 
 def digits_resmlp() -> Run:
@@ -45,7 +47,7 @@ def digits_resmlp() -> Run:
     allmlp train digits_resmlp
     A minute or two on two CPU cores.
     """
-    return _digits(resmlp(6, 64, 0.1, patch_size=2, img_size=8, num_classes=10))
+    return _digits(resmlp(4, 48, 0.1, patch_size=2, img_size=8, num_classes=10))
 
 
 def digits_gmlp() -> Run:
@@ -54,7 +56,7 @@ def digits_gmlp() -> Run:
     allmlp train digits_gmlp
     A minute or two on two CPU cores.
     """
-    return _digits(gmlp(6, 48, patch_size=2, img_size=8, num_classes=10))
+    return _digits(gmlp(4, 48, patch_size=2, img_size=8, num_classes=10))
 
 
 def digits_vit() -> Run:
@@ -63,7 +65,7 @@ def digits_vit() -> Run:
     allmlp train digits_vit
     A minute or two on two CPU cores.
     """
-    return _digits(vit(4, 64, 4, patch_size=4, img_size=8, num_classes=10)).replace(budget=Budget(epochs=40))
+    return _digits(vit(4, 64, 4, patch_size=4, img_size=8, num_classes=10), lr=5e-3, epochs=32)
 
 
 def digits_amlp() -> Run:
@@ -72,4 +74,4 @@ def digits_amlp() -> Run:
     allmlp train digits_amlp
     A minute or two on two CPU cores.
     """
-    return _digits(gmlp(6, 48, patch_size=2, img_size=8, num_classes=10, attention=TinyAttention(16, bias=False)))
+    return _digits(gmlp(4, 48, patch_size=2, img_size=8, num_classes=10, attention=TinyAttention(16, bias=False)))
