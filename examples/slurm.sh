@@ -19,7 +19,7 @@ set -euo pipefail
 
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1  # two minutes before the time is over
 
-first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r first_node < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 srun --kill-on-bad-exit=1 torchrun \
     --nnodes "$SLURM_NNODES" \
     --nproc-per-node "$SLURM_GPUS_ON_NODE" \

@@ -62,7 +62,7 @@ def test_training_commands_name_recipes_and_fields(arguments: str) -> None:
     for run in runs(name).values():
         for option, value in itertools.pairwise(options):
             if option == "--set" and value != OWN_MODEL:
-                override(run, *value.split("=", 1))
+                run = override(run, *value.split("=", 1))
 
 
 def expand(pattern: str) -> list[str]:

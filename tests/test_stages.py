@@ -35,10 +35,10 @@ from allmlp.layers import (
     TokenMlp,
 )
 from allmlp.models.encoder import Encoder, EncoderModel
+from allmlp.models.zoo import short_name
 from allmlp.optim import AdamW, Muon, hidden_matrices, parameter_groups
 from allmlp.plan.activations import Execution, TrainingLoss, activations, deepen, trace
 from allmlp.plan.memory import weights as planned_weights
-from allmlp.report.runs import describe
 from allmlp.show import state_dict_keys
 from allmlp.spec import from_json, override, to_json
 from allmlp.weights.convert import convert
@@ -200,7 +200,7 @@ def test_names_of_the_weights_are_known_without_building_all_blocks() -> None:
 
 
 def test_a_report_names_every_stage() -> None:
-    assert describe(allmlp.preset("gmlp_staged_micro").spec) == "gMLP 4+6+2 x 128+256+320"
+    assert short_name(allmlp.preset("gmlp_staged_micro").spec) == "gMLP 4+6+2 x 128+256+320"
 
 
 # --- other image sizes ---------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ QUIET = 2, 130
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog=examples(
         "allmlp launch --nproc-per-node 8 train imagenet_mixer_b16 --out runs/b --set data.path=shards/",
+        "allmlp launch --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 train imagenet_mixer_b16 --out runs/b",
         "allmlp launch --nproc-per-node 8 predict runs/photos 's3://bucket/*.tar' --out answers/",
     ),
 )
