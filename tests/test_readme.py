@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -59,10 +60,9 @@ def test_training_commands_name_recipes_and_fields(arguments: str) -> None:
     name, *options = shlex.split(arguments)
     if OWN_DATA.fullmatch(name):
         return
+    changes = [value for option, value in itertools.pairwise(options) if option == "--set" and value != OWN_MODEL]
     for run in runs(name).values():
-        for option, value in itertools.pairwise(options):
-            if option == "--set" and value != OWN_MODEL:
-                run = override(run, *value.split("=", 1))
+        functools.reduce(lambda changed, value: override(changed, *value.split("=", 1)), changes, run)
 
 
 def expand(pattern: str) -> list[str]:
