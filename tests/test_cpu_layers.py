@@ -1,4 +1,4 @@
-"""What layers compute another way on a CPU than torch does: GELU's gradient, dropout, products over tokens."""
+"""What layers compute another way on a CPU than torch does: GELU's gradient and dropout."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from torch.nn import functional as F
 
 from allmlp.layers import act
 from allmlp.layers.dropout import dropout
-from allmlp.layers.mixers.projection import token_product
 
 
 @pytest.fixture(autouse=True)
 def without_vector_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on an ARM CPU, on any."""
     monkeypatch.setattr(act, "SLOW_BACKWARD", True)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    monkeypatch.setattr("allmlp.layers.dropout.HAS_MKL", False)
 
 
 def test_gradient_of_gelu() -> None:
@@ -57,10 +56,3 @@ def test_dropout_repeats_with_the_seed() -> None:
     second = dropout(torch.ones(99), 0.5, training=True)
     torch.manual_seed(3)
     assert torch.equal(dropout(torch.ones(99), 0.5, training=True), first) and not torch.equal(first, second)
-
-
-def test_products_over_tokens_need_no_copy_between_them() -> None:
-    matrix, bias, x = torch.randn(6, 5), torch.randn(6), torch.randn(3, 5, 4)
-    y = token_product(matrix, x, bias)
-    torch.testing.assert_close(y, matrix @ x + bias[:, None])
-    assert y.transpose(0, 1).is_contiguous() and F.gelu(y).transpose(0, 1).is_contiguous()

@@ -83,6 +83,7 @@ NOT_RUN = {
     "allmlp bench gmlp_s16 --scale tokens": MINUTES,
     "allmlp bench mixer_b16 --backends ours-fast,timm-compiled --seconds 5": MINUTES,
     "allmlp launch --nproc-per-node 8 train imagenet_mixer_b16 --out runs/b --set data.path=shards/": GPU,
+    "allmlp launch --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 train imagenet_mixer_b16 --out runs/b": GPU,
     "allmlp launch --nproc-per-node 8 predict runs/photos 's3://bucket/*.tar' --out answers/": NETWORK,
 }
 """Parsed and validated only; all others are run."""

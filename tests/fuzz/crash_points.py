@@ -36,7 +36,11 @@ def train_with_copies(out: Path, copies: Path) -> None:
         if event in OPERATIONS and arguments and str(out) in str(arguments[0]) and not is_copying:
             is_copying = True
             if out.exists():
-                shutil.copytree(out, copies / str(count) / out.name, symlinks=True)
+                try:
+                    shutil.copytree(out, copies / str(count) / out.name, symlinks=True)
+                except OSError:  # another thread has renamed a file meanwhile; its own operation is a point too
+                    shutil.rmtree(copies / str(count))
+                    count -= 1
             else:
                 (copies / str(count)).mkdir()
             count, is_copying = count + 1, False

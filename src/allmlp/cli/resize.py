@@ -33,8 +33,8 @@ def resize(
     ] = None,
 ) -> None:
     """Resize a trained model to another image size, sequence length or look-back."""
-    from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing
     from allmlp.models.grid import RULES
+    from allmlp.models.series_encoder import SeriesEncoder
     from allmlp.spec import parse
     from allmlp.weights.folder import load, read_spec, save
 
@@ -47,6 +47,5 @@ def resize(
     model = load(source, img_size=size, seq_len=seq_len, rule=how, dtype=None)
     save(model, target, like=source)
     print(f"{target}: {read_spec(source).input_spec} -> {model.spec.input_spec}")
-    known = read_preprocessing(target)
-    series = isinstance(known, SeriesPreprocessing)
+    series = isinstance(model.spec, SeriesEncoder)
     next_command(*(("predict", target, "TABLE", "--out", "forecast.csv") if series else ("eval", target, "DATA")))

@@ -8,16 +8,16 @@ from torch.nn import functional as F
 
 LEVELS = 2**16
 """Sixteen random bits decide on an element: its rate is a multiple of 1 / LEVELS."""
+HAS_MKL = torch.backends.mkl.is_available()
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     """As F.dropout. One random number of 64 bits is drawn for four elements; torch draws one for each, which takes five
     times as long (Neoverse N1) and more than the products of a small model.
     """
-    dropped = round(rate * LEVELS)
-    plain = torch.backends.mkl.is_available() or torch.compiler.is_compiling() or dropped == LEVELS
-    if plain or x.device.type != "cpu" or not (training and rate):
+    if HAS_MKL or torch.compiler.is_compiling() or x.device.type != "cpu" or not (training and 0 < rate < 1):
         return F.dropout(x, rate, training)
+    dropped = min(round(rate * LEVELS), LEVELS - 1)
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     noise = torch.empty_like(x)  # dense, in the order of x
     torch.ge(words.view(torch.int16)[: x.numel()], dropped - LEVELS // 2, out=noise.as_strided((x.numel(),), (1,)))

@@ -42,8 +42,7 @@ class GatedTokensLayer(nn.Module):
         scores = self.gate(y, context)
         if context.mask is not None:
             scores = scores.masked_fill(~context.mask.unsqueeze(-1), torch.finfo(scores.dtype).min)
-        # In the order of memory on a CPU (`token_product`), where a softmax over another dimension would copy.
-        return y * scores.transpose(0, 1).softmax(0).transpose(0, 1)
+        return y * scores.softmax(1)
 
 
 class GatedChannels(ChannelMixer):

@@ -14,7 +14,6 @@ from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.dropout import dropout
 from allmlp.layers.linear import Linear
 from allmlp.layers.mixers.mixer import TokenMixer
-from allmlp.layers.mixers.projection import token_product
 from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count, NonNegative, Rate
 
@@ -62,11 +61,12 @@ class TokenMlpLayer(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x, tokens = context.zero_padding(x), x.shape[1]
-        up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens]
+        up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens, None]
         dtype = training_dtype(x, self.act)
         if dtype is not None and not (self.dropout and self.training):
             # A float32 bias would promote the residual stream to float32.
-            return token_matmul(down, token_matmul(up, x.to(dtype)), self.up.bias, self.act) + shift[:, None].to(dtype)
-        h = ACTS[self.act](token_product(up, x, self.up.bias))  # b d c
+            return token_matmul(down, token_matmul(up, x.to(dtype)), self.up.bias, self.act) + shift.to(dtype)
+        # W X with X as stored (b s c) needs no transpose.
+        h = ACTS[self.act](up @ x + self.up.bias[:, None])  # b d c
         h = dropout(h, self.dropout, self.training)
-        return token_product(down, h, shift)
+        return down @ h + shift

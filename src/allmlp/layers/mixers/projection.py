@@ -75,18 +75,6 @@ class Toeplitz(Projection):
         return F.pad(weight, (more, 0 if causal else more))
 
 
-def token_product(matrix: Tensor, x: Tensor, bias: Tensor) -> Tensor:
-    """A X + bias 1^T for every example, b m c.
-
-    On a CPU it is one product for all examples, and the result is stored in the order m b c: what follows, such as
-    another product, needs no copy.
-    """
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return matrix @ x + bias[:, None]
-    rows = x.transpose(0, 1)
-    return torch.addmm(bias[:, None], matrix, rows.flatten(1)).unflatten(1, rows.shape[1:]).transpose(0, 1)
-
-
 class TokenProjection(nn.Module):
     """Y[i] = sum_j W[i, j] X[j] + b[i], the same for every channel."""
 
@@ -116,8 +104,8 @@ class TokenProjection(nn.Module):
         matrix, dtype = self.matrix(start, stop), training_dtype(x)
         if context.same_document is not None:  # a matrix per row, with zeros between documents
             return (matrix * context.same_document) @ x + self.bias[start:stop, None]
-        bias = self.bias[start:stop]
-        return token_product(matrix, x, bias) if dtype is None else token_matmul(matrix, x.to(dtype)) + bias[:, None]
+        y = matrix @ x if dtype is None else token_matmul(matrix, x.to(dtype))
+        return y + self.bias[start:stop, None]
 
     def extra_repr(self) -> str:
         return f"{self.spec!r}, tokens={self.tokens}, causal={self.causal}"
