@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from statistics import mean
+from textwrap import indent
 
 from paper_tables.vision import TABLES
 from results.markdown import NOTHING, log, over_seeds, percent, table
-from results.records import Record, document, epochs, evaluation, seeds, study
+from results.records import LOGS, Record, document, epochs, evaluation, seeds, study
 
 FAMILIES = {
     "gmlp": ("gMLP", "`cifar10_gmlp`", "0.3 to 0.7 M: 90.9; with shifts and stages: 95.54 (5.9 M), 97.35 (79 M) [1]"),
@@ -189,7 +190,13 @@ def bundled(*whats: str) -> list[Record]:
     return [row for row in document("cifar10_bundled").get("rows", []) if row["what"] in whats]
 
 
+def demo() -> str:
+    """The end of what `make demo` has printed, on two cores of a Neoverse N1."""
+    return indent((LOGS / "demo.txt").read_text(encoding="utf8").rstrip(), " " * 4)
+
+
 BLOCKS = {
+    "demo": demo,
     "cifar10": cifar10,
     "staged": staged,
     "cifar10-short": cifar10_short,
