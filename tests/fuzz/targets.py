@@ -320,7 +320,7 @@ def texts(rng: random.Random, folder: Path) -> Case:
     if rng.random() < 0.05:
         bomb = rng.choice((b"a,b\n", b"\0", b"a b\n\n")) * 2**23
         packed = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
-        data = packed.get(file.suffix, lambda text: text[: 2**20])(bomb)
+        data = packed.get(file.suffix, lambda text: text[: 2**14])(bomb)
     target.write_bytes(damage(data, rng) if rng.random() < 0.9 else data)
     os.environ["ALLMLP_CACHE"] = str(folder / "cache")
     if rng.random() < 0.3:
