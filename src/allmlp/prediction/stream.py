@@ -73,8 +73,8 @@ def answers(
         while pending:
             batch = [pending.popleft() for _ in range(min(size, len(pending)))]
             decoded = [future.result() for _, future in batch]
-            read_ahead()
             usable = [value for value in decoded if not isinstance(value, UserError)]
+            read_ahead()  # the inputs of the batch before are free now
             try:
                 with threads:
                     results = iter(compute(usable) if usable else ())
