@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.run
 import zstandard
 from PIL import Image
 from safetensors.torch import save_file
@@ -298,6 +299,7 @@ def test_a_failed_launch_is_one_line(
         given.append(arguments.training_script_args)
         raise ChildFailedError("allmlp", {1: ProcessFailure(1, 123, ended, "")})
 
+    run_processes = torch.distributed.run.run
     monkeypatch.setattr("torch.distributed.run.run", fail)
     monkeypatch.setattr("logging.disable", lambda level: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -307,6 +309,14 @@ def test_a_failed_launch_is_one_line(
     assert caught.value.code == status and found.err.endswith(said) and bool(found.err) == bool(said)
     assert given == [("2", True, "allmlp"), ["train", "x", "--set", "seed=1"]]
     assert "--nproc" in refused(capsys, "launch", "--nproc", "2", "--no-such-option", "train")
+    monkeypatch.setattr("torch.distributed.run.run", run_processes)
+    assert "two" in refused(capsys, "launch", "--nproc-per-node", "two", "train", "digits_mixer")
+
+
+def test_a_row_that_a_study_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert "has no row 'nothing'" in refused(capsys, "study", "permuted", "--rows", "nothing", "--out", str(out))
+    assert not out.exists()
 
 
 @pytest.mark.slow

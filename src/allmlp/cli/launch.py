@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from allmlp.cli.app import app, examples
-from allmlp.errors import UserError
+from allmlp.errors import UserError, one_line
 
 QUIET = 2, 130
 """Exit statuses of a process that has said why it ends: a user's mistake, and Ctrl-C."""
@@ -51,6 +51,8 @@ def launch(
     logging.disable(logging.ERROR)  # what torchrun would say of failures
     try:
         run(given)
+    except ValueError as error:  # of torchrun's options, such as --nproc-per-node two
+        refuse(one_line(error))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         status = failure.exitcode

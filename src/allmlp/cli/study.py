@@ -80,6 +80,7 @@ def study(
     locations = {field: value for field, value in chosen.items() if field in places}
     options = {field: value for field, value in chosen.items() if field not in places}
     made = make_study(name, sweep or [], seeds, options, locations, val_size)
+    made.with_needed(rows or ())  # a row that does not exist is refused before there is a folder
     folder = out or Path("studies") / made.name
     terminal = sys.stderr.isatty()
     # Tables can be looked at while another process works on the study.
