@@ -2,6 +2,7 @@
 
 python benchmarks/own_data.py data                              all datasets, five seeds
 python benchmarks/own_data.py data --datasets imagenette sst2 --seeds 1 --methods ours probe
+python benchmarks/own_data.py data --cuts cuts --methods        only cut out the examples, for another machine
 
 `data` holds imagenette/ (tar shards), cifar10/ and cifar100/ (as published, or packed), and nlp/ with cola-train,
 cola-dev, sst2-dev, sst2-test, sick, mrpc-train and mrpc-test (.tsv.xz). A seed decides which examples are cut out, and
@@ -224,7 +225,8 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="folder with the data")
     parser.add_argument("--out", type=Path, default=Path("own_data.json"))
     parser.add_argument("--datasets", nargs="+", choices=DATASETS, default=list(DATASETS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--cuts", type=Path, help="keep the cut-out examples in this folder, and use those it holds")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
@@ -240,11 +242,14 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
     """Measure what is missing of one dataset and seed."""
     done = {row["method"] for row in record["rows"] if (row["dataset"], row["seed"]) == (name, seed)}
     missing = [method for method in arguments.methods if method not in done]
-    if not missing:
+    if not (missing or arguments.cuts):
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / name
-        DATASETS[name].cut(arguments.source, folder, seed)
+        folder = (arguments.cuts or Path(temporary)) / f"{name}-{seed}"
+        if not folder.exists():
+            DATASETS[name].cut(arguments.source, folder, seed)
+        if not missing:
+            return
         data = detect_data(str(folder)).replace(split_seed=seed)
         began = time.monotonic()
         choice = choose_run(data, device=arguments.device)

@@ -70,7 +70,7 @@ def engine(options: argparse.Namespace) -> dict[str, Any]:
     pixels = torch.randint(0, 256, (size, predictor.decoding.channels, *predictor.img_size), dtype=torch.uint8)
     images, batch = list(pixels), predictor.collate(list(pixels))
     predictor.probabilities(images)
-    threads = torch.get_num_threads() if options.device == "cpu" else limit()
+    threads = options.threads or (torch.get_num_threads() if options.device == "cpu" else limit())
     with BatchingEngine(size, threads) as running:
 
         def through_engine() -> None:
