@@ -38,7 +38,7 @@ def test_files_screen_and_python_agree_to_the_bit(images: Path, photos: Path, tm
     names = [str(photos / name) for name in ("0.png", "2.png", "4.png", "6.png", "b/1.png", "b/3.png", "b/5.png")]
     for kind in ("csv", "tsv", "jsonl", "parquet"):
         code, out, err = command("predict", images, photos, "--top-k", 2, "--out", tmp_path / f"a.{kind}", *options)
-        assert (code, out) == (0, "") and err.endswith(f"written to {tmp_path}/a.{kind}\n")
+        assert (code, out) == (0, "") and err.endswith(f"written to {tmp_path}/a.{kind}\nnext: allmlp serve {images}\n")
     answers = [((a.label, a.probability), (b.label, b.probability)) for a, b in expected]
     for rows in (read_csv(tmp_path / "a.csv"), read_csv(tmp_path / "a.tsv"), read_parquet(tmp_path / "a.parquet")):
         assert [row["input"] for row in rows] == names and not any(row["error"] for row in rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, console, examples
+from allmlp.cli.app import app, console, examples, next_command
 from allmlp.cli.job import (
     BatchOption,
     ColumnOption,
@@ -99,6 +99,7 @@ def predict(
         labels, predictor.task == "values", top_k, tuple(columns.kept.values()), threshold, probabilities
     )
     counts: Counter[str] = Counter()
+    job.next = () if as_json else ("serve", job.model)
 
     def answers(items: Iterable[Item]) -> Iterator[Answer]:
         for answer in job.watch(predictions(predictor, items, len(labels) if probabilities else top_k, batch_size)):
@@ -146,6 +147,7 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
         print(f"wrote {out}: {forecaster.horizon} steps of {known.frequency} after the last of each series")
         draw_forecasts(shown, forecaster, Path(out).with_suffix(".png"))
         print(f"wrote {Path(out).with_suffix('.png')}")
+        next_command("serve", model)
         return
     if as_json:
         print_json(objects_of(forecasts, forecaster))
