@@ -56,7 +56,8 @@ def measure(cell: Cell, data: str, device: str | None, changes: dict[str, Any]) 
     with tempfile.TemporaryDirectory() as folder:
         train(run, folder, device)
         result = read_record(Path(folder))["result"]
-    return {**cell._asdict(), **result, "wall_seconds": time.monotonic() - start}
+    commit = {"commit": environment(own_device(device))["commit"]}
+    return {**cell._asdict(), **result, "wall_seconds": time.monotonic() - start, **commit}
 
 
 def work(job: tuple[Cell, str, str | None, dict[str, Any]]) -> dict[str, Any]:

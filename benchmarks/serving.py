@@ -44,7 +44,7 @@ from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.models.zoo import presets
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.provenance import environment
-from allmlp.serve.engine import BatchingEngine, BatchResult
+from allmlp.serve.engine import GPU_THREADS, BatchingEngine, BatchResult
 from allmlp.threads import Threads, limit
 from serve import quantile, read_load, start_load
 
@@ -70,7 +70,7 @@ def engine(options: argparse.Namespace) -> dict[str, Any]:
     pixels = torch.randint(0, 256, (size, predictor.decoding.channels, *predictor.img_size), dtype=torch.uint8)
     images, batch = list(pixels), predictor.collate(list(pixels))
     predictor.probabilities(images)
-    threads = options.threads or (torch.get_num_threads() if options.device == "cpu" else limit())
+    threads = options.threads or (torch.get_num_threads() if options.device == "cpu" else min(limit(), GPU_THREADS))
     with BatchingEngine(size, threads) as running:
 
         def through_engine() -> None:
@@ -127,7 +127,7 @@ def serving(options: argparse.Namespace) -> Iterator[Served]:
     predictor = predictor_of(options.model, options.device)
     service = ImageService(predictor)
     on_gpu, batches = options.device == "cuda", list[tuple[int, float]]()
-    running = BatchingEngine(options.batch_size, options.threads or (limit() if on_gpu else None))
+    running = BatchingEngine(options.batch_size, options.threads or (min(limit(), GPU_THREADS) if on_gpu else None))
     batcher = Batcher(running, max(8 * options.batch_size, 2 * options.clients), 60.0, limit() if on_gpu else 1)
     server = Server(create_app({"model": service}, batcher), batcher)
     running.start()

@@ -54,13 +54,27 @@ from allmlp.weights.start import Start, open_start, transfer
 FEW, MANY = 2_000, 50_000
 """Fewer examples: the strongest regularization. More, on a GPU: a larger model from random weights."""
 PROBE_EXAMPLES = 600
+SMALL_VALIDATION = 300
+"""Examples; of fewer, the standard error of an accuracy of 90 % is over two points."""
 """Examples of either split, to compare starts with each other."""
 MAX_CPU_FEATURES = 2_000
 """Examples whose features are computed to fit a head on a CPU."""
 UNEVEN = 10.0
 """Ratio of the largest to the smallest class from which on classes are balanced."""
 VAL_FRACTION = 0.15
-ORDER = ("init_from", "model", "data", "task", "head_init", "batch_size", "budget", "optim", "keep_best", "patience")
+ORDER = (
+    "init_from",
+    "model",
+    "data",
+    "task",
+    "head_init",
+    "batch_size",
+    "budget",
+    "optim",
+    "keep_best",
+    "start_margin",
+    "patience",
+)
 """Of the reasons; other fields come last."""
 MAX_TFIDF = 50_000
 """Training texts up to which the simple baseline is fitted as well."""
@@ -174,6 +188,15 @@ def choose_validation(settings: Settings) -> None:
         settings.set("patience", 6, "evaluations without a better one, then the run ends")
 
 
+def choose_margin(settings: Settings) -> None:
+    """Keep the fitted head unless training gains more than chance does on so many validation examples."""
+    size = len(settings.dataset.validation or ())
+    if size:
+        # Of answers a tenth of which change for better or worse, at random.
+        margin = round((0.1 / size) ** 0.5, 3)
+        settings.set("start_margin", margin, "better by a standard error, or the model stays as it started")
+
+
 def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
     """`minutes` are for a CPU, so that a first result does not take hours."""
     wishes = settings.wishes
@@ -248,7 +271,7 @@ def fits(known: Preprocessing, dataset: Dataset) -> bool:
 
 
 def best_start(settings: Settings, starts: list[Start]) -> Start | None:
-    """The start whose frozen features classify the validation split best."""
+    """The start whose frozen features classify held-out examples best."""
     if not starts:
         return None
     if len(starts) == 1 or not isinstance(settings.run.task, (Classify, ClassifyText)):
@@ -258,19 +281,27 @@ def best_start(settings: Settings, starts: list[Start]) -> Start | None:
         scores = {start.name: probe_accuracy(settings, start) for start in starts}
     best = max(starts, key=lambda start: scores[start.name])
     others = ", ".join(f"{name} {score:.1%}" for name, score in scores.items() if name != best.name)
-    why = f"best linear probe on the validation split: {scores[best.name]:.1%} (others: {others})"
+    where = "in cross-validation" if is_small(settings.dataset) else "on the validation split"
+    why = f"best linear probe {where}: {scores[best.name]:.1%} (others: {others})"
     settings.set("init_from", best.name, why)
     return best
 
 
 def probe_accuracy(settings: Settings, start: Start) -> float:
-    """Accuracy of logistic regression on the features of `start`, fitted on a part of the training split."""
+    """Accuracy of logistic regression on the features of `start`, fitted on a part of the data."""
     run = adapt_data(settings.run, start, start.model.spec.input_size)
     dataset = run.data.for_model(start.folder).load()
     model = create(run.task.configure_model(start.model.spec, dataset), seed=0, device=settings.device)
     transfer(model, start)
     task = run.task.build(model, dataset).to(settings.device)
+    if is_small(dataset):
+        return HeadInit().cross_validate(model, task, dataset, seed=0, examples=PROBE_EXAMPLES)
     return HeadInit().fit(model, task, dataset, seed=0, examples=PROBE_EXAMPLES).accuracy
+
+
+def is_small(dataset: Dataset) -> bool:
+    """Whether the validation split alone cannot tell a good model from one a few points worse."""
+    return len(dataset.validation or ()) < SMALL_VALIDATION
 
 
 def adapt_data(run: Run, start: Start, size: tuple[int, int] | None) -> Run:
@@ -289,6 +320,7 @@ def choose_fine_tuning(settings: Settings, lr: float, layer_decay: float) -> Non
     """Fit the head first, then train everything, the lower layers more slowly."""
     head_init = HeadInit(max_examples=MAX_CPU_FEATURES) if settings.on_cpu else HeadInit()
     settings.set("head_init", head_init, "logistic regression on the frozen features comes first", "HeadInit")
+    choose_margin(settings)
     settings.set("optim", AdamW(lr=lr, weight_decay=0.05, layer_decay=layer_decay), "")
     why = f"AdamW; a trained model changes slowly, each lower block {layer_decay:g} times as fast"
     settings.reasons.append(Reason("optim.lr", show(lr), why))

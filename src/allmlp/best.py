@@ -15,11 +15,16 @@ MINIMIZED = ("loss", "perplexity", "mse", "mae", "mase")
 
 
 class Best:
-    """Keeps the weights of the best evaluation if `keep`, and counts the evaluations since."""
+    """Keeps the weights of the best evaluation if `keep`, and counts the evaluations since the last improvement.
 
-    def __init__(self, keep: bool, patience: int | None) -> None:
-        self.keep, self.patience = keep, patience
+    Those of step 0, before training, are kept until others are better by more than `start_margin`.
+    """
+
+    def __init__(self, keep: bool, patience: int | None, start_margin: float = 0.0) -> None:
+        self.keep, self.patience, self.start_margin = keep, patience, start_margin
         self.step, self.results, self.waited = -1, dict[str, float](), 0
+        self.highest = dict[str, float]()
+        """The best results, whether their weights are kept or not."""
         self.weights: dict[str, Tensor] = {}
 
     @property
@@ -31,12 +36,20 @@ class Best:
         if not results:
             return False
         self.waited += 1
-        if self.results and score(results) <= score(self.results):
+        if not self.highest or score(results) > score(self.highest):
+            self.highest, self.waited = dict(results), 0
+        if self.results and not self.exceeds_kept(results):
             return False
-        self.step, self.results, self.waited = step, dict(results), 0
+        self.step, self.results = step, dict(results)
         if self.keep:
             self.weights = {name: tensor.detach().clone() for name, tensor in ema_tensors(model).items()}
         return True
+
+    def exceeds_kept(self, results: dict[str, float]) -> bool:
+        found, kept = score(results), score(self.results)
+        if self.step == 0 and self.start_margin:
+            return found[0] > kept[0] + self.start_margin
+        return found > kept
 
     def restore(self, model: Model) -> None:
         """Put the best weights into `model`, if they are kept."""
@@ -46,11 +59,12 @@ class Best:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint, beside the weights."""
-        return {"step": self.step, "results": self.results, "waited": self.waited}
+        return {"step": self.step, "results": self.results, "waited": self.waited, "highest": self.highest}
 
     def load(self, state: dict[str, Any], model: Model) -> None:
         """Take over the state of a checkpoint, and make room for its weights."""
         self.step, self.results, self.waited = state["step"], state["results"], state["waited"]
+        self.highest = state["highest"]
         if self.keep and self.results:
             self.weights = {name: tensor.detach().clone() for name, tensor in ema_tensors(model).items()}
 

@@ -21,6 +21,8 @@ BATCH_SIZE = 64
 MAX_ITERATIONS = 100
 HELD_OUT = 0.2
 """Fraction of the training examples that choose the L2 penalty where the data have no validation split."""
+FOLDS = 5
+"""Of cross-validation."""
 
 
 class HeadInit(Spec):
@@ -62,6 +64,13 @@ class HeadInit(Spec):
             held_out = features_of(model, task, sample_classes(dataset.validation, limit, seed))
             return fit_linear(train, held_out, self.l2, class_weights_of(task))
         return fit_holding_out(train, self.l2, class_weights_of(task), seed)
+
+    def cross_validate(self, model: Model, task: TaskModule, dataset: Dataset, seed: int, examples: int) -> float:
+        """Accuracy on `examples` of both splits, each classified by a probe that was fitted without it."""
+        splits = [split for split in (dataset.train, dataset.validation) if split is not None]
+        parts = [features_of(model, task, sample_classes(split, examples, seed)) for split in splits]
+        features = Features(*map(torch.cat, zip(*parts)))
+        return cross_validated_accuracy(features, self.l2, class_weights_of(task), seed)
 
 
 class Features(NamedTuple):
@@ -146,6 +155,20 @@ def fit_holding_out(train: Features, penalties: tuple[float, ...], class_weights
     chosen = fit_linear(train.take(order[count:]), train.take(order[:count]), penalties, class_weights)
     whole = fit_linear(train, train, (chosen.l2,), class_weights)
     return whole._replace(accuracy=chosen.accuracy, loss=chosen.loss)
+
+
+def cross_validated_accuracy(
+    features: Features, penalties: tuple[float, ...], class_weights: Tensor, seed: int
+) -> float:
+    """The part of the examples that are classified correctly by a probe fitted on the other folds."""
+    order = torch.randperm(len(features.labels), generator=torch.Generator().manual_seed(seed))
+    folds = [fold for fold in order.tensor_split(FOLDS) if len(fold)]
+    correct = 0.0
+    for number, fold in enumerate(folds):
+        others = torch.cat([*folds[:number], *folds[number + 1 :]])
+        probe = fit_linear(features.take(others), features.take(fold), penalties, class_weights)
+        correct += probe.accuracy * len(fold)
+    return correct / len(order)
 
 
 def fit_linear(train: Features, held_out: Features, penalties: tuple[float, ...], class_weights: Tensor) -> LinearProbe:

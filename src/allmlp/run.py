@@ -98,6 +98,10 @@ class Run(Spec):
     """First part of the run, in which everything but the head is frozen and in evaluation mode."""
     keep_best: bool = False
     """Save and test the weights that were best on the validation split, in place of the last ones."""
+    start_margin: NonNegative = 0.0
+    """With `keep_best`: by how much the first metric on the validation split must be better than before the first step.
+    On few examples a smaller gain is chance, and the weights that the run has started with are kept.
+    """
     patience: Count | None = None
     """Evaluations without a new best on the validation split after which the run ends."""
 

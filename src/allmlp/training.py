@@ -142,7 +142,7 @@ def training_loop(
     freezing = Freezing(task, optimizer, run.freeze_fraction)
     frozen = freezing.parameters if run.freeze_fraction == 1 else []
     trained = count(w for w in task.model.parameters() if w.requires_grad) - count(frozen)
-    ema, best = ModelEma(task.model, run.ema_decay), Best(run.keep_best, run.patience)
+    ema, best = ModelEma(task.model, run.ema_decay), Best(run.keep_best, run.patience, run.start_margin)
     step, seconds_spent, evaluation_due = 0, 0.0, run.head_init is not None
     if found is not None:
         place, state = found

@@ -11,7 +11,15 @@ import torch
 import allmlp
 from allmlp.data.dataset import ImageDataset, InMemory, labels_of
 from allmlp.data.sampler import eval_batches
-from allmlp.head_init import HeadInit, class_weights_of, features_of, fit_linear, sample_classes
+from allmlp.head_init import (
+    Features,
+    HeadInit,
+    class_weights_of,
+    cross_validated_accuracy,
+    features_of,
+    fit_linear,
+    sample_classes,
+)
 from allmlp.models.model import Model
 from allmlp.models.resmlp import resmlp
 from allmlp.tasks.classify import Classify, ClassifyModule
@@ -130,3 +138,24 @@ def test_models_without_a_classifier_are_refused() -> None:
     model.head.proj.bias = None  # type: ignore[union-attr]
     with pytest.raises(allmlp.UserError, match="a model that ends in a linear classifier"):
         HeadInit().fit(model, Classify().build(model, data), data, seed=0)
+
+
+def test_cross_validation_judges_every_example_once_by_others() -> None:
+    data = dataset()
+    model, task = build(data)
+    assert data.validation is not None
+    parts = [features_of(model, task, split) for split in (data.train, data.validation)]
+    both = Features(*map(torch.cat, zip(*parts)))
+    found = HeadInit(l2=(1e-2,)).cross_validate(model, task, data, seed=0, examples=1000)
+    order = torch.randperm(135, generator=torch.Generator().manual_seed(0)).tensor_split(5)
+    correct = 0
+    for fold in order:
+        rest = torch.tensor([index for index in range(135) if index not in set(fold.tolist())])
+        probe = fit_linear(both.take(rest), both.take(fold), (1e-2,), class_weights_of(task))
+        scores = both.values[fold].double() @ probe.weight.T + probe.bias
+        correct += int((scores.argmax(1) == both.labels[fold]).sum())
+    assert found == pytest.approx(correct / 135)
+    noise = both._replace(labels=both.labels[torch.randperm(135, generator=torch.Generator().manual_seed(1))])
+    weights = class_weights_of(task)
+    assert cross_validated_accuracy(noise, (1e-4,), weights, 0) < 0.5 < found  # fitted on itself, noise scores more
+    assert cross_validated_accuracy(both.take(torch.arange(3)), (1.0,), weights, 0) <= 1  # fewer examples than folds

@@ -214,6 +214,24 @@ def test_what_is_better() -> None:
     assert not best.update(2, {"loss": 1.0}, model) and best.is_exhausted
 
 
+def test_the_start_is_kept_unless_training_gains_more_than_the_margin() -> None:
+    best: Any = Best(keep=True, patience=2, start_margin=0.02)
+    model: Any = torch.nn.Linear(1, 1)
+    for step, accuracy in ((0, 0.90), (1, 0.91), (2, 0.92)):
+        best.update(step, {"accuracy": accuracy}, model)
+    assert best.step == 0 and best.waited == 0  # small gains: not kept, and yet no reason to stop
+    state = json.loads(json.dumps(best.state()))
+    resumed: Any = Best(keep=True, patience=2, start_margin=0.02)
+    resumed.load(state, model)
+    for one in (best, resumed):
+        assert not one.update(3, {"accuracy": 0.915}, model) and one.waited == 1
+        assert one.update(4, {"accuracy": 0.93}, model) and one.step == 4
+        assert one.update(5, {"accuracy": 0.931}, model) and one.step == 5  # from there on, any gain counts
+    loss: Any = Best(keep=True, patience=None, start_margin=0.1)
+    assert loss.update(0, {"loss": 1.0}, model) and not loss.update(1, {"loss": 0.95}, model)
+    assert loss.update(2, {"loss": 0.8}, model)
+
+
 # --- saving by time ---------------------------------------------------------------------------------
 
 

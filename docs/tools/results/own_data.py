@@ -17,12 +17,8 @@ DATA = {
 }
 
 
-def rows(data: str, method: str, start: str | None = None) -> list[Record]:
-    return [
-        row
-        for row in document("own_data").get("rows", [])
-        if row["dataset"] == data and row["method"] == method and (start is None or row["start"] == start)
-    ]
+def rows(data: str, method: str) -> list[Record]:
+    return [row for row in document("own_data").get("rows", []) if (row["dataset"], row["method"]) == (data, method)]
 
 
 def mean(found: list[Record], seeds: int | None = None) -> str:
@@ -42,7 +38,8 @@ def own_data() -> str:
             continue
         starts = sorted({row["start"] for row in ours})
         seeds = len(ours)
-        probe = mean(rows(name, "probe", starts[0]), seeds) if len(starts) == 1 else NOTHING
+        started = {(row["seed"], row["start"]) for row in ours}
+        probe = mean([row for row in rows(name, "probe") if (row["seed"], row["start"]) in started], seeds)
         seconds = sum(row["cpu_seconds"] for row in ours) / len(ours)
         sizes = f"{ours[0]['train'] + ours[0]['validation']:,} / {ours[0]['test']:,}"
         cells = (mean(ours), probe, *(mean(rows(name, method), seeds) for method in ("trainer", "simple")))

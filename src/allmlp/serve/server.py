@@ -28,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from allmlp.errors import UserError
 from allmlp.serve.app import Service, create_app, load_service
 from allmlp.serve.batching import Batcher
-from allmlp.serve.engine import BatchingEngine
+from allmlp.serve.engine import GPU_THREADS, BatchingEngine
 from allmlp.serve.limits import MAX_HEAD_BYTES, SECURITY_HEADERS, TOO_LARGE_HEAD, client_of
 from allmlp.threads import limit
 
@@ -354,7 +354,9 @@ def run(
     on_gpu = any(service.predictor.device.type == "cuda" for service in services.values())
     # On a CPU, decoding more at a time would only take cores from the model.
     decode_threads = limit() if on_gpu else 1
-    engine = BatchingEngine(batch_size or (128 if on_gpu else 16), threads or (limit() if on_gpu else None))
+    engine = BatchingEngine(
+        batch_size or (128 if on_gpu else 16), threads or (min(limit(), GPU_THREADS) if on_gpu else None)
+    )
     batcher = Batcher(engine, max_concurrency or 8 * engine.max_batch_size, timeout, decode_threads)
     app = create_app(services, batcher, hosts=allowed_hosts(host, more_hosts), origins=origins)
     server = Server(app, batcher, proxies)
