@@ -17,8 +17,12 @@ DATA = {
 }
 
 
-def rows(data: str, method: str) -> list[Record]:
-    return [row for row in document("own_data").get("rows", []) if (row["dataset"], row["method"]) == (data, method)]
+def rows(data: str, method: str, start: str | None = None) -> list[Record]:
+    return [
+        row
+        for row in document("own_data").get("rows", [])
+        if row["dataset"] == data and row["method"] == method and (start is None or row["start"] == start)
+    ]
 
 
 def mean(found: list[Record], seeds: int | None = None) -> str:
