@@ -188,5 +188,10 @@ class FastEncoder(FastModel):
                 with naming_errors(f"blocks.{number}.{slot}"):
                     z = branch(z)
         with naming_errors("head"):
-            features = (z + self.deferred_bias).to(z.dtype)
-            return model.forward_head(model.norm(model.pool.prepare(features, Context()) if model.pool else features))
+            return self.finish(z)
+
+    def finish(self, z: Tensor) -> Tensor:
+        """Norm, pool and head."""
+        model = self.stem_and_head
+        features = (z + self.deferred_bias).to(z.dtype)
+        return model.forward_head(model.norm(model.pool.prepare(features, Context()) if model.pool else features))

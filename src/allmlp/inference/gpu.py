@@ -35,6 +35,7 @@ from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
+from allmlp.layers.pool import MeanPoolLayer
 from allmlp.models.encoder import EncoderModel
 
 FP8 = torch.float8_e4m3fn
@@ -57,6 +58,7 @@ class Kernels(NamedTuple):
     norm_stats: Callable[..., tuple[Tensor, Tensor]]
     norm: Callable[..., Tensor]
     norm_transposed: Callable[..., Tensor]
+    norm_mean: Callable[..., Tensor]
     token_mix: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     linear_stats: Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -70,7 +72,7 @@ def select_kernels(device: torch.device) -> Kernels:
         mix = import_module(f"allmlp.kernels.token_mix.{'hopper' if has_gluon(device) else 'triton'}")
     else:
         norm, mix, linear = reference_norm, reference_mix, reference_linear
-    norms = norm.layer_norm_stats, norm.layer_norm, norm.layer_norm_transposed
+    norms = norm.layer_norm_stats, norm.layer_norm, norm.layer_norm_transposed, norm.layer_norm_mean
     return Kernels(*norms, mix.token_mix, linear.linear, linear.linear_stats)
 
 
@@ -117,6 +119,22 @@ class GpuFastEncoder(FastEncoder):
             for batch_size in (1, self.large_batch_size()):
                 super().compute(x.new_zeros(batch_size, *x.shape[1:]))
         return super().compute(x)
+
+    def finish(self, z: Tensor) -> Tensor:
+        """The mean of normalized tokens reads z once."""
+        model = self.stem_and_head
+        if not isinstance(model.pool, MeanPoolLayer) or not len(z):
+            return super().finish(z)
+        norm, wide = model.norm, self.deferred_bias.dtype
+        if isinstance(norm, AffineLayer):  # commutes with the mean
+            alpha, beta = norm.alpha.to(wide), norm.beta.to(wide)
+            pooled = torch.addcmul(beta, alpha, z.mean(1, dtype=wide) + self.deferred_bias).to(z.dtype)
+        elif isinstance(norm, nn.LayerNorm):
+            kernel = select_kernels(z.device).norm_mean
+            pooled = kernel(z, norm.weight, norm.bias, norm.eps, self.deferred_bias)
+        else:
+            return super().finish(z)
+        return pooled if model.head is None else model.head(pooled, model.embedding)
 
     def large_batch_size(self) -> int:
         """Enough examples for every kernel to run as it does with many."""
