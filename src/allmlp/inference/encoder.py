@@ -169,13 +169,20 @@ class FastEncoder(FastModel):
                 f"fast() text models take sequences of {stem.seq_len} tokens without a mask; "
                 "call the original model for others"
             )
-        return self.run(self.compute, (x,))
+        return self.run(self.compute, (self.view(x),))
+
+    def view(self, x: Tensor) -> Tensor:
+        """The inputs as `embed` reads them."""
+        return x
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.stem_and_head.embed(x, None, Context(), None)
 
     def compute(self, x: Tensor) -> Tensor:
         model = self.stem_and_head
         with naming_errors("stem"):
             # Branches overwrite z, which must therefore own its memory.
-            z = model.embed(x, None, Context(), None).contiguous()
+            z = self.embed(x).contiguous()
         for number, block in enumerate(self.blocks):
             assert isinstance(block, nn.ModuleDict)
             if number in self.starts:

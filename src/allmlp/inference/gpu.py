@@ -36,6 +36,7 @@ from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
 from allmlp.layers.pool import MeanPoolLayer
+from allmlp.layers.stem import PatchEmbedLayer, patch_grid
 from allmlp.models.encoder import EncoderModel
 
 FP8 = torch.float8_e4m3fn
@@ -112,6 +113,18 @@ class GpuFastEncoder(FastEncoder):
         branch = kind(conversion, norm, mix, layer_scale)
         conversion.defer_bias(mix.down.bias, layer_scale)
         return branch
+
+    def view(self, x: Tensor) -> Tensor:
+        """Patches as a view of the images: the copy into the buffer of the CUDA graph, made anyway, sorts them."""
+        stem = self.stem_and_head.stem
+        if not isinstance(stem, PatchEmbedLayer) or stem.spec.kernel is not None:
+            return x
+        stem.validate(x)
+        return patch_grid(x, stem.spec.patch_size)
+
+    def embed(self, x: Tensor) -> Tensor:
+        stem = self.stem_and_head.stem
+        return stem.embed_grid(x) if isinstance(stem, PatchEmbedLayer) and x.dim() == 6 else super().embed(x)
 
     def compute(self, x: Tensor) -> Tensor:
         if x.is_cuda and not self.graphs.groups and not torch.cuda.is_current_stream_capturing():
