@@ -64,6 +64,7 @@ class Calls:
         layer_norm.layer_norm_stats(x, 1e-6, weight)
         layer_norm.layer_norm(x, weight, weight, 1e-6, weight)
         layer_norm.layer_norm_transposed(x, weight, weight, 1e-6, weight, 200)
+        layer_norm.layer_norm_mean(x, weight, weight, 1e-6, weight)
         if not self.interpreted and self.hopper:
             layer_norm.layer_norm(x, weight, None, 1e-6, weight, torch.float8_e4m3fn)
 

@@ -67,3 +67,21 @@ def test_layer_norm_transposed(tokens: int, channels: int, width: int, dtype: to
     actual = triton.layer_norm_transposed(x, weight, bias, EPS, deferred_bias, width)
     assert_within_twice_eager(actual, eager, exact)
     assert not actual[:, :, tokens:].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm_mean(affine: bool, dtype: torch.dtype) -> None:
+    from allmlp.kernels.layer_norm import triton
+
+    x = (randn(2, 49, 300) + 3).to(DEVICE, dtype)  # two programs per example
+    weight, bias, deferred_bias = (randn(300).to(DEVICE, dtype) if affine else None for _ in range(3))
+    x64, weight64, bias64, deferred64 = (
+        None if value is None else value.double().cpu() for value in (x, weight, bias, deferred_bias)
+    )
+    assert x64 is not None
+    exact = reference.layer_norm_mean(x64, weight64, bias64, EPS, deferred64)
+    eager = reference.layer_norm(x, weight, bias, EPS, deferred_bias).mean(1)
+    actual = triton.layer_norm_mean(x, weight, bias, EPS, deferred_bias)
+    assert actual.dtype == dtype
+    assert_within_twice_eager(actual, eager, exact)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import allmlp
 from allmlp.layers import channel
+from allmlp.layers.context import Context
 from allmlp.layers.mixers import mlp, projection
 from kernels.compare import DEVICE
 
@@ -54,6 +55,25 @@ def test_gradients_match_plain_pytorch(name: str, monkeypatch: pytest.MonkeyPatc
     for i, (actual, expected) in enumerate(zip(output_and_grads(), plain, strict=True)):
         assert (actual - expected).norm() <= 2e-4 * expected.norm() + 1e-6, i
     assert calls
+
+
+@pytest.mark.parametrize("slot", ["token", "channel"])
+def test_affine_and_layer_scale_are_folded_into_weights(slot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a pass of their own over the activations, but not in float16, nor where padding is masked in between."""
+    model = allmlp.create("resmlp_nano", overrides={"depth": "1"}, seed=3, device=DEVICE).train()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    residual, x = getattr(model.blocks[0], slot), torch.randn(3, 64, 96, device=DEVICE)
+    expected = residual.branch(residual.norm(x), Context())
+    for module in (channel, projection):
+        monkeypatch.setattr(module, "training_dtype", lambda x, act="none": x.dtype)
+    folded = residual.folded(x, Context())
+    assert (folded - expected).norm() <= 1e-5 * expected.norm()
+    assert residual(x.bfloat16(), Context()).dtype == torch.bfloat16  # whatever the dtype of the vectors
+    assert residual.folded(x.half(), Context()) is None
+    mask = torch.ones(3, 64, dtype=torch.bool, device=DEVICE)
+    assert (residual.folded(x, Context(mask=mask)) is None) == (slot == "token")
 
 
 def test_fused_ops_are_not_used_on_a_cpu() -> None:

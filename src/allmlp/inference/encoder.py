@@ -169,13 +169,20 @@ class FastEncoder(FastModel):
                 f"fast() text models take sequences of {stem.seq_len} tokens without a mask; "
                 "call the original model for others"
             )
-        return self.run(self.compute, (x,))
+        return self.run(self.compute, (self.view(x),))
+
+    def view(self, x: Tensor) -> Tensor:
+        """The inputs as `embed` reads them."""
+        return x
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.stem_and_head.embed(x, None, Context(), None)
 
     def compute(self, x: Tensor) -> Tensor:
         model = self.stem_and_head
         with naming_errors("stem"):
             # Branches overwrite z, which must therefore own its memory.
-            z = model.embed(x, None, Context(), None).contiguous()
+            z = self.embed(x).contiguous()
         for number, block in enumerate(self.blocks):
             assert isinstance(block, nn.ModuleDict)
             if number in self.starts:
@@ -188,5 +195,10 @@ class FastEncoder(FastModel):
                 with naming_errors(f"blocks.{number}.{slot}"):
                     z = branch(z)
         with naming_errors("head"):
-            features = (z + self.deferred_bias).to(z.dtype)
-            return model.forward_head(model.norm(model.pool.prepare(features, Context()) if model.pool else features))
+            return self.finish(z)
+
+    def finish(self, z: Tensor) -> Tensor:
+        """Norm, pool and head."""
+        model = self.stem_and_head
+        features = (z + self.deferred_bias).to(z.dtype)
+        return model.forward_head(model.norm(model.pool.prepare(features, Context()) if model.pool else features))

@@ -35,6 +35,8 @@ from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
+from allmlp.layers.pool import MeanPoolLayer
+from allmlp.layers.stem import PatchEmbedLayer, patch_grid
 from allmlp.models.encoder import EncoderModel
 
 FP8 = torch.float8_e4m3fn
@@ -57,6 +59,7 @@ class Kernels(NamedTuple):
     norm_stats: Callable[..., tuple[Tensor, Tensor]]
     norm: Callable[..., Tensor]
     norm_transposed: Callable[..., Tensor]
+    norm_mean: Callable[..., Tensor]
     token_mix: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     linear_stats: Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -70,7 +73,7 @@ def select_kernels(device: torch.device) -> Kernels:
         mix = import_module(f"allmlp.kernels.token_mix.{'hopper' if has_gluon(device) else 'triton'}")
     else:
         norm, mix, linear = reference_norm, reference_mix, reference_linear
-    norms = norm.layer_norm_stats, norm.layer_norm, norm.layer_norm_transposed
+    norms = norm.layer_norm_stats, norm.layer_norm, norm.layer_norm_transposed, norm.layer_norm_mean
     return Kernels(*norms, mix.token_mix, linear.linear, linear.linear_stats)
 
 
@@ -111,12 +114,40 @@ class GpuFastEncoder(FastEncoder):
         conversion.defer_bias(mix.down.bias, layer_scale)
         return branch
 
+    def view(self, x: Tensor) -> Tensor:
+        """Patches as a view of the images: the copy into the buffer of the CUDA graph, made anyway, sorts them."""
+        stem = self.stem_and_head.stem
+        if not isinstance(stem, PatchEmbedLayer) or stem.spec.kernel is not None:
+            return x
+        stem.validate(x)
+        return patch_grid(x, stem.spec.patch_size)
+
+    def embed(self, x: Tensor) -> Tensor:
+        stem = self.stem_and_head.stem
+        return stem.embed_grid(x) if isinstance(stem, PatchEmbedLayer) and x.dim() == 6 else super().embed(x)
+
     def compute(self, x: Tensor) -> Tensor:
         if x.is_cuda and not self.graphs.groups and not torch.cuda.is_current_stream_capturing():
             # The first call: compile and tune all kernels, so that later batch sizes need not wait for that.
             for batch_size in (1, self.large_batch_size()):
                 super().compute(x.new_zeros(batch_size, *x.shape[1:]))
         return super().compute(x)
+
+    def finish(self, z: Tensor) -> Tensor:
+        """The mean of normalized tokens reads z once."""
+        model = self.stem_and_head
+        if not isinstance(model.pool, MeanPoolLayer) or not len(z):
+            return super().finish(z)
+        norm, wide = model.norm, self.deferred_bias.dtype
+        if isinstance(norm, AffineLayer):  # commutes with the mean
+            alpha, beta = norm.alpha.to(wide), norm.beta.to(wide)
+            pooled = torch.addcmul(beta, alpha, z.mean(1, dtype=wide) + self.deferred_bias).to(z.dtype)
+        elif isinstance(norm, nn.LayerNorm):
+            kernel = select_kernels(z.device).norm_mean
+            pooled = kernel(z, norm.weight, norm.bias, norm.eps, self.deferred_bias)
+        else:
+            return super().finish(z)
+        return pooled if model.head is None else model.head(pooled, model.embedding)
 
     def large_batch_size(self) -> int:
         """Enough examples for every kernel to run as it does with many."""

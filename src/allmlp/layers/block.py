@@ -6,15 +6,19 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from allmlp.layers.channel import ChannelMixer
+from allmlp.layers.channel import ChannelMixer, ChannelMlpLayer
 from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.dropout import dropout
 from allmlp.layers.mixers.attention import CrossAttention
 from allmlp.layers.mixers.mixer import TokenMixer
-from allmlp.layers.norm import LayerNorm, Norm, build_norm
-from allmlp.layers.scale import DropPathLayer, LayerScale
+from allmlp.layers.mixers.projection import TokenProjection
+from allmlp.layers.norm import AffineLayer, LayerNorm, Norm, build_norm
+from allmlp.layers.scale import DropPathLayer, LayerScale, LayerScaleLayer
 from allmlp.layers.variate import VariateMixer
 from allmlp.spec import Rate, Spec
+
+FOLDS = ChannelMlpLayer, TokenProjection
+"""Mixers with a method `folded(x, context, norm, gamma)` for training."""
 
 
 class Block(Spec):
@@ -61,9 +65,22 @@ class Residual(nn.Module):
         self.drop_path = DropPathLayer(drop_path if skip else 0.0)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        y = self.folded(x, context)
+        if y is not None:
+            # In the dtype of x: float32 vectors of a folded branch would promote the residual stream to float32.
+            return (x + y).to(x.dtype) if self.skip else y
         y = self.branch(self.norm(x) if self.order == "pre" else x, context)
         y = x + y if self.skip else y
         return self.norm(y) if self.order == "post" else y
+
+    def folded(self, x: Tensor, context: Context) -> Tensor | None:
+        """The branch with Affine and LayerScale folded into the weights of its mixer; None where they cannot be."""
+        if self.order != "pre" or self.dropout or not isinstance(self.mix, FOLDS):
+            return None
+        if not isinstance(self.norm, AffineLayer) or not isinstance(self.scale, LayerScaleLayer):
+            return None
+        y = None if self.scale.beta is not None else self.mix.folded(x, context, self.norm, self.scale.gamma)
+        return None if y is None else self.drop_path(y)
 
     def branch(self, x: Tensor, context: Context) -> Tensor:
         y = dropout(self.mix(x, context), self.dropout, self.training)

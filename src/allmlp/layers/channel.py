@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from allmlp.kernels import training_dtype
@@ -13,6 +14,7 @@ from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.dropout import dropout
 from allmlp.layers.linear import Linear
 from allmlp.layers.mixers.gate import SpatialGatingUnit, SpatialGatingUnitLayer
+from allmlp.layers.norm import AffineLayer
 from allmlp.spec import Count, Rate, Spec
 
 
@@ -111,6 +113,22 @@ class ChannelMlpLayer(nn.Module):
         if self.inner is not None:
             h = self.inner(h, x, context)
         return self.down(h)
+
+    def folded(self, x: Tensor, context: Context, norm: AffineLayer, gamma: Tensor) -> Tensor | None:
+        """gamma * f(norm(x)) in training on a GPU, with norm and gamma as operations on the weights alone:
+
+            gamma (V act(U (alpha x + beta) + a) + c) = (gamma V) act((U alpha) x + (a + U beta)) + gamma c
+
+        None where the MLP is not fused, and in float16, in which a gamma of 1e-6 would leave the weights no digits.
+        """
+        dtype = training_dtype(x, self.act)
+        if dtype in (None, torch.float16) or self.inner or not self.is_plain or (self.dropout and self.training):
+            return None
+        up, down = self.up.weight, self.down.weight
+        up_bias = self.up.bias + (up * norm.beta).sum(1)  # a product would be in 16 bits under autocast
+        return channel_mlp(
+            x.to(dtype), up * norm.alpha, up_bias, gamma[:, None] * down, gamma * self.down.bias, self.act
+        )
 
     def gated(self, x: Tensor, gate: SpatialGatingUnitLayer, context: Context) -> Tensor:
         """gMLP's block after its first norm, as one operator."""

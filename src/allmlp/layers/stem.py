@@ -139,9 +139,14 @@ def split_patches(images: Tensor, patch_size: tuple[int, int], kernel: int | Non
     if kernel is not None:
         padding = window_padding(patch_size, kernel)
         return F.unfold(images, kernel, padding=padding, stride=patch_size).transpose(1, 2)
+    return patch_grid(images, patch_size).flatten(3).flatten(1, 2)
+
+
+def patch_grid(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """The patches of b c h w as a view: b gh gw c ph pw."""
     (ph, pw), (height, width) = patch_size, images.shape[2:]
     x = images.unflatten(3, (width // pw, pw)).unflatten(2, (height // ph, ph))  # b c gh ph gw pw
-    return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    return x.permute(0, 2, 4, 1, 3, 5)
 
 
 def embed_patches(images: Tensor, proj: Linear, patch_size: tuple[int, int], kernel: int | None) -> Tensor:
@@ -176,7 +181,14 @@ class PatchEmbedLayer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         self.validate(images)
-        x = embed_patches(images, self.proj, self.spec.patch_size, self.spec.kernel)
+        return self.complete(embed_patches(images, self.proj, self.spec.patch_size, self.spec.kernel))
+
+    def embed_grid(self, grid: Tensor) -> Tensor:
+        """As `forward`, of the `patch_grid` of the images."""
+        return self.complete(self.proj(grid.flatten(3).flatten(1, 2)))
+
+    def complete(self, x: Tensor) -> Tensor:
+        """The tokens from the embedded patches, b s c."""
         x = self.norm(ACTS[self.spec.act](x) if self.spec.act else x)
         if self.token is not None:
             x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], dim=1)

@@ -27,6 +27,8 @@ ROWS_PER_PROGRAM = 64
 Tile sizes and warps are fixed instead of autotuned: these kernels are bound by memory, so on an H200 the choices below
 are within a few percent of the best of six for every width, and each candidate would delay the first training step.
 """
+NUM_STAGES = 3
+"""Iterations of a backward pass that are under way at a time: their loads are asynchronous copies."""
 
 
 def act_code(act: str, dtype: torch.dtype) -> int:
@@ -110,12 +112,12 @@ def forward_kernel(
 def backward_kernel(
     x_ptr, bias_ptr, dy_ptr, y_ptr, dx_ptr, sum_ptr, R, C, D,
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     # Rows are spread over warps, so reducing over them synchronizes the warps: do it once, after the loop.
     dx_sum = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    for start in range(0, ROWS_PER_PROGRAM, BLOCK_R):
+    for start in tl.range(0, ROWS_PER_PROGRAM, BLOCK_R, num_stages=NUM_STAGES):
         rows = tl.program_id(0) * ROWS_PER_PROGRAM + start + tl.arange(0, BLOCK_R)
         in_bounds = (rows < R)[:, None] & (cols < C)[None, :]
         offsets = rows.to(tl.int64)[:, None] * C + cols[None, :]
@@ -161,6 +163,6 @@ def backward(x: Tensor, bias: Tensor | None, dy: Tensor, act: str) -> tuple[Tens
         run[grid](
             x, bias, dy, y, dx, partial_sums, rows, channels, width,
             HAS_BIAS=bias is not None, ACT=act_code(act, x.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C,
-            BLOCK_R=16 if bias is not None else 4, num_warps=8,
+            BLOCK_R=16 if bias is not None else 4, NUM_STAGES=NUM_STAGES, num_warps=8,
         )  # fmt: skip
     return y, dx, partial_sums.view(-1, width).sum(0) if bias is not None else partial_sums.sum(0)

@@ -13,7 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allmlp.kernels.activation.triton import BLOCK_C, ROWS_PER_PROGRAM, act_code, activate, activate_with_grad
+from allmlp.kernels.activation.triton import (
+    BLOCK_C,
+    NUM_STAGES,
+    ROWS_PER_PROGRAM,
+    act_code,
+    activate,
+    activate_with_grad,
+)
 from allmlp.kernels.launch import fused_multiply_add, launching
 
 
@@ -54,11 +61,12 @@ def gate(h: Tensor, f: Tensor, b: Tensor, act: str) -> Tensor:
 def gate_backward_kernel(
     h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, sum_ptr, R, C, S, stride_h,
     ACT: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     # Rows are spread over warps, so reducing over them synchronizes the warps: do it once, after the loop.
     dh_sum = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    for start in range(0, ROWS_PER_PROGRAM, BLOCK_R):
+    for start in tl.range(0, ROWS_PER_PROGRAM, BLOCK_R, num_stages=NUM_STAGES):
         rows = tl.program_id(0) * ROWS_PER_PROGRAM + start + tl.arange(0, BLOCK_R)
         in_bounds, rows_64 = (rows < R)[:, None] & (cols < C)[None, :], rows.to(tl.int64)[:, None]
         h = tl.load(h_ptr + rows_64 * stride_h + cols[None, :], in_bounds, 0.0).to(tl.float32)
@@ -87,7 +95,8 @@ def gate_backward(
     with launching("gate_backward", h):
         run[(len(partial_sums), col_blocks)](
             h, f, b, dg, g, df, dh, db, partial_sums, rows, channels, f.shape[1], h.stride(1),
-            ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C, BLOCK_R=4, num_warps=4,
+            ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C, BLOCK_R=4,
+            NUM_STAGES=NUM_STAGES, num_warps=4,
         )  # fmt: skip
     return g, df, db.view(-1, f.shape[1]).sum(0)
 
@@ -143,7 +152,7 @@ def norm(
 def norm_backward_kernel(
     h_ptr, mask_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dn_ptr, n_ptr, dh_ptr, sum_ptr, R, C, stride_h,
     ACT: tl.constexpr, HAS_MASK: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     cols = tl.arange(0, BLOCK_C)
     in_cols = cols < C
@@ -152,7 +161,7 @@ def norm_backward_kernel(
     dweight = tl.zeros((BLOCK_C,), dtype=tl.float32)
     dbias = tl.zeros((BLOCK_C,), dtype=tl.float32)
     dh_sum = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    for start in range(0, ROWS_PER_PROGRAM, BLOCK_R):
+    for start in tl.range(0, ROWS_PER_PROGRAM, BLOCK_R, num_stages=NUM_STAGES):
         rows = tl.program_id(0) * ROWS_PER_PROGRAM + start + tl.arange(0, BLOCK_R)
         in_rows, rows_64 = rows < R, rows.to(tl.int64)[:, None]
         in_bounds = in_rows[:, None] & in_cols[None, :]
@@ -199,6 +208,6 @@ def norm_backward(
             h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], partial_sums,
             dn.shape[0] * dn.shape[1], channels, h.stride(1),
             ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, ROWS_PER_PROGRAM=ROWS_PER_PROGRAM,
-            BLOCK_C=block_c, **rows_and_warps(block_c, backward=True),
+            BLOCK_C=block_c, NUM_STAGES=NUM_STAGES, **rows_and_warps(block_c, backward=True),
         )  # fmt: skip
     return n

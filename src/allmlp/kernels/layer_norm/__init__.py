@@ -1,1 +1,1 @@
-"""LayerNorm in one pass, its statistics alone, or its transposed output."""
+"""LayerNorm in one pass, its statistics alone, its transposed output, or the mean of its tokens."""

@@ -42,3 +42,11 @@ def layer_norm_transposed(
     """LayerNorm of x (b s c), transposed and zero-padded to b c width."""
     y = layer_norm(x, weight, bias, eps, deferred_bias).transpose(1, 2)
     return torch.nn.functional.pad(y, (0, width - x.shape[1]))
+
+
+def layer_norm_mean(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, deferred_bias: Tensor | None = None
+) -> Tensor:
+    """The mean over tokens of LayerNorm of x (b s c): b c."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return layer_norm(x, weight, bias, eps, deferred_bias, wide).mean(1).to(x.dtype)

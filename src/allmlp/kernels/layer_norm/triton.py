@@ -1,4 +1,4 @@
-"""LayerNorm as one pass over memory: a program reads a few tokens and writes them, or their statistics, once.
+"""LayerNorm as one pass over memory: a program reads a few tokens and writes them, their statistics or their sum, once.
 
 The transposed version writes channels as rows: the following product over tokens is then a plain GEMM, for which cuBLAS
 has its fastest kernels, with bias and activation in the epilogue. Those need row lengths that are multiples of 8, which
@@ -155,3 +155,53 @@ def layer_norm_transposed(
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_DEFERRED_BIAS=deferred_bias is not None,
         )  # fmt: skip
     return y
+
+
+MEAN_TOKENS = 32
+"""Tokens that one program of the mean adds up: enough programs for a GPU even with few examples."""
+
+
+@triton.jit(do_not_specialize=["S"])
+def mean_kernel(
+    x_ptr, sum_ptr, weight_ptr, bias_ptr, deferred_bias_ptr, S, C, stride_xb, stride_xs, eps,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DEFERRED_BIAS: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    tile, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    cols = tl.arange(0, BLOCK_C)
+    in_cols = cols < C
+    total = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+    for start in tl.range(0, TOKENS, BLOCK_R, num_stages=3):
+        rows = tile * TOKENS + start + tl.arange(0, BLOCK_R)
+        in_bounds = (rows < S)[:, None] & in_cols[None, :]
+        x = tl.load(x_ptr + batch * stride_xb + rows[:, None] * stride_xs + cols[None, :], in_bounds, 0.0)
+        x = x.to(tl.float32)
+        if HAS_DEFERRED_BIAS:
+            x += tl.load(deferred_bias_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
+        mean = tl.sum(x, 1) / C
+        centered = tl.where(in_bounds, x - mean[:, None], 0.0)
+        total += centered / tl.sqrt(tl.sum(centered * centered, 1) / C + eps)[:, None]
+    y = tl.sum(total, 0) / S
+    if HAS_WEIGHT:
+        y *= tl.load(weight_ptr + cols, in_cols, 0.0).to(tl.float32)
+    if HAS_BIAS:  # once, not per tile
+        y += tl.where(tile == 0, tl.load(bias_ptr + cols, in_cols, 0.0).to(tl.float32), 0.0)
+    tl.store(sum_ptr + (batch * tl.num_programs(0) + tile) * C + cols, y, in_cols)
+
+
+def layer_norm_mean(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, deferred_bias: Tensor | None = None
+) -> Tensor:
+    """As the reference."""
+    batch, tokens, channels = x.shape
+    assert x.stride(2) == 1, "channels must be contiguous"
+    tiles, block_c = -(-tokens // MEAN_TOKENS), int(triton.next_power_of_2(channels))
+    sums = torch.empty(batch, tiles, channels, dtype=torch.float32, device=x.device)
+    run = fused_multiply_add(mean_kernel)
+    with launching("layer_norm_mean", x):
+        run[(tiles, batch)](
+            x, sums, weight, bias, deferred_bias, tokens, channels, *x.stride()[:2], eps,
+            HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_DEFERRED_BIAS=deferred_bias is not None,
+            TOKENS=MEAN_TOKENS, BLOCK_R=max(1, min(4, 4096 // block_c)), BLOCK_C=block_c, num_warps=4,
+        )  # fmt: skip
+    return sums.sum(1).to(x.dtype)

@@ -10,6 +10,7 @@ from allmlp.kernels import training_dtype
 from allmlp.kernels.token_matmul.op import token_matmul
 from allmlp.layers.context import Context
 from allmlp.layers.init import Init
+from allmlp.layers.norm import AffineLayer
 from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Spec
 
@@ -106,6 +107,21 @@ class TokenProjection(nn.Module):
             return (matrix * context.same_document) @ x + self.bias[start:stop, None]
         y = matrix @ x if dtype is None else token_matmul(matrix, x.to(dtype))
         return y + self.bias[start:stop, None]
+
+    def folded(self, x: Tensor, context: Context, norm: AffineLayer, gamma: Tensor) -> Tensor | None:
+        """gamma * f(norm(x)) in training on a GPU; a factor per channel commutes with a matrix over tokens:
+
+            gamma (A (alpha x + beta) + b) = (gamma alpha) (A x) + gamma (beta A 1 + b)
+
+        None where the product is not fused, and in float16, as in channel MLPs.
+        """
+        dtype = training_dtype(x)
+        if dtype in (None, torch.float16) or context.is_special or context.mask is not None:
+            return None
+        tokens = x.shape[1]
+        matrix = self.matrix(0, tokens)
+        shift = gamma * (matrix.sum(1, keepdim=True) * norm.beta + self.bias[:tokens, None])  # s c
+        return torch.addcmul(shift, gamma * norm.alpha, token_matmul(matrix, x.to(dtype)))
 
     def extra_repr(self) -> str:
         return f"{self.spec!r}, tokens={self.tokens}, causal={self.causal}"
