@@ -66,10 +66,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         y = self.folded(x, context)
-        if y is not None:
-            # In the dtype of x: float32 vectors of a folded branch would promote the residual stream to float32.
-            return (x + y).to(x.dtype) if self.skip else y
-        y = self.branch(self.norm(x) if self.order == "pre" else x, context)
+        if y is None:
+            y = self.branch(self.norm(x) if self.order == "pre" else x, context)
         y = x + y if self.skip else y
         return self.norm(y) if self.order == "post" else y
 
