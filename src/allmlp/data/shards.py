@@ -23,13 +23,14 @@ import torch
 
 from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import SUFFIXES, Decode
-from allmlp.data.encoded_images import EncodedImages, NumWorkers, cores
+from allmlp.data.encoded_images import EncodedImages, NumWorkers
 from allmlp.data.paths import cache_folder
 from allmlp.data.splits import divide
 from allmlp.data.text_files import file_system
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user, write_atomically
 from allmlp.spec import Rate, Seed, Size
+from allmlp.threads import limit
 
 MAX_CLASSES = 1_000_000
 INDEX_VERSION = 1
@@ -82,7 +83,7 @@ class Shards(Data):
         return ImageDataset(train_images, test_images, classes, mean, std, self.decode.crop_pct, validation=validation)
 
     def split(self, shards: list[Shard]) -> ShardImages:
-        with ThreadPoolExecutor(self.num_workers or cores()) as pool:
+        with ThreadPoolExecutor(self.num_workers or limit()) as pool:
             indexes = list(pool.map(lambda shard: load_index(shard, self.label_key, self.cache), shards))
         return ShardImages(shards, indexes, self.img_size, self.decode, self.num_workers)
 
