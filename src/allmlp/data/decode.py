@@ -20,7 +20,7 @@ from torch import Tensor
 
 from allmlp.data.direct import ORIENTATION, open_direct
 from allmlp.data.preprocessing import ImagePreprocessing
-from allmlp.data.resample import Box, crop_box, crop_center
+from allmlp.data.resample import Box, as_array, crop_box, crop_center
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
 from allmlp.spec import Range, Rate, Spec
@@ -69,6 +69,11 @@ class Decode(Spec):
     def channels(self) -> int:
         return 3 if self.color == "rgb" else 1
 
+    @property
+    def mode(self) -> str:
+        """Pillow's name of the colors."""
+        return "RGB" if self.color == "rgb" else "L"
+
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if self.color == "rgb" else ((0.449,), (0.226,))
         return self.mean or mean, self.std or std
@@ -96,6 +101,15 @@ def decode_pixels(
             return crop_center(pixels, size, decode.crop_pct) if box is None else crop_box(pixels, original, box, size)
     with open_image(io.BytesIO(data), decode) as opened:
         return crop_and_resize(opened, size, decode, uniforms)
+
+
+def decode_whole(data: bytes, decode: Decode) -> np.ndarray:
+    """All pixels of an image, upright: uint8, h w c."""
+    if not data:
+        raise CorruptImage("the file is empty")
+    with open_image(io.BytesIO(data), decode) as image:
+        image.load()
+        return as_array(convert_mode(apply_orientation(image), decode.mode))
 
 
 def as_tensor(pixels: np.ndarray) -> Tensor:
@@ -151,7 +165,7 @@ def crop_and_resize(image: Any, size: tuple[int, int], decode: Decode, uniforms:
             image.draft(None, (image.width // reduced, image.height // reduced))
         image.load()
         image = apply_orientation(image)
-    converted = convert_mode(image, "RGB" if decode.color == "rgb" else "L")
+    converted = convert_mode(image, decode.mode)
     if box is None:
         return crop_center(converted, size, decode.crop_pct)
     return crop_box(converted, (height, width), box, size)

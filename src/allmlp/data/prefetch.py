@@ -20,10 +20,12 @@ N = TypeVar("N")
 T = TypeVar("T")
 
 
-def read_ahead(read: Callable[[N], T], numbers: Iterable[N], ahead: int = AHEAD) -> Iterator[T]:
+def read_ahead(
+    read: Callable[[N], T], numbers: Iterable[N], ahead: int = AHEAD, workers: int | None = None
+) -> Iterator[T]:
     """read(number) for all numbers in order, of which the next `ahead` are read by threads meanwhile."""
     source, pending = iter(numbers), deque[Future[T]]()
-    with ThreadPoolExecutor(ahead, thread_name_prefix="read-ahead") as pool:
+    with ThreadPoolExecutor(workers or ahead, thread_name_prefix="read-ahead") as pool:
         try:
             while True:
                 pending.extend(pool.submit(read, number) for number in islice(source, ahead - len(pending)))

@@ -16,9 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from allmlp.errors import require
+from allmlp.spec import Size
 
-Size = tuple[int, int]
-"""Height and width."""
 Box = tuple[int, int, int, int]
 """Left, top, width and height."""
 LONG = 4
@@ -83,6 +82,15 @@ def center_box(height: int, width: int, size: Size, crop_pct: float) -> tuple[fl
     (tall, broad), (top, left) = center_crop(height, width, size, crop_pct)
     across, down = width / broad, height / tall
     return left * across, top * down, size[1] * across, size[0] * down
+
+
+def resize_short_side(pixels: np.ndarray, side: int) -> np.ndarray:
+    """An image with this short side, as before the center crop for evaluation; smaller ones stay as they are."""
+    height, width = pixels.shape[:2]
+    short = min(height, width)
+    if short <= side:
+        return pixels
+    return crop_box(pixels, (height, width), (0, 0, width, height), (side * height // short, side * width // short))
 
 
 def resize(pixels: np.ndarray, size: Size) -> np.ndarray:
