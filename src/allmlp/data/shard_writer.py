@@ -54,7 +54,7 @@ def write_shards(
 ) -> Written:
     """Write train-00000.tar, ..., val-*.tar and test-*.tar with upright RGB images, and the names of the classes.
 
-    Labels and order are those of the dataset. A shard gets its name when it is complete. The same call goes on where one
+    Labels and order are those of the dataset. A shard gets its name when it is complete. The same call goes on where it
     was interrupted, and `Shards` refuses a folder before its end. Memory holds a few images per core.
     `progress` is called with the name of each shard and the number of images so far.
     """
