@@ -26,7 +26,6 @@ class Stored(StrEnum):
     epilog=examples(
         "allmlp shards photos/ photos_256/                          # raw pixels: nothing is left to decode",
         "allmlp shards photos/ photos_256/ --format jpeg            # a fourth of the space",
-        "allmlp train photos_256/",
     )
 )
 def shards(

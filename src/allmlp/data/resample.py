@@ -1,8 +1,8 @@
 """Cropping and bicubic resizing of 8-bit pixels on a CPU.
 
-torch's resampling of bytes is Pillow's, weights and rounding included, with vector instructions: on x86-64 it takes a
-fourth of Pillow's time, and pixels differ by at most 1. On other processors it has no such instructions, and Pillow is
-used.
+torch's resampling of bytes is Pillow's, with vector instructions: on x86-64 it takes a fourth of Pillow's time, and its
+pixels differ by at most 2, since each of two passes rounds. On other processors it has no such instructions, and Pillow
+is used.
 """
 
 from __future__ import annotations
