@@ -145,9 +145,9 @@ def rate(batches: Iterator[int], seconds: float, device: torch.device) -> float:
 
 
 def processor_time(call: Callable[[int], object], count: int) -> float:
-    """Seconds of this thread per call, the least of three rounds."""
+    """Seconds of this thread per call, the least of ten rounds: other processes take caches away."""
     rounds = []
-    for _ in range(3):
+    for _ in range(10):
         start = time.thread_time()
         for number in range(count):
             call(number)
@@ -158,7 +158,7 @@ def processor_time(call: Callable[[int], object], count: int) -> float:
 # --- stages ------------------------------------------------------------------------------------------------
 
 
-def stages(split: ShardImages, device: torch.device, batch_size: int, count: int = 48) -> dict[str, float]:
+def stages(split: ShardImages, device: torch.device, batch_size: int, count: int = 16) -> dict[str, float]:
     """Milliseconds per image: processor time of one thread, and of the copy of a batch to the device."""
     size, decode, count = split.img_size, split.decode, min(count, len(split))
     uniforms = torch.rand(count, 4, generator=torch.Generator().manual_seed(0)).tolist()
