@@ -40,10 +40,10 @@ def shards(
 
     The same command goes on where it was interrupted.
     """
+    from allmlp.data.detect import detect_data
     from allmlp.data.shard_writer import ShardFormat, write_shards
-    from allmlp.labeled_inputs import find_data
 
-    dataset = find_data(source).load()
+    dataset = detect_data(source).load()
     for note in dataset.notes:
         print(note, file=sys.stderr)
     try:
