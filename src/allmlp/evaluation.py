@@ -16,6 +16,7 @@ from allmlp.data.class_names import ClassMatch, match_classes, model_class_names
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Data, Split
 from allmlp.data.parallel_corpus import ParallelCorpus
+from allmlp.data.prefetch import read_ahead
 from allmlp.data.sampler import eval_batches
 from allmlp.data.squad import Squad
 from allmlp.data.tokenizer import TextData, load_tokenizer
@@ -268,9 +269,9 @@ def predictor_outputs(
     kept = torch.zeros(total, max(match.columns) + 1 if keep else 0)
     labels, wide = torch.tensor(match.labels)[inputs.labels], sum_dtype(world.device)
     threads = Threads(active=world.device.type == "cpu")
-    for start in range(world.rank * batch_size, total, world.size * batch_size):
-        indices = range(start, min(start + batch_size, total))
-        batch: list[Any] = inputs.read(indices)
+    starts = range(world.rank * batch_size, total, world.size * batch_size)
+    parts = [range(start, min(start + batch_size, total)) for start in starts]
+    for indices, batch in zip(parts, read_ahead(inputs.read, parts), strict=True):
         with threads:
             probabilities = predictor.probabilities(batch)
         found, merged = classifier_outputs(probabilities, labels[indices].to(world.device), match)

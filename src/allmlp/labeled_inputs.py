@@ -23,7 +23,7 @@ from allmlp.data.image_table import ImageTable
 from allmlp.data.labeled_text import LabeledText, LabeledTextReader
 from allmlp.data.mnist import Mnist
 from allmlp.data.pets import OxfordPets
-from allmlp.data.shards import Shards, find, read_class_names
+from allmlp.data.shards import Shards, by_name, find, read_class_names
 from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.prediction import ImagePredictor
@@ -64,7 +64,7 @@ def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
         split = ImageFiles(root, files, predictor.img_size, decode, data.num_workers)
     elif isinstance(data, Shards):
         shards = find(data.test or data.path)
-        tests = [shard for shard in shards if Path(shard.path).name.startswith(("val", "test"))]
+        *_, tests = by_name(shards)
         sized = data.replace(img_size=predictor.img_size, decode=decode)
         split = sized.split(tests or shards)
         count = int(split.labels.max()) + 1

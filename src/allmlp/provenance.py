@@ -17,7 +17,7 @@ from allmlp import __version__
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("triton", "timm", "transformers", "onnxruntime", "numpy")
+PACKAGES = ("triton", "timm", "transformers", "onnxruntime", "numpy", "pillow", "simplejpeg")
 QUERIES = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
 COMMIT_VARIABLE = "ALLMLP_COMMIT"
 """Names the commit where the package is not in a git checkout: a container, a copy on another machine."""

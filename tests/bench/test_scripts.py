@@ -207,3 +207,35 @@ def test_edge_records_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     records.document.cache_clear()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| resmlp_nano, depth 1", "| vit_nano, depth 1"]
     assert f"| {rows[0]['macs'] / 1e6:,.0f} M | 0.1 M |" in lines[2]
+
+
+# --- feeding.py ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_feeding_in_miniature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every source and use has its rates beside those on tensors; the cores are what the rates say."""
+    script = load("feeding")
+    for name, value in {"HEIGHT": 60, "WIDTH": 80, "DISTINCT": 4, "SHORT_SIDE": 40, "TURNS": 1, "WARMUP": 1}.items():
+        monkeypatch.setattr(script, name, value)
+    monkeypatch.setattr(script, "text", lambda seconds: {"tokenized_per_s": 1.0})
+    monkeypatch.setattr(script.direct, "simplejpeg", lambda: None)
+    out = tmp_path / "feeding.json"
+    options = f"--device cpu --model mixer_nano --batch-size 4 --images 12 --workers 2 --seconds 0.01 --out {out}"
+    monkeypatch.setattr(sys, "argv", ["feeding.py", *options.split()])
+    script.main()
+    record, printed = json.loads(out.read_text()), capsys.readouterr().out
+    rows = {row["source"]: row for row in record["rows"]}
+    assert list(rows) == ["JPEG, Pillow", "JPEG 40", "raw 40"] and record["text"] == {"tokenized_per_s": 1.0}
+    for row in rows.values():
+        assert list(row["stages_ms"]) == ["read", "decode", "resize", "store", "transfer"]
+        assert all(value >= 0 for value in row["stages_ms"].values()) and list(row["threads"]) == ["1", "2"]
+        assert all(row[use][side] > 0 for use in ("train", "eval", "predict") for side in ("tensors", "fed"))
+    assert rows["raw 40"]["bytes"] == 3 * 40 * 53 + len("P6\n53 40\n255\n") and record["environment"]["commit"]
+    row = {"source": "x", "bytes": 1e3, "stages_ms": {"read": 1.0}, "threads": {1: 50.0, 4: 100.0}}
+    assert "500 of      1,000 images/s,  50%; 0 MB/s; 40.0 cores" in script.describe(
+        row | {"train": {"tensors": 1000.0, "fed": 500.0}}, 4
+    )
+    assert "nvJPEG: {'note': 'needs a GPU'}" in printed

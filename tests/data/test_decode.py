@@ -15,7 +15,8 @@ from hypothesis import strategies as some
 from PIL import Image
 from sample_images import CORRUPT, encode, rotated, scene
 
-from allmlp.data.decode import CorruptImage, Decode, center_box, decode_image, random_box
+from allmlp.data.decode import CorruptImage, Decode, decode_image, random_box
+from allmlp.data.resample import center_box
 from allmlp.errors import UserError
 
 SIZE = (24, 24)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -203,7 +204,34 @@ def edge_int8() -> str:
     return table((f"batch {found['batch']}", "ms", "times timm eager", "test images classified correctly"), rows)
 
 
+def feeding(name: str = "feeding") -> str:
+    """Images from shards: processor time of each stage, and the share of the speed on tensors that each use reaches."""
+    found = document(name)
+    if not found:
+        return "Not measured yet (`python benchmarks/feeding.py`)."
+    uses = [use for use in ("train", "eval", "predict") if use in found["rows"][0]]
+    stages = ("read", "decode", "resize", "store")
+    rows = []
+    for row in found["rows"]:
+        times = [row["stages_ms"][stage] for stage in stages]
+        cells = [f"{row['bytes'] / 1e3:,.0f}", *(f"{time:.2f}" for time in times), f"{1e3 / sum(times):,.0f}"]
+        for use in uses:
+            fed, tensors = row[use]["fed"], row[use]["tensors"]
+            cores = tensors / row["threads"][str(found["workers"])] * found["workers"]
+            cells.append(f"{fed:,.0f} of {tensors:,.0f}, {percent(fed / tensors, 0)}; {cores:.0f} cores")
+        rows.append((row["source"], *cells))
+    header = ("kB", *(f"{stage}, ms" for stage in stages), "images/s of a core")
+    words = ""
+    if text := found.get("text"):
+        times = text["packed_per_s"] / text["tokenized_per_s"]
+        words = f"\n\nText: {times:,.0f} times as many tokens per second are read from a file of tokens as "
+        words += f"{text['threads']:.0f} threads tokenize."
+    return table(("images from", *header, *uses), rows) + words
+
+
 BLOCKS = {
+    "feeding": feeding,
+    "feeding-cpu": partial(feeding, "feeding_cpu"),
     "edge": edge,
     "edge-int8": edge_int8,
     "bench-inference": inference,

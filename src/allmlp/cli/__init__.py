@@ -40,6 +40,7 @@ COMMANDS = (
     "resize",
     "prune",
     "average",
+    "shards",
     "export",
     "serve",
     "bench",

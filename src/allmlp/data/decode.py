@@ -18,14 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from allmlp.data.direct import ORIENTATION, open_direct
 from allmlp.data.preprocessing import ImagePreprocessing
+from allmlp.data.resample import Box, as_array, crop_box, crop_center
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
 from allmlp.spec import Range, Rate, Spec
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
-ORIENTATION = 0x0112
 MAX_TRIES = 10
 
 Ratio = Annotated[float, Range(0.01, 100.0)]
@@ -68,6 +69,11 @@ class Decode(Spec):
     def channels(self) -> int:
         return 3 if self.color == "rgb" else 1
 
+    @property
+    def mode(self) -> str:
+        """Pillow's name of the colors."""
+        return "RGB" if self.color == "rgb" else "L"
+
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if self.color == "rgb" else ((0.449,), (0.226,))
         return self.mean or mean, self.std or std
@@ -77,10 +83,38 @@ def decode_image(
     data: bytes, size: tuple[int, int], decode: Decode = Decode(), uniforms: Sequence[float] | None = None
 ) -> Tensor:
     """Decode an image (uint8, c h w), with a random crop from four `uniforms`, or else as for evaluation."""
+    return as_tensor(decode_pixels(data, size, decode, uniforms))
+
+
+def decode_pixels(
+    data: bytes, size: tuple[int, int], decode: Decode, uniforms: Sequence[float] | None = None
+) -> np.ndarray:
+    """As `decode_image`, h w c."""
+    if not data:
+        raise CorruptImage("the file is empty")
+    image = open_direct(data) if decode.color == "rgb" else None
+    if image is not None and image.height * image.width <= decode.max_pixels:
+        original = image.height, image.width
+        box = None if uniforms is None else random_box(*original, decode, uniforms)
+        pixels = image.decode(1 if box is None else reduction(*original, box, size))
+        if pixels is not None:
+            return crop_center(pixels, size, decode.crop_pct) if box is None else crop_box(pixels, original, box, size)
+    with open_image(io.BytesIO(data), decode) as opened:
+        return crop_and_resize(opened, size, decode, uniforms)
+
+
+def decode_whole(data: bytes, decode: Decode) -> np.ndarray:
+    """All pixels of an image, upright: uint8, h w c."""
     if not data:
         raise CorruptImage("the file is empty")
     with open_image(io.BytesIO(data), decode) as image:
-        return crop_and_resize(image, size, decode, uniforms)
+        image.load()
+        return as_array(convert_mode(apply_orientation(image), decode.mode))
+
+
+def as_tensor(pixels: np.ndarray) -> Tensor:
+    """h w c to c h w; pixels that are part of a file's bytes cannot be written, and are copied."""
+    return torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)
 
 
 @contextmanager
@@ -116,56 +150,35 @@ def read_images(files: Sequence[Path], size: tuple[int, int], preprocessing: Ima
     return torch.stack(images)
 
 
-def crop_and_resize(image: Any, size: tuple[int, int], decode: Decode, uniforms: Sequence[float] | None) -> Tensor:
-    """Crop and resize an opened image in one step."""
-    Image = require("PIL.Image", "train")
+def crop_and_resize(image: Any, size: tuple[int, int], decode: Decode, uniforms: Sequence[float] | None) -> np.ndarray:
+    """Crop and resize an opened image: uint8, h w c."""
     jpeg = image.format in ("JPEG", "MPO")
     if not jpeg:
         image.load()
         image = apply_orientation(image)  # other formats report it only after loading
     rotated = jpeg and orientation(image) >= 5
     height, width = (image.width, image.height) if rotated else (image.height, image.width)
-    if uniforms is None:
-        left, top, wide, high = center_box(height, width, size, decode.crop_pct)
-    else:
-        left, top, wide, high = random_box(height, width, decode, uniforms)
+    box = None if uniforms is None else random_box(height, width, decode, uniforms)
     if jpeg:
-        if uniforms is not None:
-            # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, but not below the output size.
-            whole = math.ceil(width * size[1] / wide), math.ceil(height * size[0] / high)
-            image.draft(None, whole[::-1] if rotated else whole)
+        if box is not None:
+            reduced = reduction(height, width, box, size)
+            image.draft(None, (image.width // reduced, image.height // reduced))
         image.load()
         image = apply_orientation(image)
-    scale_x, scale_y = image.width / width, image.height / height
-    box = (
-        max(left * scale_x, 0.0),
-        max(top * scale_y, 0.0),
-        min((left + wide) * scale_x, image.width),
-        min((top + high) * scale_y, image.height),
-    )
-    converted = convert_mode(image, "RGB" if decode.color == "rgb" else "L")
-    reducing_gap = None if uniforms is None else 2.0
-    pixels = np.array(converted.resize(size[::-1], Image.Resampling.BICUBIC, box=box, reducing_gap=reducing_gap))
-    return torch.from_numpy(pixels).view(*size, decode.channels).permute(2, 0, 1)
+    converted = convert_mode(image, decode.mode)
+    if box is None:
+        return crop_center(converted, size, decode.crop_pct)
+    return crop_box(converted, (height, width), box, size)
 
 
-def center_box(height: int, width: int, size: tuple[int, int], crop_pct: float) -> tuple[float, float, float, float]:
-    """Left, top, width and height of the center crop in the original image.
-
-    Resizing only this box gives the same pixels as resizing the whole image and cropping, and very long images do not
-    become very large ones.
-    """
-    tall, broad = (math.floor(side / crop_pct) for side in size)
-    if tall * width >= broad * height:
-        broad = max(broad, tall * width // height)
-    else:
-        tall = max(tall, broad * height // width)
-    left, top = round((broad - size[1]) / 2), round((tall - size[0]) / 2)
-    across, down = width / broad, height / tall
-    return left * across, top * down, size[1] * across, size[0] * down
+def reduction(height: int, width: int, box: Box, size: tuple[int, int]) -> int:
+    """A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size: the least of these at which a box is not below `size`."""
+    _, _, wide, high = box
+    most = min(width // math.ceil(width * size[1] / wide), height // math.ceil(height * size[0] / high))
+    return next((factor for factor in (8, 4, 2) if factor <= most), 1)
 
 
-def random_box(height: int, width: int, decode: Decode, uniforms: Sequence[float]) -> tuple[int, int, int, int]:
+def random_box(height: int, width: int, decode: Decode, uniforms: Sequence[float]) -> Box:
     """Left, top, width and height of a random box, a function of the uniforms."""
     area_draw, ratio_draw, across, down = uniforms
     low, high = (math.log(bound) for bound in decode.ratio)

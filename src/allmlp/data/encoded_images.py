@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from allmlp.data.dataset import LabeledImages
-from allmlp.data.decode import CorruptImage, Decode, decode_image
+from allmlp.data.decode import CorruptImage, Decode, decode_pixels
 from allmlp.errors import UserError, printable
 from allmlp.spec import Range
+from allmlp.threads import limit
 
 log = logging.getLogger("allmlp.data")
 LOCK = threading.Lock()
@@ -29,6 +31,8 @@ MAX_CORRUPT = 0.1
 """Fraction of corrupt images before giving up; a single one is always skipped."""
 MAX_SKIPS = 100
 """Consecutive corrupt images before giving up."""
+AT_ONCE = 4
+"""Images that a thread decodes one after the other, at most."""
 CONTENT_SAMPLES = 64
 """Images whose bytes are part of the checksum of a dataset."""
 
@@ -69,14 +73,22 @@ class EncodedImages:
         with torch.inference_mode(False):  # inference mode is per thread, and worker threads fill it
             images = torch.empty(len(wanted), self.decode.channels, *self.img_size, dtype=torch.uint8)
         rows = uniforms.tolist() if uniforms is not None else [None] * len(wanted)
+        target = images.numpy()
 
-        def decode(position: int) -> int:
-            index, pixels = self.decode_or_next(wanted[position], rows[position])
-            images[position] = pixels
-            return index
+        def decode(positions: range) -> list[int]:
+            used = []
+            for position in positions:
+                index, pixels = self.decode_or_next(wanted[position], rows[position])
+                target[position] = pixels.transpose(2, 0, 1)
+                used.append(index)
+            return used
 
-        used = list(self.pool().map(decode, range(len(wanted))))
-        return LabeledImages(images, self.labels[torch.tensor(used, dtype=torch.int64)])
+        # A few images at a time: handing one to a thread takes as long as a tenth of its decoding.
+        at_once = min(max(len(wanted) // (2 * self.workers), 1), AT_ONCE)
+        starts = range(0, len(wanted), at_once)
+        found = self.pool().map(decode, (range(start, min(start + at_once, len(wanted))) for start in starts))
+        used = torch.tensor([index for some in found for index in some], dtype=torch.int64)
+        return LabeledImages(images, self.labels[used])
 
     def content(self) -> Iterator[Any]:
         """The labels, and the bytes of a few images; subclasses add names or sizes."""
@@ -87,12 +99,12 @@ class EncodedImages:
             except CorruptImage:
                 continue
 
-    def decode_or_next(self, index: int, uniforms: list[float] | None) -> tuple[int, Tensor]:
+    def decode_or_next(self, index: int, uniforms: list[float] | None) -> tuple[int, np.ndarray]:
         """Decode the image at `index`, or the next one that is not corrupt."""
         for _ in range(min(len(self if self.members is None else self.members), MAX_SKIPS)):
             if index not in self.corrupt:
                 try:
-                    return index, decode_image(self.read(index), self.img_size, self.decode, uniforms)
+                    return index, decode_pixels(self.read(index), self.img_size, self.decode, uniforms)
                 except CorruptImage as reason:
                     with LOCK:
                         if index not in self.corrupt:  # another thread may have found it meanwhile
@@ -107,10 +119,14 @@ class EncodedImages:
             return (index + 1) % len(self)
         return self.members[bisect_right(self.members, index) % len(self.members)]
 
+    @property
+    def workers(self) -> int:
+        return self.num_workers or limit()
+
     def pool(self) -> ThreadPoolExecutor:
         """The thread pool, created on first use and again after a fork, which does not copy threads."""
         if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = os.getpid(), ThreadPoolExecutor(self.num_workers or cores(), thread_name_prefix="decode")
+            self._pool = os.getpid(), ThreadPoolExecutor(self.workers, thread_name_prefix="decode")
         return self._pool[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,7 +141,3 @@ def check_corrupt(decode: Decode, name: str, reason: object, corrupt: int, image
         raise CorruptImage(
             f"{corrupt} of {images} images cannot be read, such as {name}: {reason}; repair or remove them"
         )
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,11 +16,12 @@ import torch
 
 from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import CorruptImage, Decode, open_image
-from allmlp.data.encoded_images import EncodedImages, NumWorkers, check_corrupt, cores
+from allmlp.data.encoded_images import EncodedImages, NumWorkers, check_corrupt
 from allmlp.data.splits import group_by_keys, listing, overlap_notes, plural, single_example_note, split_by_group
 from allmlp.errors import UserError, one_line
 from allmlp.files import read_regular
 from allmlp.spec import Rate, Seed, Size
+from allmlp.threads import limit
 
 MAX_INSPECTED = 100_000
 """More files are not opened before training, nor compared."""
@@ -149,7 +150,7 @@ class ImageFileData(Data, abstract=True):
 
 
 def map_files(function: Callable[[Path], T], split: FileSplit) -> list[T]:
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(limit()) as pool:
         return list(pool.map(lambda index: function(Path(split.path(index))), range(len(split.files))))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from allmlp.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, is_image_name, label_order
 from allmlp.data.dataset import Data, ImageDataset, LabeledImages, Split, Subset
-from allmlp.data.decode import Decode, crop_and_resize
+from allmlp.data.decode import Decode, as_tensor, crop_and_resize
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset, TextExample
 from allmlp.data.splits import split_by_group
 from allmlp.data.tokenizer import TextData, TokenizerConfig
@@ -378,7 +378,7 @@ class ObjectImages:
             image = require("PIL.Image", "train").fromarray(image.squeeze())
         elif not hasattr(image, "getexif"):
             raise UserError(f"{where} is {type(image).__name__}, but item 0 is an image")
-        return crop_and_resize(image, self.img_size, self.decode, uniforms)
+        return as_tensor(crop_and_resize(image, self.img_size, self.decode, uniforms))
 
     def content(self) -> Iterator[Any]:
         yield f"{self.name} {len(self)}".encode()

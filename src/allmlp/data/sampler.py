@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
 from typing import Annotated, NamedTuple, Self
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from allmlp.data.dataset import Examples, InMemory, Split, map_tensors
+from allmlp.data.prefetch import Moving, Transfer, read_ahead
 from allmlp.spec import Count, Range, Spec
 
 
@@ -143,47 +142,51 @@ class Sampler:
 
 
 class Loader:
-    """Batches of one process, from any step on. Examples that are not in memory are prefetched by threads."""
+    """Batches of one process, from any step on. Examples that are not in memory are read ahead by threads."""
 
     def __init__(
         self, split: Split, sampler: Sampler, device: torch.device, rank: int = 0, world_size: int = 1
     ) -> None:
         self.split = split.to(device) if isinstance(split, InMemory) else split
-        self.sampler, self.device, self.rank, self.world_size = sampler, device, rank, world_size
+        self.sampler, self.rank, self.world_size = sampler, rank, world_size
+        self.transfer = Transfer(device)
 
     def fetch(self, step: int) -> Batch:
+        return self.receive(self.send(step))
+
+    def send(self, step: int) -> tuple[int, Tensor, Moving]:
+        """Read the examples of a step and start to copy them."""
         # Processes take strided slices of the batch and of its uniforms: together they see what one process would.
         own = slice(self.rank, None, self.world_size)
         indices = self.sampler.indices(step)[own]
         generator = torch.Generator().manual_seed(mix_seed(Stream.DECODING, self.sampler.seed, step))
         uniforms = torch.rand(self.sampler.batch_size(step), 4, generator=generator)[own]
-        moved = map_tensors(
-            self.split.fetch(indices, uniforms), lambda tensor: tensor.to(self.device, non_blocking=True)
-        )
-        return Batch(step, self.sampler.epoch(step), indices, moved)
+        return step, indices, self.transfer.send(self.split.fetch(indices, uniforms))
 
-    def steps(self, start: int, stop: int, prefetch: int = 3) -> Iterator[Batch]:
+    def receive(self, sent: tuple[int, Tensor, Moving]) -> Batch:
+        step, indices, moving = sent
+        return Batch(step, self.sampler.epoch(step), indices, self.transfer.receive(moving))
+
+    def steps(self, start: int, stop: int) -> Iterator[Batch]:
         if isinstance(self.split, InMemory):
-            yield from map(self.fetch, range(start, stop))
-            return
-        with ThreadPoolExecutor(prefetch) as pool:
-            pending: deque[Future[Batch]] = deque()
-            for step in range(start, stop):
-                while len(pending) < prefetch and step + len(pending) < stop:
-                    pending.append(pool.submit(self.fetch, step + len(pending)))
-                yield pending.popleft().result()
+            return map(self.fetch, range(start, stop))
+        return map(self.receive, read_ahead(self.send, range(start, stop)))
 
 
 def eval_batches(
     split: Split, batch_size: int, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> Iterator[Examples]:
-    """Every example once, in order; each process gets its slice.
+    """Every example once, in order; each process gets its slice. Examples that are not in memory are read ahead.
 
     All processes get the same number of batches, the last one possibly empty, because sharded models run collectives.
     """
     split = split.to(device) if isinstance(split, InMemory) else split
-    own = torch.arange(rank, len(split), world_size)
-    for start in range(0, math.ceil(len(split) / world_size), batch_size):
+    own, transfer = torch.arange(rank, len(split), world_size), Transfer(device)
+
+    def send(start: int) -> Moving:
         indices = own[start : start + batch_size]
         found = split.fetch(indices if len(indices) else torch.tensor([0]))
-        yield map_tensors(found, lambda tensor, count=len(indices): tensor[:count].to(device))
+        return transfer.send(map_tensors(found, lambda tensor: tensor[: len(indices)]))
+
+    starts = range(0, math.ceil(len(split) / world_size), batch_size)
+    return map(transfer.receive, map(send, starts) if isinstance(split, InMemory) else read_ahead(send, starts))

@@ -23,26 +23,30 @@ import torch
 
 from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import SUFFIXES, Decode
-from allmlp.data.encoded_images import EncodedImages, NumWorkers, cores
+from allmlp.data.encoded_images import EncodedImages, NumWorkers
 from allmlp.data.paths import cache_folder
 from allmlp.data.splits import divide
 from allmlp.data.text_files import file_system
 from allmlp.errors import UserError, one_line
-from allmlp.files import expand_user, write_atomically
+from allmlp.files import expand_user, read_regular, write_atomically
 from allmlp.spec import Rate, Seed, Size
+from allmlp.threads import limit
 
 MAX_CLASSES = 1_000_000
 INDEX_VERSION = 1
+MANIFEST = "shards.json"
+"""In a folder of shards that were made by `allmlp shards`: how, and whether all are there."""
+CLASS_NAMES = "classes.txt"
 
 
 class Shards(Data):
     """Shards with key.jpg (.png, .webp, ...) and key.cls, or key.json with an integer at `label_key`.
 
     `path` and `test` are folders, files, patterns (*, ?) or ranges ({0000..0099}), local or URLs, separated by commas.
-    Without `test`, shards whose names start with val or test are for testing; if there are none, `test_fraction` of
-    every class is for testing and as much for validation. `class_names_file` is a text file with one class name per
-    line. The index is written next to its shard, or else to `cache` ($ALLMLP_CACHE,
-    ~/.cache/allmlp).
+    Without `test`, shards whose names start with test are for testing, and those with val for validation, or else for
+    testing; if there are none, `test_fraction` of every class is for testing and as much for validation.
+    `class_names_file` is a text file with one class name per line. The index is written next to its shard, or else to
+    `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
     """
 
     path: str
@@ -57,17 +61,17 @@ class Shards(Data):
     num_workers: NumWorkers = 0
 
     def load(self) -> ImageDataset:
-        train, test = find(self.path), find(self.test) if self.test else []
+        train, validation, test = find(self.path), [], find(self.test) if self.test else []
         if not self.test:
-            test = [shard for shard in train if re.match("val|test", Path(shard.path).name)]
-            train = [shard for shard in train if shard not in test]
+            train, validation, test = by_name(train)
         if not train:
             raise UserError(
                 f"no train shards in {self.path}: set data.path and data.test to folders or patterns such as "
                 f"shards/train-{{0000..0099}}.tar"
             )
-        images = [self.split(part) for part in (train, test) if part]
-        count = int(max(split.labels.max() for split in images)) + 1
+        images, held_out, tests = (self.split(part) if part else None for part in (train, validation, test))
+        assert images is not None
+        count = int(max(split.labels.max() for split in (images, held_out, tests) if split)) + 1
         classes = read_class_names(self.class_names_file) if self.class_names_file else tuple(map(str, range(count)))
         if count > len(classes):
             raise UserError(
@@ -76,15 +80,22 @@ class Shards(Data):
         if len(classes) == 1:
             raise UserError(f"{self.path} has only one class: at least two are needed")
         mean, std = self.decode.statistics()
-        train_images, validation, test_images = (
-            (images[0], None, images[1]) if test else divide(images[0], self.test_fraction, self.split_seed)
-        )
-        return ImageDataset(train_images, test_images, classes, mean, std, self.decode.crop_pct, validation=validation)
+        splits = (images, held_out, tests) if tests else divide(images, self.test_fraction, self.split_seed)
+        return ImageDataset(splits[0], splits[2], classes, mean, std, self.decode.crop_pct, validation=splits[1])
 
     def split(self, shards: list[Shard]) -> ShardImages:
-        with ThreadPoolExecutor(self.num_workers or cores()) as pool:
+        with ThreadPoolExecutor(self.num_workers or limit()) as pool:
             indexes = list(pool.map(lambda shard: load_index(shard, self.label_key, self.cache), shards))
         return ShardImages(shards, indexes, self.img_size, self.decode, self.num_workers)
+
+
+def by_name(shards: list[Shard]) -> tuple[list[Shard], list[Shard], list[Shard]]:
+    """Those for training, validation and testing."""
+    validation, test = (
+        [shard for shard in shards if Path(shard.path).name.startswith(start)] for start in ("val", "test")
+    )
+    train = [shard for shard in shards if shard not in (*validation, *test)]
+    return (train, validation, test) if test else (train, [], validation)
 
 
 class Shard(NamedTuple):
@@ -196,12 +207,27 @@ def expand_range(pattern: str) -> list[str]:
 def find_local(path: str) -> list[Shard]:
     path = str(expand_user(path)) if path.startswith("~") else path
     if os.path.isdir(path):
+        manifest = read_manifest(Path(path))
+        if manifest is not None and not manifest.get("complete"):
+            raise UserError(f"the shards in {path} are not finished: run the same allmlp shards again")
         return [Shard(file) for file in sorted(glob.glob(os.path.join(glob.escape(path), "*.tar")))]
     if os.path.isfile(path):
         return [Shard(path)]
     if glob.has_magic(path):
         return [Shard(file) for file in sorted(glob.glob(path)) if os.path.isfile(file)]
     raise UserError(f"{path} does not exist")
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """How the shards of a folder were made; None if they were not made by `allmlp shards`."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(read_regular(file))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError) as reason:
+        raise UserError(f"cannot read {file}: {one_line(reason)}") from None
 
 
 def find_remote(url: str) -> list[Shard]:

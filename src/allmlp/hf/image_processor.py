@@ -9,7 +9,7 @@ from transformers.image_processing_utils import BaseImageProcessor, BatchFeature
 from transformers.image_transforms import to_pil_image
 from transformers.image_utils import make_flat_list_of_images
 
-from allmlp.data.decode import Decode, crop_and_resize
+from allmlp.data.decode import Decode, as_tensor, crop_and_resize
 
 
 class AllMlpImageProcessor(BaseImageProcessor):
@@ -36,7 +36,7 @@ class AllMlpImageProcessor(BaseImageProcessor):
         fetched: Any = self.fetch_images(images)
         found: Any = make_flat_list_of_images(fetched)
         opened = [one if hasattr(one, "getexif") else to_pil_image(one) for one in found]
-        pixels = torch.stack([crop_and_resize(one, size, decode, None) for one in opened])
+        pixels = torch.stack([as_tensor(crop_and_resize(one, size, decode, None)) for one in opened])
         return BatchFeature({"pixel_values": (pixels.float().div(255) - mean) / std}, tensor_type=return_tensors)
 
     def to_dict(self) -> dict[str, Any]:

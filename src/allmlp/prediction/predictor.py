@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from allmlp.data.decode import CorruptImage, Decode, crop_and_resize, decode_image
+from allmlp.data.decode import CorruptImage, Decode, as_tensor, crop_and_resize, decode_image
 from allmlp.data.preprocessing import (
     PREPROCESSING_FILE,
     TOKENIZER_FILES,
@@ -128,7 +128,7 @@ class ImagePredictor:
             return decode_image(source, self.img_size, self.decoding)
         image = source if hasattr(source, "getexif") else pil_image(source)
         try:
-            return crop_and_resize(image, self.img_size, self.decoding, None)
+            return as_tensor(crop_and_resize(image, self.img_size, self.decoding, None))
         except OSError as reason:  # a PIL image is decoded only now
             raise CorruptImage(one_line(reason)) from reason
 

@@ -1,0 +1,140 @@
+"""Writes the images of a dataset into tar shards, decoded and resized once."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allmlp.data.dataset import Dataset, ImageDataset, Split, Subset
+from allmlp.data.decode import CorruptImage, decode_whole
+from allmlp.data.encoded_images import EncodedImages, check_corrupt
+from allmlp.data.prefetch import read_ahead
+from allmlp.data.resample import resize_short_side
+from allmlp.data.shards import CLASS_NAMES, MANIFEST, Shard, load_index, read_manifest
+from allmlp.errors import UserError, printable, require
+from allmlp.files import lock, write_atomically
+from allmlp.threads import limit
+
+log = logging.getLogger("allmlp.data")
+Format = Literal["raw", "jpeg", "webp"]
+SUFFIX = {"raw": "ppm", "jpeg": "jpg", "webp": "webp"}
+SPLITS = {"train": "train", "validation": "val", "test": "test"}
+"""Fields of a dataset -> beginnings of the names of its shards."""
+
+
+class Written(NamedTuple):
+    images: int
+    left_out: int
+    """Images that could not be decoded."""
+
+
+class ShardFormat(NamedTuple):
+    size: int
+    """The short side of larger images, which are resized, in pixels."""
+    form: Format = "raw"
+    """raw pixels (PPM), JPEG or WebP."""
+    quality: int = 95
+    """Of JPEG and WebP."""
+    per_shard: int = 5000
+    """Images in a shard."""
+
+
+def write_shards(
+    dataset: Dataset, folder: Path, to: ShardFormat, progress: Callable[[str, int], None] = lambda name, images: None
+) -> Written:
+    """Write train-00000.tar, ..., val-*.tar and test-*.tar with upright RGB images, and the names of the classes.
+
+    Labels and order are those of the dataset. A shard gets its name when it is complete. The same call goes on where it
+    was interrupted, and `Shards` refuses a folder before its end. Memory holds a few images per core.
+    `progress` is called with the name of each shard and the number of images so far.
+    """
+    if not isinstance(dataset, ImageDataset):
+        raise UserError("shards hold images, and these data have none")
+    splits = {name: encoded(getattr(dataset, name)) for name in SPLITS if getattr(dataset, name) is not None}
+    settings = to._asdict() | {"data": dataset.checksum()}
+    claim(folder, settings)
+    images = total = 0
+    with lock(folder / f".{MANIFEST}.lock", wait=False):
+        names = "".join(f"{name}\n" for name in dataset.class_names)
+        write_atomically(folder / CLASS_NAMES, lambda file: file.write_text(names, encoding="utf8"))
+        for name, (source, indices) in splits.items():
+            for number, some in enumerate(indices.split(to.per_shard)):
+                file = folder / f"{SPLITS[name]}-{number:05}.tar"
+                if not file.exists():
+                    write_shard(file, source, some.tolist(), number * to.per_shard, to)
+                images, total = images + len(load_index(Shard(str(file)), "label", "").labels), total + len(some)
+                progress(file.name, images)
+        write_manifest(folder, settings | {"complete": True})
+    return Written(images, total - images)
+
+
+def encoded(split: Split) -> tuple[EncodedImages, Tensor]:
+    """The images of a split, and which of them belong to it."""
+    source, indices = (split.split, split.indices) if isinstance(split, Subset) else (split, torch.arange(len(split)))
+    if not isinstance(source, EncodedImages):
+        raise UserError("these images are in memory already, where nothing is faster: shards are made of image files")
+    return source, indices
+
+
+def claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Begin a folder, or go on with one that was begun with the same settings."""
+    known = read_manifest(folder)
+    if known is None and folder.is_dir() and any(name[0] != "." for name in os.listdir(folder)):
+        raise UserError(f"{folder} is not empty: name a new folder for the shards")
+    if known is not None and (other := [name for name in settings if known.get(name) != settings[name]]):
+        what = "other images" if "data" in other else f"another {other[0]}"
+        raise UserError(f"{folder} has shards of {what}: remove it, or name a new folder")
+    if known is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_manifest(folder, settings | {"complete": False})
+
+
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=1) + "\n"
+    write_atomically(folder / MANIFEST, lambda file: file.write_text(text, encoding="utf8"))
+
+
+def write_shard(file: Path, source: EncodedImages, indices: list[int], first: int, to: ShardFormat) -> None:
+    """A tar file of key.ppm (.jpg, .webp) and key.cls; images that cannot be decoded are left out and named."""
+    workers = source.num_workers or limit()
+
+    def convert(index: int) -> bytes | CorruptImage:
+        try:
+            return encode(resize_short_side(decode_whole(source.read(index), source.decode), to.size), to)
+        except CorruptImage as reason:
+            return reason
+
+    def write(target: Path) -> None:
+        with tarfile.open(target, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for number, found in enumerate(read_ahead(convert, indices, 2 * workers, workers)):
+                index = indices[number]
+                if isinstance(found, CorruptImage):
+                    source.corrupt[index] = str(found)
+                    check_corrupt(source.decode, source.name(index), found, source.skipped, len(source))
+                    log.warning("left out %s: %s", printable(source.name(index)), found)
+                    continue
+                for suffix, data in ((SUFFIX[to.form], found), ("cls", b"%d" % int(source.labels[index]))):
+                    info = tarfile.TarInfo(f"{first + number:09}.{suffix}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+
+    write_atomically(file, write)
+
+
+def encode(pixels: np.ndarray, to: ShardFormat) -> bytes:
+    if to.form == "raw":
+        return b"P6\n%d %d\n255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+    target = io.BytesIO()
+    image = require("PIL.Image", "train").fromarray(np.ascontiguousarray(pixels))
+    image.save(target, to.form.upper(), quality=to.quality)
+    return target.getvalue()
