@@ -302,8 +302,28 @@ def test_a_row_gets_the_model_of_another(fake: Path, tmp_path: Path) -> None:
 def test_a_row_without_its_teacher_is_given_up(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "write('metrics.jsonl', {}); sys.exit('out of memory') if 'vit' in recipe else 0")
     rows = {"student": Row("digits_mixer", {"init_from": "study:teacher"}), "teacher": Row("digits_vit")}
+    rows["pupil"] = Row("digits_gmlp", {"init_from": "study:student"})
     now, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
     assert "teacher seed 0 has failed" in now.hopeless["student"] and not now.ready and not now.later
+    assert now.hopeless["pupil"] == "it needs the model of student"
+
+
+def test_a_model_that_needs_another_model(fake: Path, tmp_path: Path) -> None:
+    """From the first to the last, and once more from the first where models are gone."""
+    rows = {
+        "pupil": Row("digits_gmlp", {"init_from": "study:student"}),
+        "student": Row("digits_mixer", {"init_from": "study:teacher"}),
+        "teacher": Row("digits_vit"),
+    }
+    study, out = small(rows=rows, reference="", seeds=1), tmp_path / "out"
+    chain = ["digits_vit", "digits_mixer", "digits_gmlp"]
+    assert not work(study, out)[0].later and [c["recipe"] for c in calls(fake)] == chain
+    other = tmp_path / "other"
+    other.mkdir()
+    kept = [record for record in read(out) if record["row"] != "pupil"]
+    (other / records.FILE).write_text("".join(json.dumps(record) + "\n" for record in kept))
+    work(study, other)
+    assert [c["recipe"] for c in calls(fake)] == 2 * chain and len(read(other)) == 3
 
 
 # --- how long -----------------------------------------------------------------------------------------------

@@ -130,21 +130,27 @@ def choose(now: Progress, row: str, tuning: list[Trial]) -> str | None:
 
 def wait_for_parents(now: Progress, models: Path | None) -> None:
     """Move runs that need the model of another row behind that row, which runs again if its model is gone."""
-    again: dict[tuple[str, str, str, int], Trial] = {}
-    waiting = []
-    for trial in now.ready:
-        for row, seed in trial.parents:
-            if model_folder(models, row, seed) is None:
-                waiting.append(trial)
-                if row in now.chosen:
-                    needed = now.study.trial(row, now.chosen[row], seed, "final", {}, 0)
-                    if "failed" in now.done.get(needed.key, {}):
-                        now.hopeless[trial.row] = f"{needed.label} has failed"
-                    else:
-                        again[needed.key] = needed
-    ready = [trial for trial in now.ready if trial not in waiting]
-    first = [trial for key, trial in again.items() if key not in {one.key for one in ready}]
-    now.ready = first + ready
+    queue, again, waiting = {trial.key: trial for trial in now.ready}, list[Trial](), list[Trial]()
+    for trial in (pending := list(queue.values())):  # grows: a model that is gone may itself need another
+        missing = [(row, seed) for row, seed in trial.parents if model_folder(models, row, seed) is None]
+        waiting += [trial] if missing else []
+        for row, seed in missing:
+            needed = now.study.trial(row, now.chosen[row], seed, "final", {}, 0) if row in now.chosen else None
+            if needed is None:
+                continue
+            if "failed" in now.done.get(needed.key, {}):
+                now.hopeless[trial.row] = f"{needed.label} has failed"
+            elif needed.key not in queue:
+                queue[needed.key] = needed
+                pending.append(needed)
+                again.append(needed)
+    for _ in now.study.rows:  # as far as rows start from each other
+        for trial in waiting:
+            lost = [row for row, _ in trial.parents if row in now.hopeless]
+            if lost:
+                now.hopeless.setdefault(trial.row, f"it needs the model of {lost[0]}")
+    first = [trial for trial in again if trial not in waiting]
+    now.ready = first + [trial for trial in now.ready if trial not in waiting]
     now.later += [trial for trial in waiting if trial.row not in now.hopeless]
 
 
