@@ -20,7 +20,7 @@ from allmlp.run import Budget, Run
 from allmlp.tasks.span_selection import SpanBatch, SpanSelection, SpanVocab
 
 pytest.importorskip("tokenizers")
-WORDS = ["the", "of", ",", "sun", "moon", "red", "##dish", "tree", *(f"w{n}" for n in range(40))]
+WORDS = ["the", "of", ",", "s", "7", "sun", "moon", "red", "##dish", "tree", *(f"w{n}" for n in range(40))]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,8 @@ def lengths(tokenizer: Tokenizer, text: str) -> dict[int, int]:
         ("sun w0 w1 w2 w3 w4 sun", {}),  # too near: it could be in the question
         ("the w0 w1 w2 w3 w4 w5 the", {}),  # function words
         (", w0 w1 w2 w3 w4 w5 ,", {}),
+        ("s w0 w1 w2 w3 w4 w5 s", {}),
+        ("7 w0 w1 w2 w3 w4 w5 7", {1: 1, 8: 1}),
         ("sun moon tree w3 w4 w5 w6 w7 sun moon tree", {1: 3, 9: 3}),  # not its parts, though they recur as well
         ("sun of moon w3 w4 w5 w6 w7 sun of moon", {1: 3, 3: 1, 9: 3, 11: 1}),  # but after a function word
         ("the sun , w3 w4 w5 w6 w7 the sun ,", {2: 1, 10: 1}),  # from the first to the last content word
@@ -127,7 +129,7 @@ def test_question_of_a_row(
 def test_answers_of_random_rows_are_the_words_of_the_span(tokenizer: Tokenizer) -> None:
     """Of every row: one mask, no answer inside of the question, and every answer is the span that was replaced."""
     draw, vocab = random.Random(0), SpanVocab(tokenizer)
-    rows = torch.cat([row(tokenizer, " ".join(draw.choices(WORDS[3:], k=draw.randint(20, 62))), 64) for _ in range(50)])
+    rows = torch.cat([row(tokenizer, " ".join(draw.choices(WORDS[5:], k=draw.randint(20, 62))), 64) for _ in range(50)])
     uniforms = torch.rand(50, SPEC.num_uniforms(64), generator=torch.Generator().manual_seed(0))
     batch = SPEC.apply(rows, uniforms, vocab)
     assert batch.ids.shape == rows.shape and batch.weights.sum() > 40
@@ -145,7 +147,7 @@ def test_answers_of_random_rows_are_the_words_of_the_span(tokenizer: Tokenizer) 
 
 
 def test_a_row_in_which_nothing_recurs_has_no_weight(tokenizer: Tokenizer) -> None:
-    ids = torch.cat([row(tokenizer, " ".join(WORDS[8:28])), row(tokenizer, "the", 22)])
+    ids = torch.cat([row(tokenizer, " ".join(WORDS[10:30])), row(tokenizer, "the", 22)])
     batch = SPEC.apply(ids, torch.rand(2, 23), SpanVocab(tokenizer))
     assert batch.weights.tolist() == [0, 0] and batch.starts[:, 0].all() and batch.starts.sum() == 2
 
@@ -158,7 +160,7 @@ def test_it_is_learned_and_its_model_answers(tmp_path: Path) -> None:
     for name, count in (("train", 400), ("test", 40)):
         texts = []
         for _ in range(count):
-            names, rest = draw.sample(WORDS[8:24], 8), draw.sample(WORDS[24:], 8)
+            names, rest = draw.sample(WORDS[10:26], 8), draw.sample(WORDS[26:], 8)
             half = [word for pair in zip(names, rest) for word in pair]
             texts.append(" ".join([*half, *half]))
         (tmp_path / f"{name}.txt").write_text("\n\n".join(texts))

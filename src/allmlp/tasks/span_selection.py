@@ -31,7 +31,7 @@ class SpanSelection(Task):
 
     The question is a part of the passage of `question_length` tokens, cut out around one occurrence, which becomes
     [MASK]; all other occurrences are answers. Spans are whole words of at most `max_span_length` tokens that neither
-    begin nor end with punctuation or an English function word; a longer one is chosen with a probability in proportion
+    begin nor end with punctuation, a letter or an English function word; a longer one is chosen with a probability in proportion
     to its length. Input and head are those of `QuestionAnswering`, which starts from the result. Sources: Ram et al.,
     Few-Shot Question Answering by Pretraining Span Selection (Splinter), 2021; Glass et al., Span Selection
     Pre-training for Question Answering, 2020.
@@ -143,8 +143,10 @@ class SpanVocab:
         tokens = [tokenizer.id_to_token(number) or "" for number in range(len(tokenizer))]
         words = [token.removeprefix("##").lstrip("Ġ▁").lower() for token in tokens]
         content = [word.isalnum() and word not in FUNCTION_WORDS for word in words]
-        self.content = torch.tensor(content, device=device) & self.ordinary
-        """Neither punctuation nor a function word."""
+        letters = [len(word) == 1 and not word.isdigit() for word in words]
+        single = torch.tensor(letters, device=device) & ~self.continuation
+        self.content = torch.tensor(content, device=device) & self.ordinary & ~single
+        """Neither punctuation nor a function word nor a single letter, such as the s after an apostrophe."""
 
 
 class SpanSelectionModule(TaskModule):
