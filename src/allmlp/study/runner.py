@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -20,6 +21,7 @@ from allmlp.checkpoint import FOLDER as CHECKPOINTS
 from allmlp.errors import UserError
 from allmlp.log import METRICS, format_duration, format_value
 from allmlp.record import read_record
+from allmlp.spec import to_dict
 from allmlp.study import records
 from allmlp.study.definition import PARENT, Overrides, Study, Trial, parent
 from allmlp.study.records import Record
@@ -30,6 +32,8 @@ GRACE = 30.0
 """Seconds after which a run that is longer than was expected is stopped at the end of a portion."""
 LAST = 5
 """Start-up times that count, the latest ones."""
+BENCH = ("--backends", "ours-compiled,ours-fast")
+"""Options of `allmlp bench`; the faster backend counts as a model's inference rate."""
 LAST_LINES = 20
 """Lines of its output that are kept of a failed run."""
 MINIMIZED = ("loss", "perplexity")
@@ -329,6 +333,11 @@ class Runner:
         words += ["--device", self.device] if self.device else []
         return words + [word for item in overrides.items() for word in ("--set", "=".join(item))]
 
+    def bench_command(self, folder: Path, batch: int) -> list[str]:
+        words = [sys.executable, "-m", "allmlp", "bench", str(folder), "--batch-size", str(batch)]
+        words += ["--device", self.device] if self.device else []
+        return [*words, *BENCH, "--out", str(folder / "bench")]
+
     def wait(self) -> None:
         """Until a run ends, or the portion does."""
         while True:
@@ -351,6 +360,7 @@ class Runner:
         self.ended += 1
         found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
         if code == 0 and "result" in found:
+            found |= self.measure_inference(active)
             record = records.make(self.study.name, trial, self.jobs, active.seconds, found)
             name = metric_name(self.study, record)
             text = format_value(name, scores(record).get(name, math.nan))
@@ -368,6 +378,25 @@ class Runner:
             self.unstarted[trial.row] = active.last_line.removeprefix("error: ") or f"ended with code {code}"
             self.say(f"{trial.label}: did not start: {self.unstarted[trial.row]}")
         active.clear()
+
+    def measure_inference(self, active: Process) -> Record:
+        """How fast the model of a finished run is, measured once for every model, here and now: the device is free."""
+        trial, batch = active.trial, self.study.inference_batch
+        model = to_dict(trial.run.model)
+        measured = [one["run"]["model"] for one in records.read(self.out / records.FILE) if "inference" in one]
+        if not batch or trial.purpose != "final" or model in measured:
+            return {}
+        with open(active.log, "ab") as log:
+            subprocess.Popen(self.bench_command(active.folder, batch), stdout=log, stderr=subprocess.STDOUT).wait()
+        try:
+            report = json.loads((active.folder / "bench" / "bench.json").read_text(encoding="utf8"))
+            best = max((row for row in report["rows"] if row["rate_per_s"]), key=lambda row: row["rate_per_s"])
+        except (OSError, ValueError, KeyError):
+            self.say(f"{trial.label}: inference was not measured: {active.last_line}")
+            return {}
+        self.say(f"{trial.label}: inference {best['rate_per_s']:,.0f} {best['unit']}/s at batch {batch}")
+        kept = ("unit", "batch", "backend", "rate_per_s", "rate_low", "rate_high", "memory_bytes")
+        return {"inference": {name: best[name] for name in kept} | {"precision": report["options"]["precision"]}}
 
     def fail(self, active: Process, found: Record, reason: str) -> None:
         found = {name: value for name, value in found.items() if name != "result"}

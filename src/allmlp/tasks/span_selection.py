@@ -31,9 +31,9 @@ class SpanSelection(Task):
 
     The question is a part of the passage of `question_length` tokens, cut out around one occurrence, which becomes
     [MASK]; all other occurrences are answers. Spans are whole words of at most `max_span_length` tokens that neither
-    begin nor end with punctuation, a letter or an English function word; a longer one is chosen with a probability in proportion
-    to its length. Input and head are those of `QuestionAnswering`, which starts from the result. Sources: Ram et al.,
-    Few-Shot Question Answering by Pretraining Span Selection (Splinter), 2021; Glass et al., Span Selection
+    begin nor end with punctuation, a letter or an English function word; a longer one is chosen with a probability in
+    proportion to its length. Input and head are those of `QuestionAnswering`, which starts from the result. Sources:
+    Ram et al., Few-Shot Question Answering by Pretraining Span Selection (Splinter), 2021; Glass et al., Span Selection
     Pre-training for Question Answering, 2020.
     """
 
