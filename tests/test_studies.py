@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import allmlp
 from allmlp.bench import plots
 from allmlp.cli import main
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.models.resnet import ResNet
 from allmlp.spec import to_json
 from allmlp.studies import studies
 from allmlp.study import runner
@@ -63,6 +66,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for image in range(8):
                 pixels = noise.integers(0, 256, (32, 32, 3), dtype=np.uint8) // (number + 1)
                 Image.fromarray(pixels).save(folder / "imagenette2-160" / split / name / f"{image}{number}.png")
+    convnet = ResNet((4, 4, 4, 4), (1, 1, 1, 1), (32, 32), num_classes=1000)
+    allmlp.save(allmlp.create(convnet), root / "efficientnet_lite0")
+    write_preprocessing(root / "efficientnet_lite0", ImagePreprocessing((0.5,) * 3, (0.5,) * 3))
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     put("bert-base-uncased-vocab.txt", "\n".join([*special, *sorted(set(WORDS)), "?", "."]))
     write_bert(root / "minilm", (folder / "bert-base-uncased-vocab.txt").read_text().split())
