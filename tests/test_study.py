@@ -151,6 +151,16 @@ def test_a_portion_starts_only_what_fits(fake: Path, tmp_path: Path) -> None:
     assert not work(study, tmp_path / "out", minutes=4)[0].ready and len(calls(fake)) == 2
 
 
+def test_a_portion_is_filled_from_the_longest_run_on(fake: Path, tmp_path: Path) -> None:
+    minutes = {"gmlp": "0.5", "mixer": "3", "resmlp": "1", "vit": "3.2"}
+    rows = {name: Row(f"digits_{name}", {"budget.minutes": one}) for name, one in minutes.items()}
+    study = small(rows=rows, compared="seconds", overrides={"budget.epochs": "none"}, seeds=1, reference="")
+    work(study, tmp_path / "out", minutes=5)
+    assert [c["recipe"] for c in calls(fake)] == ["digits_vit", "digits_mixer", "digits_resmlp", "digits_gmlp"]
+    work(study, tmp_path / "other")
+    assert [c["recipe"] for c in calls(fake)[4:]] == [f"digits_{name}" for name in rows], "without portions by rows"
+
+
 def test_a_run_longer_than_a_portion(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "GRACE", 0.0)
     monkeypatch.setenv("FAKE", "time.sleep(60)")
@@ -339,6 +349,9 @@ def test_expected_duration() -> None:
     record = {"row": "a", "wall": 20.0, "result": {"seconds": 12.0, "epochs": 6.0, "steps": 90}}
     assert expected_seconds(slow, [record]) == pytest.approx(8 + 30 * 2)
     assert expected_seconds(timed, [record]) == pytest.approx(8 + 25 * 2), "of another row"
+    alike = {"row": "c", "recipe": "digits_vit", "wall": 9.0, "result": {"seconds": 6.0, "epochs": 6.0, "steps": 90}}
+    assert expected_seconds(timed, [record, alike]) == pytest.approx(3 + 25), "of another row with the same recipe"
+    assert expected_seconds(slow, [record, alike]) == pytest.approx(3 + 30 * 2), "the longest start-up does not count"
     options = {"budget.minutes": "5", "budget.epochs": "none"}
     minutes = next(small(overrides=options, compared="seconds").final_trials("vit", "optim.lr=1e-3"))
     assert expected_seconds(minutes, []) == 360 and expected_seconds(minutes, [record]) == 308

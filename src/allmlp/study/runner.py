@@ -32,6 +32,8 @@ GRACE = 30.0
 """Seconds after which a run that is longer than was expected is stopped at the end of a portion."""
 LAST = 5
 """Start-up times that count, the latest ones."""
+MEASURING = 60.0
+"""Seconds for measuring an inference rate."""
 BENCH = ("--backends", "ours-compiled,ours-fast")
 """Options of `allmlp bench`; the faster backend counts as a model's inference rate."""
 LAST_LINES = 20
@@ -167,15 +169,21 @@ def model_folder(models: Path | None, row: str, seed: int) -> Path | None:
 
 
 def expected_seconds(trial: Trial, found: list[Record]) -> float | None:
-    """Duration of a run with its start-up: from its budget, or from recorded runs; None where nothing is known."""
+    """Duration of a run with its start-up: from its budget, or from recorded runs; None where nothing is known.
+
+    The last run of the row counts, else the slowest of its recipe, else the slowest of all. Of the latest start-ups the
+    longest does not count if there are others: it may be the one that has tokenized a corpus or filled a cache.
+    """
     finished = [record for record in found if "result" in record]
-    start_ups = [record["wall"] - record["result"]["seconds"] for record in finished][-LAST:]
-    start_up, budget = max(start_ups, default=START_UP), trial.run.budget
-    rates = [rate for record in finished if (rate := seconds_per_unit(record, trial)) is not None]
-    own = [rate for record in finished if record["row"] == trial.row and (rate := seconds_per_unit(record, trial))]
+    start_ups = sorted(record["wall"] - record["result"]["seconds"] for record in finished[-LAST:])
+    start_up, budget = (start_ups[:-1] or start_ups or [START_UP])[-1], trial.run.budget
+    rates = [(record, rate) for record in finished if (rate := seconds_per_unit(record, trial))]
+    own = [rate for record, rate in rates if record["row"] == trial.row][-1:]
+    alike = [rate for record, rate in rates if record.get("recipe") == trial.recipe]
+    per_unit = max(own or alike or [rate for _, rate in rates], default=None)
     amount = budget.epochs if budget.epochs is not None else budget.steps
     limits = [] if budget.minutes is None else [60 * budget.minutes]
-    limits += [] if amount is None or not rates else [amount * (own[-1] if own else max(rates))]
+    limits += [] if amount is None or per_unit is None else [amount * per_unit]
     return start_up + min(limits) if limits else None
 
 
@@ -187,8 +195,8 @@ def seconds_per_unit(record: Record, trial: Trial) -> float | None:
 
 
 def portions(durations: list[float], portion: float, jobs: int) -> int:
-    """How many portions these runs take, each started where it fits."""
-    left, count = list(durations), 0
+    """How many portions these runs take, each started where it fits, the longest first."""
+    left, count = sorted(durations, reverse=True), 0
     while left:
         count += 1
         free = [portion] * jobs
@@ -292,19 +300,33 @@ class Runner:
         return now
 
     def start_what_fits(self, now: Progress) -> None:
+        """In the order of the rows; in a portion the longest first, so that short ones fill what is left of it."""
         busy = {active.trial.key for active in self.active}
-        for trial in now.ready:
+        free = [one for one in now.ready if one.key not in busy and one.row in self.wanted - self.unstarted.keys()]
+        expected = {trial.key: self.expected_seconds(trial, now) for trial in free}
+        if self.minutes is not None:
+            free.sort(key=lambda trial: -(expected[trial.key] or math.inf))
+        for trial in free:
             if len(self.active) == self.jobs:
                 return
-            if trial.key in busy or trial.row in self.unstarted or trial.row not in self.wanted:
-                continue
-            duration = expected_seconds(trial, now.records)
+            duration = expected[trial.key]
             # Of a run that nothing is known about, half a portion is a chance.
             fits = self.left() >= (30 * (self.minutes or 0) if duration is None else duration)
             if fits and self.left() > 0:
                 about = "" if duration is None else f", about {format_duration(duration)}"
                 self.say(f"{self.count(now)} {trial.label}: started{about}")
                 self.active.append(self.start(trial))
+
+    def expected_seconds(self, trial: Trial, now: Progress) -> float | None:
+        duration = expected_seconds(trial, now.records)
+        return duration if duration is None else duration + MEASURING * self.is_measured(trial)
+
+    def is_measured(self, trial: Trial) -> bool:
+        """Whether the inference rate will be measured after this run: it is not known yet."""
+        if not self.study.inference_batch or trial.purpose != "final":
+            return False
+        model, found = to_dict(trial.run.model), records.read(self.out / records.FILE)
+        return not any("inference" in one and one["run"]["model"] == model for one in found)
 
     def count(self, now: Progress) -> str:
         return f"[{len(now.done) + len(self.active) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"
@@ -360,8 +382,8 @@ class Runner:
         self.ended += 1
         found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
         if code == 0 and "result" in found:
-            found |= self.measure_inference(active)
             record = records.make(self.study.name, trial, self.jobs, active.seconds, found)
+            record |= self.measure_inference(active) if self.is_measured(trial) else {}
             name = metric_name(self.study, record)
             text = format_value(name, scores(record).get(name, math.nan))
             trained = format_duration(found["result"]["seconds"])
@@ -381,11 +403,7 @@ class Runner:
 
     def measure_inference(self, active: Process) -> Record:
         """How fast the model of a finished run is, measured once for every model, here and now: the device is free."""
-        trial, batch = active.trial, self.study.inference_batch
-        model = to_dict(trial.run.model)
-        measured = [one["run"]["model"] for one in records.read(self.out / records.FILE) if "inference" in one]
-        if not batch or trial.purpose != "final" or model in measured:
-            return {}
+        trial, batch = active.trial, self.study.inference_batch or 1
         with open(active.log, "ab") as log:
             subprocess.Popen(self.bench_command(active.folder, batch), stdout=log, stderr=subprocess.STDOUT).wait()
         try:
