@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import allmlp
+from allmlp.bench import plots
 from allmlp.cli import main
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.models.resnet import ResNet
 from allmlp.spec import to_json
 from allmlp.studies import studies
 from allmlp.study import runner
@@ -62,6 +66,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for image in range(8):
                 pixels = noise.integers(0, 256, (32, 32, 3), dtype=np.uint8) // (number + 1)
                 Image.fromarray(pixels).save(folder / "imagenette2-160" / split / name / f"{image}{number}.png")
+    convnet = ResNet((4, 4, 4, 4), (1, 1, 1, 1), (32, 32), num_classes=1000)
+    allmlp.save(allmlp.create(convnet), root / "efficientnet_lite0")
+    write_preprocessing(root / "efficientnet_lite0", ImagePreprocessing((0.5,) * 3, (0.5,) * 3))
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     put("bert-base-uncased-vocab.txt", "\n".join([*special, *sorted(set(WORDS)), "?", "."]))
     write_bert(root / "minilm", (folder / "bert-base-uncased-vocab.txt").read_text().split())
@@ -100,13 +107,13 @@ def write_bert(folder: Path, vocabulary: list[str]) -> None:
 
 
 class InProcess:
-    """Stands for `subprocess.Popen`: runs `allmlp train` in this process."""
+    """Stands for `subprocess.Popen`: runs `allmlp train` and `allmlp bench` in this process."""
 
     def __init__(self, command: list[str], stdout: Any, **_: Any) -> None:
-        assert command[1:4] == ["-m", "allmlp", "train"]
+        assert command[1:3] == ["-m", "allmlp"] and command[3] in ("train", "bench")
         self.returncode = 0
         with (
-            open(stdout.name, "w", encoding="utf8") as log,
+            open(stdout.name, "a", encoding="utf8") as log,
             contextlib.redirect_stdout(log),
             contextlib.redirect_stderr(log),
         ):
@@ -117,6 +124,8 @@ class InProcess:
 
     def poll(self) -> int:
         return self.returncode
+
+    wait = poll
 
 
 def tiny(study: Study) -> Study:
@@ -134,7 +143,8 @@ def tiny(study: Study) -> Study:
         if name in kept
     }
     tuning = study.tuning and replace(study.tuning, val_size=8, overrides={})
-    return replace(study, rows=rows, seeds=1, tuning=tuning, options=TINY)
+    batch = 2 if study.inference_batch else None
+    return replace(study, rows=rows, seeds=1, tuning=tuning, options=TINY, inference_batch=batch)
 
 
 def small_trial(trial: Trial) -> Trial:
@@ -157,6 +167,9 @@ def test_a_study_from_its_first_run_to_its_figure(
     monkeypatch.chdir(data)
     monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=None))
+    # Compiling and drawing take longer than all of this.
+    monkeypatch.setattr(runner, "BENCH", ("--backends", "ours-eager", "--seconds", "0.01"))
+    monkeypatch.setattr(plots, "figures", lambda report: {})
     make = Study.trial
     monkeypatch.setattr(Study, "trial", lambda *arguments: small_trial(make(*arguments)))
     said: list[str] = []
@@ -171,6 +184,11 @@ def test_a_study_from_its_first_run_to_its_figure(
     assert {"floor", "unigram_perplexity"} & {*header}, header
     for metric in study.also:
         assert any(metric in line.others for line in summary.lines), f"no row has {metric}"
+    assert "M multiply-adds" in header
+    if study.inference_batch:
+        assert "images/s of inference" in header and all(line.rate for line in summary.lines), said
+        assert sum("inference" in record for record in now.records) == len({line.macs for line in summary.lines})
+        assert set(summary.reached) == {line.curve[0] for line in summary.lines if line.curve}
     write(summary, out)
     assert draw(summary, out)
     for record in now.records:

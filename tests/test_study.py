@@ -21,9 +21,9 @@ from allmlp.spec import MAX_COUNT, from_dict
 from allmlp.studies import studies
 from allmlp.study import records, runner
 from allmlp.study.definition import Row, Study, Trial, Tuning, grid, sweep
-from allmlp.study.figure import curves_figure, draw
+from allmlp.study.figure import costs_figure, curves_figure, draw, pareto_front
 from allmlp.study.runner import Progress, Runner, expected_seconds, portions, progress
-from allmlp.study.statistics import interval, paired_difference, t_quantile
+from allmlp.study.statistics import interval, paired_difference, seconds_to, t_quantile
 from allmlp.study.summary import at_the_edge, final_table, summarize, write
 
 # Stands for `allmlp train`: writes what a run would, without training. What it does is in $FAKE, as Python.
@@ -149,6 +149,16 @@ def test_a_portion_starts_only_what_fits(fake: Path, tmp_path: Path) -> None:
     assert [trial.row for trial in now.ready] == ["mixer"]
     assert work(study, tmp_path / "out", minutes=0)[0].ready and len(calls(fake)) == 1
     assert not work(study, tmp_path / "out", minutes=4)[0].ready and len(calls(fake)) == 2
+
+
+def test_a_portion_is_filled_from_the_longest_run_on(fake: Path, tmp_path: Path) -> None:
+    minutes = {"gmlp": "0.5", "mixer": "3", "resmlp": "1", "vit": "3.2"}
+    rows = {name: Row(f"digits_{name}", {"budget.minutes": one}) for name, one in minutes.items()}
+    study = small(rows=rows, compared="seconds", overrides={"budget.epochs": "none"}, seeds=1, reference="")
+    work(study, tmp_path / "out", minutes=5)
+    assert [c["recipe"] for c in calls(fake)] == ["digits_vit", "digits_mixer", "digits_resmlp", "digits_gmlp"]
+    work(study, tmp_path / "other")
+    assert [c["recipe"] for c in calls(fake)[4:]] == [f"digits_{name}" for name in rows], "without portions by rows"
 
 
 def test_a_run_longer_than_a_portion(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +312,28 @@ def test_a_row_gets_the_model_of_another(fake: Path, tmp_path: Path) -> None:
 def test_a_row_without_its_teacher_is_given_up(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "write('metrics.jsonl', {}); sys.exit('out of memory') if 'vit' in recipe else 0")
     rows = {"student": Row("digits_mixer", {"init_from": "study:teacher"}), "teacher": Row("digits_vit")}
+    rows["pupil"] = Row("digits_gmlp", {"init_from": "study:student"})
     now, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
     assert "teacher seed 0 has failed" in now.hopeless["student"] and not now.ready and not now.later
+    assert now.hopeless["pupil"] == "it needs the model of student"
+
+
+def test_a_model_that_needs_another_model(fake: Path, tmp_path: Path) -> None:
+    """From the first to the last, and once more from the first where models are gone."""
+    rows = {
+        "pupil": Row("digits_gmlp", {"init_from": "study:student"}),
+        "student": Row("digits_mixer", {"init_from": "study:teacher"}),
+        "teacher": Row("digits_vit"),
+    }
+    study, out = small(rows=rows, reference="", seeds=1), tmp_path / "out"
+    chain = ["digits_vit", "digits_mixer", "digits_gmlp"]
+    assert not work(study, out)[0].later and [c["recipe"] for c in calls(fake)] == chain
+    other = tmp_path / "other"
+    other.mkdir()
+    kept = [record for record in read(out) if record["row"] != "pupil"]
+    (other / records.FILE).write_text("".join(json.dumps(record) + "\n" for record in kept))
+    work(study, other)
+    assert [c["recipe"] for c in calls(fake)] == 2 * chain and len(read(other)) == 3
 
 
 # --- how long -----------------------------------------------------------------------------------------------
@@ -319,6 +349,9 @@ def test_expected_duration() -> None:
     record = {"row": "a", "wall": 20.0, "result": {"seconds": 12.0, "epochs": 6.0, "steps": 90}}
     assert expected_seconds(slow, [record]) == pytest.approx(8 + 30 * 2)
     assert expected_seconds(timed, [record]) == pytest.approx(8 + 25 * 2), "of another row"
+    alike = {"row": "c", "recipe": "digits_vit", "wall": 9.0, "result": {"seconds": 6.0, "epochs": 6.0, "steps": 90}}
+    assert expected_seconds(timed, [record, alike]) == pytest.approx(3 + 25), "of another row with the same recipe"
+    assert expected_seconds(slow, [record, alike]) == pytest.approx(3 + 30 * 2), "the longest start-up does not count"
     options = {"budget.minutes": "5", "budget.epochs": "none"}
     minutes = next(small(overrides=options, compared="seconds").final_trials("vit", "optim.lr=1e-3"))
     assert expected_seconds(minutes, []) == 360 and expected_seconds(minutes, [record]) == 308
@@ -442,6 +475,65 @@ def test_curves(fake: Path, tmp_path: Path) -> None:
     assert axis.get_xlabel() == "images" and axis.get_ylabel() == "accuracy %"
     assert axis.lines[0].get_xydata().tolist() == [[1, pytest.approx(50.5)], [5, pytest.approx(50.5)]]
     assert draw(summary, tmp_path / "out")
+
+
+def test_costs_and_seconds_to_a_target(fake: Path, tmp_path: Path) -> None:
+    """Accuracies of a curve cross the target between 10 and 40 seconds; the inference rate is that of the model."""
+    pytest.importorskip("matplotlib")
+    rows = {
+        f"{name}_{n}": Row(f"digits_{name}", {"budget.minutes": str(n / 60), "budget.epochs": "none"}, curve=(name, n))
+        for name in ("mixer", "vit")
+        for n in (10, 40)
+    }
+    study = small(rows=rows, compared="seconds", reference="", seeds=2, axis="seconds", target=60.0, inference_batch=8)
+    found = []
+    for name, row in rows.items():
+        for trial in study.final_trials(name, ""):
+            family, seconds = row.curve or ("", 0)
+            accuracy = (0.5 if seconds == 10 else 0.7) - 0.3 * (family == "mixer") + 0.05 * trial.seed
+            result = {"test": {"accuracy": accuracy}, "seconds": seconds, "epochs": 1.0, "steps": 9, "parameters": 7}
+            result |= {"macs": 3_000_000, "peak_memory": 2**29, "evaluations": []}
+            first = {"inference": {"rate_per_s": 5e4, "unit": "images"}} if name == "vit_10" and not trial.seed else {}
+            found.append(records.make("small", trial, 1, 99.0, {"result": result, **first}))
+    found[-1]["result"]["evaluations"] = [{"step": 3, "seconds": 20.0, "accuracy": 0.6}]
+    summary = summarize(progress(study, found))
+    assert summary.reached["mixer"] is None and summary.reached["vit"] is not None
+    # Of the first seed 50 and 70 % by the logarithm: 20 s. Of the second 55 % after 10 s and 60 % after 20 s.
+    assert summary.reached["vit"].mean == pytest.approx(20) and summary.reached["vit"].count == 2
+    assert [line.rate for line in summary.lines] == [None, None, 5e4, 5e4]
+    header, *lines = final_table(summary)
+    assert header[1:5] == ["parameters", "M multiply-adds", "GiB of memory", "images/s of inference"]
+    assert lines[2][:5] == ["vit_10", "7", "3", "0.50", "50,000"]
+    write(summary, tmp_path)
+    text = (tmp_path / "table.md").read_text(encoding="utf8")
+    assert "seconds of training to 60 %" in text and "| mixer |  | 0 |" in text and "| vit | 20.00" in text
+    figure = costs_figure(summary, summary.lines)
+    assert [axis.get_xlabel() for axis in figure.axes[:5]] == [
+        "seconds",
+        "parameters",
+        "multiply-adds",
+        "memory of training, bytes",
+        "images/s of inference",
+    ]
+    assert draw(summary, tmp_path)
+    with pytest.raises(UserError, match="inference is measured alone"):
+        small(inference_batch=8)
+
+
+def test_pareto_front() -> None:
+    points = [(1.0, 5.0), (2.0, 4.0), (2.0, 7.0), (4.0, 7.0), (8.0, 9.0)]
+    assert pareto_front(points) == [(1.0, 5.0), (2.0, 7.0), (8.0, 9.0)]
+    assert pareto_front(points, more=True) == [(8.0, 9.0)]
+    assert seconds_to(3.0, []) is None and seconds_to(3.0, [(9.0, 4.0), (1.0, 3.5)]) == 1.0
+
+
+def test_a_model_that_bench_cannot_measure(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "print('out of memory')"]
+    monkeypatch.setattr(Runner, "bench_command", lambda self, folder, batch: command)
+    rows = {"vit": Row("digits_vit", {"budget.minutes": "1", "budget.epochs": "none"})}
+    now, said = work(small(rows=rows, compared="seconds", reference="", seeds=1, inference_batch=8), tmp_path / "out")
+    assert any("inference was not measured: out of memory" in text for text in said)
+    assert "result" in now.records[0] and "inference" not in now.records[0]
 
 
 def test_what_a_start_has_seen_is_not_tuned_on() -> None:

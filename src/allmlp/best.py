@@ -1,4 +1,4 @@
-"""The best evaluated weights of a run, and early stopping."""
+"""The evaluations of a run: the best weights, early stopping, and when each was."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ class Best:
         self.highest = dict[str, float]()
         """The best results, whether their weights are kept or not."""
         self.weights: dict[str, Tensor] = {}
+        self.evaluations: list[dict[str, float]] = []
+        """Step, seconds of training, and the metric that counts."""
 
     @property
     def is_exhausted(self) -> bool:
         return self.patience is not None and self.waited >= self.patience
 
-    def update(self, step: int, results: dict[str, float], model: Model) -> bool:
-        """Whether these results of `model` are the best so far."""
+    def update(self, step: int, results: dict[str, float], model: Model, seconds: float = 0.0) -> bool:
+        """Whether these results of `model`, after so many `seconds` of training, are the best so far."""
         if not results:
             return False
+        self.evaluations.append({"step": step, "seconds": seconds, **dict([next(iter(results.items()))])})
         self.waited += 1
         if not self.highest or score(results) > score(self.highest):
             self.highest, self.waited = dict(results), 0
@@ -59,12 +62,13 @@ class Best:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint, beside the weights."""
-        return {"step": self.step, "results": self.results, "waited": self.waited, "highest": self.highest}
+        state = {"step": self.step, "results": self.results, "waited": self.waited}
+        return state | {"highest": self.highest, "evaluations": self.evaluations}
 
     def load(self, state: dict[str, Any], model: Model) -> None:
         """Take over the state of a checkpoint, and make room for its weights."""
         self.step, self.results, self.waited = state["step"], state["results"], state["waited"]
-        self.highest = state["highest"]
+        self.highest, self.evaluations = state["highest"], list(state["evaluations"])
         if self.keep and self.results:
             self.weights = {name: tensor.detach().clone() for name, tensor in ema_tensors(model).items()}
 

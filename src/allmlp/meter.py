@@ -1,4 +1,4 @@
-"""Throughput of a run and, on a GPU, its model FLOPs utilization (MFU)."""
+"""Throughput and cost of a run and, on a GPU, its model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ class Meter:
     """Examples per second, and the fraction of the peak matmul throughput that they use."""
 
     def __init__(self, task: TaskModule, device: torch.device, processes: int) -> None:
-        self.flops = task.flops
+        self.task, self.device, self.flops = task, device, task.flops
         self.unit, self.units = task.unit
         self.peak = peak_flops(device) * processes if device.type == "cuda" else None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         self.start = time.monotonic()
 
     def pause(self) -> None:
@@ -31,6 +33,13 @@ class Meter:
         rate = examples / seconds
         utilization = {"mfu": rate * self.flops / self.peak} if self.peak else {}
         return {f"{self.unit}/s": rate * self.units, **utilization}
+
+    def cost(self) -> dict[str, int]:
+        """Multiply-adds of one example's forward pass, and the largest GPU memory in bytes that this process needed."""
+        found = {"macs": self.task.model.describe().macs}
+        if self.device.type == "cuda":
+            found["peak_memory"] = torch.cuda.max_memory_allocated(self.device)
+        return found
 
 
 def peak_flops(device: torch.device) -> float:

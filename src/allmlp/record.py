@@ -3,7 +3,8 @@
 It holds `run` (the configuration), `processes`, `environment` (command, commit, versions, device, time), `data`
 (checksum and number of examples), and, once the run has ended, `result`: the evaluation of the saved model by split,
 with what is reached without a model (`Task.floors`), `parameters`, `trained_parameters`, `steps`, `epochs` and
-`seconds` of training, and `best_step` where the best weights are kept.
+`seconds` of training, `best_step` where the best weights are kept, `macs` (multiply-adds of one example), on a GPU
+`peak_memory` in bytes, and `evaluations` (step, seconds of training and first metric of each).
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def training_loop(
                 threads.apply()  # as many in a resumed run, whose first step is still to come
             with ema.swap() as averaged:
                 values = evaluate(task, averaged, evaluated, world, run, metrics)
-                best.update(step, values, averaged)
+                best.update(step, values, averaged, seconds_spent)
             log.write("eval", step, values)
             meter.pause()
             return values
@@ -261,6 +261,7 @@ def training_loop(
         result |= {"best_step": best.step} if run.keep_best else {}
         result |= {"parameters": parameters, "trained_parameters": trained}
         result |= {"steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
+        result |= meter.cost() | {"evaluations": best.evaluations}
         add_to_record(path, world, lambda: {"result": result})
         log.result = result
         log.message(describe_result(path, result, floors, dataset))

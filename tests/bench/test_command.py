@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import allmlp
 import command
 from allmlp.bench.runner import BenchOptions, BenchReport, Measurement, Ratio
 from allmlp.cli.bench import print_report, read_batches
@@ -57,7 +58,8 @@ def test_inference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_models_are_compared_in_the_same_rounds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    backends = ["--backends", "ours-fast,timm-eager", "--against", "vit_nano", "--batch-size", "2"]
+    folder = allmlp.save(allmlp.create("vit_nano"), tmp_path / "vit_nano")
+    backends = ["--backends", "ours-fast,timm-eager", "--against", str(folder), "--batch-size", "2"]
     code, out, err = run(capsys, "mixer_nano", "vit_nano", *backends, "--out", str(tmp_path))
     assert code == 0, err
     rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf8"))["rows"]

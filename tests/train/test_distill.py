@@ -132,6 +132,28 @@ def test_teacher_of_another_image_size(teacher: str, tmp_path: Path) -> None:
     loop.train(small(task=Distill(str(tmp_path / "large")), budget=Budget(steps=1)), tmp_path / "run", "cpu")
 
 
+def test_a_teacher_with_more_classes_is_asked_about_those_of_the_data(tmp_path: Path) -> None:
+    """By name, or by the places of ImageNet's classes where the teacher has none."""
+    images = torch.randint(0, 255, (6, 3, 16, 16), dtype=torch.uint8)
+    split = InMemory(images, torch.arange(6) % 3)
+    model = allmlp.create("resmlp_nano", img_size=16, num_classes=1000)
+    for known, classes, columns in (
+        ((), ("tench", "n03888257", "church"), [0, 701, 497]),
+        (tuple(f"class {number}" for number in range(1000)), ("class_7", "Class 3", "class 999"), [7, 3, 999]),
+    ):
+        allmlp.save(model, tmp_path / "large")
+        write_preprocessing(tmp_path / "large", ImagePreprocessing((0.5,) * 3, (0.5,) * 3, known))
+        dataset = ImageDataset(split, split, classes, (0.5,) * 3, (0.5,) * 3)
+        student = allmlp.create("resmlp_nano", img_size=16, num_classes=3)
+        task = Distill(str(tmp_path / "large"), alpha=1.0).build(student, dataset)
+        pixels = images.float() / 255
+        logits = task.teacher(pixels).logits  # type: ignore[operator]
+        torch.testing.assert_close(logits, model.eval()((pixels - 0.5) / 0.5)[:, columns])
+    other = ImageDataset(split, split, ("tench", "class 1", "gate"), (0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(allmlp.UserError, match="does not have the classes of the data: the model has no class 'tench'"):
+        Distill(str(tmp_path / "large")).build(student, other)
+
+
 def test_unsuitable_teachers_are_refused(teacher: str, tmp_path: Path) -> None:
     def learn_from(name: str, **changes: Any) -> None:
         loop.train(small(task=Distill(name), budget=Budget(steps=1), **changes), tmp_path / "run", "cpu")

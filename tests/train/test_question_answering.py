@@ -22,6 +22,7 @@ from allmlp.models.gmlp import gmlp_text
 from allmlp.models.model import Model
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
+from allmlp.tasks.distill_question_answering import DistillQuestionAnswering
 from allmlp.tasks.question_answering import (
     THRESHOLDS,
     QuestionAnswering,
@@ -31,6 +32,7 @@ from allmlp.tasks.question_answering import (
     normalize_answer,
 )
 from allmlp.tasks.word_overlap import best_answer, best_sentence
+from allmlp.weights.bundled import model_path
 from train.runs import Blobs, small
 
 WORDS = ["who", "marks", "x", "far", "near", "sun", "moon", "tree", "river", "stone", "bird", "fish", "rain", "snow"]
@@ -277,6 +279,71 @@ CONTEXT = "The bridge opened in 1932, after ten years. It was designed by John B
 )
 def test_answers_without_a_model(question: str, sentence: str, answer: str) -> None:
     assert best_sentence(question, CONTEXT) == sentence and best_answer(question, CONTEXT) == answer
+
+
+# --- a teacher --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> tuple[Squad, Path]:
+    """A BERT of a few steps, and its data."""
+    folder = tmp_path_factory.mktemp("teacher")
+    data = toy(folder, words=9, examples=40)
+    loop.train(run_of(data, model=tiny_bert(), budget=Budget(steps=3)), folder / "run", "cpu")
+    return data, folder / "run"
+
+
+def test_distillation_loss_matches_its_equation(teacher: tuple[Squad, Path]) -> None:
+    data, folder = teacher
+    dataset, spec = data.load(), DistillQuestionAnswering(str(folder), alpha=0.3, temperature=3.0)
+    model, _ = reader(data)
+    module = spec.build(model, dataset)
+    batch = dataset.train.fetch(torch.arange(8))
+    ids, segments = batch.ids.long(), batch.segments.long()
+    student, large = model(ids, ids != 0), allmlp.load(folder)(ids, ids != 0, segments=segments)
+    wanted = []
+    for number in range(8):
+        real = ids[number] != dataset.tokenizer.pad_token_id
+        for side, label in enumerate((batch.start, batch.end)):
+            own, other = student[number, real, side].double(), large[number, real, side].double()
+            p, q = (other / 3).softmax(0), (own / 3).softmax(0)
+            cross_entropy = -own.log_softmax(0)[label[number]]
+            wanted.append(0.7 * cross_entropy + 0.3 * 9 * (p * (p / q).log()).sum())
+    losses = module.compute_loss(ids, segments, batch.start, batch.end)
+    assert losses.total.item() == pytest.approx(torch.stack(wanted).mean().item(), rel=1e-4)
+    losses.total.backward()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+    assert not any(name.startswith("teacher") for name, _ in module.named_parameters())
+    assert module.flops > QuestionAnswering().build(model, dataset).flops
+
+
+def test_a_student_is_trained_saved_and_evaluated_without_its_teacher(
+    teacher: tuple[Squad, Path], tmp_path: Path
+) -> None:
+    data, folder = teacher
+    run = run_of(data, task=DistillQuestionAnswering(str(folder)), budget=Budget(steps=2))
+    result = loop.train(run, tmp_path / "run", "cpu")
+    gone = run.task.replace(teacher="elsewhere")
+    assert loop.evaluate_checkpoint(tmp_path / "run", "cpu", gone.answer) == pytest.approx(result)
+    assert {"f1", "overlap_f1"} <= set(result)
+
+
+def test_unsuitable_teachers_of_questions(teacher: tuple[Squad, Path], tmp_path: Path) -> None:
+    data, folder = teacher
+    other = toy(tmp_path, examples=4)
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS, "more"]), encoding="utf8")
+    for changed, reason in {
+        other: "another vocabulary",
+        data.replace(seq_len=32, max_query_length=3): "reads 16 tokens, the windows have 32",
+    }.items():
+        dataset = changed.load()
+        model = allmlp.create(QuestionAnswering().configure_model(tiny(), dataset))
+        with pytest.raises(allmlp.UserError, match=reason):
+            DistillQuestionAnswering(str(folder)).build(model, dataset)
+    with pytest.raises(allmlp.UserError, match="does not answer questions"):
+        DistillQuestionAnswering(str(model_path("allmlp:text"))).build(reader(data)[0], data.load())
+    with pytest.raises(allmlp.UserError, match="must be positive"):
+        DistillQuestionAnswering(str(folder), temperature=0.0)
 
 
 # --- unusual inputs and errors ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from PIL import Image
 import allmlp
 from allmlp import training as loop
 from allmlp.cli import main
-from allmlp.data.corpus import Corpus, TextDataset
+from allmlp.data.corpus import Corpus, PassageDataset, Passages, TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory
 from allmlp.data.flowers import Flowers102
 from allmlp.data.labeled_text import LabeledTextDataset
@@ -46,6 +46,7 @@ from allmlp.tasks.dino import Dino
 from allmlp.tasks.distill import Distill
 from allmlp.tasks.distill_classify_text import DistillClassifyText
 from allmlp.tasks.distill_masked_lm import DistillMaskedLM
+from allmlp.tasks.distill_question_answering import DistillQuestionAnswering
 from allmlp.tasks.task import Task
 from allmlp.weights.bundled import bundled
 from data.official import write_flowers, write_pets
@@ -154,7 +155,8 @@ def images(run: Run, files: Path) -> Data:
 
 def prose(run: Run, files: Path) -> Data:
     tokenize = run.data.tokenizer.replace(vocab_size=120, path="")
-    return Corpus(str(files / "prose.txt"), str(files / "prose.txt"), tokenize, run.data.seq_len, cache=str(files))
+    kind = Passages if run.task.dataset_type is PassageDataset else Corpus
+    return kind(str(files / "prose.txt"), str(files / "prose.txt"), tokenize, run.data.seq_len, cache=str(files))
 
 
 def sentences(run: Run, files: Path) -> Data:
@@ -182,6 +184,7 @@ def series(run: Run, files: Path) -> Data:
 SMALL_DATA: dict[type[Dataset], Callable[[Run, Path], Data]] = {
     ImageDataset: images,
     TextDataset: prose,
+    PassageDataset: prose,
     LabeledTextDataset: sentences,
     SquadDataset: questions,
     TranslationDataset: pairs,
@@ -207,6 +210,8 @@ def small_task(task: Task, files: Path) -> Task:
         return task.replace(teacher="", embeddings_from="", alpha=0.0)
     if isinstance(task, DistillClassifyText):
         return task.classify
+    if isinstance(task, DistillQuestionAnswering):
+        return task.answer
     return task.replace(out_dim=64) if isinstance(task, Dino) else task
 
 

@@ -11,7 +11,7 @@ from allmlp.spec import from_dict
 from allmlp.studies import studies
 from allmlp.study import figure
 from allmlp.study.runner import progress
-from allmlp.study.summary import Summary, final_table, markdown, summarize, tuning_table
+from allmlp.study.summary import Summary, final_table, markdown, summarize, target_table, tuning_table
 from results.markdown import table
 from results.records import ROOT, Record, lines
 
@@ -35,6 +35,8 @@ def all_studies() -> str:
         text += f", equal {found.compared} ([records](logs/study/{name}.jsonl)).\n\n{markdown(final_table(found))}"
         if found.tuning:
             text += f"\nChosen on validation:\n\n{markdown(tuning_table(found))}"
+        if found.reached:
+            text += f"\n{markdown(target_table(found))}"
         if name == "depth":
             text += scaling_laws(lines("study/depth"))
         if any(line.result for line in found.lines):

@@ -21,6 +21,7 @@ from allmlp.bench.scaling import ScalingAxis, scaled_models
 from allmlp.bench.timing import Failure, Timing, release, speedup, time_interleaved, try_call
 from allmlp.bench.traffic import traffic
 from allmlp.errors import UserError, lookup
+from allmlp.files import expand_user
 from allmlp.kernels.launch import device_guard
 from allmlp.models.cost import measure
 from allmlp.models.model import ModelSpec
@@ -28,6 +29,8 @@ from allmlp.models.preset import preset
 from allmlp.models.zoo import configure
 from allmlp.provenance import environment
 from allmlp.train_step import WARMUP_CALLS
+from allmlp.weights.convert import is_model_folder
+from allmlp.weights.folder import read_spec
 
 LogFunction = Callable[..., object]
 """Like print, with `end`."""
@@ -263,14 +266,14 @@ def bench(
             lookup(mode, training.MODES, "training mode")
     packages = [package for package in PACKAGES if not wanted or package in dict(wanted)]
     specs = {
-        name: configure(preset(name).spec, img_size=options.img_size, seq_len=options.seq_len)
+        label(name): configure(spec_of(name), img_size=options.img_size, seq_len=options.seq_len)
         for name in (*options.models, *options.against)
     }
-    cases = [case for name in options.models for case in sizes(name, specs[name], options.scale)]
+    cases = [case for name in map(label, options.models) for case in sizes(name, specs[name], options.scale)]
     clock = clock_of(device)
     with fastest_settings(), device_guard(device):
         report = BenchReport(options, environment(device), copy_rate(device, clock, options.seconds), [], {})
-        against = {name: peer_group(name, specs[name], device, packages) for name in options.against}
+        against = {name: peer_group(name, specs[name], device, packages) for name in map(label, options.against)}
         for name, size, spec in cases:
             title = name if size is None else f"{name} with {size} {options.scale}"
             groups = [
@@ -289,6 +292,16 @@ def bench(
     if not report.rows:
         raise UserError(f"none of {', '.join(options.backends)} supports {', '.join(options.models)}")
     return report
+
+
+def spec_of(name: str) -> ModelSpec:
+    """Of a preset, or of a model folder."""
+    return read_spec(expand_user(name)) if is_model_folder(expand_user(name)) else preset(name).spec
+
+
+def label(name: str) -> str:
+    """The name in tables and figures: of a folder the last part of its path."""
+    return expand_user(name).resolve().name if is_model_folder(expand_user(name)) else name
 
 
 def sizes(name: str, spec: ModelSpec, axis: ScalingAxis | None) -> Iterator[tuple[str, int | None, ModelSpec]]:

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 )
 def bench(
     models: Annotated[
-        list[str], typer.Argument(help="Model names, including timm:NAME and hf:NAME.", autocompletion=complete_model)
+        list[str],
+        typer.Argument(
+            help="Model names, including timm:NAME and hf:NAME, or model folders.", autocompletion=complete_model
+        ),
     ],
     batch_size: Annotated[
         str,

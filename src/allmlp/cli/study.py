@@ -185,10 +185,12 @@ def report(now: Progress, runner: Runner) -> None:
 def print_tables(summary: Summary) -> None:
     from rich.table import Table
 
-    from allmlp.study.summary import final_table, tuning_table
+    from allmlp.study.summary import final_table, target_table, tuning_table
 
     tables = {"Chosen on validation": tuning_table(summary)} if summary.tuning else {}
     tables[f"On test, equal {summary.compared}; mean ± half a 95 % interval"] = final_table(summary)
+    if summary.reached:
+        tables["Between the durations of the rows by the logarithm of the seconds"] = target_table(summary)
     for title, (header, *rows) in tables.items():
         print(title)
         view = Table(box=None, pad_edge=False, header_style="bold")

@@ -91,6 +91,29 @@ class Corpus(TextData):
         )
 
 
+@dataclass(frozen=True)
+class PassageDataset(TextDataset):
+    """Passages of text."""
+
+    def files(self) -> dict[str, str]:
+        return super().files() | {PREPROCESSING_FILE: to_json(TextPreprocessing("span", self.seq_len))}
+
+
+class Passages(Corpus):
+    """A `Corpus` as a source of questions about its rows, for `SpanSelection`; the tokens in the cache are the same."""
+
+    seq_len: Count = 384
+
+    def check(self) -> None:
+        super().check()
+        if self.separate_documents:
+            raise UserError("a passage is one row: set separate_documents=false")
+
+    def load(self) -> PassageDataset:
+        found = super().load()
+        return PassageDataset(found.train, found.test, found.tokenizer, found.seq_len)
+
+
 def stamp(file: str) -> str:
     """A string that changes with the file."""
     if "://" in file:

@@ -20,6 +20,7 @@ from allmlp.schedule import LinearSchedule
 from allmlp.spec import override
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.tasks.distill_classify_text import DistillClassifyText
+from allmlp.tasks.distill_question_answering import DistillQuestionAnswering
 from allmlp.tasks.question_answering import QuestionAnswering
 
 
@@ -150,6 +151,15 @@ def squad1() -> Run:
     Published F1: gMLP large 89.5, aMLP large 92.2.
     """
     return _questions("data/squad/train-v1.1.json", "data/squad/dev-v1.1.json")
+
+
+def squad1_distilled() -> Run:
+    """SQuAD v1.1 with a teacher that answers the same questions.
+
+    allmlp train squad1_distilled --set init_from=runs/wiki_amlp --set task.teacher=runs/squad1
+    The teacher has the same tokenizer, for example a BERT fine-tuned by squad1. Not yet run.
+    """
+    return squad1().replace(task=DistillQuestionAnswering("runs/squad1"))
 
 
 def squad2() -> Run:

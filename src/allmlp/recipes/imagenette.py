@@ -15,6 +15,7 @@ from allmlp.optim import Muon, Sgd
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
 from allmlp.tasks.classify import Classify
+from allmlp.tasks.distill import Distill
 
 SIZE, PATCH = 128, 8
 
@@ -52,6 +53,21 @@ def imagenette_resmlp() -> Run:
     allmlp train imagenette_resmlp --set data.path=imagenette2-160
     """
     return _imagenette(resmlp(12, 256, 0.1, PATCH, img_size=SIZE, num_classes=10))
+
+
+def imagenette_resmlp_distilled() -> dict[str, Run]:
+    """ResMLP on Imagenette, distilled from a convnet trained on ImageNet: hard and soft.
+
+    allmlp train imagenette_resmlp_distilled --set data.path=imagenette2-160 --set task.teacher=efficientnet_lite0/
+    `task.teacher` is a model folder of an ImageNet classifier, or timm:NAME; of its thousand outputs the ten classes
+    count. Not yet run.
+    """
+    labels = imagenette_resmlp()
+    assert isinstance(labels.task, Classify)
+    return {
+        "hard": labels.replace(task=Distill("efficientnet_lite0", labels.task, "hard")),
+        "soft": labels.replace(task=Distill("efficientnet_lite0", labels.task, "soft", alpha=0.9)),
+    }
 
 
 def imagenette_gmlp() -> Run:

@@ -7,7 +7,7 @@ The papers' corpora are two configurations of C4: RealNews-like and English. `hf
 
 from __future__ import annotations
 
-from allmlp.data.corpus import Corpus
+from allmlp.data.corpus import Corpus, Passages
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.layers import Attention, Dense, LayerNorm, RelativePositionBias, TinyAttention
 from allmlp.models.bert import bert
@@ -22,9 +22,12 @@ from allmlp.schedule import LinearSchedule
 from allmlp.spec import override
 from allmlp.tasks.distill_masked_lm import DistillMaskedLM
 from allmlp.tasks.masked_lm import MaskedLM, Masking
+from allmlp.tasks.span_selection import SpanSelection
 
 TABLE6 = ("bert_base", "gmlp_base", "amlp_base", "bert_large", "gmlp_large", "amlp_large", "gmlp_xlarge")
 CASED = TokenizerConfig("unigram", 32_000, lowercase=False)
+TEXT = ("data/text/train*", "data/text/valid*", TokenizerConfig(path="data/bert-base-uncased-vocab.txt"))
+"""Files for training and testing, and the tokenizer, of the small experiments."""
 
 
 def _published(model: str, full: bool = False) -> Run:
@@ -99,7 +102,7 @@ def _wiki(model: ModelSpec) -> Run:
     return Run(
         model=model,
         task=MaskedLM(Masking(0.25)),
-        data=Corpus("data/text/train*", "data/text/valid*", TokenizerConfig(path="data/bert-base-uncased-vocab.txt")),
+        data=Corpus(*TEXT),
         batch_size=256,
         budget=Budget(minutes=20),
         optim=Muon(lr=5e-3, weight_decay=0.05),
@@ -141,6 +144,23 @@ def wiki_bert() -> Run:
     allmlp train wiki_bert --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     """
     return _wiki(_pre_norm(bert(9, 512, 8)))
+
+
+def wiki_spans() -> Run:
+    """Span selection: continues a masked language model towards questions, on text without any.
+
+    allmlp train wiki_spans --set init_from=runs/wiki_amlp --set data.path=train.txt.xz --set data.test=valid.txt.xz
+    The result is a start for squad1 and squad2. Not yet run.
+    """
+    return wiki_amlp().replace(
+        model=None,
+        task=SpanSelection(),
+        data=Passages(*TEXT),
+        batch_size=86,
+        budget=Budget(steps=3000),
+        optim=Muon(lr=2e-3, weight_decay=0.05),
+        init_from="runs/wiki_amlp",
+    )
 
 
 def wiki_gmlp_distilled() -> dict[str, Run]:

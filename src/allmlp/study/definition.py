@@ -88,10 +88,16 @@ class Study:
     """The metric of an evaluation that needs no model: what any row must exceed."""
     axis: str = ""
     """What the curves of the rows are drawn over; empty: rows are drawn below each other."""
+    target: float | None = None
+    """A value of the metric, as in the table: how many seconds of training each curve takes to reach it."""
+    inference_batch: int | None = None
+    """Batch size at which the inference rate of every model is measured, after its first run; None: it is not."""
 
     def __post_init__(self) -> None:
         if self.reference:
             lookup(self.reference, self.rows, f"row of {self.name}")
+        if self.inference_batch and self.compared != "seconds":
+            raise UserError(f"study {self.name}: inference is measured alone, where runs that compare seconds are")
         earlier: dict[str, Row] = {}
         for name, row in self.rows.items():
             if row.candidates and self.tuning is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,10 @@ def draw(summary: Summary, folder: Path) -> bool:
 def write(summary: Summary, file: Path) -> Path:
     """Write the figure of the rows that have a result, in the format of the file's suffix."""
     lines = [line for line in summary.lines if line.result is not None]
-    figure = curves_figure(summary, lines) if summary.axis else study_figure(summary, lines)
+    if summary.axis:
+        figure = costs_figure(summary, lines) if summary.unit else curves_figure(summary, lines)
+    else:
+        figure = study_figure(summary, lines)
     save(figure, file, file.suffix[1:])
     return file
 
@@ -64,24 +68,88 @@ def curves_figure(summary: Summary, lines: list[Line]) -> Figure:
     """Means with intervals over the study's axis, a curve for each family."""
     figure = require("matplotlib.figure", "analysis").Figure(figsize=(5.0, 3.2), layout="constrained")
     axis = figure.subplots()
+    draw_curves(axis, summary, lines)
+    axis.set_title("mean with 95 % interval")
+    axis.legend(fontsize=7)
+    figure.suptitle(f"{summary.name}: equal {summary.compared}", fontsize=9)
+    return figure
+
+
+@styled
+def costs_figure(summary: Summary, lines: list[Line]) -> Figure:
+    """The curves, and their last points over what else a model costs; a staircase joins the models that no other
+    exceeds in both.
+    """
+    figure = require("matplotlib.figure", "analysis").Figure(figsize=(9.0, 5.2), layout="constrained")
+    first, *others, last = figure.subplots(2, 3).flat
+    colors = draw_curves(first, summary, lines)
+    ends = last_points(lines)
+    for axis, (title, cost) in zip(others, costs(summary).items(), strict=True):
+        points = {name: (x, line.result) for name, line in ends.items() if (x := cost(line)) and line.result}
+        for name, (x, value) in points.items():
+            spread = None if value.half is None else [value.half]
+            axis.errorbar([x], [value.mean], yerr=spread, fmt="o", color=colors[name], markersize=5, capsize=3)
+        front = pareto_front([(x, value.mean) for x, value in points.values()], more=cost is inference_rate)
+        axis.step(*zip(*front), where="post", color=COLORS[7], linewidth=0.8, zorder=0) if front else None
+        axis.set_xscale("log")
+        axis.set(xlabel=title, ylabel=metric_title(lines)[0])
+    last.axis("off")
+    last.legend(*first.get_legend_handles_labels(), loc="center")
+    figure.suptitle(f"{summary.name}: equal {summary.compared}, mean with 95 % interval", fontsize=9)
+    return figure
+
+
+def last_points(lines: list[Line]) -> dict[str, Line]:
+    """The last line of every curve."""
+    found: dict[str, Line] = {}
+    for line in lines:
+        if line.curve and (line.curve[0] not in found or line.curve[1] > (found[line.curve[0]].curve or ("", 0))[1]):
+            found[line.curve[0]] = line
+    return found
+
+
+def inference_rate(line: Line) -> float | None:
+    return line.rate
+
+
+def costs(summary: Summary) -> dict[str, Callable[[Line], float | None]]:
+    """Titles of the axes, and what they show of a line."""
+    return {
+        "parameters": lambda line: line.parameters,
+        "multiply-adds": lambda line: line.macs,
+        "memory of training, bytes": lambda line: line.memory,
+        f"{summary.unit}/s of inference": inference_rate,
+    }
+
+
+def pareto_front(points: list[tuple[float, float]], more: bool = False) -> list[tuple[float, float]]:
+    """The points that no other exceeds: less x (`more`: more) and more y is better. In the order of x."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (-point[0] if more else point[0], -point[1])):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def draw_curves(axis: Axes, summary: Summary, lines: list[Line]) -> dict[str, str]:
+    """Means with intervals; returns the color of every curve."""
     curves: dict[str, list[tuple[float, Interval]]] = {}
     for line in lines:
         if line.curve is not None and line.result is not None:
             curves.setdefault(line.curve[0], []).append((line.curve[1], line.result))
+    colors: dict[str, str] = {}
     for number, (name, points) in enumerate(curves.items()):
         xs = [x for x, _ in points]
         spread = [value.half or 0.0 for _, value in points]
         options = {"color": COLORS[number % len(COLORS)], "markersize": 4, "capsize": 3, "label": name}
         axis.errorbar(xs, [value.mean for _, value in points], yerr=spread, fmt="o-", **options)
+        colors[name] = options["color"]
     places = sorted({x for points in curves.values() for x, _ in points})
     axis.set_xscale("log")
     axis.set_xticks(places, [f"{place:g}" for place in places])
     axis.minorticks_off()
     axis.set(xlabel=summary.axis, ylabel=metric_title(lines)[0])
-    axis.set_title("mean with 95 % interval")
-    axis.legend(fontsize=7)
-    figure.suptitle(f"{summary.name}: equal {summary.compared}", fontsize=9)
-    return figure
+    return colors
 
 
 def has_anchor(lines: list[Line]) -> bool:

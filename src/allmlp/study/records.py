@@ -3,6 +3,7 @@
 A record is the record of the run (`run.json`, see `allmlp.training`) with the study's `row`, `recipe`, `overrides`,
 `seed`, `purpose` ("tune" or "final") and `candidate`; `wall` is the duration of the process in seconds, `jobs` how many
 ran side by side. A failed run has `failed`, the reason, in place of `result`. Where data are stored is not part of it.
+`inference` is what `allmlp bench` has measured of the model afterwards, if the study says so.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -20,6 +21,7 @@ from allmlp.checkpoint import FOLDER as CHECKPOINTS
 from allmlp.errors import UserError
 from allmlp.log import METRICS, format_duration, format_value
 from allmlp.record import read_record
+from allmlp.spec import to_dict
 from allmlp.study import records
 from allmlp.study.definition import PARENT, Overrides, Study, Trial, parent
 from allmlp.study.records import Record
@@ -30,6 +32,10 @@ GRACE = 30.0
 """Seconds after which a run that is longer than was expected is stopped at the end of a portion."""
 LAST = 5
 """Start-up times that count, the latest ones."""
+MEASURING = 60.0
+"""Seconds for measuring an inference rate."""
+BENCH = ("--backends", "ours-compiled,ours-fast")
+"""Options of `allmlp bench`; the faster backend counts as a model's inference rate."""
 LAST_LINES = 20
 """Lines of its output that are kept of a failed run."""
 MINIMIZED = ("loss", "perplexity")
@@ -130,21 +136,27 @@ def choose(now: Progress, row: str, tuning: list[Trial]) -> str | None:
 
 def wait_for_parents(now: Progress, models: Path | None) -> None:
     """Move runs that need the model of another row behind that row, which runs again if its model is gone."""
-    again: dict[tuple[str, str, str, int], Trial] = {}
-    waiting = []
-    for trial in now.ready:
-        for row, seed in trial.parents:
-            if model_folder(models, row, seed) is None:
-                waiting.append(trial)
-                if row in now.chosen:
-                    needed = now.study.trial(row, now.chosen[row], seed, "final", {}, 0)
-                    if "failed" in now.done.get(needed.key, {}):
-                        now.hopeless[trial.row] = f"{needed.label} has failed"
-                    else:
-                        again[needed.key] = needed
-    ready = [trial for trial in now.ready if trial not in waiting]
-    first = [trial for key, trial in again.items() if key not in {one.key for one in ready}]
-    now.ready = first + ready
+    queue, again, waiting = {trial.key: trial for trial in now.ready}, list[Trial](), list[Trial]()
+    for trial in (pending := list(queue.values())):  # grows: a model that is gone may itself need another
+        missing = [(row, seed) for row, seed in trial.parents if model_folder(models, row, seed) is None]
+        waiting += [trial] if missing else []
+        for row, seed in missing:
+            needed = now.study.trial(row, now.chosen[row], seed, "final", {}, 0) if row in now.chosen else None
+            if needed is None:
+                continue
+            if "failed" in now.done.get(needed.key, {}):
+                now.hopeless[trial.row] = f"{needed.label} has failed"
+            elif needed.key not in queue:
+                queue[needed.key] = needed
+                pending.append(needed)
+                again.append(needed)
+    for _ in now.study.rows:  # as far as rows start from each other
+        for trial in waiting:
+            lost = [row for row, _ in trial.parents if row in now.hopeless]
+            if lost:
+                now.hopeless.setdefault(trial.row, f"it needs the model of {lost[0]}")
+    first = [trial for trial in again if trial not in waiting]
+    now.ready = first + [trial for trial in now.ready if trial not in waiting]
     now.later += [trial for trial in waiting if trial.row not in now.hopeless]
 
 
@@ -157,15 +169,21 @@ def model_folder(models: Path | None, row: str, seed: int) -> Path | None:
 
 
 def expected_seconds(trial: Trial, found: list[Record]) -> float | None:
-    """Duration of a run with its start-up: from its budget, or from recorded runs; None where nothing is known."""
+    """Duration of a run with its start-up: from its budget, or from recorded runs; None where nothing is known.
+
+    The last run of the row counts, else the slowest of its recipe, else the slowest of all. Of the latest start-ups the
+    longest does not count if there are others: it may be the one that has tokenized a corpus or filled a cache.
+    """
     finished = [record for record in found if "result" in record]
-    start_ups = [record["wall"] - record["result"]["seconds"] for record in finished][-LAST:]
-    start_up, budget = max(start_ups, default=START_UP), trial.run.budget
-    rates = [rate for record in finished if (rate := seconds_per_unit(record, trial)) is not None]
-    own = [rate for record in finished if record["row"] == trial.row and (rate := seconds_per_unit(record, trial))]
+    start_ups = sorted(record["wall"] - record["result"]["seconds"] for record in finished[-LAST:])
+    start_up, budget = (start_ups[:-1] or start_ups or [START_UP])[-1], trial.run.budget
+    rates = [(record, rate) for record in finished if (rate := seconds_per_unit(record, trial))]
+    own = [rate for record, rate in rates if record["row"] == trial.row][-1:]
+    alike = [rate for record, rate in rates if record.get("recipe") == trial.recipe]
+    per_unit = max(own or alike or [rate for _, rate in rates], default=None)
     amount = budget.epochs if budget.epochs is not None else budget.steps
     limits = [] if budget.minutes is None else [60 * budget.minutes]
-    limits += [] if amount is None or not rates else [amount * (own[-1] if own else max(rates))]
+    limits += [] if amount is None or per_unit is None else [amount * per_unit]
     return start_up + min(limits) if limits else None
 
 
@@ -177,8 +195,8 @@ def seconds_per_unit(record: Record, trial: Trial) -> float | None:
 
 
 def portions(durations: list[float], portion: float, jobs: int) -> int:
-    """How many portions these runs take, each started where it fits."""
-    left, count = list(durations), 0
+    """How many portions these runs take, each started where it fits, the longest first."""
+    left, count = sorted(durations, reverse=True), 0
     while left:
         count += 1
         free = [portion] * jobs
@@ -282,19 +300,33 @@ class Runner:
         return now
 
     def start_what_fits(self, now: Progress) -> None:
+        """In the order of the rows; in a portion the longest first, so that short ones fill what is left of it."""
         busy = {active.trial.key for active in self.active}
-        for trial in now.ready:
+        free = [one for one in now.ready if one.key not in busy and one.row in self.wanted - self.unstarted.keys()]
+        expected = {trial.key: self.expected_seconds(trial, now) for trial in free}
+        if self.minutes is not None:
+            free.sort(key=lambda trial: -(expected[trial.key] or math.inf))
+        for trial in free:
             if len(self.active) == self.jobs:
                 return
-            if trial.key in busy or trial.row in self.unstarted or trial.row not in self.wanted:
-                continue
-            duration = expected_seconds(trial, now.records)
+            duration = expected[trial.key]
             # Of a run that nothing is known about, half a portion is a chance.
             fits = self.left() >= (30 * (self.minutes or 0) if duration is None else duration)
             if fits and self.left() > 0:
                 about = "" if duration is None else f", about {format_duration(duration)}"
                 self.say(f"{self.count(now)} {trial.label}: started{about}")
                 self.active.append(self.start(trial))
+
+    def expected_seconds(self, trial: Trial, now: Progress) -> float | None:
+        duration = expected_seconds(trial, now.records)
+        return duration if duration is None else duration + MEASURING * self.is_measured(trial)
+
+    def is_measured(self, trial: Trial) -> bool:
+        """Whether the inference rate will be measured after this run: it is not known yet."""
+        if not self.study.inference_batch or trial.purpose != "final":
+            return False
+        model, found = to_dict(trial.run.model), records.read(self.out / records.FILE)
+        return not any("inference" in one and one["run"]["model"] == model for one in found)
 
     def count(self, now: Progress) -> str:
         return f"[{len(now.done) + len(self.active) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"
@@ -323,6 +355,11 @@ class Runner:
         words += ["--device", self.device] if self.device else []
         return words + [word for item in overrides.items() for word in ("--set", "=".join(item))]
 
+    def bench_command(self, folder: Path, batch: int) -> list[str]:
+        words = [sys.executable, "-m", "allmlp", "bench", str(folder), "--batch-size", str(batch)]
+        words += ["--device", self.device] if self.device else []
+        return [*words, *BENCH, "--out", str(folder / "bench")]
+
     def wait(self) -> None:
         """Until a run ends, or the portion does."""
         while True:
@@ -346,6 +383,7 @@ class Runner:
         found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
         if code == 0 and "result" in found:
             record = records.make(self.study.name, trial, self.jobs, active.seconds, found)
+            record |= self.measure_inference(active) if self.is_measured(trial) else {}
             name = metric_name(self.study, record)
             text = format_value(name, scores(record).get(name, math.nan))
             trained = format_duration(found["result"]["seconds"])
@@ -362,6 +400,21 @@ class Runner:
             self.unstarted[trial.row] = active.last_line.removeprefix("error: ") or f"ended with code {code}"
             self.say(f"{trial.label}: did not start: {self.unstarted[trial.row]}")
         active.clear()
+
+    def measure_inference(self, active: Process) -> Record:
+        """How fast the model of a finished run is, measured once for every model, here and now: the device is free."""
+        trial, batch = active.trial, self.study.inference_batch or 1
+        with open(active.log, "ab") as log:
+            subprocess.Popen(self.bench_command(active.folder, batch), stdout=log, stderr=subprocess.STDOUT).wait()
+        try:
+            report = json.loads((active.folder / "bench" / "bench.json").read_text(encoding="utf8"))
+            best = max((row for row in report["rows"] if row["rate_per_s"]), key=lambda row: row["rate_per_s"])
+        except (OSError, ValueError, KeyError):
+            self.say(f"{trial.label}: inference was not measured: {active.last_line}")
+            return {}
+        self.say(f"{trial.label}: inference {best['rate_per_s']:,.0f} {best['unit']}/s at batch {batch}")
+        kept = ("unit", "batch", "backend", "rate_per_s", "rate_low", "rate_high", "memory_bytes")
+        return {"inference": {name: best[name] for name in kept} | {"precision": report["options"]["precision"]}}
 
     def fail(self, active: Process, found: Record, reason: str) -> None:
         found = {name: value for name, value in found.items() if name != "result"}

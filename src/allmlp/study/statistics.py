@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import NamedTuple
 
@@ -33,6 +33,21 @@ def interval(values: Sequence[float]) -> Interval:
     count = len(values)
     half = t_quantile(count - 1) * stdev(values) / math.sqrt(count) if count > 1 else None
     return Interval(mean(values), half, count)
+
+
+def seconds_to(target: float, points: Iterable[tuple[float, float]]) -> float | None:
+    """When (seconds, value) first reach the target: between two points by the logarithm of the seconds, at the first
+    point if it is there already, None if they never do.
+    """
+    before: tuple[float, float] | None = None
+    for seconds, value in sorted(points):
+        if value >= target:
+            if before is None or before[0] <= 0:
+                return seconds
+            share = (target - before[1]) / (value - before[1])
+            return before[0] * (seconds / before[0]) ** share
+        before = (seconds, value)
+    return None
 
 
 def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Interval | None:

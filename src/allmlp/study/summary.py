@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
@@ -12,7 +13,7 @@ from allmlp.files import write_atomically
 from allmlp.log import PERCENTAGES
 from allmlp.study.records import Record
 from allmlp.study.runner import Progress, scores
-from allmlp.study.statistics import Interval, interval, paired_difference
+from allmlp.study.statistics import Interval, interval, paired_difference, seconds_to
 
 
 class Line(NamedTuple):
@@ -37,6 +38,12 @@ class Line(NamedTuple):
     seconds: float | None
     failed: int
     curve: tuple[str, float] | None = None
+    macs: int | None = None
+    """Multiply-adds of one example."""
+    memory: int | None = None
+    """Largest GPU memory of a training run, bytes."""
+    rate: float | None = None
+    """Of inference, per second."""
 
 
 class TuningLine(NamedTuple):
@@ -57,7 +64,12 @@ class Summary(NamedTuple):
     tuning: list[TuningLine]
     data: dict[str, set[str]]
     """Checksums of the data of the final runs by row: one each, unless machines had different data."""
-    axis: str = ""
+    axis: str
+    target: float | None
+    reached: dict[str, Interval | None]
+    """Curve -> seconds of training to the target; None where no seed has reached it."""
+    unit: str
+    """What the inference rates count."""
 
 
 def summarize(now: Progress) -> Summary:
@@ -67,6 +79,8 @@ def summarize(now: Progress) -> Summary:
         row: {record["seed"]: scale(now.metric(row)) * now.value(record) for record in with_result(found)}
         for row, found in finals.items()
     }
+    measured = {model_key(one): one["inference"] for found in finals.values() for one in found if "inference" in one}
+    rates = {key: one["rate_per_s"] for key, one in measured.items()}
     lines = []
     for row, one in study.rows.items():
         finished = with_result(finals[row])
@@ -90,6 +104,9 @@ def summarize(now: Progress) -> Summary:
                 mean(result["seconds"] for result in results) if results else None,
                 len(finals[row]) - len(finished),
                 one.curve,
+                next((result["macs"] for result in results if "macs" in result), None),
+                max((result["peak_memory"] for result in results if "peak_memory" in result), default=None),
+                next((rates[key] for key in map(model_key, finished) if key in rates), None),
             )
         )
     tuning = [
@@ -101,7 +118,43 @@ def summarize(now: Progress) -> Summary:
         row: {record["data"]["sha256"] for record in with_result(found) if "data" in record}
         for row, found in finals.items()
     }
-    return Summary(study.name, study.compared, study.reference, study.also, lines, tuning, data, study.axis)
+    reached = {} if study.target is None else seconds_to_target(now, finals)
+    unit = next((one["unit"] for one in measured.values()), "")
+    return Summary(
+        study.name,
+        study.compared,
+        study.reference,
+        study.also,
+        lines,
+        tuning,
+        data,
+        study.axis,
+        study.target,
+        reached,
+        unit,
+    )
+
+
+def model_key(record: Record) -> str:
+    return json.dumps(record["run"]["model"], sort_keys=True)
+
+
+def seconds_to_target(now: Progress, finals: dict[str, list[Record]]) -> dict[str, Interval | None]:
+    """Of every curve, over the evaluations of its final runs, seed by seed."""
+    target, points = now.study.target or 0.0, dict[str, dict[int, list[tuple[float, float]]]]()
+    for row, found in finals.items():
+        curve, _ = now.study.rows[row].curve or ("", 0)
+        for record in with_result(found) if curve else []:
+            metric, result = now.metric(row), record["result"]
+            last = {"seconds": result["seconds"], metric: now.value(record)}
+            seen = [one for one in result.get("evaluations", ()) if metric in one] or [last]
+            pairs = [(one["seconds"], scale(metric) * one[metric]) for one in seen]
+            points.setdefault(curve, {}).setdefault(record["seed"], []).extend(pairs)
+    reached = {
+        curve: [seconds for found in seeds.values() if (seconds := seconds_to(target, found)) is not None]
+        for curve, seeds in points.items()
+    }
+    return {curve: interval(seconds) if seconds else None for curve, seconds in reached.items()}
 
 
 def other_metrics(names: Iterable[str], finished: list[Record]) -> dict[str, Interval]:
@@ -169,13 +222,17 @@ def show_number(value: float | None, form: str = ".2f") -> str:
 def final_table(summary: Summary) -> list[list[str]]:
     """Header and rows of the final table, without columns that are empty."""
     title, several = metric_title(summary.lines)
-    header = ["row", "setting", "parameters", "seeds", "epochs", "seconds", "metric", title]
+    header = ["row", "setting", "parameters", "M multiply-adds", "GiB of memory", f"{summary.unit}/s of inference"]
+    header += ["seeds", "epochs", "seconds", "metric", title]
     header += [f"to {summary.reference}", *map(with_unit, summary.also), "floor", "anchor", "failed"]
     rows = [
         [
             line.row,
             line.candidate,
             show_number(line.parameters, ",.0f"),
+            show_number(None if line.macs is None else line.macs / 1e6, ",.4g"),
+            show_number(None if line.memory is None else line.memory / 2**30),
+            show_number(line.rate, ",.0f"),
             str(len(line.values)),
             show_number(line.epochs, ".4g"),
             show_number(line.seconds, ".0f"),
@@ -210,6 +267,18 @@ def tuning_table(summary: Summary) -> list[list[str]]:
     return without_empty([header, *rows])
 
 
+def target_table(summary: Summary) -> list[list[str]]:
+    """Seconds of training in which each curve reaches the target, over the seeds that reach it."""
+    title = f"seconds of training to {show_target(summary)}"
+    rows = [[curve, show_interval(value), str(value.count if value else 0)] for curve, value in summary.reached.items()]
+    return [["", title, "seeds that reach it"], *rows]
+
+
+def show_target(summary: Summary) -> str:
+    unit = " %" if metric_title(summary.lines)[0].endswith("%") else ""
+    return f"{summary.target:g}{unit}"
+
+
 def metric_title(lines: Sequence[Line | TuningLine]) -> tuple[str, bool]:
     """The heading of the results, and whether rows have different metrics."""
     metrics = {line.metric for line in lines if line.metric}
@@ -233,14 +302,18 @@ def write(summary: Summary, folder: Path) -> None:
     text += markdown(final_table(summary))
     if summary.tuning:
         text += f"\nChosen on validation:\n\n{markdown(tuning_table(summary))}"
+    if summary.reached:
+        text += f"\n{markdown(target_table(summary))}"
     write_atomically(folder / "table.md", lambda file: file.write_text(text, encoding="utf8"))
 
     def as_csv(file: Path) -> None:
         with open(file, "w", encoding="utf8", newline="") as target:
             writer = csv.writer(target)
-            writer.writerow(["row", "setting", "seed", "metric", "value", "floor", "anchor", "parameters"])
+            costs = ["parameters", "macs", "memory", "rate"]
+            writer.writerow(["row", "setting", "seed", "metric", "value", "floor", "anchor", *costs])
             for line in summary.lines:
-                rest = ["" if value is None else value for value in (line.floor, line.anchor, line.parameters)]
+                known = (line.floor, line.anchor, *(getattr(line, name) for name in costs))
+                rest = ["" if value is None else value for value in known]
                 for seed, value in line.values.items():
                     writer.writerow([line.row, line.candidate, seed, line.metric, value, *rest])
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from allmlp.data.class_names import match_classes, model_class_names
 from allmlp.data.dataset import ImageDataset, Split
 from allmlp.errors import UserError
 from allmlp.layers.init import Init
@@ -21,6 +22,8 @@ from allmlp.tasks.probe import pool_features
 from allmlp.tasks.task import Losses, Normalize, Task, TaskModule
 from allmlp.weights.pretrained import pretrained
 
+IMAGENET_CLASSES = 1000
+
 
 class Distill(Task):
     """The loss of `classify`, mixed with that of a teacher, which reads the same augmented images.
@@ -31,7 +34,8 @@ class Distill(Task):
 
     z, y are the logits and f, g the pooled features of student and teacher; beta is `feature_weight`, and P a learned
     projection to the teacher's width, which is not saved with the model. `teacher` is a model folder, or timm:NAME or
-    hf:NAME for published weights. Source: DeiT, section 4, with one head instead of two; ResMLP's distilled models.
+    hf:NAME for published weights; of a teacher with more classes, such as one of ImageNet, those with the names of the
+    data's count. Source: DeiT, section 4, with one head instead of two; ResMLP's distilled models.
     With alpha=1 labels are not used: Beyer et al., Knowledge distillation: A good teacher is patient and consistent,
     2022.
     """
@@ -80,12 +84,11 @@ class Teacher:
             # Convolutions are faster with channels last, and compiling them takes longer than a short run gains.
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.run = torch.compiler.disable(self.run)  # type: ignore[method-assign]
+        self.columns: Tensor | None = None
         found = self(torch.zeros_like(example))
-        self.width, num_classes = found.features.shape[1], found.logits.shape[1]
-        if num_classes != len(dataset.class_names):
-            raise UserError(f"the teacher {name} has {num_classes} classes, the data have {len(dataset.class_names)}")
-        if preprocessing.class_names not in ((), dataset.class_names):
-            raise UserError(f"the teacher {name} has other classes than the data, or in another order")
+        self.width = found.features.shape[1]
+        columns = class_columns(name, preprocessing.class_names, found.logits.shape[1], dataset.class_names)
+        self.columns = None if columns is None else columns.to(device)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> TeacherOutput:
@@ -94,7 +97,24 @@ class Teacher:
 
     def run(self, x: Tensor) -> TeacherOutput:
         features = self.model.forward_features(x)
-        return TeacherOutput(self.model.forward_head(features).float(), pool_features(self.model, features).float())
+        logits = self.model.forward_head(features).float()
+        logits = logits if self.columns is None else logits[:, self.columns]
+        return TeacherOutput(logits, pool_features(self.model, features).float())
+
+
+def class_columns(teacher: str, known: tuple[str, ...], num_classes: int, classes: tuple[str, ...]) -> Tensor | None:
+    """The outputs of a teacher that are the classes of the data, in their order; None: all, as they are."""
+    if num_classes == len(classes):
+        if known not in ((), classes):
+            raise UserError(f"the teacher {teacher} has other classes than the data, or in another order")
+        return None
+    if not known and num_classes != IMAGENET_CLASSES:
+        raise UserError(f"the teacher {teacher} has {num_classes} classes, the data have {len(classes)}")
+    try:
+        match = match_classes(classes, model_class_names(known, num_classes))
+    except UserError as reason:
+        raise UserError(f"the teacher {teacher} does not have the classes of the data: {reason}") from None
+    return torch.tensor([match.columns.index(label) for label in match.labels])
 
 
 class DistillModule(ClassifyModule):

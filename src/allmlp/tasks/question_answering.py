@@ -101,10 +101,10 @@ class QuestionAnsweringModule(TaskModule):
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
         ids, segments, first, last = inputs
-        start, end = span_logits(self.spec, self.model, ids, segments, self.pad_token_id)
-        correct = (start.argmax(1) == first) & (end.argmax(1) == last)
-        loss = (F.cross_entropy(start, first) + F.cross_entropy(end, last)) / 2
-        return Losses(loss, {"accuracy": correct.float().mean()})
+        return span_loss(*self.logits(self.model, ids, segments), first, last)
+
+    def logits(self, model: Model, ids: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
+        return span_logits(model, ids, segments, self.pad_token_id, self.spec.mask_padding)
 
     def evaluate(self, model: Model, batches: Iterable[SquadEvalBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         rows = [score for batch in batches for score in self.score_questions(model, batch)]
@@ -180,16 +180,23 @@ def check_qa_model(model: Model, tokenizer: Tokenizer, seq_len: int) -> None:
 
 
 def span_logits(
-    spec: QuestionAnswering, model: Model, ids: Tensor, segments: Tensor, pad_token_id: int
+    model: Model, ids: Tensor, segments: Tensor, pad_token_id: int, mask_padding: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Logits of the first and the last token of the answer, n s each; -inf at padding."""
     real = ids != pad_token_id
-    mask = real if spec.mask_padding else None
+    mask = real if mask_padding else None
     options = {"segments": segments} if (model.spec.stem.segments or 0) > 1 else {}
     # Call the whole model, not its parts: FSDP gathers weights in the module's own forward.
     logits = model(ids, mask, **options).float().masked_fill(~real.unsqueeze(2), -torch.inf)  # n s 2
     start, end = logits.unbind(2)
     return start, end
+
+
+def span_loss(start: Tensor, end: Tensor, first: Tensor, last: Tensor) -> Losses:
+    """Cross-entropy of the first and last tokens, and how often both are right."""
+    correct = (start.argmax(1) == first) & (end.argmax(1) == last)
+    loss = (F.cross_entropy(start, first) + F.cross_entropy(end, last)) / 2
+    return Losses(loss, {"accuracy": correct.float().mean()})
 
 
 class SpanPredictions(NamedTuple):
@@ -208,7 +215,8 @@ def predict_spans(
 ) -> SpanPredictions:
     """The best spans over all windows of each question."""
     real = (batch.ids != pad_token_id).any(2)  # b w
-    start, end = span_logits(spec, model, batch.ids[real].long(), batch.segments[real].long(), pad_token_id)
+    ids, segments = batch.ids[real].long(), batch.segments[real].long()
+    start, end = span_logits(model, ids, segments, pad_token_id, spec.mask_padding)
     null_score = start.new_full(real.shape, torch.inf)
     null_score[real] = start[:, 0] + end[:, 0]
     start = start.masked_fill(~batch.starts[real], -torch.inf)

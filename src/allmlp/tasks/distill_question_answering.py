@@ -1,0 +1,101 @@
+"""Knowledge distillation of models that answer questions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from allmlp.data.dataset import Dataset
+from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
+from allmlp.data.squad import SquadDataset
+from allmlp.errors import UserError
+from allmlp.files import expand_user
+from allmlp.models.cost import measure
+from allmlp.models.model import Model, ModelSpec
+from allmlp.spec import NonNegative, Rate
+from allmlp.tasks.distill import distillation_loss
+from allmlp.tasks.distill_masked_lm import check_tokenizer
+from allmlp.tasks.question_answering import QuestionAnswering, QuestionAnsweringModule, span_logits, span_loss
+from allmlp.tasks.task import Losses, Task, TaskModule
+from allmlp.weights import folder
+
+PADDING = -1e4
+"""The logit of padding: its probability is 0, its part of the divergence too."""
+
+
+class DistillQuestionAnswering(Task):
+    """The loss of `answer`, mixed with the divergence from a teacher's first and last tokens of the answer.
+
+        L = (1 - alpha) L_answer + alpha T^2 (KL(start' || start) + KL(end' || end)) / 2
+
+    start, end are softmax(logits / T) of the student, start', end' of the teacher, both over the tokens of a window.
+    `teacher` is the folder of a model that answers questions, with the tokenizer of the data. Source: Sanh et al.,
+    DistilBERT, 2019, section 4.
+    """
+
+    dataset_type: ClassVar[type[Dataset]] = SquadDataset
+    teacher: str
+    answer: QuestionAnswering = QuestionAnswering()
+    alpha: Rate = 0.7
+    temperature: NonNegative = 2.0
+
+    def check(self) -> None:
+        if not self.temperature:
+            raise UserError("DistillQuestionAnswering.temperature must be positive")
+
+    def configure_model(self, model: ModelSpec, dataset: SquadDataset) -> ModelSpec:
+        return self.answer.configure_model(model, dataset)
+
+    def build(self, model: Model, dataset: SquadDataset) -> TaskModule:
+        return DistillQuestionAnsweringModule(self, model, dataset, load_teacher(self.teacher, dataset, model.device))
+
+    def build_evaluator(self, model: Model, dataset: SquadDataset) -> TaskModule:
+        return self.answer.build_evaluator(model, dataset)
+
+    def floors(self, dataset: SquadDataset, split: object) -> dict[str, float]:
+        return self.answer.floors(dataset, split)
+
+
+def load_teacher(name: str, dataset: SquadDataset, device: torch.device) -> Model:
+    """Load a frozen teacher and check that it answers questions about the windows of the data."""
+    path = expand_user(name)
+    preprocessing = read_preprocessing(path)
+    if not isinstance(preprocessing, TextPreprocessing) or preprocessing.task != "span":
+        raise UserError(
+            f"the teacher {name} does not answer questions: train one first, for example allmlp train squad1"
+        )
+    check_tokenizer(path, dataset.tokenizer)
+    if preprocessing.seq_len < dataset.seq_len:
+        raise UserError(
+            f"the teacher {name} reads {preprocessing.seq_len} tokens, the windows have {dataset.seq_len}: "
+            f"set data.seq_len={preprocessing.seq_len} or less"
+        )
+    return folder.load(path, device=device).requires_grad_(False)
+
+
+class DistillQuestionAnsweringModule(QuestionAnsweringModule):
+    def __init__(self, spec: DistillQuestionAnswering, model: Model, dataset: SquadDataset, teacher: Model) -> None:
+        super().__init__(spec.answer, model, dataset)
+        # The tuple keeps the teacher from being registered, so that optimizer and checkpoint do not see it.
+        self.distill, self.teacher = spec, (teacher,)
+
+    @property
+    def flops(self) -> int:
+        return super().flops + 2 * measure(self.teacher[0].spec).macs
+
+    def compute_loss(self, *inputs: Tensor) -> Losses:
+        ids, segments, first, last = inputs
+        logits = self.logits(self.model, ids, segments)
+        with torch.no_grad():
+            targets = span_logits(self.teacher[0], ids, segments, self.pad_token_id)
+        temperature = self.distill.temperature
+        divergence = [
+            distillation_loss(own.clamp(min=PADDING), other.clamp(min=PADDING), "soft", temperature)
+            for own, other in zip(logits, targets, strict=True)
+        ]
+        losses = span_loss(*logits, first, last)
+        agree = [own.argmax(1) == other.argmax(1) for own, other in zip(logits, targets, strict=True)]
+        total = torch.lerp(losses.total, torch.stack(divergence).mean(), self.distill.alpha)
+        return Losses(total, {**losses.metrics, "agreement": (agree[0] & agree[1]).float().mean()})
