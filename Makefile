@@ -61,7 +61,7 @@ lock:
 	$(COMPILE) --extra dev -o requirements/dev.txt
 
 zoo: .venv/.dev
-	ALLMLP_WRITE_ZOO=1 $(BIN)/pytest tests/test_cli.py -k test_list_is_the_zoo
+	ALLMLP_WRITE_ZOO=1 $(BIN)/pytest tests/test_counts.py -k test_list_is_the_zoo
 
 results: .venv/.dev
 	PYTHONPATH=docs/tools $(BIN)/python -m results

@@ -17,6 +17,7 @@ os.environ.setdefault("ALLMLP_AUTOTUNE", "0")
 
 import pytest
 import torch
+import typer
 
 from allmlp.log import draw_curves
 from allmlp.models.torchvision import define_missing_operators
@@ -57,10 +58,13 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def quick() -> Iterator[None]:
-    """Measuring the peak of a GPU and drawing curves take most of the time of a small run."""
+    """Measuring the peak of a GPU, drawing curves and making the options of every command take most of the time of a
+    small run.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("allmlp.meter.peak_flops", lambda device: 1e11)
         patch.setattr("allmlp.training.draw_curves", lambda out: [])
+        patch.setattr("typer.main.get_command", cache(typer.main.get_command))
         yield
 
 

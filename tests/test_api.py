@@ -53,15 +53,16 @@ def test_mistakes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_names_of_functions_are_no_modules() -> None:
-    """Importing the submodules in any order leaves the public names as they are."""
+    """Importing the submodules in any order leaves the public names as they are, and takes no compiler along."""
     code = """
-import importlib, pkgutil, allmlp
+import importlib, pkgutil, sys, allmlp
 names = {name: getattr(allmlp, name) for name in allmlp.__all__}
 for module in pkgutil.iter_modules(allmlp.__path__):
     assert module.name not in names or names[module.name].__name__ == f"allmlp.{module.name}", module.name
 for name in ("training", "prediction", "api", "run"):
     importlib.import_module(f"allmlp.{name}")
 assert all(getattr(allmlp, name) is value for name, value in names.items())
+assert "torch._dynamo" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

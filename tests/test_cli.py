@@ -16,8 +16,7 @@ import torch
 import allmlp
 from allmlp.cli import COMMANDS
 from allmlp.cli.app import next_command
-from allmlp.models.catalog import read_catalog, write_catalog
-from allmlp.models.zoo import build_catalog, presets
+from allmlp.models.zoo import presets
 from allmlp.plan.forecast import expected_seconds
 from allmlp.plan.hardware import speeds
 from allmlp.plan.jobs import from_run
@@ -25,17 +24,6 @@ from allmlp.recipes import recipes, runs
 from allmlp.spec import from_dict
 from command import run
 from tiny import tiny_model
-
-
-@pytest.mark.slow
-def test_list_is_the_zoo() -> None:
-    """zoo.json is up to date; after a change of the models run `make zoo`."""
-    if os.environ.get("ALLMLP_WRITE_ZOO"):
-        write_catalog(build_catalog())
-    stored, built = read_catalog(), build_catalog()
-    missing = [row.name for row in built if row not in stored]
-    assert not missing, f"src/allmlp/models/zoo.json is not up to date for {', '.join(missing)}: run `make zoo`"
-    assert stored == built, "src/allmlp/models/zoo.json lists other models than the presets: run `make zoo`"
 
 
 @pytest.mark.parametrize(

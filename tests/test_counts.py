@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import cache
 
 import pytest
 
 import allmlp
 from allmlp.models import cost
-from allmlp.models.zoo import presets
+from allmlp.models.catalog import read_catalog, write_catalog
+from allmlp.models.zoo import build_catalog, presets
 from allmlp.show import summarize
 
 measure = cache(cost.measure)
@@ -144,6 +146,19 @@ def test_published_macs(name: str) -> None:
         assert ours == pytest.approx(float(published.macs), rel=0.06)
     else:
         assert f"{ours:.{decimals(published.macs)}f}" == published.macs
+
+
+@pytest.mark.slow
+def test_list_is_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zoo.json is up to date; after a change of the models run `make zoo`."""
+    monkeypatch.setattr("allmlp.models.zoo.measure", measure)
+    built = build_catalog()
+    if os.environ.get("ALLMLP_WRITE_ZOO"):
+        write_catalog(built)
+    stored = read_catalog()
+    missing = [row.name for row in built if row not in stored]
+    assert not missing, f"src/allmlp/models/zoo.json is not up to date for {', '.join(missing)}: run `make zoo`"
+    assert stored == built, "src/allmlp/models/zoo.json lists other models than the presets: run `make zoo`"
 
 
 def decimals(printed: str) -> int:

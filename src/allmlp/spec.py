@@ -156,6 +156,8 @@ def hints(kind: type) -> dict[str, Any]:
 
 def options(hint: Any) -> tuple[Any, ...]:
     """The members of a union, or the annotation alone."""
+    if isinstance(hint, type):
+        return (hint,)
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -185,13 +187,14 @@ def conform(value: Any, hint: Any, path: str) -> Any:
 
 
 def fits(value: Any, hint: Any, path: str) -> tuple[bool, Any]:
-    if get_origin(hint) is Annotated:
+    origin = None if isinstance(hint, type) else get_origin(hint)
+    if origin is Annotated:
         base, *bounds = get_args(hint)
         accepted, value = fits(value, base, path)
         return accepted and all(bound.low <= value <= bound.high for bound in bounds), value
-    if get_origin(hint) is Literal:
+    if origin is Literal:
         return value in get_args(hint) and isinstance(value, str), value
-    if get_origin(hint) is tuple:
+    if origin is tuple:
         parts = get_args(hint)
         if parts[-1] is Ellipsis:  # tuple[X, ...]: a single value makes a list of one
             value = (value,) if isinstance(value, (int, float, Spec)) or is_named(value, parts[0]) else value

@@ -21,8 +21,7 @@ from allmlp.models.vit import vit
 from allmlp.optim import AdamW, Muon
 from allmlp.run import Run
 from allmlp.training import train
-from train.runs import adapted, small
-from train.test_distributed import torchrun
+from train.runs import small
 from train.test_train import losses, same_weights, train_interrupted
 
 IMAGES = {"img_size": 8, "patch_size": 4, "num_classes": 3}
@@ -142,19 +141,6 @@ def test_blocks_share_one_graph(trained: str, tmp_path: Path, monkeypatch: pytes
         compiled, eager = losses(tmp_path / f"{name} compiled"), losses(tmp_path / name)
         assert compiled == pytest.approx(eager, rel=1e-4)
     assert frames["lora"] == frames["plain"]
-
-
-@pytest.mark.slow
-def test_two_processes_have_the_losses_of_one(trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With DDP, eager and compiled, and one of them killed on the way."""
-    monkeypatch.setenv("START", trained)
-    torchrun(tmp_path, "ddp", {"eager": ("adapted", {}), "compiled": ("adapted", {"compile": True})}, dies=1)
-    train(adapted(), tmp_path / "one", "cpu")
-    for name in ("eager", "compiled"):
-        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "eager"))
-    for name, weight in first.items():
-        torch.testing.assert_close(second[name], weight, rtol=1e-3, atol=1e-4)
 
 
 def test_what_it_needs(trained: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -243,12 +244,14 @@ def shrink(spec: Any) -> Any:
 def study_runs() -> dict[str, Run]:
     """The runs of studies that differ from each other in more than seed and length, and from all recipes."""
     found = {}
-    for name, declared in studies().items():
-        study: Study = declared.make()
-        for row in study.rows:
-            for candidate in study.candidates(row):
-                trial = next(study.final_trials(row, candidate))
-                found[f"{name}:{row}:{candidate}"] = trial.run.replace(init_from=None, train_fraction=1.0)
+    with pytest.MonkeyPatch.context() as patch:  # many rows are changes to the same recipe
+        patch.setattr("allmlp.study.definition.runs", cache(runs))
+        for name, declared in studies().items():
+            study: Study = declared.make()
+            for row in study.rows:
+                for candidate in study.candidates(row):
+                    trial = next(study.final_trials(row, candidate))
+                    found[f"{name}:{row}:{candidate}"] = trial.run.replace(init_from=None, train_fraction=1.0)
     kept = {repr((run.model, run.task, run.optim, run.stem_init)): name for name, run in found.items()}
     known = {repr((run.model, run.task, run.optim, run.stem_init)) for run in RUNS.values()}
     return {name: found[name] for key, name in kept.items() if key not in known}

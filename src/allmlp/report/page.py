@@ -12,6 +12,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,22 +172,27 @@ def classifier_report(predictions: Predictions) -> ClassifierReport:
 # --- the page ---------------------------------------------------------------------------------------------
 
 
-def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
+def page_text(name: str) -> str:
+    return (files("allmlp") / name).read_text(encoding="utf8")
+
+
+@cache
+def page_template() -> Any:
+    """Compiling it takes longer than a page."""
     jinja = require("jinja2", "analysis")
-    place = files("allmlp.report") / "page"
-    texts = {name: (place / name).read_text(encoding="utf8") for name in ("page.html", "style.css", "page.js")}
-    theme = (files("allmlp") / "theme.css").read_text(encoding="utf8")
     environment = jinja.Environment(
-        loader=jinja.DictLoader(texts),
-        autoescape=True,
-        undefined=jinja.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["shown"] = lambda value, name: format_value(name, value)
     environment.filters["metric_title"] = title
     environment.filters["clock"] = format_duration
     environment.filters["interval"] = format_accuracy
+    return environment.from_string(page_text("report/page/page.html"))
+
+
+def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
+    markup = require("jinja2", "analysis").utils.markupsafe.Markup
+    style, script = page_text("theme.css") + page_text("report/page/style.css"), page_text("report/page/page.js")
     runs = [detail.logged for detail in details]
     drawn = charts(runs)
     data = {
@@ -194,7 +200,7 @@ def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
         "charts": drawn,
         "colors": COLORS,
     }
-    return environment.get_template("page.html").render(
+    return page_template().render(
         version=__version__,
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         details=details,
@@ -208,10 +214,10 @@ def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
         bins=BINS,
         colors=COLORS,
         skipped=skipped,
-        style=jinja.utils.markupsafe.Markup(theme + texts["style.css"]),
-        script=jinja.utils.markupsafe.Markup(texts["page.js"]),
+        style=markup(style),
+        script=markup(script),
         # Of the script exactly as between its tags: the page runs this one and no other.
-        digest=base64.b64encode(hashlib.sha256(f"\n{texts['page.js']}".encode()).digest()).decode(),
+        digest=base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode(),
         data=data,
         recipe=recipe,
         run_file=RUN,

@@ -121,10 +121,13 @@ def box_mask(top: Tensor, left: Tensor, height: Tensor, width: Tensor, images: T
 _constants: dict[tuple[object, torch.device, torch.dtype], Tensor] = {}
 
 
-@torch.compiler.assume_constant_result
 def constant(values: tuple, device: torch.device) -> Tensor:
     """A constant tensor on the device, copied there once."""
     key = values, device, torch.get_default_dtype()
     if key not in _constants:
         _constants[key] = torch.tensor(values, device=device)
     return _constants[key]
+
+
+# What torch.compiler.assume_constant_result sets; calling that would import all of torch._dynamo.
+constant._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from allmlp.errors import UserError
 from allmlp.kernels import training_dtype
@@ -61,12 +62,12 @@ class TokenMlpLayer(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x, tokens = context.zero_padding(x), x.shape[1]
-        up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens, None]
+        up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens]
         dtype = training_dtype(x, self.act)
         if dtype is not None and not (self.dropout and self.training):
             # A float32 bias would promote the residual stream to float32.
-            return token_matmul(down, token_matmul(up, x.to(dtype)), self.up.bias, self.act) + shift.to(dtype)
-        # W X with X as stored (b s c) needs no transpose.
-        h = ACTS[self.act](up @ x + self.up.bias[:, None])  # b d c
+            return token_matmul(down, token_matmul(up, x.to(dtype)), self.up.bias, self.act) + shift[:, None].to(dtype)
+        # A product with the matrix on the left would transpose X too, and add the bias in a pass of its own.
+        h = ACTS[self.act](F.linear(x.transpose(1, 2), up, self.up.bias))  # b c d
         h = dropout(h, self.dropout, self.training)
-        return down @ h + shift
+        return F.linear(h, down, shift).transpose(1, 2)
