@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from allmlp import log
 from allmlp import training as loop
-from allmlp.data.corpus import Corpus, TextDataset
+from allmlp.data.corpus import Corpus, PassageDataset, Passages, TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset
 from allmlp.data.parallel_corpus import ParallelCorpus, TranslationDataset
@@ -58,11 +58,18 @@ RECIPES = {
     "ClassifyText": "sst2",
     "DistillClassifyText": "sst2_distilled",
     "QuestionAnswering": "squad2",
+    "DistillQuestionAnswering": "squad1_distilled",
+    "SpanSelection": "wiki_spans",
     "Translation": "multi30k_transformer",
     "Forecast": "ett_patchtsmixer/etth1_96",
     "MaskedPatches": "ett_pretraining",
 }
-TEACHERS = {"Distill": "Classify", "DistillMaskedLM": "MaskedLM", "DistillClassifyText": "ClassifyText"}
+TEACHERS = {
+    "Distill": "Classify",
+    "DistillMaskedLM": "MaskedLM",
+    "DistillClassifyText": "ClassifyText",
+    "DistillQuestionAnswering": "QuestionAnswering",
+}
 """The model of one golden run is the teacher of another."""
 
 
@@ -93,6 +100,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for start in range(1, 11)
     ]
     (path / "prose.txt").write_text("\n\n".join(lines))
+    (path / "passages.txt").write_text("\n\n".join(f"{line} {line} {line}" for line in lines))
     rows = [f"{line}\t{line.count('o') % 2}" for line in lines]
     (path / "labels.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
     pairs = [f"{line}\t{' '.join(reversed(line.split()))}" for line in lines]
@@ -113,12 +121,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_data(kind: type[Dataset], img_size: tuple[int, int] | None, texts: Path) -> Data:
     tokenizer = TokenizerConfig(path=str(texts / "vocab.txt"))
     names = {TextDataset: "prose.txt", LabeledTextDataset: "labels.tsv", SquadDataset: "squad.json"}
+    names |= {PassageDataset: "passages.txt"}
     file = str(texts / names.get(kind, "pairs.tsv"))
     if kind is ImageDataset:
         assert img_size is not None
         return Noise(3, img_size)
     if kind is TextDataset:
         return Corpus(file, file, tokenizer=tokenizer, seq_len=12, packing=False, cache=str(texts))
+    if kind is PassageDataset:
+        return Passages(file, file, tokenizer=tokenizer, seq_len=28, packing=False, cache=str(texts))
     if kind is LabeledTextDataset:
         return LabeledText(file, file, tokenizer=tokenizer, seq_len=16, cache=str(texts))
     if kind is SeriesDataset:
@@ -140,6 +151,7 @@ def shrink(spec: Any) -> Any:
     changes = {name: shrink(getattr(spec, name)) for name in hints(type(spec))}
     changes |= {"width": 16, "depth": 2} if isinstance(spec, (Encoder, SeriesEncoder)) else {}
     changes |= {"hidden": 24} if isinstance(spec, ChannelMlp) else {}
+    changes |= {"question_length": 4} if "question_length" in changes else {}
     changes |= {name: 16 for name in ("hidden_dim", "out_dim", "bottleneck_dim") if name in changes}
     return spec.replace(**changes | ({"dropout": 0.0} if "dropout" in changes else {}))
 
