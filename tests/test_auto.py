@@ -127,7 +127,7 @@ def test_the_start_with_the_better_features_is_taken(here: Path, monkeypatch: py
         (why,) = (reason.why for reason in made.reasons if reason.field == "init_from")
         assert "best linear probe in cross-validation" in why and "others: allmlp:blind" in why
         folders = dict(reversed(folders.items()))  # not because it is the last one
-    monkeypatch.setattr("allmlp.auto.SMALL_VALIDATION", 9)
+    monkeypatch.setattr("allmlp.auto_start.SMALL_VALIDATION", 9)
     (why,) = (reason.why for reason in choose(data).reasons if reason.field == "init_from")
     assert "best linear probe on the validation split" in why and "allmlp:blind 33.3%" in why
 

@@ -140,8 +140,10 @@ BELOW = {
     "head_init": {"errors", "spec", "models", "data", "tasks", "threads"},
     "backtest": {"errors", "data", "device", "record", "tasks", "weights"},
     "auto_series": {"data", "models"},
+    "auto_start": {"data", "head_init", "models", "run", "spec", "weights"},
     "auto": {
         "auto_series",
+        "auto_start",
         "errors",
         "spec",
         "data",

@@ -298,11 +298,11 @@ def test_the_plan_counts_every_stage() -> None:
 
 
 @pytest.mark.slow
+@torch._dynamo.config.patch(recompile_limit=8)  # monkeypatch would leave it undefined
 def test_every_stage_is_compiled_at_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """15 graphs of one function, more than torch compiles by itself."""
     torch.compiler.reset()
     monkeypatch.setattr(compilation, "BACKEND", counter := CompileCounter())
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     model = SPEC.build().train()
     compilation.compile_task(TrainingLoss(model))
     for batch in (2, 3, 4, 5, 6):

