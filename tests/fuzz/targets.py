@@ -367,6 +367,9 @@ def places(rng: random.Random, folder: Path) -> Case:
             f"{scheme}://", f"{scheme}://127.0.0.1:9/"
         )
     kind = rng.randrange(3)
+    inside = folder / "a" / "b" / "c" / "d"  # so that ../.. is not the whole file system
+    inside.mkdir(parents=True)
+    os.chdir(inside)
     if kind == 0:
         return lambda: detect_data(place).load()
     if kind == 1:
