@@ -18,9 +18,8 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.classify_text import ClassifyText, ClassifyTextModule, class_logits
 from allmlp.tasks.distill import distillation_loss
-from allmlp.tasks.distill_masked_lm import check_tokenizer
+from allmlp.tasks.distill_masked_lm import load_text_teacher
 from allmlp.tasks.task import Losses, Task, TaskModule
-from allmlp.weights import folder
 
 
 class DistillClassifyText(Task):
@@ -74,13 +73,7 @@ def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.d
             f"the teacher {name} has the classes {', '.join(preprocessing.class_names)}, the data have "
             f"{', '.join(dataset.class_names)}"
         )
-    check_tokenizer(path, dataset.tokenizer)
-    if preprocessing.seq_len < dataset.seq_len:
-        raise UserError(
-            f"the teacher {name} reads {preprocessing.seq_len} tokens, the rows have {dataset.seq_len}: "
-            f"set data.seq_len={preprocessing.seq_len} or less"
-        )
-    return folder.load(path, device=device).requires_grad_(False)
+    return load_text_teacher(path, preprocessing.seq_len, dataset, device)
 
 
 class DistillClassifyTextModule(ClassifyTextModule):

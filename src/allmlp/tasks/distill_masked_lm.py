@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Dataset, Split
+from allmlp.data.labeled_text import LabeledTextDataset
+from allmlp.data.squad import SquadDataset
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.files import expand_user
@@ -103,6 +105,19 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
     tokens, expected = ([side.id_to_token(index) for index in range(len(side))] for side in (other, tokenizer))
     if tokens != expected:
         raise UserError(f"{path} has another vocabulary than the data: set data.tokenizer.path={path}")
+
+
+def load_text_teacher(
+    path: Path, seq_len: int, dataset: LabeledTextDataset | SquadDataset, device: torch.device, rows: str = "rows"
+) -> Model:
+    """Load a frozen teacher that reads `seq_len` tokens, and check that it can read the `rows` of the data."""
+    check_tokenizer(path, dataset.tokenizer)
+    if seq_len < dataset.seq_len:
+        raise UserError(
+            f"the teacher {path} reads {seq_len} tokens, the {rows} have {dataset.seq_len}: "
+            f"set data.seq_len={seq_len} or less"
+        )
+    return folder.load(path, device=device).requires_grad_(False)
 
 
 class DistillMaskedLMModule(MaskedLMModule):

@@ -16,10 +16,9 @@ from allmlp.models.cost import measure
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.distill import distillation_loss
-from allmlp.tasks.distill_masked_lm import check_tokenizer
+from allmlp.tasks.distill_masked_lm import load_text_teacher
 from allmlp.tasks.question_answering import QuestionAnswering, QuestionAnsweringModule, span_logits, span_loss
 from allmlp.tasks.task import Losses, Task, TaskModule
-from allmlp.weights import folder
 
 PADDING = -1e4
 """The logit of padding: its probability is 0, its part of the divergence too."""
@@ -66,13 +65,7 @@ def load_teacher(name: str, dataset: SquadDataset, device: torch.device) -> Mode
         raise UserError(
             f"the teacher {name} does not answer questions: train one first, for example allmlp train squad1"
         )
-    check_tokenizer(path, dataset.tokenizer)
-    if preprocessing.seq_len < dataset.seq_len:
-        raise UserError(
-            f"the teacher {name} reads {preprocessing.seq_len} tokens, the windows have {dataset.seq_len}: "
-            f"set data.seq_len={preprocessing.seq_len} or less"
-        )
-    return folder.load(path, device=device).requires_grad_(False)
+    return load_text_teacher(path, preprocessing.seq_len, dataset, device, "windows")
 
 
 class DistillQuestionAnsweringModule(QuestionAnsweringModule):
