@@ -98,6 +98,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "cifar10.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "cifar10_gmlp.jsonl").write_text(json.dumps({"kind": "eval", "accuracy": 0.9569}))
     monkeypatch.setattr(records, "LOGS", tmp_path)
     records.lines.cache_clear()
     yield tmp_path
@@ -112,6 +113,7 @@ def test_study_table(logs: Path) -> None:
     assert rows["| ResNet-18"].startswith("| ResNet-18 | `cifar10_resnet18` | - | 0 | - | - |")
     assert "| gMLP, `cifar10_gmlp` | 7.19 M | 2 | 95.50 ± 6.35 % |" in images.cifar10_short()
     assert rows["| most frequent class"].endswith("| 10.00 % |  |") and "ResNet-18" not in images.cifar10_short()
+    assert "Too few seeds" in images.cifar10_short() and "6.5 minutes: 95.69 %" in images.cifar10_short()
 
 
 def test_staged_models_are_beside_isotropic_ones(logs: Path) -> None:

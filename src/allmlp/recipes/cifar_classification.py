@@ -52,6 +52,7 @@ def cifar10_mixer() -> Run:
     """MLP-Mixer on CIFAR-10 from scratch: 6.53 M parameters.
 
     allmlp train cifar10_mixer --set budget.epochs=none --set budget.minutes=5
+    Measured: 94.65 % (one seed, 300 s alone on one NVIDIA H200).
     Published: 90.8 % (omihub777/MLP-Mixer-CIFAR).
     """
     return _cifar10("mixer_micro")
@@ -61,6 +62,7 @@ def cifar10_resmlp() -> Run:
     """ResMLP on CIFAR-10 from scratch: 6.39 M parameters.
 
     allmlp train cifar10_resmlp --set budget.epochs=none --set budget.minutes=5
+    Measured: 95.58 % (one seed, 300 s alone on one NVIDIA H200).
     Published: 88.12 % for 1.09 M parameters (mskimS2/image-models).
     """
     return _cifar10("resmlp_micro")
@@ -70,6 +72,7 @@ def cifar10_gmlp() -> Run:
     """gMLP on CIFAR-10 from scratch: 7.19 M parameters.
 
     allmlp train cifar10_gmlp --set budget.epochs=none --set budget.minutes=5
+    Measured: 95.60 % (one seed, 300 s alone on one NVIDIA H200).
     Published for MLPs from scratch: 90.9 % for isotropic ones (0.3-0.7 M parameters); with shifts and stages 95.54 to
     97.35 % (Caterpillar, arXiv 2305.17644, 5.9 to 78.8 M).
     """
