@@ -151,6 +151,15 @@ def test_sizes_that_do_not_fit(make: Callable[[], nn.Module], message: str) -> N
         make()
 
 
+@pytest.mark.parametrize("toeplitz", [False, True])
+def test_more_tokens_than_a_layer_has_weights_for(toeplitz: bool) -> None:
+    layers = allmlp.nn.TokenLinear(8, toeplitz=toeplitz), allmlp.nn.SpatialGatingUnit(8, 6, toeplitz=toeplitz)
+    for layer in (*layers, allmlp.nn.TokenMlp(8, 4), allmlp.nn.GMlpBlock(8, 6)):
+        assert layer(torch.rand(1, 7, 6)).shape[1] == 7
+        with pytest.raises(UserError, match="built for at most 8 tokens, got 9"):
+            layer(torch.rand(1, 9, 6))
+
+
 def test_every_public_layer_is_tried_here() -> None:
     tried = {name.split()[0] for name in LAYERS} | {"PatchEmbed", "TokenEmbed"}
     assert tried >= set(allmlp.nn.__all__)

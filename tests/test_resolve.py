@@ -86,6 +86,11 @@ def test_runs_in_a_python_file(here: Path) -> None:
         resolve("no.py:base")
 
 
+def test_a_model_that_is_misspelled(here: Path) -> None:
+    with pytest.raises(allmlp.UserError, match="mixr_nano was not found; did you mean 'mixer_nano'"):
+        resolve("digits_mixer", wishes=Wishes(model="mixr_nano"))
+
+
 def test_a_record_is_the_same_run_again(here: Path) -> None:
     run = runs("digits_mixer")["digits_mixer"].replace(seed=3)
     (here / "old").mkdir()

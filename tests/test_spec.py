@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allmlp
+from allmlp.data.series_table import SeriesTable
 from allmlp.errors import SYNONYMS, UnknownArgument, suggest_keywords
 from allmlp.layers import Affine, Block, ChannelMlp, LearnedPositions, PatchEmbed, TokenConv, TokenLinear, TokenMlp
 from allmlp.models.encoder import Encoder
@@ -18,6 +19,7 @@ from allmlp.models.zoo import presets
 from allmlp.recipes import runs
 from allmlp.run import Run
 from allmlp.spec import Spec, format_spec, from_dict, from_json, hints, override, override_all, to_dict, to_json
+from allmlp.tasks.forecast import Forecast
 
 MIXER = presets()["mixer_nano"].spec
 
@@ -83,6 +85,23 @@ def test_running_a_notebook_cell_again_replaces_its_specs() -> None:
 )
 def test_override(path: str, text: str, read: object) -> None:
     assert read(override(MIXER, path, text))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [("tax", ("tax",)), ("tax, price", ("tax", "price")), ('["tax", "a, b"]', ("tax", "a, b")), ("[]", ())],
+)
+def test_a_list_of_words(text: str, columns: tuple[str, ...]) -> None:
+    """An x separates sizes, not words."""
+    assert override(SeriesTable("sales.csv"), "columns", text).columns == columns
+    for wrong in ("[1]", '["tax"', "[{}]"):
+        with pytest.raises(allmlp.UserError, match=r"^columns"):
+            override(SeriesTable("sales.csv"), "columns", wrong)
+
+
+def test_a_list_of_numbers() -> None:
+    for text in ("0.1,0.9", "[0.1, 0.9]"):
+        assert override(Forecast(), "quantiles", text).quantiles == (0.1, 0.9)
 
 
 @pytest.mark.parametrize(

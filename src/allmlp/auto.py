@@ -184,8 +184,8 @@ def choose_margin(settings: Settings) -> None:
     """Keep the fitted head unless training gains more than chance does on so many validation examples."""
     size = len(settings.dataset.validation or ())
     if size:
-        # Of answers a tenth of which change for better or worse, at random; two of it, since the best of many evaluations
-        # is compared.
+        # Of answers a tenth of which change for better or worse, at random. Two standard errors, since the best of many
+        # evaluations is compared.
         margin = round(2 * (0.1 / size) ** 0.5, 3)
         settings.set("start_margin", margin, "better by two standard errors, or the model stays as it started")
 
@@ -270,7 +270,7 @@ def best_start(settings: Settings, starts: list[Start]) -> Start | None:
 def choose_fine_tuning(settings: Settings, lr: float, layer_decay: float) -> None:
     """Fit the head first, then train everything, the lower layers more slowly."""
     head_init = HeadInit(max_examples=MAX_CPU_FEATURES) if settings.on_cpu else HeadInit()
-    settings.set("head_init", head_init, "logistic regression on the frozen features comes first", "HeadInit")
+    settings.set("head_init", head_init, "fits the head to the frozen features first", "logistic regression")
     choose_margin(settings)
     settings.set("optim", AdamW(lr=lr, weight_decay=0.05, layer_decay=layer_decay), "")
     why = f"AdamW; a trained model changes slowly, each lower block {layer_decay:g} times as fast"

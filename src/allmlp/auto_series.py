@@ -38,4 +38,4 @@ def series_model(dataset: SeriesDataset, few: bool) -> tuple[SeriesEncoder, str,
     width, dropout = (32, 0.5) if few else (64, 0.3)
     sizes = {"seq_len": seq_len, "in_chans": len(dataset.columns), "horizon": dataset.horizon}
     model = patchtsmixer(3, width, 2, dropout, dropout, patch_size=patch, stride=patch, **sizes)
-    return model, f"patches of {patch} steps, one column at a time", "PatchTSMixer, 3 blocks"
+    return model, f"patches of {patch} step{'s' * (patch > 1)}, one column at a time", "PatchTSMixer, 3 blocks"

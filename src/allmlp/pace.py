@@ -83,9 +83,9 @@ class Pace:
         return min(plan.progress + (1 - plan.progress) * (step - plan.step) / max(plan.steps - plan.step, 1), 1.0)
 
     def seconds_left(self, step: int) -> float:
-        if math.isfinite(self.seconds):
-            return self.seconds - self.elapsed
-        return self.elapsed * (self.steps - step) / step
+        by_time = self.seconds - self.elapsed
+        # Without a budget in steps, their number is planned from the time.
+        return by_time if self.limit is None else min(by_time, self.elapsed * (self.steps - step) / step)
 
     def first_estimate(self, step: int, settled: bool) -> float | None:
         """Seconds left, once a few steps have been timed; None before, and while the speed has not `settled`."""

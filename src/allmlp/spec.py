@@ -325,12 +325,16 @@ def override_all(spec: S, changes: Mapping[str, Any]) -> S:
 
 
 def parse(text: str, hint: Any, path: str) -> Any:
-    """Parse a command-line value: a number, a word, 160x256, none, the name of a spec or its JSON."""
+    """Parse a command-line value: a number, a word, 160x256, none, words with commas, the name of a spec, or JSON."""
     text = text.strip()
     if text.lower() in ("none", "null"):
         return conform(None, hint, path)
     if text.startswith("{"):
         return from_json(text)
+    if text.startswith("["):
+        return conform(read_list(text, path), hint, path)
+    if any(get_origin(option) is tuple and get_args(option)[0] is str for option in options(hint)):
+        return conform(tuple(word.strip() for word in text.split(",")), hint, path)
     parts = [part for option in options(hint) for part in (option, *get_args(option))]
     wants_text = any(option is str or get_origin(option) is Literal for option in options(hint))
     if not wants_text and not any(is_named(text, part) for part in parts):
@@ -338,6 +342,13 @@ def parse(text: str, hint: Any, path: str) -> Any:
         numbers = tuple(read_scalar(piece.strip()) for piece in pieces)
         return conform(numbers[0] if len(numbers) == 1 else numbers, hint, path)
     return conform(text, hint, path)
+
+
+def read_list(text: str, path: str) -> Any:
+    try:
+        return from_dict(json.loads(text), path)
+    except (ValueError, RecursionError):
+        raise UserError(f'{path} is not a list in JSON, such as [1, 2] or ["a", "b"]: {shorten(text)}') from None
 
 
 def read_scalar(text: str) -> Any:

@@ -147,6 +147,7 @@ def test_top_k_and_threshold_are_checked(images: Path, photos: Path, tmp_path: P
         (("predict", images, photos, "--out", tmp_path / "a.xml"), "must end in .csv, .tsv, .jsonl, .parquet, or in /"),
         (("predict", images), "an image file, a folder, a table or a text"),
         (("predict", "runs/no-model", photos), "runs/no-model is neither a model folder nor an input"),
+        (("predict", f"{images}s", photos), f"nor an input; did you mean '{images}'"),
         (("predict", images, tmp_path / "no.png"), "there is no file"),
         (("predict", masked, "the [MASK]", "--probabilities"), "--probabilities is for classifiers"),
     ):

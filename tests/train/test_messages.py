@@ -94,6 +94,18 @@ def test_the_duration_is_estimated_without_the_first_steps(tmp_path: Path, monke
     assert estimates == [None, None, None, None, 2.0 * 995, 2.0 * 994]
 
 
+def test_the_time_left_is_that_of_what_ends_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    both, steps, minutes = (
+        pace.Pace(tmp_path, CPU, limit, seconds, 0, 0.0)
+        for limit, seconds in ((100, 180.0), (100, float("inf")), (None, 180.0))
+    )
+    now[0] = 10.0
+    assert [clock.seconds_left(20) for clock in (both, steps, minutes)] == [40.0, 40.0, 170.0]
+    assert both.seconds_left(2) == 170.0
+
+
 def test_a_long_run_is_warned_about() -> None:
     assert messages.describe_duration(small(), CPU, 75.0) == "about 1:15 to go"
     run = small(optim=Muon(), compile=True, init_from="somewhere")

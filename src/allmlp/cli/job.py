@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli.app import next_command
-from allmlp.errors import UserError, lookup, printable
+from allmlp.errors import UserError, did_you_mean, lookup, printable
 
 if TYPE_CHECKING:
     from allmlp.prediction.inputs import Columns, Item
@@ -207,7 +207,9 @@ def split_model(arguments: list[str]) -> tuple[str, list[str]]:
             raise UserError(f"name what {first} is to read: an image file, a folder, a table or a text")
         return first, arguments[1:]
     if len(arguments) > 1 and not os.path.exists(first) and "/" in first and not any(map(str.isspace, first)):
-        raise UserError(f"{first} is neither a model folder nor an input")
+        beside = Path(first).parent.glob("*") if Path(first).parent.is_dir() else ()
+        hint = did_you_mean(os.path.normpath(first), map(str, beside))
+        raise UserError(f"{first} is neither a model folder nor an input{hint}")
     from allmlp.prediction.inputs import guess_reads
     from allmlp.weights.bundled import BUNDLED, BUNDLED_TEXT, bundled_models
 

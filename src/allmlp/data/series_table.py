@@ -191,7 +191,8 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
     samples = {sample.name: sample for sample in sample_columns(table)}
     for name in (*ids, *values):
         if name not in samples:
-            raise UserError(f"{table.file} has no column {name!r}{did_you_mean(name, table.columns)}")
+            hint = did_you_mean(name, table.columns) or f", only {', '.join(table.columns)}"
+            raise UserError(f"{table.file} has no column {name!r}{hint}")
     time = named_column(table.columns, time, (), table.file) or find_time(list(samples.values())) or ""
     if not time:
         raise UserError(f"{table.file} has no column of times, among {', '.join(table.columns)}: set data.time_column")

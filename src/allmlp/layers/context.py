@@ -30,6 +30,12 @@ class BuildContext:
         return self.grid
 
 
+def check_tokens(found: int, most: int) -> None:
+    """Layers over tokens take fewer than they are built for, never more."""
+    if found > most:
+        raise UserError(f"the layer is built for at most {most} tokens, got {found}")
+
+
 class Cache:
     """The state of step-by-step decoding with a causal model.
 

@@ -78,7 +78,8 @@ class Timm(External):
             return construct(self.name, options)
         except Exception as reason:
             what = "these options and its weights" if pretrained else "these options"
-            raise UserError(f"timm cannot build {self.name} with {what}: {one_line(reason)}") from reason
+            offline = "; without a network, name a file of its weights instead" if pretrained else ""
+            raise UserError(f"timm cannot build {self.name} with {what}: {one_line(reason)}{offline}") from reason
 
 
 def construct(name: str, options: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +34,11 @@ class LocatedModel(NamedTuple):
     """If the published weights define it."""
 
 
-def locate(name: str, notify: Callable[[str], object] = lambda text: None, **options: Any) -> LocatedModel:
+def locate(
+    name: str, notify: Callable[[str], object] = lambda text: None, others: Iterable[str] = (), **options: Any
+) -> LocatedModel:
     """The file or folder of a model: a path, a name of `allmlp list weights`, or a model on the Hub, for which
-    `options` are those of `from_hub`.
+    `options` are those of `from_hub`. `others` are names that may be meant where there is no such model.
     """
     path, repository = expand_user(name), name.removeprefix(HUB_PREFIX)
     row = published_weights().get(name) or find_weights(path.name if path.is_file() else repository)
@@ -53,7 +55,7 @@ def locate(name: str, notify: Callable[[str], object] = lambda text: None, **opt
     if name.startswith(HUB_PREFIX) or REPOSITORY.fullmatch(name):
         return LocatedModel(from_hub(repository, **options), preprocessing)
     hint = (
-        did_you_mean(name, published_weights())
+        did_you_mean(name, [*published_weights(), *others])
         or "; name a weights file, a model folder, or one of `allmlp list weights`"
     )
     raise UserError(f"{name} was not found{hint}")

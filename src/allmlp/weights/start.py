@@ -13,7 +13,7 @@ from allmlp.layers.mixers.projection import Dense, Toeplitz, TokenProjection
 from allmlp.models.external import External
 from allmlp.models.grid import GridResize
 from allmlp.models.model import Model
-from allmlp.models.zoo import preset
+from allmlp.models.zoo import preset, presets
 from allmlp.weights import folder
 from allmlp.weights.bundled import model_path
 from allmlp.weights.fetch import locate
@@ -47,7 +47,7 @@ def open_start(name: str | os.PathLike[str]) -> Start:
         trained = spec.pretrained()
         preprocessing = ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop_pct)
         return Start(text, trained.model.eval(), preprocessing, "")
-    where = path if path.exists() else locate(text).path
+    where = path if path.exists() else locate(text, others=presets()).path
     model, known = open_model(str(where), folder.ModelChanges(dtype=None), "cpu")
     return Start(text, model, known, str(where if where.is_dir() else where.parent))
 

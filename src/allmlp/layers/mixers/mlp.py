@@ -11,7 +11,7 @@ from allmlp.errors import UserError
 from allmlp.kernels import training_dtype
 from allmlp.kernels.token_matmul.op import token_matmul
 from allmlp.layers.act import ACTS, Act
-from allmlp.layers.context import BuildContext, Context
+from allmlp.layers.context import BuildContext, Context, check_tokens
 from allmlp.layers.dropout import dropout
 from allmlp.layers.linear import Linear
 from allmlp.layers.mixers.mixer import TokenMixer
@@ -62,6 +62,7 @@ class TokenMlpLayer(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x, tokens = context.zero_padding(x), x.shape[1]
+        check_tokens(tokens, self.up.weight.shape[1])
         up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens]
         dtype = training_dtype(x, self.act)
         if dtype is not None and not (self.dropout and self.training):

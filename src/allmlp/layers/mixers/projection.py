@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from allmlp.kernels import training_dtype
 from allmlp.kernels.token_matmul.op import token_matmul
-from allmlp.layers.context import Context
+from allmlp.layers.context import Context, check_tokens
 from allmlp.layers.init import Init
 from allmlp.layers.norm import AffineLayer
 from allmlp.layers.token_roles import TokenRole
@@ -95,6 +95,7 @@ class TokenProjection(nn.Module):
         return {"weight": "square" if isinstance(self.spec, Dense) else "square parameters", "bias": "out"}
 
     def matrix(self, start: int = 0, stop: int | None = None) -> Tensor:
+        check_tokens(stop or self.tokens, self.tokens)
         return self.spec.matrix(self.weight, start, stop or self.tokens, self.causal)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
