@@ -62,7 +62,7 @@ for module in pkgutil.iter_modules(allmlp.__path__):
 for name in ("training", "prediction", "api", "run"):
     importlib.import_module(f"allmlp.{name}")
 assert all(getattr(allmlp, name) is value for name, value in names.items())
-assert "torch._dynamo" not in sys.modules
+assert "torch._dynamo" not in sys.modules and "triton" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

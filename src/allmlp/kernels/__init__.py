@@ -16,8 +16,8 @@ from allmlp.kernels.activation.reference import ActivationName
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 """Those that the kernels compute."""
 HAS_TRITON = find_spec("triton") is not None
-GLUON_VERSIONS = ("3.6.", "3.7.")
-"""Versions of Triton whose Gluon API our kernels match: run with 3.6, compiled only with 3.7."""
+GLUON_VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
+"""Versions of Triton whose Gluon API our kernels match: run with 3.6, compiled only with the others."""
 
 
 def has_gluon(device: torch.device) -> bool:

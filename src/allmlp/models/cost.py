@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 if TYPE_CHECKING:
     from allmlp.models.model import ModelSpec
@@ -59,6 +58,8 @@ def measure(spec: ModelSpec) -> Cost:
 
     >>> print(allmlp.measure(allmlp.preset("gmlp_s16").spec))
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton where it is installed
+
     shallow, depths = spec.shallow()
     with torch.device("meta"):
         model = shallow.build().eval().requires_grad_(False)

@@ -41,6 +41,10 @@ from allmlp.kernels.token_mix.triton import (
     is_tma_aligned,
 )
 
+# Renamed in Triton 3.8.
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
 BLOCK_M, BLOCK_C, BLOCK_K, STAGES, NUM_WARPS = 256, 128, 32, 6, 8
 MAX_TOKENS = 512
 """Tokens up to which the loop over them is unrolled."""
@@ -68,15 +72,15 @@ def producer(
             mbarrier.wait(empty_bars.index(stage), (count // STAGES & 1) ^ 1)
             ready_bar = ready_bars.index(stage)
             mbarrier.expect(ready_bar, x_desc.block_type.nbytes + a_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(x_desc, [batch, start, col_tile * BLOCK_C], ready_bar, x_smem.index(stage))
-            tma.async_copy_global_to_shared(
+            async_load(x_desc, [batch, start, col_tile * BLOCK_C], ready_bar, x_smem.index(stage))
+            async_load(
                 a_desc, [batch * a_batched, row_tile * BLOCK_M, start], ready_bar, a_smem.index(stage)
             )
             count += 1
         if HAS_OTHER:
             mbarrier.wait(out_empty_bar, (i & 1) ^ 1)
             mbarrier.expect(other_ready_bar, other_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
+            async_load(
                 other_desc, [batch, row_tile * BLOCK_M, col_tile * BLOCK_C], other_ready_bar, out_smem
             )
 
@@ -123,7 +127,7 @@ def consumer(
             z = combine_other(out.load(layout), z, COMBINE)
         out.store(z.to(y_desc.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(y_desc, [batch, row_tile * BLOCK_M, col_tile * BLOCK_C], out_smem)
+        async_store(y_desc, [batch, row_tile * BLOCK_M, col_tile * BLOCK_C], out_smem)
     tma.store_wait(0)
 
 
