@@ -10,11 +10,13 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 import allmlp
+from allmlp.data.preprocessing import TextPreprocessing, write_preprocessing
 from allmlp.data.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.models.gpt2 import gpt2
 from allmlp.prediction import generate as generate_from
 from allmlp.tasks.causal_lm import generate, sample, stream_text, truncate
 from allmlp.weights.convert import convert
+from command import run
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.9), (None, 0.3), (5, None), (5, 0.6), (100, 1e-9), (3, 1.0)])
@@ -110,7 +112,23 @@ def test_settings_of_sampling_are_checked() -> None:
         ({"temperature": float("nan")}, "temperature must be 0"),
     ):
         with pytest.raises(allmlp.UserError, match=message):
-            next(generate(model, tokenizer, **settings))  # type: ignore[arg-type]
+            generate(model, tokenizer, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(("--temperature", "inf"), "temperature must be 0"), (("--prompt", 9 * "one "), "shorten it")],
+    ids=["temperature", "prompt"],
+)
+def test_an_error_comes_before_any_text(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = TokenizerConfig(vocab_size=40).build(["one two"])
+    allmlp.save(gpt2(1, 8, 2, 9, len(tokenizer)).build(), tmp_path)
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf8")
+    write_preprocessing(tmp_path, TextPreprocessing("text", 9))
+    code, out, err = run(capsys, "generate", tmp_path, "--prompt", "one two", *options)
+    assert code == 2 and not out and message in err and err.count("\n") == 1
 
 
 def test_a_tiny_top_p_leaves_the_most_probable_token() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -88,7 +89,6 @@ LOWEST, HIGHEST = 1e-3, 1e3
 """Temperatures at which probabilities can be computed in float32."""
 
 
-@torch.inference_mode()
 def generate(
     model: Model,
     tokenizer: Tokenizer,
@@ -99,10 +99,10 @@ def generate(
     top_p: float | None = None,
     seed: int | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens that follow the prompt as they are generated, until [SEP] or the model's sequence length.
+    """The tokens that follow the prompt as they are generated, until [SEP] or the model's sequence length.
 
     temperature=0 is greedy; `top_k` samples from the k most probable tokens only, `top_p` from the fewest whose
-    probabilities, at this temperature, sum to it.
+    probabilities, at this temperature, sum to it. Errors are raised by the call, before the first token is asked for.
     """
     if temperature and not LOWEST <= temperature <= HIGHEST:
         raise UserError(f"temperature must be 0, for the most probable token, or between {LOWEST} and {HIGHEST:g}")
@@ -116,13 +116,22 @@ def generate(
         raise UserError(f"the prompt has {len(ids) - 1} tokens, the model reads {seq_len} in all: shorten it")
     generator = torch.Generator(model.device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
+    choose = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+    return continue_text(model, tokenizer, ids, min(max_new_tokens, seq_len - len(ids)), choose)
+
+
+@torch.inference_mode()
+def continue_text(
+    model: Model, tokenizer: Tokenizer, ids: list[int], count: int, choose: Callable[[Tensor], int]
+) -> Iterator[int]:
+    """Yield at most `count` tokens after `ids`, each chosen from its logits."""
     # [SEP], which ends the text, is the only special token that may be generated.
     suppressed = sorted(tokenizer.special_ids - {tokenizer.sep_token_id})
     cache, new_ids = Cache(), torch.tensor([ids], device=model.device)
-    for _ in range(min(max_new_tokens, seq_len - len(ids))):
+    for _ in range(count):
         logits = model(new_ids, cache=cache)[0, -1].float()
         logits[suppressed] = -torch.inf
-        token = sample(logits, temperature, top_k, top_p, generator)
+        token = choose(logits)
         if token == tokenizer.sep_token_id:
             return
         yield token
