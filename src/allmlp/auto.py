@@ -368,7 +368,7 @@ def choose_labeled_texts(settings: Settings) -> None:
     task = ClassifyText(dropout=0.1 if start else 0.5, tfidf=simple)
     settings.run = settings.run.replace(task=task)
     if simple:
-        settings.reasons.append(Reason("task.tfidf", "true", "what TF-IDF and logistic regression reach is told too"))
+        settings.reasons.append(Reason("task.tfidf", "true", "TF-IDF with logistic regression is reported beside it"))
     choose_balance(settings, len(dataset.class_names))
     if start is not None:
         choose_batch(settings, 16 if few else 32)

@@ -77,6 +77,8 @@ def measured(found: list[Record]) -> tuple[str, str, str, str]:
 
 
 def staged() -> str:
+    if not any(study("cifar10_staged", row) for row in STAGED):
+        return "Not run yet."
     rows = [(*STAGED[row], *measured(study("cifar10_staged", row))) for row in STAGED]
     flat = [(f"{FAMILIES[row][0]}, isotropic", *FAMILIES[row][1:2], *measured(study("cifar10", row))) for row in FLAT]
     published = [("Caterpillar-Mi, published", "", "5.9 M", "", "", "95.54 %")]
