@@ -190,6 +190,9 @@ class MaskedLMModule(TaskModule):
         loss, accuracy = masked_lm_loss(self.model, self.encode(self.model, batch, ids), batch)
         return Losses(loss, {"accuracy": accuracy})
 
+    def loss_weight(self, *inputs: Tensor) -> Tensor:
+        return MaskedBatch(*inputs[1:]).weights.sum()
+
     def encode(self, model: Model, batch: MaskedBatch, ids: Tensor) -> Tensor:
         """Features of the corrupted rows, b s c."""
         if self.dataset.separate_documents:
