@@ -182,6 +182,12 @@ class ImageDataset(Dataset):
         }
 
 
+def evenly_spaced(count: int, chosen: int) -> Tensor:
+    """Indices of `chosen` of `count` examples, from the first to the last; some come twice where there are fewer."""
+    # In float32, in which checksums have always been made, one of more than 2^24 may be rounded beyond the last.
+    return torch.linspace(0, count - 1, chosen).long().clamp(max=count - 1)
+
+
 def subset(split: Split, indices: Tensor) -> Split:
     if isinstance(split, InMemory):
         return split.take(indices)
