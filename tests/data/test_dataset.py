@@ -94,6 +94,8 @@ def test_per_class_keeps_as_many_of_each() -> None:
     chosen, more, others = (set(one.train.examples.images.flatten().tolist()) for one in (four, six, other))
     assert chosen < more and chosen != others
     assert whole.take_per_class(None, 0) is whole
+    unlabeled = many({-1: 7, 0: 5, 1: 3}).take_per_class(2, 0)
+    assert labels_of(unlabeled.train).tolist().count(-1) == 7 and len(unlabeled.train) == 11
 
 
 def test_per_class_needs_classes() -> None:
