@@ -369,7 +369,7 @@ class ObjectImages:
                     f"{where} is a tensor {list(image.shape)}, not [C, {height}, {width}]: resize the tensors in the "
                     "dataset, or return PIL images"
                 )
-            if not is_pixels or tuple(image.shape[1:]) == self.img_size:
+            if not is_pixels:
                 return image
             image = image.movedim(0, -1).numpy()
         if isinstance(image, np.ndarray):
