@@ -12,8 +12,9 @@ import torch
 import allmlp
 from allmlp.auto import Choice, choose_run
 from allmlp.cli import main
+from allmlp.data.augment import Translate
 from allmlp.data.corpus import Corpus
-from allmlp.data.dataset import Data
+from allmlp.data.dataset import Data, ImageDataset, InMemory
 from allmlp.data.detect import detect_data
 from allmlp.data.digits import Digits
 from allmlp.data.parallel_corpus import ParallelCorpus
@@ -146,6 +147,32 @@ def test_images_that_no_bundled_model_reads() -> None:
     assert isinstance(run.task, Classify)
     assert "HorizontalFlip" not in str(run.task.augment)  # a mirrored digit is no digit
     assert not run.keep_best  # there is no validation split, and the test split must not choose
+
+
+class Strips(Data):
+    """Images of any size with two channels, which no trained model reads."""
+
+    height: int = 8
+    width: int = 8
+
+    def load(self) -> ImageDataset:
+        def split(count: int) -> InMemory:
+            return InMemory(torch.zeros(count, 2, self.height, self.width, dtype=torch.uint8), torch.arange(count) % 2)
+
+        return ImageDataset(split(40), split(8), ("a", "b"), (0.5, 0.5), (0.2, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted", "patch"),
+    [((28, 28), (28, 28), 2), ((37, 37), (38, 38), 2), ((62, 62), (63, 63), 7), ((48, 12), (48, 12), 2)],
+)
+def test_images_of_any_size_have_many_patches(size: tuple[int, int], wanted: tuple[int, int], patch: int) -> None:
+    """Also where no patch of a good size divides them, and where they are not square."""
+    run = choose_run(Strips(*size), device="cpu").run
+    assert isinstance(run.model, Encoder) and run.model.input_size == wanted
+    assert run.model.stem.patch_size == (patch, patch) and run.model.stem.tokens >= 16
+    (shift,) = [one for one in run.task.augment.transforms if isinstance(one, Translate)]  # type: ignore[attr-defined]
+    assert shift.pixels < min(size)
 
 
 def test_own_splits_without_validation_get_one(here: Path) -> None:

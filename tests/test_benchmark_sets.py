@@ -134,6 +134,10 @@ def test_a_probe_finds_separable_classes(tmp_path: Path) -> None:
     files = [Path(dataset.train.name(index)) for index in range(len(dataset.train))]  # type: ignore[attr-defined]
     torch.testing.assert_close(features.values, torch.as_tensor(allmlp.embed(model, files, device="cpu")))
     assert features.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    files[4].write_bytes(b"no image")  # the next one, of another class, takes its place
+    again = embed_split(predictor, dataset.train, 4)  # type: ignore[arg-type]
+    torch.testing.assert_close(again.values[4], features.values[5])
+    assert again.labels.tolist() == [0] * 4 + [1] * 6 + [2] * 5
 
 
 def test_a_model_of_texts_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import math
 import sys
@@ -21,9 +22,10 @@ from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.evaluation import evaluate_model
-from allmlp.labeled_inputs import fit
+from allmlp.labeled_inputs import fit, image_inputs
 from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
+from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.training import evaluate_checkpoint, train
@@ -115,6 +117,22 @@ def test_unreadable_images_are_named_and_do_not_count(model: Path, tmp_path: Pat
     found = evaluate_model(str(model), str(folder), device="cpu", batch_size=4)
     assert found.metrics == pytest.approx(good.metrics) and found.examples == 20
     assert len(found.skipped) == 1 and "4a.png: not an image" in found.skipped[0]
+
+
+def test_images_found_corrupt_meanwhile(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads read ahead while those of a batch are listed."""
+    predictor = open_predictor(str(model), device="cpu")
+    assert isinstance(predictor, ImagePredictor)
+    inputs = image_inputs(str(photos(tmp_path / "photos", ("cat", "dog"))), predictor)
+    split: Any = inspect.getclosurevars(inputs.corrupt).nonlocals["split"]
+    split.corrupt[0] = "damaged"
+
+    def name(index: int) -> str:
+        split.corrupt.setdefault(index + 1, "damaged too")
+        return f"photo {index}"
+
+    monkeypatch.setattr(split, "name", name)
+    assert inputs.corrupt() == {0: "photo 0: damaged"} and len(split.corrupt) == 2
 
 
 def test_classes_the_model_does_not_have(model: Path, tmp_path: Path) -> None:

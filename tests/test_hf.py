@@ -300,6 +300,9 @@ def test_left_padding_of_a_causal_model(saved: dict[str, Path]) -> None:
     alone = model(ids, labels=ids, output_hidden_states=True)
     assert torch.equal(found.logits[:, 3:], alone.logits) and torch.allclose(found.loss, alone.loss)
     assert torch.equal(found.hidden_states[1][:, 3:], alone.hidden_states[1])
+    cached = model(padded, mask, use_cache=True)  # a cache has no rows at different positions: there is none
+    assert torch.equal(cached.logits, found.logits) and cached.past_key_values is None
+    assert model(ids, torch.ones_like(ids), use_cache=True).past_key_values is not None
 
 
 def test_translate(folders: dict[str, Path], saved: dict[str, Path]) -> None:

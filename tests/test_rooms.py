@@ -258,7 +258,7 @@ BELOW = {
         "schedule",
     },
     "studies": {"declared", "recipes", "study"},
-    "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis", "checkpoint"},
+    "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis", "checkpoint", "best"},
     "cli": {
         "split_metrics",
         "backtest",

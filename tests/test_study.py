@@ -477,6 +477,17 @@ def test_curves(fake: Path, tmp_path: Path) -> None:
     assert draw(summary, tmp_path / "out")
 
 
+def test_seconds_until_a_loss_has_fallen_to_a_target() -> None:
+    rows = {"mixer": Row("digits_mixer", curve=("mixer", 1), metric="mse")}
+    study = small(rows=rows, reference="", seeds=1, axis="seconds", target=0.5)
+    (trial,) = study.final_trials("mixer", "")
+    evaluations = [{"step": n, "seconds": 10.0 * n, "mse": 2.0**-n} for n in range(5)]
+    result = {"test": {"mse": 0.06}, "seconds": 50.0, "epochs": 1.0, "steps": 9, "evaluations": evaluations[1:]}
+    summary = summarize(progress(study, [records.make("small", trial, 1, 99.0, {"result": result})]))
+    assert summary.reached["mixer"] is not None and summary.reached["mixer"].mean == 10.0
+    assert runner.is_better("mse", 0.1, 0.5) and not runner.is_better("accuracy", 0.1, 0.5)
+
+
 def test_costs_and_seconds_to_a_target(fake: Path, tmp_path: Path) -> None:
     """Accuracies of a curve cross the target between 10 and 40 seconds; the inference rate is that of the model."""
     pytest.importorskip("matplotlib")

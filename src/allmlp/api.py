@@ -194,4 +194,7 @@ def embed(
     from allmlp.prediction.stream import features, values
 
     predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
-    return np.stack(list(values(features(predictor, as_items(inputs, predictor.reads, context), batch_size))))
+    found = list(values(features(predictor, as_items(inputs, predictor.reads, context), batch_size)))
+    if not found:
+        raise UserError(f"there are no {predictor.reads}")
+    return np.stack(found)

@@ -6,6 +6,7 @@ All of them are ordinary fields of the run: `--set FIELD=VALUE` changes one, and
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -293,7 +294,8 @@ def choose_images(settings: Settings) -> None:
         if size != start.model.spec.input_size:
             settings.run = settings.run.replace(model=start.model.spec.configure(img_size=size))
     elif spec is None:
-        model = image_model(settings, size[0], many)
+        model = image_model(settings, size, many)
+        size = model.input_size or size
         why = f"{settings.examples:,} examples are enough" if many else "no trained model at hand reads such images"
         settings.set("model", model, f"random weights: {why}", f"gMLP, {model.depth} blocks")
     else:
@@ -301,7 +303,7 @@ def choose_images(settings: Settings) -> None:
     if settings.has("img_size"):
         why = "as asked for" if settings.wishes.size else "the size of the model"
         settings.set("data.img_size", size, why if start or spec else "for this many examples on this device")
-    choose_augmentation(settings, size[0], start is not None)
+    choose_augmentation(settings, min(size), start is not None)
     choose_balance(settings, len(dataset.class_names))
     if start is not None:
         choose_batch(settings, 16 if few else 32 if settings.on_cpu else 128)
@@ -328,12 +330,20 @@ def image_size(settings: Settings, spec: ModelSpec | None) -> tuple[int, int]:
     return side, side
 
 
-def image_model(settings: Settings, size: int, many: bool) -> Encoder:
-    """A gMLP by the number of examples, with 16 to 256 patches."""
-    patch = next(side for side in range(max(size // 14, 2), size + 1) if size % side == 0)
+def image_model(settings: Settings, size: tuple[int, int], many: bool) -> Encoder:
+    """A gMLP by the number of examples, with 16 to 400 patches where images are large enough. Images that no such patch
+    divides are enlarged a little.
+    """
+    least = max(int(math.prod(size) ** 0.5) // 14, 2)
+
+    def whole(patch: int) -> tuple[int, int]:
+        return -(-size[0] // patch) * patch, -(-size[1] // patch) * patch
+
+    patch = min(range(least, 2 * least), key=lambda patch: math.prod(whole(patch)))
     depth, width = (30, 256) if many else (6, 96) if settings.examples < FEW or settings.on_cpu else (12, 192)
-    model = gmlp(depth, width, patch, size, len(settings.dataset.class_names))  # type: ignore[attr-defined]
-    return model.configure(in_chans=len(settings.dataset.mean), drop_path=0.1)  # type: ignore[attr-defined]
+    classes, colors = len(settings.dataset.class_names), len(settings.dataset.mean)  # type: ignore[attr-defined]
+    model = gmlp(depth, width, patch, patch, classes)
+    return model.configure(img_size=whole(patch), in_chans=colors, drop_path=0.1)
 
 
 def choose_augmentation(settings: Settings, size: int, trained: bool) -> None:

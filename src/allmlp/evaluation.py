@@ -147,7 +147,7 @@ def evaluate_model(
         if isinstance(predictor, TextPredictor) and predictor.task != "classes":
             if own.functions:
                 raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
-            return evaluate_text_task(predictor, model, data, world, batch_size)
+            return evaluate_text_task(predictor, model, data, world, dtype, batch_size)
         inputs = text_inputs(data) if isinstance(predictor, TextPredictor) else image_inputs(data, predictor)
         table = read_class_table(classes) if classes else None
         num_classes = predictor.probabilities([inputs.read(range(1))[0]]).shape[1]
@@ -202,7 +202,8 @@ def evaluate_run(
     title = f"its {'held-out examples' if run.val_size else 'test split'}"
     floors = task.floors(dataset, split)
     if type(module).evaluate not in (ClassifyModule.evaluate, ClassifyTextModule.evaluate):
-        return Evaluation(name, title, len(split), evaluate(module, model, split, world, run) | floors)
+        found = evaluate(module, model, split, world, in_precision(run, dtype), metrics)
+        return Evaluation(name, title, len(split), found | floors)
     compute = dtype or compute_dtype(run, world.device)
     class_names: tuple[str, ...] = dataset.class_names  # type: ignore[attr-defined]
     keep = bool(metrics.functions)
@@ -212,6 +213,11 @@ def evaluate_run(
     others = {f"{names[k]}_accuracy": accuracy(outputs.select(part == k)) for k in part.unique().tolist() if k}
     found.metrics.update(others | floors | own_metrics(metrics, outputs, world, part, module.split_names))
     return found
+
+
+def in_precision(run: Run, dtype: torch.dtype | None) -> Run:
+    """The run as it is evaluated in `dtype`; None: in its own precision."""
+    return run if dtype is None else run.replace(precision=str(dtype).removeprefix("torch."))
 
 
 @torch.inference_mode()
@@ -284,7 +290,12 @@ def predictor_outputs(
 
 
 def evaluate_text_task(
-    predictor: TextPredictor, name: str, place: str, world: parallel.World, batch_size: int | None
+    predictor: TextPredictor,
+    name: str,
+    place: str,
+    world: parallel.World,
+    dtype: torch.dtype | None,
+    batch_size: int | None,
 ) -> Evaluation:
     """The metrics of a language model, of question answering or of a translation on the files at `place`."""
     defaults: dict[str, tuple[Task, Callable[[str, str], Data]]] = {
@@ -301,7 +312,7 @@ def evaluate_text_task(
     # The data for training are not needed, and may not be here.
     dataset = data.replace(**{train: place, "test": place, "seq_len": predictor.preprocessing.seq_len}).load()
     run.task.check_dataset(dataset)
-    run = run.replace(batch_size=batch_size or run.batch_size)
+    run = in_precision(run.replace(batch_size=batch_size or run.batch_size), dtype)
     module = run.task.build_evaluator(predictor.original, dataset).to(world.device)
     metrics = evaluate(module, predictor.original, dataset.test, world, run)
     return Evaluation(name, place, len(dataset.test), metrics)

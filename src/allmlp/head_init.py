@@ -105,7 +105,7 @@ def classifier(model: Model) -> nn.Linear:
 
 @torch.no_grad()
 def features_of(model: Model, task: TaskModule, split: Split) -> Features:
-    """The inputs of the classifier for every labeled example, preprocessed as for evaluation."""
+    """The inputs of the classifier for every example, all of them labeled, preprocessed as for evaluation."""
     found: list[Tensor] = []
     labels: list[Tensor] = []
     threads = Threads(active=model.device.type == "cpu")
@@ -127,15 +127,17 @@ def features_of(model: Model, task: TaskModule, split: Split) -> Features:
     values = torch.cat(found)
     if values.ndim != 2 or len(values) != sum(map(len, labels)):
         raise UserError("head_init needs a classifier with one vector per example")
-    features = Features(values, torch.cat(labels))
-    return features.take((features.labels >= 0).nonzero().flatten())
+    return Features(values, torch.cat(labels))
 
 
 def sample_classes(split: Split, examples: int, seed: int) -> Split:
-    """At most `examples` of a split, with as many of each class as there are, up to an equal share."""
+    """At most `examples` labeled ones of a split, with as many of each class as there are, up to an equal share."""
+    labels = labels_of(split).cpu()
+    if (labels < 0).any():  # an evaluation has no loss for these
+        labeled = (labels >= 0).nonzero().flatten()
+        split, labels = subset(split, labeled), labels[labeled]
     if len(split) <= examples:
         return split
-    labels = labels_of(split).cpu()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     # Rank of each example within its class: the first of every class come first, then the second, ...
     by_class = order[labels[order].argsort(stable=True)]

@@ -87,7 +87,8 @@ def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
     def corrupt() -> dict[int, str]:
         if not isinstance(split, EncodedImages):
             return {}
-        return {index: f"{split.name(index)}: {reason}" for index, reason in split.corrupt.items()}
+        known = dict(split.corrupt)  # a copy: threads that read ahead add to it
+        return {index: f"{split.name(index)}: {reason}" for index, reason in known.items()}
 
     return LabeledInputs(title, class_names, labels_of(split), read, corrupt)
 

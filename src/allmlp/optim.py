@@ -12,9 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from allmlp.device import default_dtype
+from allmlp.layers.block import BlockLayer
 from allmlp.layers.mixers.attention import RelativePositionBiasLayer
 from allmlp.layers.stem import LearnedPositionsLayer
 from allmlp.spec import NonNegative, Rate, Spec
+
+BLOCK_PATHS = re.compile(r".*\bblocks\.\d+(?=\.)"), re.compile(r".*?\b(?:layers?|layer\d+)\.\d+(?=\.)")
+"""Of the blocks in networks of other packages: where they are called so, and where they are called layers."""
+POSITIONS = re.compile(r"\bpos(ition)?_embed")
 
 
 class Optim(Spec, abstract=True):
@@ -115,14 +120,14 @@ def parameter_groups(module: nn.Module, spec: Optim, muon: bool = False) -> list
     On a GPU, learning rates and step counts are tensors, so that a step can be captured in a CUDA graph.
     """
     capturable = spec.capturable and on_gpu(module)
-    depth = max((block_number(name) for name, _ in module.named_parameters()), default=0)
+    numbers, depth = layer_numbers(module)
     hidden = hidden_matrices(module) if muon else set()
     undecayed = {id(weight) for weight in position_embeddings(module)}
     groups: dict[tuple[bool, float, bool], list[Tensor]] = {}
     for name, weight in module.named_parameters():
         if weight.requires_grad:
             decays = weight.dim() >= 2 and id(weight) not in undecayed
-            factor = spec.layer_decay ** (depth + 1 - layer_number(name, depth))
+            factor = spec.layer_decay ** (depth + 1 - numbers[name])
             factor *= spec.vector_lr_scale if weight.dim() < 2 else 1.0
             groups.setdefault((decays, factor, id(weight) in hidden), []).append(weight)
     return [
@@ -143,6 +148,31 @@ def on_gpu(module: nn.Module) -> bool:
     return next(module.parameters()).is_cuda
 
 
+def layer_numbers(module: nn.Module) -> tuple[dict[str, int], int]:
+    """Depth of the trained parameters for layer decay, and the number of blocks: 0 is the stem, 1 to depth are the
+    blocks, depth + 1 norm, pool and head.
+    """
+    names = [name for name, weight in module.named_parameters() if weight.requires_grad]
+    if not any(isinstance(child, BlockLayer) for child in module.modules()):
+        return numbers_in_order(names)
+    depth = max((block_number(name) for name, _ in module.named_parameters()), default=0)
+    return {name: layer_number(name, depth) for name in names}, depth
+
+
+def numbers_in_order(names: list[str]) -> tuple[dict[str, int], int]:
+    """As `layer_numbers`, of a network with names of its own, in the order in which it has its parameters: those before
+    the first block are the stem, others between blocks belong to the next one. Without blocks all are equal.
+    """
+    inner, outer = BLOCK_PATHS
+    path = inner if any(map(inner.match, names)) else outer
+    blocks, numbers = dict[str, int](), dict[str, int]()
+    for name in names:
+        found = path.match(name)
+        following = len(blocks) + 1 if blocks else 0
+        numbers[name] = blocks.setdefault(found[0], len(blocks) + 1) if found else following
+    return (numbers, len(blocks)) if blocks else (dict.fromkeys(names, 1), 0)
+
+
 def block_number(name: str) -> int:
     """Of a parameter, counted from 1; 0 outside the blocks. A merge belongs to the block that follows."""
     found = re.search(r"\b(?:blocks|merges)\.(\d+)\.", name)
@@ -160,6 +190,8 @@ def position_embeddings(module: nn.Module) -> Iterable[Tensor]:
     for child in module.modules():
         if isinstance(child, (LearnedPositionsLayer, RelativePositionBiasLayer)):
             yield child.weight
+    # In networks of other packages they are known by their names.
+    yield from (weight for name, weight in module.named_parameters() if POSITIONS.search(name))
 
 
 def hidden_matrices(module: nn.Module) -> set[int]:

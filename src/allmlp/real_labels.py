@@ -52,7 +52,7 @@ def evaluate_real_labels(
             tuple(imagenet_classes()),
             torch.tensor([labels[image.label][0] for image in images]),
             lambda indices: list(split.fetch(torch.tensor(indices)).images),
-            lambda: {index: f"{split.name(index)}: {reason}" for index, reason in split.corrupt.items()},
+            lambda: {index: f"{split.name(index)}: {reason}" for index, reason in dict(split.corrupt).items()},
         )
         num_classes = predictor.probabilities([inputs.read(range(1))[0]]).shape[1]
         match = match_classes(inputs.class_names, model_class_names(predictor.class_names, num_classes))

@@ -69,16 +69,29 @@ class TrainStep:
         return losses
 
     def backward(self, micro_batches: Sequence[tuple[Tensor, ...]]) -> Losses:
-        """Add up the gradients of the mean loss over the micro-batches."""
+        """Add up the gradients of the mean loss over the examples, or tokens, of all micro-batches."""
         module = self.wrapped or self.task
         parts: list[Losses] = []
-        for number, inputs in enumerate(micro_batches, 1):
+        for number, (inputs, share) in enumerate(zip(micro_batches, self.shares(micro_batches), strict=True), 1):
             with self.world.sync(module, number == len(micro_batches)), autocast(self.world.device, self.dtype):
                 losses: Losses = module(*inputs)
-            self.scaler.scale(losses.total / len(micro_batches)).backward()
-            parts.append(losses)
-        # Means are new tensors: a compiled CUDA graph overwrites its outputs at the next step.
-        return tree_map(lambda *values: torch.stack([value.detach() for value in values]).mean(0), *parts)
+            self.scaler.scale(losses.total * share).backward()
+            # Products are new tensors: a compiled CUDA graph overwrites its outputs at the next call.
+            parts.append(tree_map(lambda value, share=share: value.detach() * share, losses))
+        return tree_map(lambda *values: torch.stack(values).sum(0), *parts)
+
+    def shares(self, micro_batches: Sequence[tuple[Tensor, ...]]) -> Sequence[float | Tensor]:
+        """What each micro-batch counts for: the means of parts of different size make up the mean of the whole.
+
+        Over all processes they sum to the number of these, since gradients are averaged over them.
+        """
+        if len(micro_batches) == 1 and self.world.size == 1:
+            return [1.0]
+        weights = [self.task.loss_weight(*inputs) for inputs in micro_batches]
+        if not any(isinstance(weight, Tensor) for weight in weights):  # equally many examples in every process
+            return [weight / sum(weights) for weight in weights]
+        counts = torch.stack([torch.as_tensor(weight, device=self.world.device) for weight in weights]).float()
+        return (counts / self.world.mean(counts.sum()).clamp(min=1)).unbind()
 
     def update(self, losses: Losses) -> None:
         # All processes must skip together: the gradients of one reach all of them.

@@ -141,7 +141,7 @@ def training_loop(
     optimizer = run.optim.build(task)
     freezing = Freezing(task, optimizer, run.freeze_fraction)
     frozen = freezing.parameters if run.freeze_fraction == 1 else []
-    trained = count(w for w in task.model.parameters() if w.requires_grad) - count(frozen)
+    trained = count(w for w in model.parameters() if w.requires_grad) - count(frozen)
     ema, best = ModelEma(task.model, run.ema_decay), Best(run.keep_best, run.patience, run.start_margin)
     step, seconds_spent, evaluation_due = 0, 0.0, run.head_init is not None
     if found is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from allmlp.data.dataset import ImageDataset, Split, labels_of
+from allmlp.data.dataset import ImageDataset, Split
 from allmlp.errors import UserError
 from allmlp.head_init import Features, HeadInit, fit_holding_out, sample_classes
 from allmlp.labeled_inputs import NAMED, find_data, fit
@@ -102,10 +102,11 @@ def probe_dataset(
 
 
 def embed_split(predictor: ImagePredictor, split: Split, batch_size: int) -> Features:
-    threads, found = Threads(active=predictor.device.type == "cpu"), []
+    threads, found, labels = Threads(active=predictor.device.type == "cpu"), [], []
     for indices in torch.arange(len(split)).split(batch_size):
-        images = split.fetch(indices).images
-        ready = fit(images, predictor.img_size, predictor.decoding.crop_pct, predictor.decoding.channels)
+        batch = split.fetch(indices)  # with the labels of the images that replace corrupt ones
+        ready = fit(batch.images, predictor.img_size, predictor.decoding.crop_pct, predictor.decoding.channels)
         with threads:
             found.append(predictor.embed(list(ready)).cpu())
-    return Features(torch.cat(found), labels_of(split).cpu())
+        labels.append(batch.labels.cpu())
+    return Features(torch.cat(found), torch.cat(labels))

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from allmlp.data.corpus import Corpus, TokenBatch
-from allmlp.data.dataset import ImageDataset, InMemory, Subset, labels_of
+from allmlp.data.dataset import ImageDataset, InMemory, Subset, evenly_spaced, labels_of
 from allmlp.data.image_folder import ImageFolder
 from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig
 from allmlp.errors import UserError
@@ -67,6 +67,13 @@ def test_checksum_of_tokens_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.parametrize("count", [1, 3, 1000, 2**24 + 4, 2**31 + 1])
+def test_evenly_spaced_examples_are_there(count: int) -> None:
+    """The last number of 2^24 + 4 is not one of float32."""
+    found = evenly_spaced(count, 64)
+    assert len(found) == 64 and found[0] == 0 and found.max() < count and found[-1] >= (count - 1) * 0.999
+
+
 def test_labels_of_every_kind_of_split() -> None:
     split = dataset().train
     assert labels_of(split).tolist() == [0, 1, 2, 2]
@@ -87,6 +94,8 @@ def test_per_class_keeps_as_many_of_each() -> None:
     chosen, more, others = (set(one.train.examples.images.flatten().tolist()) for one in (four, six, other))
     assert chosen < more and chosen != others
     assert whole.take_per_class(None, 0) is whole
+    unlabeled = many({-1: 7, 0: 5, 1: 3}).take_per_class(2, 0)
+    assert labels_of(unlabeled.train).tolist().count(-1) == 7 and len(unlabeled.train) == 11
 
 
 def test_per_class_needs_classes() -> None:

@@ -160,6 +160,12 @@ def test_datasets_of_one_name_are_told_apart() -> None:
 
 def test_pixels_are_resized_to_the_model() -> None:
     """uint8 tensors of any size; float tensors are used as they are."""
+    same = [Data.of(Squares(form)).load() for form in ("pil", "array", "uint8")]
+    for uniforms in (None, torch.full((2, 4), 0.3)):
+        images = [one.train.fetch(torch.arange(2), uniforms).images for one in same]
+        assert torch.equal(images[0], images[1]) and torch.equal(images[0], images[2]), (
+            "cropped alike, also at own size"
+        )
     assert Data.of(Squares("uint8"), img_size=12).load().train.fetch(torch.tensor([0])).images.shape == (1, 3, 12, 12)
     with pytest.raises(UserError, match=r"item 0 of .* is a tensor \[3, 8, 8\], not \[C, 12, 12\]: resize"):
         Data.of(Squares("float"), img_size=12).load()

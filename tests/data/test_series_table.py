@@ -17,7 +17,7 @@ from allmlp.data.detect import detect_data
 from allmlp.data.ett import ETT
 from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency, read_times
 from allmlp.data.series import Windows, build_dataset
-from allmlp.data.series_table import SeriesTable, read_series
+from allmlp.data.series_table import SeriesTable, read_series, split_name
 from allmlp.errors import UserError
 
 
@@ -130,6 +130,16 @@ def test_interleaved_series_need_no_sorting_note(tmp_path: Path) -> None:
     assert found.lengths == [30, 30] and found.notes == () and found.values[30:, 0].tolist() == list(range(30))
 
 
+def test_names_of_series_in_two_columns(tmp_path: Path) -> None:
+    """A slash in a cell is not the one between the columns."""
+    stores = (("a/b", "c"), ("a", "b/c"), ("a\\", "c"), ("a", "c"))
+    rows = [[day, *names, n] for names in stores for n, day in enumerate(days(5))]
+    found = read_series(table(tmp_path, rows, "date,store,item,sales"))
+    assert len(set(found.ids)) == len(stores) and found.ids[3] == "a/c"
+    assert [tuple(split_name(name, 2)) for name in found.ids] == list(stores)
+    assert split_name("a/b", 1) == ["a/b"] and split_name("", 0) == []
+
+
 def test_short_and_constant_series(tmp_path: Path) -> None:
     rows = [[day, "long", n % 7] for n, day in enumerate(days(60))]
     rows += [[day, "short", n] for n, day in enumerate(days(9))] + [[day, "tiny", 1] for day in days(3)]
@@ -137,6 +147,8 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
     series = [dataset.train.fetch(torch.tensor([n])).series.item() for n in range(len(dataset.train))]
     assert series.count(1) == 1 and 2 not in series, "one window of 5 steps, filled with missing values"
     assert "1 of 3 series are too short to train" in dataset.notes[-1]
+    default = SeriesTable(table(tmp_path, rows, "date,id,sales")).load()
+    assert default.horizon == 6 and default.notes[-1].endswith("too short to train on a forecast of 6 steps")
     flat = SeriesTable(table(tmp_path, [[day, 3] for day in days(60)]), horizon=4, seq_len=16).load()
     assert flat.std.item() == 1 and flat.notes == ("constant: sales",) and flat.seasonal_error.isnan().all()
 
@@ -156,6 +168,10 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
             "times are not regular: most are 1 hour",
         ),
         ([["2024-01-01", 1], ["2024-01-02", 2], ["2924-01-02", 3]], "only 3 have a row: look for wrong times"),
+        (
+            [[f"2024-{day}", 1] for day in ("01-01", "02-01", "02-28", "04-01", "05-01", "06-01")],
+            "2024-02-01 and 2024-02-28 are in the same step of 1 month: keep one of the rows",
+        ),
         ([["01.02.2024", 1], ["02.02.2024", 2]], "no column of times"),
         ([["2024-01-01", 1], ["2024-01-02", 2], ["", 3]], "row 3: no time"),
     ],
@@ -248,6 +264,9 @@ def test_ten_thousand_series() -> None:
         (["2024-01-15", "2024-02-15", "2024-03-15"], Frequency(1, "month"), 12, "2024-04-15"),
         (["2024-01", "2024-04"], Frequency(3, "month"), 4, "2024-07-01"),
         (["2021-06-30", "2022-06-30"], Frequency(12, "month"), 1, "2023-06-30"),
+        (["2024-03-31", "2024-06-30"], Frequency(3, "month"), 4, "2024-09-30"),
+        (days(14, "2024-01-01", 28), Frequency(28 * DAY), 1, "2025-01-27"),
+        (days(5, "2024-01-01", 30), Frequency(30 * DAY), 1, "2024-05-30"),
         (["5", "6", "7"], Frequency(1, "row"), 1, "8"),
     ],
 )

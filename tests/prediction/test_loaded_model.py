@@ -155,6 +155,8 @@ def test_what_is_missing_is_said_in_one_line(images: Path, texts: Path) -> None:
     ):
         with pytest.raises(allmlp.UserError, match=message):
             loaded.transform(wrong)
+    with pytest.raises(allmlp.UserError, match="there are no images"):
+        allmlp.embed(loaded, [])
     with pytest.raises(allmlp.UserError, match="reads text, not ndarray"):
         allmlp.load(texts).predict(image)
 

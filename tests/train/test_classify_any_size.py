@@ -14,8 +14,9 @@ from allmlp import training as loop
 from allmlp.data.augment import Augment
 from allmlp.data.dataset import LabeledImages
 from allmlp.data.sampler import Batch
+from allmlp.freezing import Freezing
 from allmlp.models.model import Model
-from allmlp.optim import Muon
+from allmlp.optim import AdamW, Muon
 from allmlp.run import Budget
 from allmlp.tasks.classify_any_size import ClassifyAnySize, ClassifyAnySizeModule
 from allmlp.tasks.task import StepContext, TaskModule
@@ -57,6 +58,20 @@ def test_the_loss_is_that_of_the_resized_model() -> None:
         found.backward()
         assert all(weight.grad is not None and weight.grad.norm() > 0 for weight in model.parameters()), size
     assert seen == {4, 8, 12}
+
+
+def test_frozen_blocks_are_in_evaluation_mode_at_every_size() -> None:
+    """Without stochastic depth while the head alone is trained, and with it afterwards."""
+    model = allmlp.create(small().model.configure(drop_path=0.5), num_classes=4, seed=0)
+    randomize(model)
+    task = ClassifyAnySize(train_sizes=(16,)).build(model, Blobs().load()).train()
+    batch = Batch(0, 0.0, torch.arange(16), Blobs().load().train.fetch(torch.arange(16)))
+    freezing = Freezing(task, AdamW().build(task), 0.5)
+    for progress, same in ((0.1, True), (0.6, False)):
+        freezing.set(progress)
+        inputs = task.prepare_batch(batch, StepContext(progress, torch.Generator().manual_seed(0)))
+        first, second = (task.compute_loss(*inputs).total for _ in range(2))
+        assert torch.equal(first, second) == same
 
 
 def test_sizes_depend_on_the_step_alone() -> None:

@@ -18,6 +18,7 @@ from allmlp.data.sampler import Batch
 from allmlp.layers import MeanPool
 from allmlp.models.resnet import ResNet
 from allmlp.optim import Sgd
+from allmlp.record import read_record
 from allmlp.run import Budget
 from allmlp.tasks.dino import Dino, DinoModule, dino_loss
 from allmlp.tasks.probe import Probe
@@ -109,6 +110,8 @@ def test_trains_and_saves_the_teacher(tmp_path: Path) -> None:
     divergence = [record["loss"] - record["entropy"] for record in records]  # KL(teacher || student)
     assert divergence[-1] < 0.5 * divergence[0]
     assert 0 <= result["knn_accuracy"] <= 1
+    recorded = read_record(tmp_path)["result"]
+    assert recorded["trained_parameters"] == recorded["parameters"] > 0, "of the student, whose average is the teacher"
     model = allmlp.load(tmp_path)
     assert model.spec.head is None and model(torch.rand(2, 1, 8, 8)).shape == (2, 16)
     assert loop.evaluate_checkpoint(tmp_path, "cpu") == result

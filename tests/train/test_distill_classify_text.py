@@ -12,6 +12,7 @@ import allmlp
 from allmlp import training as loop
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.tokenizer import TokenizerConfig
+from allmlp.head_init import HeadInit
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
@@ -112,6 +113,17 @@ def test_unlabeled_sentences_have_the_loss_of_the_teacher_only(
     assert loss([0, 1, 6], 0.3) == pytest.approx(0.7 * loss([0, 1], 0.0) + 0.3 * loss([0, 1, 6], 1.0), rel=1e-5)
     with pytest.raises(allmlp.UserError, match="need a teacher"):
         ClassifyText().build(model, dataset)
+
+
+def test_the_head_is_fitted_on_the_labeled_sentences(data: LabeledText, teacher: Path, tmp_path: Path) -> None:
+    """As it would be without the others, which come last."""
+    (tmp_path / "more.txt").write_text("the film was bad\nthe play was good\n")
+    spec = DistillClassifyText(str(teacher), ClassifyText(dropout=0.0))
+    fitted = []
+    for dataset in (data.load(), data.replace(unlabeled=str(tmp_path / "more.txt")).load()):
+        model = allmlp.create(spec.configure_model(gmlp_text(2, 16, 32), dataset), seed=1)
+        fitted.append(HeadInit().initialize(model, spec.build(model, dataset), dataset, seed=0).weight)
+    torch.testing.assert_close(fitted[1], fitted[0])
 
 
 def test_teacher_is_neither_trained_nor_saved(data: LabeledText, teacher: Path) -> None:

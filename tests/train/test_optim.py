@@ -71,6 +71,30 @@ def test_layer_decay() -> None:
     assert rates["stem.proj.weight"] == 0.0625
 
 
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("timm:test_vit", ["pos_embed", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "norm.weight"]),
+        ("timm:test_convnext", ["stem.0.weight", "stages.0.blocks.0.gamma", "stages.1.blocks.0.gamma", "head.fc.bias"]),
+        ("hf:deit_ti16", ["cls_token", ".0.layernorm_before", ".11.layernorm_before", "classifier.bias"]),
+        ("resnet18_cifar", ["conv1.weight", "layer1.0.", "layer1.1.", "layer4.1.", "fc.bias"]),
+    ],
+)
+def test_layer_decay_of_other_networks(name: str, order: list[str]) -> None:
+    """Their blocks have other names and numbers; the stem is the slowest, and positions are not decayed."""
+    with torch.device("meta"):
+        model = allmlp.preset(name).spec.build()
+    names = {id(weight): key for key, weight in model.named_parameters()}
+    groups = parameter_groups(model, AdamW(lr=1.0, layer_decay=0.5))
+    rates = {names[id(weight)]: group["peak_lr"] for group in groups for weight in group["params"]}
+    found = [next(rate for key, rate in rates.items() if part in key) for part in order]
+    assert found == sorted(found) and found[0] == min(rates.values()) and found[-1] == 1.0
+    levels = sorted(set(rates.values()))
+    assert levels == [0.5**number for number in reversed(range(len(levels)))]
+    kept = {names[id(weight)] for group in groups if not group["decays"] for weight in group["params"]}
+    assert all(key in kept for key in rates if "pos_embed" in key or "position_embeddings" in key)
+
+
 def test_muon_takes_the_matrices_of_the_blocks() -> None:
     model = allmlp.create("gmlp_nano", overrides={"depth": 1})
     chosen = hidden_matrices(model)

@@ -12,6 +12,7 @@ import allmlp
 from allmlp import training as loop
 from allmlp.cli import main
 from allmlp.data.dataset import InMemory
+from allmlp.errors import UserError
 from allmlp.run import Budget
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.probe import KnnEval, Probe, knn_scores, normalized_features, subsample
@@ -28,8 +29,19 @@ def test_knn_scores_match_a_plain_loop() -> None:
         expected = [0.0, 0.0, 0.0]
         for value, label in sorted(similar, reverse=True)[:7]:
             expected[label] += torch.tensor(value / 0.1).exp().item()
-        torch.testing.assert_close(row, torch.tensor(expected), rtol=1e-4, atol=1e-4)
+        nearest = torch.tensor(max(similar)[0] / 0.1).exp().item()
+        torch.testing.assert_close(row, torch.tensor(expected) / nearest, rtol=1e-4, atol=1e-4)
     assert knn_scores(queries, bank[:3], labels[:3], 3, k=20, temperature=0.1).shape == (4, 3)
+
+
+def test_knn_at_a_low_temperature() -> None:
+    """exp(cos / T) exceeds float32 below T = 0.011: two classes would be infinitely likely, and the first be chosen."""
+    bank = F.normalize(torch.tensor([[1.0, 0.2], [1.0, 0.0], [1.0, 0.1]]), dim=1)
+    query, labels = F.normalize(torch.tensor([[1.0, 0.0]]), dim=1), torch.tensor([0, 1, 2])
+    scores = knn_scores(query, bank, labels, num_classes=3, k=3, temperature=0.01)
+    assert scores.isfinite().all() and scores.argmax(1).item() == 1
+    with pytest.raises(UserError, match="temperature must be positive"):
+        KnnEval(temperature=0)
 
 
 def test_bank_is_evenly_spaced() -> None:

@@ -15,11 +15,15 @@ import allmlp
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.errors import UserError
+from allmlp.evaluation import evaluate_model
 from allmlp.log import read_metrics
 from allmlp.models.gmlp import gmlp_text
 from allmlp.run import Budget, Run
 from allmlp.split_metrics import interleave
+from allmlp.tasks.classify_any_size import ClassifyAnySize
+from allmlp.tasks.classify_corrupted import ClassifyCorrupted
 from allmlp.tasks.classify_text import ClassifyText
+from allmlp.tasks.task import Task
 from train import runs
 from train.test_distributed import launch
 
@@ -83,6 +87,19 @@ def test_tasks_without_logits_are_refused_before_training(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="which Dino does not have"):
         allmlp.train(runs.selfsupervised(), tmp_path / "run", metrics=METRICS)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "task", [ClassifyCorrupted(corruptions=("contrast",), severities=(1,)), ClassifyAnySize(eval_sizes=(8,))]
+)
+def test_classifiers_with_evaluations_of_their_own(task: Task, tmp_path: Path) -> None:
+    """In training, and when the run is evaluated later, in the precision that is asked for."""
+    found = allmlp.train(runs.small(task=task), tmp_path, metrics=METRICS)
+    assert found["plain"] == found["accuracy"] and found["examples"] == 32
+    again = evaluate_model(str(tmp_path), metrics=METRICS)
+    assert again.metrics == pytest.approx(found)
+    coarse = evaluate_model(str(tmp_path), dtype=torch.bfloat16).metrics["loss"]
+    assert coarse != found["loss"] and coarse == pytest.approx(found["loss"], rel=0.05)
 
 
 def test_texts_with_two_test_files(tmp_path: Path) -> None:

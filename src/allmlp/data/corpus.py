@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmlp.data.dataset import Dataset, InMemory, Split
+from allmlp.data.dataset import Dataset, InMemory, Split, evenly_spaced
 from allmlp.data.paths import cache_folder
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.data.text_files import SampleBy, find_files, read_documents
@@ -241,7 +241,7 @@ class TokenRows:
     def content(self) -> Iterator[Any]:
         """Number and length of the rows, and the tokens of a few."""
         yield f"{len(self)} {self.seq_len} {len(self.tokens)}".encode()
-        yield from self.fetch(torch.linspace(0, len(self) - 1, 1024).long()).ids.numpy()
+        yield from self.fetch(evenly_spaced(len(self), 1024)).ids.numpy()
 
 
 class SeparateRows(TokenRows):

@@ -132,8 +132,8 @@ class Dataset:
         return replace(self, train=subset(self.train, kept.sort().values))
 
     def take_per_class(self, count: int | None, seed: int) -> Self:
-        """Keep `count` training examples of every class (all of a class that has fewer), chosen by `seed`; fewer of the
-        same seed are part of more.
+        """Keep `count` training examples of every class (all of a class that has fewer, and all without a label) by
+        `seed`; fewer of the same seed are part of more.
         """
         if count is None:
             return self
@@ -144,7 +144,9 @@ class Dataset:
         if labels is None or labels.is_floating_point() or labels.dim() != 1:
             raise UserError("train_per_class needs data with one class per example: use train_fraction")
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
-        kept = torch.cat([order[labels[order] == label][:count] for label in labels.unique()])
+        groups = [order[labels[order] == label] for label in labels.unique()]
+        # Examples without a label, below zero, are no class: all of them stay.
+        kept = torch.cat([some if labels[some[0]] < 0 else some[:count] for some in groups])
         return replace(self, train=subset(self.train, kept.sort().values))
 
     def checksum(self) -> str:
@@ -180,6 +182,12 @@ class ImageDataset(Dataset):
         return {
             PREPROCESSING_FILE: to_json(ImagePreprocessing(self.mean, self.std, self.class_names, self.crop_pct, task))
         }
+
+
+def evenly_spaced(count: int, chosen: int) -> Tensor:
+    """Indices of `chosen` of `count` examples, from the first to the last; some come twice where there are fewer."""
+    # In float32, in which checksums have always been made, one of more than 2^24 may be rounded beyond the last.
+    return torch.linspace(0, count - 1, chosen).long().clamp(max=count - 1)
 
 
 def subset(split: Split, indices: Tensor) -> Split:

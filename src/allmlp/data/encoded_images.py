@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmlp.data.dataset import LabeledImages
+from allmlp.data.dataset import LabeledImages, evenly_spaced
 from allmlp.data.decode import CorruptImage, Decode, decode_pixels
 from allmlp.errors import UserError, printable
 from allmlp.spec import Range
@@ -93,7 +93,7 @@ class EncodedImages:
     def content(self) -> Iterator[Any]:
         """The labels, and the bytes of a few images; subclasses add names or sizes."""
         yield self.labels.numpy()
-        for index in torch.linspace(0, len(self) - 1, min(CONTENT_SAMPLES, len(self))).long().tolist():
+        for index in evenly_spaced(len(self), min(len(self), CONTENT_SAMPLES)).tolist():
             try:
                 yield self.read(index)
             except CorruptImage:

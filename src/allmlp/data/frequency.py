@@ -116,7 +116,7 @@ def detect_frequency(times: np.ndarray, series: np.ndarray, counted: bool, where
     step = int(sizes[counts.argmax()])
     if counted:
         frequency = Frequency(step, "row")
-    elif step >= 28 * DAY:
+    elif step >= 28 * DAY and not (bool((steps % step == 0).all()) and leaves_its_day(times)):
         months = np.diff(Frequency(1, "month").count(times))[np.diff(series) == 0]
         sizes, counts = np.unique(months.astype(np.int64), return_counts=True)
         frequency = Frequency(max(int(sizes[counts.argmax()]), 1), "month")
@@ -124,6 +124,13 @@ def detect_frequency(times: np.ndarray, series: np.ndarray, counted: bool, where
         frequency = Frequency(step)
     check_regular(times, series, frequency, where)
     return frequency
+
+
+def leaves_its_day(times: np.ndarray) -> bool:
+    """Whether times are on different days of their months, and not all on the last: every 28 days, for example."""
+    days = (times // DAY).astype("datetime64[D]")
+    next_month = (days + 1).astype("datetime64[M]") != days.astype("datetime64[M]")
+    return len(np.unique(days - days.astype("datetime64[M]"))) > 1 and not bool(next_month.all())
 
 
 def check_regular(times: np.ndarray, series: np.ndarray, frequency: Frequency, where: str) -> None:

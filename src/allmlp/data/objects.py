@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from allmlp.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, is_image_name, label_order
-from allmlp.data.dataset import Data, ImageDataset, LabeledImages, Split, Subset
+from allmlp.data.dataset import Data, ImageDataset, LabeledImages, Split, Subset, evenly_spaced
 from allmlp.data.decode import Decode, as_tensor, crop_and_resize
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset, TextExample
 from allmlp.data.splits import split_by_group
@@ -369,7 +369,7 @@ class ObjectImages:
                     f"{where} is a tensor {list(image.shape)}, not [C, {height}, {width}]: resize the tensors in the "
                     "dataset, or return PIL images"
                 )
-            if not is_pixels or tuple(image.shape[1:]) == self.img_size:
+            if not is_pixels:
                 return image
             image = image.movedim(0, -1).numpy()
         if isinstance(image, np.ndarray):
@@ -383,5 +383,5 @@ class ObjectImages:
     def content(self) -> Iterator[Any]:
         yield f"{self.name} {len(self)}".encode()
         yield self.labels.numpy()
-        for index in torch.linspace(0, len(self) - 1, min(CONTENT_SAMPLES, len(self))).long().tolist():
+        for index in evenly_spaced(len(self), min(len(self), CONTENT_SAMPLES)).tolist():
             yield self.read(index, None).contiguous().numpy()

@@ -5,6 +5,7 @@ several. Rows may be in any order; the step between times is found, and times wi
 from __future__ import annotations
 
 import os
+import re
 from array import array
 from functools import lru_cache
 from itertools import islice
@@ -97,9 +98,7 @@ class SeriesTable(Data):
         short = sum(part.train <= horizon for part in parts)
         notes = found.notes
         if short:
-            notes += (
-                f"{short:,} of {len(parts):,} series are too short to train on a forecast of {self.horizon} steps",
-            )
+            notes += (f"{short:,} of {len(parts):,} series are too short to train on a forecast of {horizon} steps",)
         return build_dataset(
             found.values,
             found.lengths,
@@ -241,7 +240,7 @@ def read_rows(
     while chunk := list(islice(rows, CHUNK)):
         try:
             moments = [row[roles.time].strip() for row in chunk]
-            names = ["/".join([row[name].strip() for name in roles.ids]) for row in chunk]
+            names = [join_names([row[name].strip() for name in roles.ids]) for row in chunk]
             columns = [read_column([row[name] for row in chunk], table.file, first, name) for name in roles.values]
         except KeyError as missing:
             raise UserError(f"{table.file} has no column {missing.args[0]!r}, which other files have") from None
@@ -255,6 +254,24 @@ def read_rows(
         times.extend([known[moment] for moment in moments])
         first += len(chunk)
     return counted
+
+
+def join_names(cells: list[str]) -> str:
+    """The name of a series from the cells of its columns; where there are several, a slash in a cell is marked."""
+    return "/".join([cell.replace("\\", "\\\\").replace("/", "\\/") for cell in cells] if len(cells) > 1 else cells)
+
+
+def split_name(name: str, columns: int) -> list[str]:
+    """The cells that `join_names` has joined."""
+    if columns < 2:
+        return [name] * columns
+    cells = [""]
+    for letter in re.findall(r"\\.|[^\\]", name, re.DOTALL):
+        if letter == "/":
+            cells.append("")
+        else:
+            cells[-1] += letter[-1]
+    return cells
 
 
 def read_column(cells: list[str], file: str, first: int, column: str) -> np.ndarray:
@@ -303,6 +320,10 @@ def to_grid(
     frequency = wanted or detect_frequency(times, series, counted, where)
     check_regular(times, series, frequency, where)
     count = np.rint(frequency.count(times)).astype(np.int64)
+    same = np.flatnonzero((np.diff(count) == 0) & (np.diff(series) == 0))
+    if len(same):
+        first, second = (frequency.text(int(time)) for time in times[same[0] : same[0] + 2])
+        raise UserError(f"{where}: {first} and {second} are in the same step of {frequency}: keep one of the rows")
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
     firsts, lasts = bounds[:-1], bounds[1:] - 1
     lengths = count[lasts] - count[firsts] + 1

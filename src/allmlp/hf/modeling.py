@@ -261,7 +261,9 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        cache: Any = Cache() if use_cache and past_key_values is None else past_key_values
+        cache: Any = past_key_values
+        if use_cache and cache is None and (attention_mask is None or bool(attention_mask.all())):
+            cache = Cache()  # which cannot hold rows at different positions
         left = None if attention_mask is None or cache is not None else attention_mask.int().argmax(1)
         ids, segments, embeds = (shift(x, left) for x in (input_ids, token_type_ids, inputs_embeds))
         # Padding on the right needs no mask: a causal model does not look there.

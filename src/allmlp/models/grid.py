@@ -160,6 +160,11 @@ class ForwardAtSize:
     def __call__(self, images: Tensor) -> Tensor:
         return functional_call(self.network, self.resize(tensors(self.model)), (images,))
 
+    def follow_mode(self) -> None:
+        """Set training and evaluation mode as in the model now, of which a part may be frozen."""
+        for own, other in zip(self.network.modules(), self.model.modules(), strict=True):
+            own.training = other.training
+
 
 class DynamicEncoderModel(EncoderModel):
     """An image encoder that accepts every image size that is a multiple of its patch size.

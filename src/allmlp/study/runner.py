@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from allmlp.best import MINIMIZED
 from allmlp.checkpoint import FOLDER as CHECKPOINTS
 from allmlp.errors import UserError
 from allmlp.log import METRICS, format_duration, format_value
@@ -38,8 +39,6 @@ BENCH = ("--backends", "ours-compiled,ours-fast")
 """Options of `allmlp bench`; the faster backend counts as a model's inference rate."""
 LAST_LINES = 20
 """Lines of its output that are kept of a failed run."""
-MINIMIZED = ("loss", "perplexity")
-"""Metrics whose names end so are better when lower."""
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from allmlp.best import MINIMIZED
 from allmlp.files import write_atomically
 from allmlp.log import PERCENTAGES
 from allmlp.study.records import Record
@@ -148,10 +149,12 @@ def seconds_to_target(now: Progress, finals: dict[str, list[Record]]) -> dict[st
             metric, result = now.metric(row), record["result"]
             last = {"seconds": result["seconds"], metric: now.value(record)}
             seen = [one for one in result.get("evaluations", ()) if metric in one] or [last]
-            pairs = [(one["seconds"], scale(metric) * one[metric]) for one in seen]
+            # A metric of which less is better rises to its target with the sign changed.
+            sign = -1.0 if metric.endswith(MINIMIZED) else 1.0
+            pairs = [(one["seconds"], sign * (scale(metric) * one[metric] - target)) for one in seen]
             points.setdefault(curve, {}).setdefault(record["seed"], []).extend(pairs)
     reached = {
-        curve: [seconds for found in seeds.values() if (seconds := seconds_to(target, found)) is not None]
+        curve: [seconds for found in seeds.values() if (seconds := seconds_to(0.0, found)) is not None]
         for curve, seeds in points.items()
     }
     return {curve: interval(seconds) if seconds else None for curve, seconds in reached.items()}

@@ -62,15 +62,22 @@ class CausalLMModule(TaskModule):
         count = real.sum().clamp(min=1)
         return Losses(loss.sum() / count, {"accuracy": correct.sum() / count})
 
+    def loss_weight(self, *inputs: Tensor) -> Tensor:
+        return self.predicted(inputs[0]).sum()
+
+    def predicted(self, ids: Tensor) -> Tensor:
+        """Whether the token after each but the last is to be predicted, b s-1."""
+        labels, tokenizer = ids[:, 1:], self.dataset.tokenizer
+        return (labels != tokenizer.pad_token_id) & (labels != tokenizer.cls_token_id)
+
     def token_losses(self, model: Model, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-entropy, correctness, and whether the next token is real, b s-1 each.
 
         Padding is on the right, where causal models do not look, so no mask is needed. The first token of the next
         document is not predicted.
         """
-        inputs, labels, tokenizer = ids[:, :-1], ids[:, 1:], self.dataset.tokenizer
+        inputs, labels, real = ids[:, :-1], ids[:, 1:], self.predicted(ids).float()
         logits = model(inputs, **self.dataset.separation(inputs)).float()
-        real = ((labels != tokenizer.pad_token_id) & (labels != tokenizer.cls_token_id)).float()
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(real)
         return loss * real, (logits.argmax(2) == labels).float() * real, real
 

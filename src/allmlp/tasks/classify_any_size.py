@@ -65,6 +65,8 @@ class ClassifyAnySizeModule(ClassifyModule):
         if self.forward_at and isinstance(next(self.model.parameters()), DTensor):
             raise UserError("train_sizes resizes whole token matrices, which sharding=fsdp splits: use sharding=ddp")
         size = self.train_sizes[mix_seed(Stream.IMAGE_SIZE, batch.step) % len(self.train_sizes)]
+        if size in self.forward_at:
+            self.forward_at[size].follow_mode()
         # The size travels as the shape of an empty tensor: compiled and recorded steps are specific to shapes.
         return *super().prepare_batch(batch, context), batch.examples.images.new_empty(size, 0)
 

@@ -49,7 +49,8 @@ class ClassifyCorruptedModule(ClassifyModule):
             sums[name] = (sums[name][0] + found[0], sums[name][1] + found[1])
 
         for number, (images, labels) in enumerate(batches):
-            for name, found in evaluate_classifier(model, self.normalize, [LabeledImages(images, labels)]).items():
+            plain = evaluate_classifier(model, self.normalize, [LabeledImages(images, labels)], self.keep)
+            for name, found in plain.items():
                 add(name, found)
             for place, kind in enumerate(spec.corruptions):
                 for severity in spec.severities:

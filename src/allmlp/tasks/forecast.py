@@ -83,6 +83,9 @@ class ForecastModule(TaskModule):
         metrics = {"mse": error.square().sum() / count, "mae": error.abs().sum() / count}
         return Losses(self.loss(output, error, target, seen) / count, metrics)
 
+    def loss_weight(self, *inputs: Tensor) -> Tensor:
+        return inputs[1].isfinite().sum()
+
     def loss(self, output: Tensor, error: Tensor, target: Tensor, seen: Tensor) -> Tensor:
         """Summed over all values."""
         if self.spec.quantiles:

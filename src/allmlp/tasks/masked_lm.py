@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.corpus import TextDataset, TokenBatch
-from allmlp.data.dataset import Dataset, Split
+from allmlp.data.dataset import Dataset, Split, evenly_spaced
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.device import sum_dtype
@@ -190,6 +190,9 @@ class MaskedLMModule(TaskModule):
         loss, accuracy = masked_lm_loss(self.model, self.encode(self.model, batch, ids), batch)
         return Losses(loss, {"accuracy": accuracy})
 
+    def loss_weight(self, *inputs: Tensor) -> Tensor:
+        return MaskedBatch(*inputs[1:]).weights.sum()
+
     def encode(self, model: Model, batch: MaskedBatch, ids: Tensor) -> Tensor:
         """Features of the corrupted rows, b s c."""
         if self.dataset.separate_documents:
@@ -238,7 +241,7 @@ def unigram_perplexity(dataset: TextDataset, split: Split) -> float:
     """
     words = ~dataset.tokenizer.special_tokens_mask
     train, evaluated = (
-        rows.fetch(torch.linspace(0, len(rows) - 1, min(len(rows), UNIGRAM_ROWS)).long()).ids.cpu().flatten()
+        rows.fetch(evenly_spaced(len(rows), min(len(rows), UNIGRAM_ROWS))).ids.cpu().flatten()
         for rows in (dataset.train, split)
     )
     counts = train.bincount(minlength=len(words))[words].double() + 1

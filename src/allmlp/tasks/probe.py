@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.dataset import ImageDataset, LabeledImages, Split, subset
+from allmlp.data.dataset import ImageDataset, LabeledImages, Split, evenly_spaced, subset
 from allmlp.data.sampler import Batch, eval_batches
 from allmlp.device import sum_dtype
 from allmlp.errors import UserError
@@ -32,6 +32,10 @@ class KnnEval(Task):
     k: Count = 20
     temperature: NonNegative = 0.07
     bank_size: Count = 50_000
+
+    def check(self) -> None:
+        if not self.temperature:
+            raise UserError("KnnEval.temperature must be positive")
 
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return KnnEvalModule(self, model, dataset)
@@ -75,7 +79,7 @@ def subsample(split: Split, examples: int) -> Split:
     """At most `examples` of a split, evenly spaced."""
     if len(split) <= examples:
         return split
-    return subset(split, torch.linspace(0, len(split) - 1, examples).long())
+    return subset(split, evenly_spaced(len(split), examples))
 
 
 def pooled_features(model: Model, images: Tensor) -> Tensor:
@@ -95,10 +99,13 @@ def normalized_features(model: Model, images: Tensor) -> Tensor:
 
 
 def knn_scores(queries: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int, temperature: float) -> Tensor:
-    """Class scores, b num_classes; queries and bank have norm 1."""
+    """Class scores, b num_classes, in units of that of the nearest, which at a low temperature exceeds float32; queries
+    and bank have norm 1.
+    """
     nearest = (queries @ bank.T).topk(min(k, len(bank)), dim=1)
     scores = torch.zeros(len(queries), num_classes, device=queries.device)
-    return scores.scatter_add_(1, labels[nearest.indices], (nearest.values / temperature).exp())
+    weights = ((nearest.values - nearest.values[:, :1]) / temperature).exp()
+    return scores.scatter_add_(1, labels[nearest.indices], weights)
 
 
 class Probe(Classify):

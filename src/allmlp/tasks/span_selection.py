@@ -168,6 +168,9 @@ class SpanSelectionModule(TaskModule):
         loss, correct = self.score(self.model, SpanBatch(*inputs))
         return Losses((loss * weights).sum() / count, {"accuracy": (correct * weights).sum() / count})
 
+    def loss_weight(self, *inputs: Tensor) -> Tensor:
+        return SpanBatch(*inputs).weights.sum()
+
     def score(self, model: Model, batch: SpanBatch) -> tuple[Tensor, Tensor]:
         """Loss and correctness of every row, b."""
         logits = span_logits(model, batch.ids, batch.segments, self.vocab.pad_token_id, self.spec.mask_padding)

@@ -86,6 +86,10 @@ class TaskModule(nn.Module):
         """A pure function of tensors, so that it can be compiled and recorded."""
         raise NotImplementedError
 
+    def loss_weight(self, *inputs: Tensor) -> int | Tensor:
+        """What the loss of these inputs is the mean over: the number of examples, or of tokens as a tensor."""
+        return len(inputs[0])
+
     @property
     def networks(self) -> list[nn.Module]:
         """Networks on the meta device that run with the weights of `model`: the same model at other image sizes."""

@@ -109,6 +109,9 @@ class TranslationModule(TaskModule):
         count = real.sum().clamp(min=1)
         return Losses(loss.sum() / count, {"accuracy": correct.sum() / count})
 
+    def loss_weight(self, *inputs: Tensor) -> Tensor:
+        return (inputs[1][:, 1:] != self.tokenizer.pad_token_id).sum()
+
     def token_losses(
         self, model: Model, source: Tensor, target: Tensor, target_input: Tensor, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor]:
