@@ -93,7 +93,8 @@ class LoggedFigure(NamedTuple):
 def measurements(docs: Path) -> Iterator[LoggedFigure]:
     for row, (model, single) in CIFAR10.items():
         if found := study("cifar10", row):
-            name, how = "study/cifar10.jsonl", f"{found[0]['result']['seconds']:.0f} s, {len(found)} seeds"
+            seeds = f"{len(found)} seed{'s' * (len(found) > 1)}"
+            name, how = "study/cifar10.jsonl", f"{found[0]['result']['seconds']:.0f} s, {seeds}"
             value = fmean(record["result"]["test"]["accuracy"] for record in found)
         else:
             name, how, value = f"cifar10_{row}.jsonl", single, evaluation(f"cifar10_{row}")["accuracy"]
