@@ -9,7 +9,7 @@ from pathlib import Path
 from allmlp.files import write_atomically
 from allmlp.recipes import recipes
 from allmlp.study.statistics import interval
-from results import images, language, own_data, properties, series, speed, studies
+from results import highlights, images, language, own_data, properties, series, speed, studies
 from results.records import ROOT, study
 
 PAGES = (
@@ -21,7 +21,7 @@ PAGES = (
     "weights/text/README.md",
     "weights/image/README.md",
 )
-ROOMS = (images, language, own_data, properties, series, speed, studies)
+ROOMS = (highlights, images, language, own_data, properties, series, speed, studies)
 BLOCKS = {name: block for room in ROOMS for name, block in room.BLOCKS.items()}
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MEASURED = re.compile(r"^    Measured: .*\n", re.MULTILINE)

@@ -1,0 +1,39 @@
+"""What the README says of speed and time series, from the same records as the tables."""
+
+from __future__ import annotations
+
+from statistics import mean, median
+
+from results import series, speed
+from results.records import LOGS
+
+
+def highlights() -> str:
+    return "\n".join(f"- {line}" for line in (inference(), forecasts()))
+
+
+def inference() -> str:
+    """Against the fastest mode of timm, in the same rounds."""
+    found = [cell for name in speed.INFERENCE for cell in speed.cells(LOGS / f"{name}.json") if cell.peer is not None]
+    times = {
+        cell.model: median(b / a for a, b in zip(cell.ours["calls_s"], cell.peer["calls_s"]))  # type: ignore[index]
+        for cell in found
+    }
+    shown = ", ".join(f"{model} {value:.2f}" for model, value in sorted(times.items()))
+    return f"`allmlp.fast` on an H200, batch 256, times the images/s of timm's fastest mode: {shown}"
+
+
+def forecasts() -> str:
+    """The mean MSE over datasets and horizons, of models with all seeds."""
+    values = {
+        title: [series.over_horizons(name, dataset) for dataset in series.DATASETS]
+        for name, title in series.MODELS.items()
+    }
+    complete = {
+        title: mean(map(mean, found)) for title, found in values.items() if min(map(len, found)) >= series.SEEDS
+    }
+    shown = ", ".join(f"{title} {value:.3f}" for title, value in complete.items())
+    return f"ETT forecasts, mean test MSE of three datasets, four horizons and three seeds: {shown}"
+
+
+BLOCKS = {"highlights": highlights}
