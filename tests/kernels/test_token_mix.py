@@ -77,10 +77,10 @@ def test_token_mix(norm: str, combine: Any, layer_scale: bool, act: Any, channel
     ("capability", "cuda", "version", "expected"),
     [
         ((9, 0), "13.0", "3.6.0", True),
-        ((9, 0), "13.0", "3.7.1", True),
+        ((9, 0), "13.0", "3.9.0", True),
         ((8, 0), "13.0", "3.6.0", False),
         ((10, 0), "13.0", "3.6.0", False),
-        ((9, 0), "13.0", "3.9.0", False),
+        ((9, 0), "13.0", "3.10.0", False),
         ((9, 4), None, "3.6.0", False),
     ],
     ids=["Hopper", "newer Triton", "Ampere", "Blackwell", "another Triton", "AMD"],
