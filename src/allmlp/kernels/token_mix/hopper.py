@@ -73,16 +73,12 @@ def producer(
             ready_bar = ready_bars.index(stage)
             mbarrier.expect(ready_bar, x_desc.block_type.nbytes + a_desc.block_type.nbytes)
             async_load(x_desc, [batch, start, col_tile * BLOCK_C], ready_bar, x_smem.index(stage))
-            async_load(
-                a_desc, [batch * a_batched, row_tile * BLOCK_M, start], ready_bar, a_smem.index(stage)
-            )
+            async_load(a_desc, [batch * a_batched, row_tile * BLOCK_M, start], ready_bar, a_smem.index(stage))
             count += 1
         if HAS_OTHER:
             mbarrier.wait(out_empty_bar, (i & 1) ^ 1)
             mbarrier.expect(other_ready_bar, other_desc.block_type.nbytes)
-            async_load(
-                other_desc, [batch, row_tile * BLOCK_M, col_tile * BLOCK_C], other_ready_bar, out_smem
-            )
+            async_load(other_desc, [batch, row_tile * BLOCK_M, col_tile * BLOCK_C], other_ready_bar, out_smem)
 
 
 @gluon.jit
