@@ -161,6 +161,15 @@ def test_the_record_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert again.used[-1] == 1, "equally fast: one"
 
 
+def test_the_record_of_a_machine_with_other_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ended, and its last number is none of those that are tried here."""
+    file = tmp_path / threads.FILE
+    file.write_text('{"plan": [[0, 8]], "until": 10}')
+    machine = Machine(monkeypatch, lambda count, now: 0.1 * count, cores=6)
+    machine.run(100, file, start=10)
+    assert set(machine.used) == {8, 6, 3, 1} and machine.used[-1] == 1
+
+
 def test_the_record_is_written_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, machine = tmp_path / threads.FILE, Machine(monkeypatch, busy)
     chooser = threads.Threads(file)

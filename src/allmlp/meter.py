@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -22,9 +24,16 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(device)
         self.start = time.monotonic()
 
-    def pause(self) -> None:
-        """Exclude the time since the last reading."""
-        self.start = time.monotonic()
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside does not count; the examples before it do, and the time that they took."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.start += time.monotonic() - start
 
     def read(self, examples: int) -> dict[str, float]:
         """Of so many examples since the last reading."""

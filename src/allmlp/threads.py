@@ -180,7 +180,8 @@ class Threads:
             self.record()
         else:
             self.seconds[count] = self.spent / self.units
-            smaller = self.candidates[self.candidates.index(count) + 1 :]
+            # The number of a record may be that of a machine with other cores, and none of the candidates.
+            smaller = [candidate for candidate in self.candidates if candidate < count]
             fastest = min(self.seconds.values())
             self.is_warm = False
             if smaller and self.seconds[count] <= FLAT * fastest:

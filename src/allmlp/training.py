@@ -178,11 +178,11 @@ def training_loop(
         def evaluate_weights() -> dict[str, float]:
             if step:
                 threads.apply()  # as many in a resumed run, whose first step is still to come
-            with ema.swap() as averaged:
-                values = evaluate(task, averaged, evaluated, world, run, metrics)
-                best.update(step, values, averaged, seconds_spent)
-            log.write("eval", step, values)
-            meter.pause()
+            with meter.paused():
+                with ema.swap() as averaged:
+                    values = evaluate(task, averaged, evaluated, world, run, metrics)
+                    best.update(step, values, averaged, seconds_spent)
+                log.write("eval", step, values)
             return values
 
         if evaluation_due:
@@ -234,10 +234,9 @@ def training_loop(
             if due(step, run.save_every, last or stop or late or best.is_exhausted):
                 state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
                 state["scaler"] = train_step.scaler.state_dict()
-                with interrupts.saving():
+                with interrupts.saving(), meter.paused():
                     saver.save(task, optimizer, ema, state, best.weights, wait=last or stop or best.is_exhausted)
                 saved = time.monotonic()
-                meter.pause()
             if stop:
                 raise KeyboardInterrupt
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from allmlp.analysis import output_folder
+from allmlp.analysis import attention, output_folder
 from allmlp.analysis.analysis import analyze
 from allmlp.analysis.attention_maps import (
+    AttentionMap,
     alignment,
     attention_layers,
     attention_maps,
@@ -176,3 +178,16 @@ def test_the_command_reads_texts_and_refuses_images_of_a_text_model(
     assert "(one random input; give texts as arguments)" in outputs[()][1] and outputs[()][0] == 0
     assert "(2 texts)" in outputs["the cat sat", "a dog"][1] and (tmp_path / "out" / "alignment.csv").is_file()
     assert outputs[("cat.png",)][0] == 2 and "not images" in outputs[("cat.png",)][2]
+
+
+def test_equal_weights_of_a_causal_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that attend equally to what they may see are on the line of equal weights, by entropy and by distance."""
+    seen = torch.ones(6, 6).tril()
+    maps = [AttentionMap("blocks.0.token.mix", "", 0, "token", (seen / seen.sum(1, keepdim=True)).expand(1, 2, 6, 6))]
+    drawn: list[attention.Chart] = []
+    monkeypatch.setattr(attention.figures, "by_depth", lambda charts, *text: drawn.extend(charts))
+    output = SimpleNamespace(figure=lambda *given: None)
+    attention.draw_depth(output, attention.head_statistics([maps], None), maps, None, "")  # type: ignore[arg-type]
+    for chart in drawn:
+        heads, equal = chart.series
+        assert list(heads.ys) == pytest.approx(list(equal.ys)), chart.title

@@ -91,3 +91,15 @@ def test_a_large_matrix_is_drawn_as_the_means_of_blocks() -> None:
     small = shrink(matrix)
     assert small.shape == (128, 128) and torch.allclose(small, matrix.view(128, 2, 128, 3).mean((1, 3)), atol=1e-6)
     assert shrink(torch.ones(5, 7)).shape == (5, 7)
+
+
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    """Dollar signs in the names of files and models are those signs."""
+    model = tiny_model("mixer_s32", torch.float32).requires_grad_(False)
+    name, target = "from_$5_to_$9", AnalysisTarget("a_$1_$", model, True, default_preprocessing(model.spec))
+    size = model.spec.input_size
+    assert size is not None
+    images = NamedImages((f"{name}.png", "b"), torch.rand(1, 3, *size).repeat(2, 1, 1, 1))
+    analyze(target, tmp_path, images)
+    for figure in ("saliency", "neighbors"):
+        assert name in (tmp_path / f"{figure}.svg").read_text()

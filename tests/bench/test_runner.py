@@ -16,6 +16,7 @@ from allmlp.bench.backends import Backend, PreparedBackend, default_backends
 from allmlp.bench.parity import allowed, error, randomize
 from allmlp.bench.runner import BackendResult, BenchOptions, Measurement, bench, prepare_backends, ratios
 from allmlp.errors import UserError
+from tiny import tiny
 
 CPU = torch.device("cpu")
 REFERENCE = [torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])]
@@ -179,6 +180,21 @@ def test_wishes_that_cannot_be_met() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no cuda device"):
             bench(BenchOptions(**{**vars(options), "device": "cuda"}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "unit"), [("gmlp_base", "tokens"), ("patchtsmixer", "windows")])
+def test_texts_and_series(name: str, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ONNX graphs take a mask too."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(runner, "spec_of", lambda name: tiny(allmlp.preset(name).spec))
+    backends = ("ours-eager", "ours-onnx")
+    report = bench(BenchOptions((name,), (2,), "cpu", "float32", seconds=0.02, backends=backends))
+    assert [(row.backend, row.unit, row.note) for row in report.rows] == [
+        ("ours eager", unit, ""),
+        ("ours onnx", unit, ""),
+    ]
+    assert all(row.rate_per_s for row in report.rows)
 
 
 def test_random_weights_leave_no_branch_out() -> None:

@@ -85,3 +85,12 @@ def test_layer_norm_mean(affine: bool, dtype: torch.dtype) -> None:
     actual = triton.layer_norm_mean(x, weight, bias, EPS, deferred_bias)
     assert actual.dtype == dtype
     assert_within_twice_eager(actual, eager, exact)
+
+
+def test_layer_norm_mean_without_eps() -> None:
+    """Rows past the last token have no deviation."""
+    from allmlp.kernels.layer_norm import triton
+
+    x = randn(2, 6, 16).float().to(DEVICE)
+    actual, expected = (module.layer_norm_mean(x, None, None, 0.0) for module in (triton, reference))
+    torch.testing.assert_close(actual, expected)

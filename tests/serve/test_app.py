@@ -265,6 +265,7 @@ def write(file: Path, data: bytes) -> Path:
         ({"origin": "http://testserver"}, 200),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-origin"}, 200),
         ({"host": "evil.example"}, 421),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -195,6 +196,46 @@ def test_stopping_completes_what_is_on_the_device(device: Device) -> None:
         stopping.join(0.01)
     assert not engine.thread.is_alive() and not engine.finisher.is_alive()
     assert [one.result().value for one in futures] == [0, 2, 4, 6, 8]
+
+
+def test_stopping_waits_for_a_batch_that_is_being_launched(device: Device) -> None:
+    launching, go = threading.Event(), threading.Event()
+
+    def slow(items: list[int]) -> list[int]:
+        launching.set()
+        go.wait(10)
+        return device.double(items)
+
+    engine = started(2)
+    future = engine.submit(slow, 1)
+    assert launching.wait(10)
+    stopping = threading.Thread(target=engine.stop, daemon=True)
+    stopping.start()
+    time.sleep(0.05)
+    go.set()
+    device.wait(1)
+    device.events[0].done.set()
+    stopping.join(10)
+    assert not stopping.is_alive() and future.result(0).value == 2
+
+
+def test_many_cancelled_items_in_a_row() -> None:
+    """As after the disconnections of many clients."""
+    launching, go = threading.Event(), threading.Event()
+
+    def slow(items: list[int]) -> list[int]:
+        launching.set()
+        go.wait(10)
+        return items
+
+    engine = started(2)
+    head = engine.submit(slow, 1)
+    assert launching.wait(10)
+    assert all(engine.submit(slow, item, batched=False).cancel() for item in range(sys.getrecursionlimit()))
+    last = engine.submit(slow, 2)
+    go.set()
+    assert (head.result(10).value, last.result(10).value) == (1, 2)
+    engine.stop()
 
 
 def test_a_function_with_too_few_results_fails_alone() -> None:

@@ -27,7 +27,7 @@ from allmlp.analysis.figures import Chart, FigureText, LabeledMatrix, Panel, Ser
 from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.target import AnalysisTarget, NamedImages
 from allmlp.analysis.toeplitz import Grid
-from allmlp.analysis.token_filters import distances, evenly_spaced, token_weights
+from allmlp.analysis.token_filters import evenly_spaced, token_weights
 from allmlp.models.encoder import Encoder
 from allmlp.models.external import ExternalModel
 from allmlp.models.model import ModelSpec
@@ -139,10 +139,11 @@ def draw_depth(
     charts = [Chart("Entropy, shaded from smallest to largest head", "nats", [*entropies, equal])]
     own = [pair for pair in kinds if pair[1] != "cross"]
     if own:
-        weights = maps[0].weights
+        weights = next(one.weights for one in maps if one.branch != "cross")
         patches = on_patches(weights, grid)
-        tokens = patches[0] * patches[1] if patches else weights.shape[-1]
-        uniform = Series("equal weights", blocks, [float(distances(tokens, patches).mean())] * len(blocks), dashed=True)
+        # Of a causal model, over the tokens that each one may see.
+        equal_distance = float(mean_distance((weights > 0).double(), patches).mean())
+        uniform = Series("equal weights", blocks, [equal_distance] * len(blocks), dashed=True)
         far = [series(stack, kind, "distance") for stack, kind in own]
         unit = "patches" if patches else "tokens"
         charts.append(

@@ -268,7 +268,7 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
     figure = require("matplotlib.figure", "analysis").Figure(
         figsize=(4.6 * len(charts) if len(charts) > 1 else 6, 3.4 + 0.12 * most), layout="constrained"
     )
-    figure.suptitle(title, size=10)
+    figure.suptitle(title, size=10, parse_math=False)
     for axes, chart in zip(np.atleast_1d(figure.subplots(1, len(charts))), charts):
         for number, series in enumerate(chart.series):
             color = "0.5" if series.dashed else COLORS[number % len(COLORS)]
@@ -299,7 +299,7 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
 def cost_bars(cost: Cost, name: str) -> Figure:
     parts = cost.parts[::-1]
     figure = require("matplotlib.figure", "analysis").Figure(figsize=(8, 1.3 + 0.22 * len(parts)), layout="constrained")
-    figure.suptitle(f"Parameters and multiply-adds of {name} by part", size=10)
+    figure.suptitle(f"Parameters and multiply-adds of {name} by part", size=10, parse_math=False)
     left, right = figure.subplots(1, 2, sharey=True)
     columns = (
         (left, [part.parameters for part in parts], "parameters"),
@@ -341,7 +341,7 @@ def saliency_maps(pixels: Tensor, found: Sequence[Saliency], titles: Sequence[st
     for row, (one, title) in enumerate(zip(found, titles)):
         line = drawn.axes[row * len(columns) : (row + 1) * len(columns)]
         show_image(line[0], pixels[row])
-        line[0].set_title(title, size=7, pad=3)
+        line[0].set_title(title, size=7, pad=3, parse_math=False)  # names of files may have dollar signs
         hide_axes(line[0])
         maps = [(one.occlusion, WEIGHTS), (one.gradient, "magma"), (one.class_map, WEIGHTS)]
         for number, (axes, heading, (values, cmap)) in enumerate(zip(line[1:], columns[1:], maps), start=1):
@@ -377,7 +377,7 @@ def picture_rows(rows: Sequence[Sequence[tuple[Tensor, str]]], text: FigureText)
             continue
         pixels, caption = rows[row][column]
         show_image(axes, pixels)
-        axes.set_title(caption, size=6, pad=2)
+        axes.set_title(caption, size=6, pad=2, parse_math=False)
         if column == 0:
             for spine in axes.spines.values():
                 spine.set(visible=True, color=COLORS[1], linewidth=1.5)

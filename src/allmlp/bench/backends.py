@@ -82,9 +82,10 @@ def onnx(model: Model, precision: torch.dtype) -> Forward:
     from allmlp.export.onnx import write_onnx
     from allmlp.export.sample_inputs import SampleInputs
 
-    (graph, *_) = graphs(
-        plain(model, precision).requires_grad_(False), SampleInputs(random_inputs(model, 2), "random inputs")
-    )
+    samples = random_inputs(model, 2)
+    if not samples[0].is_floating_point():
+        samples = (*samples, torch.ones_like(samples[0], dtype=torch.bool))
+    (graph, *_) = graphs(plain(model, precision).requires_grad_(False), SampleInputs(samples, "random inputs"))
     runtime = require("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
@@ -95,8 +96,10 @@ def onnx(model: Model, precision: torch.dtype) -> Forward:
         session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
 
-    def run(*inputs: Tensor) -> Tensor:
-        given = dict(zip(names, (tensor.numpy() for tensor in inputs), strict=True))
+    def run(x: Tensor) -> Tensor:
+        # The graph of a text or a series also takes what is optional in torch: a mask of what is there, and segments.
+        inputs = x, torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x, dtype=torch.int64)
+        given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=False)}
         return torch.from_numpy(session.run(None, given)[0])
 
     return run
@@ -201,7 +204,7 @@ def random_inputs(model: Model, batch: int) -> tuple[Tensor, ...]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         given = model.dummy_inputs(batch)
-        return tuple(squares(tensor) if tensor.is_floating_point() else tensor for tensor in given)
+        return tuple(squares(tensor) if tensor.dim() == 4 else tensor for tensor in given)
 
 
 def squares(images: Tensor) -> Tensor:
@@ -213,4 +216,6 @@ def squares(images: Tensor) -> Tensor:
 def unit(inputs: tuple[Tensor, ...]) -> tuple[str, int]:
     """The unit of throughput, and how many of them one example has."""
     first: Any = inputs[0]
-    return ("images", 1) if first.is_floating_point() else ("tokens", first.shape[1])
+    if first.is_floating_point():
+        return ("images" if first.dim() == 4 else "windows"), 1
+    return "tokens", first.shape[1]

@@ -88,7 +88,7 @@ class Measurement(NamedTuple):
     backend: str
     batch: int
     unit: str
-    """What throughput counts: images or tokens."""
+    """What throughput counts: images, tokens, or windows of a series."""
     rate_per_s: float | None = None
     """Throughput of back-to-back calls."""
     rate_low: float | None = None
@@ -173,7 +173,7 @@ class PreparedGroup(NamedTuple):
     ready: dict[str, PreparedBackend]
     """Those to time."""
     units: int
-    """Images or tokens of an example."""
+    """Images, tokens or windows of an example."""
     flops: int
     """Of an example."""
 

@@ -10,7 +10,10 @@ from starlette.requests import Request
 from torch import Tensor
 
 from allmlp.analysis.attention_maps import attention_layers, attention_maps, read_by_output, text_input
+from allmlp.analysis.module_path import branch
 from allmlp.errors import lookup
+from allmlp.models.encoder import Encoder
+from allmlp.models.grid import stage_number
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import ImageService, image_body, uploaded_images
 from allmlp.serve.maps import MAX_WEIGHTS, quantize
@@ -59,11 +62,12 @@ def attention_routes(service: ImageService | TextService, batcher: Batcher) -> A
 
 
 def attend_to_images(service: ImageService, items: list[AttentionInput]) -> list[AttentionResponse]:
-    rows, columns = service.grid_size
-    found = []
+    spec, found = service.model.spec, []
     for pixels, layer in items:
         weights = layer_weights(service, layer, service.predictor.collate([pixels]))
-        maps = read_by_output(weights, service.model.spec)[:, -rows * columns :].unflatten(1, (rows, columns))
+        grid = spec.build_contexts[stage_number(spec, layer)].grid if isinstance(spec, Encoder) else None
+        rows, columns = grid or service.grid_size
+        maps = read_by_output(weights, spec)[:, -rows * columns :].unflatten(1, (rows, columns))
         found.append(response(layer, maps, [], []))
     return found
 
@@ -73,9 +77,12 @@ def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[A
     for text, layer in items:
         read = text_input(service.model, service.tokenizer, text)
         weights = layer_weights(service, layer, *read.inputs)
-        own = read.predicted if layer.startswith("decoder.") else read.read
-        seen = read.read if weights.shape[2] == len(read.read) else own
-        found.append(response(layer, weights, own, seen))
+        rows = columns = read.read
+        if layer.startswith("decoder."):
+            rows = read.predicted
+            if branch(layer) != "cross":  # the decoder reads what it has predicted one position earlier
+                columns = [service.tokenizer.id_to_token(number) for number in read.inputs[1][0].tolist()]
+        found.append(response(layer, weights, rows, columns))
     return found
 
 

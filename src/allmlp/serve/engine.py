@@ -117,7 +117,7 @@ class BatchingEngine:
         lock = threading.RLock()
         self.arrived, self.launched = threading.Condition(lock), threading.Condition(lock)
         """Signals to the two threads; everything above is changed under their lock."""
-        self.stopped = False
+        self.stopped = self.launched_all = False
         self.thread = threading.Thread(target=self.run, name="model", daemon=True)
         self.finisher = threading.Thread(target=self.complete_launched, name="results", daemon=True)
         self.threads: dict[BatchFunction, dict[int, Threads]] = {}
@@ -135,7 +135,6 @@ class BatchingEngine:
         with self.arrived:
             self.stopped = True
             self.arrived.notify()
-            self.launched.notify()
         if self.thread.is_alive():
             self.thread.join()
             self.finisher.join()
@@ -189,22 +188,24 @@ class BatchingEngine:
 
     def next_batch(self) -> list[QueuedItem]:
         """Wait for a batch: the oldest item, and others of the same kind. Empty once the engine has ended."""
-        with self.arrived:
-            self.arrived.wait_for(lambda: self.can_launch() or self.has_ended())
-            if self.retries:
-                return [self.retries.popleft()]
-            if not self.queue:
-                self.launched.notify()
-                return []
-            kind, size = self.queue[0].kind, self.largest_batch()
-            chosen, others = list[QueuedItem](), list[QueuedItem]()
-            while self.queue and len(chosen) < size:
-                one = self.queue.popleft()
-                (chosen if one.kind == kind else others).append(one)
-            self.queue.extendleft(reversed(others))
-            self.queued[kind] -= len(chosen)
-        found = [one for one in chosen if one.future.set_running_or_notify_cancel()]
-        return found or self.next_batch()
+        while True:
+            with self.arrived:
+                self.arrived.wait_for(lambda: self.can_launch() or self.has_ended())
+                if self.retries:
+                    return [self.retries.popleft()]
+                if not self.queue:
+                    self.launched_all = True
+                    self.launched.notify()
+                    return []
+                kind, size = self.queue[0].kind, self.largest_batch()
+                chosen, others = list[QueuedItem](), list[QueuedItem]()
+                while self.queue and len(chosen) < size:
+                    one = self.queue.popleft()
+                    (chosen if one.kind == kind else others).append(one)
+                self.queue.extendleft(reversed(others))
+                self.queued[kind] -= len(chosen)
+            if found := [one for one in chosen if one.future.set_running_or_notify_cancel()]:
+                return found
 
     def launch(self, items: list[QueuedItem]) -> RunningBatch | None:
         """Run a batch; on a GPU, only start it."""
@@ -262,7 +263,8 @@ class BatchingEngine:
         """Complete the batches on a GPU, the oldest first."""
         while True:
             with self.launched:
-                self.launched.wait_for(lambda: self.in_flight or self.has_ended())
+                # A batch that is being launched is in no queue: the model thread has to end first.
+                self.launched.wait_for(lambda: self.in_flight or self.launched_all)
                 if not self.in_flight:
                     return
                 batch = self.in_flight[0]

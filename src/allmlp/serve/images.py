@@ -60,8 +60,8 @@ def image_body(*, many: bool) -> dict[str, Any]:
 class ImageInput(NamedTuple):
     pixels: Tensor
     """uint8, c h w."""
-    label: int | None
-    """The class to explain; None means the most probable one."""
+    named: tuple[int, ...]
+    """The classes of a name, of which the most probable one is explained; empty for all classes."""
 
 
 class Explanation(NamedTuple):
@@ -110,22 +110,26 @@ class ImageService:
     def decode(self, data: bytes) -> Tensor:
         return self.predictor.decode(data)
 
-    def decode_to_explain(self, data: bytes, label: int | None = None) -> ImageInput:
-        return ImageInput(self.predictor.decode(data), label)
+    def decode_to_explain(self, data: bytes, named: tuple[int, ...] = ()) -> ImageInput:
+        return ImageInput(self.predictor.decode(data), named)
 
     def explain(self, inputs: list[ImageInput]) -> list[Explanation]:
         """Measure how much hiding each square of an image lowers the log-probability of a class."""
         found = []
-        for pixels, label in inputs:
-            image = self.predictor.collate([pixels])[0]
+        for pixels, named in inputs:
+            image = self.predictor.collate([pixels])[0].to(self.model.dtype)
             probabilities = self.classify([pixels])[0]
-            chosen = int(probabilities.argmax()) if label is None else label
+            chosen = max(named or range(len(probabilities)), key=probabilities.tolist().__getitem__)
             importance = occlusion(self.model, image, chosen, OCCLUSION_SQUARES)
             found.append(Explanation(chosen, float(probabilities[chosen]), importance))
         return found
 
     def routes(self, batcher: Batcher) -> APIRouter:
         router = APIRouter(responses=error_responses(400, 403, 408, 413, 415, 422, 503, 504))
+        # Several classes may have one name: ImageNet has a crane that flies and one that lifts.
+        named: dict[str, tuple[int, ...]] = {}
+        for number, name in enumerate(self.class_names):
+            named[name] = (*named.get(name, ()), number)
 
         @router.post(
             "/predict",
@@ -155,13 +159,13 @@ class ImageService:
             label: str | None = Query(
                 None,
                 description="The class to explain; by default the most probable one.",
-                json_schema_extra={"enum": [*self.class_names]},
+                json_schema_extra={"enum": [*named]},
             ),
         ) -> Any:
             """Measure the importance of each patch of an image for the probability of a class."""
-            index = None if label is None else lookup(label, {n: i for i, n in enumerate(self.class_names)}, "class")
+            indices = () if label is None else lookup(label, named, "class")
             ((_, data),), _ = await uploaded_images(request, 1)
-            decode = partial(self.decode_to_explain, label=index)
+            decode = partial(self.decode_to_explain, named=indices)
             result = await batcher.submit(decode, data, self.explain, batched=False, measure=self.measure)
             found: Explanation = result.value
             return ImportanceResponse(

@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from ipaddress import ip_network
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
@@ -130,7 +129,7 @@ class LimitMiddleware:
         if self.hosts is not None and host_name(host) not in self.hosts:
             return HTTPException(421, f"the server does not answer for {host[:100]!r}: see --allowed-host")
         origin = headers.get(b"origin", b"").decode("latin1")
-        foreign = headers.get(b"sec-fetch-site") == b"cross-site" or (origin and urlsplit(origin).netloc != host)
+        foreign = headers.get(b"sec-fetch-site") == b"cross-site" or (origin and origin.partition("://")[2] != host)
         if scope["method"] == "POST" and foreign and not {origin, "*"} & {*self.origins}:
             return HTTPException(403, "pages of other sites cannot use this server: see --allowed-origin")
         return None

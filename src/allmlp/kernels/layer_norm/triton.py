@@ -180,7 +180,8 @@ def mean_kernel(
             x += tl.load(deferred_bias_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
         mean = tl.sum(x, 1) / C
         centered = tl.where(in_bounds, x - mean[:, None], 0.0)
-        total += centered / tl.sqrt(tl.sum(centered * centered, 1) / C + eps)[:, None]
+        variance = tl.where(rows < S, tl.sum(centered * centered, 1) / C + eps, 1.0)  # eps may be 0
+        total += centered / tl.sqrt(variance)[:, None]
     y = tl.sum(total, 0) / S
     if HAS_WEIGHT:
         y *= tl.load(weight_ptr + cols, in_cols, 0.0).to(tl.float32)

@@ -1,0 +1,54 @@
+"""Attention maps of the server where tokens or patches are not those of the input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi")
+import allmlp
+from allmlp.analysis.attention_maps import text_input
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.layers import Attention, Block, ChannelMlp, ClassifierHead, MeanPool, PatchEmbed
+from allmlp.layers.stage import PatchMerge, Stage
+from allmlp.models.encoder import Encoder
+from allmlp.models.seq2seq import transformer_seq2seq
+from allmlp.serve.app import load_service
+from allmlp.serve.attention import AttentionInput, attend_to_images, attend_to_texts
+from allmlp.serve.images import ImageService
+from allmlp.serve.texts import TextService
+from serve.folders import CLASSES, text_folder, tokenizer
+
+
+@pytest.mark.parametrize("text", ["the", "the cat sat", "the cat sat on the red mat"])
+def test_attention_inside_a_decoder(tmp_path: Path, text: str) -> None:
+    """A token attends to those that the decoder reads: the beginning, then its own translation."""
+    folder = text_folder(tmp_path, "translation")
+    model = allmlp.create(transformer_seq2seq(1, 16, 2, seq_len=12, vocab_size=len(tokenizer())), seed=0)
+    allmlp.save(model, folder)
+    service = load_service(folder)
+    assert isinstance(service, TextService)
+    items = [AttentionInput(text, f"decoder.blocks.0.{branch}.mix") for branch in ("token", "cross")]
+    own, cross = attend_to_texts(service, items)
+    known = text_input(service.model, service.tokenizer, text)
+    assert own.row_tokens == cross.row_tokens == known.predicted
+    assert own.column_tokens == ["[CLS]", *known.predicted[:-1]]
+    assert cross.column_tokens == known.read
+    for found in (own, cross):
+        assert (found.height, found.width) == (len(found.row_tokens), len(found.column_tokens))
+
+
+def test_attention_after_a_merge_of_patches(tmp_path: Path) -> None:
+    """The maps of a later stage are over its own, larger patches."""
+    block = Block(Attention(2), channel=ChannelMlp(16))
+    stages = (Stage(16, 1, block, PatchMerge()),)
+    options = {"stem": PatchEmbed((16, 24), (4, 4)), "pool": MeanPool(), "head": ClassifierHead(3)}
+    allmlp.save(allmlp.create(Encoder(width=8, depth=1, block=block, stages=stages, **options), seed=0), tmp_path)
+    write_preprocessing(tmp_path, ImagePreprocessing((0.5,) * 3, (0.5,) * 3, CLASSES))
+    service = load_service(tmp_path)
+    assert isinstance(service, ImageService)
+    pixels = torch.randint(256, (3, 16, 24), dtype=torch.uint8)
+    items = [AttentionInput(pixels, f"blocks.{block}.token.mix") for block in (0, 1)]
+    assert [(one.height, one.width) for one in attend_to_images(service, items)] == [(4, 6), (2, 3)]
