@@ -113,7 +113,8 @@ def detect_folder(folder: Path) -> Data:
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     for pattern, kind in OFFICIAL:
         if any(re.fullmatch(pattern, name) for name in names):
-            fashion = kind is Mnist and "fashion" in folder.resolve().name.casefold()
+            # torchvision has the files in FashionMNIST/raw.
+            fashion = kind is Mnist and any("fashion" in part.casefold() for part in folder.resolve().parts[-2:])
             return Mnist(str(folder), "fashion") if fashion else kind(str(folder))
     if {"train", "test", "meta"} <= {name for name in names if (folder / name).is_file()}:
         return Cifar100(str(folder))
