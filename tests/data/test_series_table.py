@@ -137,6 +137,8 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
     series = [dataset.train.fetch(torch.tensor([n])).series.item() for n in range(len(dataset.train))]
     assert series.count(1) == 1 and 2 not in series, "one window of 5 steps, filled with missing values"
     assert "1 of 3 series are too short to train" in dataset.notes[-1]
+    chosen = SeriesTable(table(tmp_path, rows, "date,id,sales")).load()
+    assert "2 of 3 series are too short to train on a forecast of 6 steps" in chosen.notes
     flat = SeriesTable(table(tmp_path, [[day, 3] for day in days(60)]), horizon=4, seq_len=16).load()
     assert flat.std.item() == 1 and flat.notes == ("constant: sales",) and flat.seasonal_error.isnan().all()
 

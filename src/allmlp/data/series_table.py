@@ -97,9 +97,7 @@ class SeriesTable(Data):
         short = sum(part.train <= horizon for part in parts)
         notes = found.notes
         if short:
-            notes += (
-                f"{short:,} of {len(parts):,} series are too short to train on a forecast of {self.horizon} steps",
-            )
+            notes += (f"{short:,} of {len(parts):,} series are too short to train on a forecast of {horizon} steps",)
         return build_dataset(
             found.values,
             found.lengths,
