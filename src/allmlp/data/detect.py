@@ -38,7 +38,7 @@ from allmlp.data.series_table import SeriesTable, find_time, holds_numbers
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
-from allmlp.data.text_files import file_system, find_files, open_file
+from allmlp.data.text_files import UTF16_MARKS, file_system, find_files, open_file
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
 
@@ -101,7 +101,8 @@ def detect_files(files: list[str], place: str) -> Data:
     if is_table(name):
         return detect_tables({"train": [PeekedTable(file) for file in files]})
     with open_file(files[0]) as binary:
-        if b"\0" in binary.read(PEEKED_BYTES):
+        start = binary.read(PEEKED_BYTES)
+        if b"\0" in start and not start.startswith(UTF16_MARKS):
             raise UserError(f"{place} is neither a table nor text")
     return Corpus(place)
 
@@ -206,17 +207,23 @@ def detect_aligned(files: list[Path]) -> Data | None:
     if not pairs:
         return None
     languages = {tuple(sorted(found)) for found in pairs.values()}
-    splits = {split_of(stem) or "train": stem for stem in reversed(pairs)}
+    splits: dict[str, list[str]] = {}
+    for stem in pairs:
+        splits.setdefault(split_of(stem), []).append(stem)
+    unnamed = splits.pop("", [])
+    if "train" not in splits and len(unnamed) == 1:
+        splits["train"] = unnamed
     if len(languages) > 1 or "train" not in splits:
         raise UserError(
             f"{files[0].parent} has aligned files of several kinds: join two by a plus sign, "
-            f"{'+'.join(next(iter(pairs.values())).values())}"
+            f"{'+'.join(next(iter(pairs.values())).values())}, or call those of one dataset train, val and test"
         )
     source, target = direction([*languages.pop()])
-    named = {split: f"{pairs[stem][source]}+{pairs[stem][target]}" for split, stem in splits.items()}
-    return ParallelCorpus(
-        named["train"], named.get("test", ""), source_lang=source, target_lang=target, val=named.get("validation", "")
+    train, val, test = (
+        ",".join(f"{pairs[stem][source]}+{pairs[stem][target]}" for stem in splits.get(name, []))
+        for name in ("train", "validation", "test")
     )
+    return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
 
 
 def direction(languages: list[str]) -> tuple[str, str]:
