@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from allmlp.data import text_files
-from allmlp.data import text_files
 from allmlp.data.corpus import Corpus
 from allmlp.data.detect import detect_data
 from allmlp.data.text_files import find_files, read_documents
