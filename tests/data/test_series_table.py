@@ -17,7 +17,7 @@ from allmlp.data.detect import detect_data
 from allmlp.data.ett import ETT
 from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency, read_times
 from allmlp.data.series import Windows, build_dataset
-from allmlp.data.series_table import SeriesTable, read_series
+from allmlp.data.series_table import SeriesTable, read_series, split_id
 from allmlp.errors import UserError
 
 
@@ -128,6 +128,16 @@ def test_interleaved_series_need_no_sorting_note(tmp_path: Path) -> None:
     rows = [[day, store, n] for n, day in enumerate(days(30)) for store in ("a", "b")]
     found = read_series(table(tmp_path, rows, "date,id,sales"))
     assert found.lengths == [30, 30] and found.notes == () and found.values[30:, 0].tolist() == list(range(30))
+
+
+def test_names_of_several_columns(tmp_path: Path) -> None:
+    """Slashes in cells were once taken for those between them."""
+    cells = [("a/b", "c"), ("a", "b/c"), ("", "x"), ("d\\", "/"), ("d", "\\/")]
+    rows = [[day, *pair, n] for pair in cells for n, day in enumerate(days(20))]
+    found = read_series(table(tmp_path, rows, "date,store,item,sales"), "date", ("store", "item"), ("sales",))
+    assert found.lengths == [20] * 5 and [tuple(split_id(name, 2)) for name in found.ids] == cells
+    assert read_series(table(tmp_path, [[day, "a/b", 1] for day in days(20)], "date,id,y")).ids == ("a/b",)
+    assert split_id("a/b", 1) == ["a/b"] and split_id("", 0) == []
 
 
 def test_short_and_constant_series(tmp_path: Path) -> None:

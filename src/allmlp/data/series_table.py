@@ -239,7 +239,7 @@ def read_rows(
     while chunk := list(islice(rows, CHUNK)):
         try:
             moments = [row[roles.time].strip() for row in chunk]
-            names = ["/".join([row[name].strip() for name in roles.ids]) for row in chunk]
+            names = [join_id([row[name].strip() for name in roles.ids]) for row in chunk]
             columns = [read_column([row[name] for row in chunk], table.file, first, name) for name in roles.values]
         except KeyError as missing:
             raise UserError(f"{table.file} has no column {missing.args[0]!r}, which other files have") from None
@@ -253,6 +253,21 @@ def read_rows(
         times.extend([known[moment] for moment in moments])
         first += len(chunk)
     return counted
+
+
+def join_id(cells: list[str]) -> str:
+    """The name of a series, of one or several cells."""
+    if len(cells) < 2:
+        return "".join(cells)
+    return "/".join([cell.replace("\\", "\\\\").replace("/", "\\/") for cell in cells])
+
+
+def split_id(name: str, count: int) -> list[str]:
+    """The cells of a name of `join_id`."""
+    if count < 2:
+        return [name] * count
+    parts = name.replace("\\\\", "\0").replace("\\/", "\1").split("/")
+    return [part.replace("\1", "/").replace("\0", "\\") for part in parts]
 
 
 def read_column(cells: list[str], file: str, first: int, column: str) -> np.ndarray:

@@ -15,7 +15,7 @@ import torch
 from allmlp.data.frequency import Frequency
 from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing
 from allmlp.data.series import level
-from allmlp.data.series_table import SeriesRows, read_series
+from allmlp.data.series_table import SeriesRows, read_series, split_id
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import write_atomically
@@ -144,7 +144,7 @@ def write_forecasts(forecasts: Iterable[SeriesForecast], forecaster: Forecaster,
             writer.writerow(header)
             for one in forecasts:
                 shown.extend([one] if len(shown) < SHOWN else [])
-                ids = one.id.split("/") if len(known.id_columns) > 1 else [one.id] * len(known.id_columns)
+                ids = split_id(one.id, len(known.id_columns))
                 for step, time in enumerate(one.times):
                     parts = one.values[step, :, None] if one.quantiles is None else one.quantiles[step]
                     points = [[point, *others] for point, others in zip(one.values[step], parts)]
