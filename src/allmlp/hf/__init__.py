@@ -23,7 +23,7 @@ from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from allmlp.models.model import Model
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.spec import to_dict
-from allmlp.weights.pretrained import from_pretrained, model_path
+from allmlp.weights.pretrained import from_pretrained
 
 define_missing_operators()
 transformers: Any = require("transformers", "hf")
@@ -99,8 +99,8 @@ def wrap(model: Model | str | os.PathLike[str], task: str | None = None, **optio
     fields of the configuration, such as num_labels, id2label and problem_type. With the same head, the weights are
     those of `model` itself, not copies.
     """
-    path = None if isinstance(model, Model) else model_path(model)
     found: Any = model if isinstance(model, Model) else from_pretrained(model)
+    path = None if isinstance(model, Model) or found.folder is None else Path(found.folder)
     if not isinstance(found, (EncoderModel, EncoderDecoderModel)):
         raise UserError(f"only models of this library can be wrapped, not {type(found.spec).__name__}")
     kind = lookup(task or head_task(found.spec), TASKS, "task")
@@ -170,7 +170,7 @@ def processor(model: Model | str | os.PathLike[str]) -> Any:
         )
     if isinstance(model, Model):
         raise UserError("the tokenizer of a text model is in its folder: pass the folder")
-    return make_tokenizer(model_path(model), spec)
+    return make_tokenizer(Path(found.folder or model), spec)
 
 
 def make_tokenizer(path: Path, spec: Any) -> Any:
