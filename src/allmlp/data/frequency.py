@@ -116,7 +116,7 @@ def detect_frequency(times: np.ndarray, series: np.ndarray, counted: bool, where
     step = int(sizes[counts.argmax()])
     if counted:
         frequency = Frequency(step, "row")
-    elif step >= 28 * DAY:
+    elif step >= 28 * DAY and (on_one_day(times) or (steps % step).any()):  # not 28 days, or 13 periods of a year
         months = np.diff(Frequency(1, "month").count(times))[np.diff(series) == 0]
         sizes, counts = np.unique(months.astype(np.int64), return_counts=True)
         frequency = Frequency(max(int(sizes[counts.argmax()]), 1), "month")
@@ -126,10 +126,18 @@ def detect_frequency(times: np.ndarray, series: np.ndarray, counted: bool, where
     return frequency
 
 
+def on_one_day(times: np.ndarray) -> bool:
+    """Whether all times are on the same day of their months, or on the last one."""
+    days = times.astype("datetime64[ms]").astype("datetime64[D]")
+    is_last = (days + 1).astype("datetime64[M]") > days.astype("datetime64[M]")
+    return len(np.unique(days - days.astype("datetime64[M]"))) == 1 or bool(is_last.all())
+
+
 def check_regular(times: np.ndarray, series: np.ndarray, frequency: Frequency, where: str) -> None:
-    """Refuse times that are not a whole number of steps apart."""
+    """Refuse times that are not a whole number of steps apart, at least one."""
     steps = np.diff(frequency.count(times))
-    wrong = np.flatnonzero((np.abs(steps - np.rint(steps)) > 1e-6) & (np.diff(series) == 0))
+    apart = (np.abs(steps - np.rint(steps)) < 1e-6) & (np.rint(steps) > 0)
+    wrong = np.flatnonzero(~apart & (np.diff(series) == 0))
     if len(wrong):
         first, second = (frequency.text(int(time)) for time in times[wrong[0] : wrong[0] + 2])
         raise UserError(
