@@ -259,5 +259,13 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         data = found.replace(cache=str(tmp_path)).load()
         assert len(data.train) == 40 and len(data.test) == 20 and data.class_names == ("0", "1")
     assert detect_data("hf:me/photos") == HubDataset("me/photos")
+    for subset in ("cola", "sst2"):
+        for part in ("train", "test"):
+            with system.open(f"hf://datasets/me/glue/{subset}/{part}-00000-of-00001.parquet", "wb") as target:
+                parquet.write_table(texts, target)
+    with pytest.raises(UserError, match=r"'me/glue' .* has 2 subsets, such as cola, sst2: name one, hf:me/glue/cola"):
+        detect_data("hf:me/glue")
+    only = detect_data("hf:me/glue/sst2")
+    assert isinstance(only, LabeledText) and only.path.endswith("datasets/me/glue/sst2/train-00000-of-00001.parquet")
     with pytest.raises(UserError, match="cannot list the files of 'me/nothing' on the Hugging Face Hub"):
         detect_data("hf:me/nothing")

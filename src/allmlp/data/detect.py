@@ -341,5 +341,11 @@ def detect_hub(name: str) -> Data:
         if split := "train" if len(tables) == 1 else split_of(PurePosixPath(file).name):
             splits.setdefault(split, []).append(PeekedTable(file))
     if "train" in splits and any(sample.is_text for sample in splits["train"][0].samples):
+        subsets = list(dict.fromkeys(PurePosixPath(table.file).parent.name for table in splits["train"]))
+        if len(subsets) > 1:
+            raise UserError(
+                f"{name!r} on the Hugging Face Hub has {len(subsets)} subsets, such as {', '.join(subsets[:4])}: name "
+                f"one, hf:{name}/{subsets[0]}"
+            )
         return detect_tables(splits)
     return HubDataset(name)
