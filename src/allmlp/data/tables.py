@@ -116,6 +116,8 @@ class CellFormat(NamedTuple):
     quoted: bool
     newline: str = ""
     """As for `open`; quoted cells may contain line ends of any kind."""
+    spaced: bool = False
+    """Whether quotes may follow a space: 1, "a, b" has two cells."""
 
 
 def read_separated(file: str, separators: str) -> Table:
@@ -145,7 +147,7 @@ def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Ite
             if line.strip():
                 yield number, line.rstrip("\r\n").split(cell_format.separator)
         return
-    reader = csv.reader(lines, delimiter=cell_format.separator, strict=True)
+    reader = csv.reader(lines, delimiter=cell_format.separator, strict=True, skipinitialspace=cell_format.spaced)
     try:
         for cells in reader:
             if "".join(cells).strip():
@@ -173,6 +175,9 @@ def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
         parsed = [parse_sample(text, cell_format, file, whole) for cell_format in formats]
         if separator == "\t" and not writes_quotes(parsed[1][0]):
             formats, parsed = formats[::-1], parsed[::-1]
+        if f'{separator} "' in text:
+            formats.append(CellFormat(separator, True, spaced=True))
+            parsed.append(parse_sample(text, formats[-1], file, whole))
         for cell_format, (rows, failed) in zip(formats, parsed):
             if rows and (len(rows[0]) > 1 or separator == NO_SEPARATOR):
                 equal = sum(len(row) == len(rows[0]) for row in rows) / (len(rows) + failed)
