@@ -14,6 +14,7 @@ from torch import Tensor
 import allmlp
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
 from allmlp.layers import LayerNorm, RotaryPositions, RotaryScaling
+from allmlp.models.gmlp import gmlp_text
 from allmlp.models.gpt2 import gpt2
 from allmlp.models.llama import llama
 from allmlp.weights.convert import convert
@@ -179,3 +180,20 @@ def test_what_has_no_place_there(spec: Any, message: str, tmp_path: Path) -> Non
     with pytest.raises(allmlp.UserError) as caught:
         convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), to="hf")
     assert message in str(caught.value) and not (tmp_path / "theirs").exists()
+
+
+def test_tokens_of_gpt2_have_other_names(tmp_path: Path) -> None:
+    """Tokens that the vocabulary lacks were once added to it, with ids that the model does not have."""
+    tokenizers, hf = pytest.importorskip("tokenizers"), pytest.importorskip("allmlp.hf")
+    bytes_only = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bytes_only.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    options = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": alphabet, "show_progress": False}
+    bytes_only.train_from_iterator(["the cat"], tokenizers.trainers.BpeTrainer(vocab_size=257, **options))
+    spec = gmlp_text(1, 16, 32, seq_len=24, vocab_size=257, causal=True)
+    allmlp.save(allmlp.create(spec, seed=0), tmp_path)
+    bytes_only.save(str(tmp_path / "tokenizer.json"))
+    model, tokenizer = hf.wrap(tmp_path), hf.processor(tmp_path)
+    assert len(tokenizer) == 257 and tokenizer.pad_token_id == tokenizer.bos_token_id == model.config.pad_token_id == 0
+    batch = tokenizer(["the cat", "a"], padding=True, return_tensors="pt")
+    assert batch.attention_mask[1].tolist() == [0] * 6 + [1] * 3 and model(**batch).logits.shape == (2, 9, 257)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import allmlp
-from allmlp import device, kernels
+from allmlp import device, kernels, provenance
 from allmlp.device import own_device, sum_dtype
 from allmlp.errors import UserError
 from allmlp.inference.model import UnfusedModel
@@ -169,3 +169,21 @@ def test_predictions_in_float16(fast: bool, tmp_path: Path) -> None:
     )
     assert found.dtype == torch.float32 and not torch.equal(found, expected)
     assert torch.allclose(found, expected, atol=5e-3)
+
+
+def test_the_state_of_the_gpu_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA counts from the first that CUDA_VISIBLE_DEVICES leaves, nvidia-smi from the first of the machine."""
+    asked: list[tuple[str, ...]] = []
+
+    def answer(*command: str) -> str:
+        asked.append(command)
+        return ", ".join(map(str, range(len(provenance.QUERIES)))) if command[0] == "nvidia-smi" else ""
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(provenance.shutil, "which", lambda name: name)
+    monkeypatch.setattr(provenance, "command_output", answer)
+    assert provenance.environment(torch.device("cuda"))["temperature.gpu"] == "5"
+    (command,) = [command for command in asked if command[0] == "nvidia-smi"]
+    assert command[-1] == "--id=GPU-12-34"

@@ -106,6 +106,9 @@ def test_tables_of_images(model: Path, tmp_path: Path) -> None:
         writer.writerows(rows)
     found = evaluate_model(str(model), str(tmp_path / "images.csv"), device="cpu")
     assert found.data == f"the test split of {tmp_path / 'images.csv'}" and found.examples == 2
+    only = tmp_path / "dev.csv"
+    only.write_text((tmp_path / "images.csv").read_text().replace("test", "dev"))
+    assert evaluate_model(str(model), str(only), device="cpu").examples == 2, "validation rows are for testing"
     files = [tmp_path / "files" / name / "0.png" for name in "ab"]
     assert found.metrics["loss"] == pytest.approx(by_hand(model, files, ["cat", "ship"])["loss"])
 
@@ -209,6 +212,9 @@ def test_texts(tmp_path: Path) -> None:
     predicted = [row[0].label for row in allmlp.predict(folder, texts, device="cpu")]
     assert found.metrics["accuracy"] == sum(map(str.__eq__, predicted, labels)) / 12
     assert found.examples == 12 and found.data == str(table)
+    lines = [f"{line},{'dev' if n % 4 < 3 else 'train'}" for n, line in enumerate(rows.splitlines())]
+    table.write_text("\n".join(["text,label,split", *lines]), encoding="utf8")
+    assert evaluate_model(str(folder), str(table), device="cpu").examples == 9, "validation rows are for testing"
 
 
 @pytest.mark.parametrize("task", ["text", "causal"])

@@ -137,6 +137,9 @@ def test_another_head(folders: dict[str, Path], saved: dict[str, Path], tmp_path
     )
     other.save_pretrained(tmp_path)
     assert allmlp.load(tmp_path).preprocessing.class_names == ()
+    several = allmlp.hf.wrap(folders["text"], "text-classification", problem_type="multi_label_classification")
+    several.save_pretrained(tmp_path / "several")
+    assert allmlp.load(tmp_path / "several").preprocessing is None, "softmax would not give its probabilities"
 
 
 def test_loaded_parameters_of_a_module_stay(folders: dict[str, Path]) -> None:

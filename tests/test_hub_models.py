@@ -17,9 +17,11 @@ from safetensors.torch import load_file
 import allmlp
 from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.models.mixer import mixer
+from allmlp.weights import fetch
 from allmlp.weights import model_card as card
 from allmlp.weights.convert import convert
 from allmlp.weights.fetch import MAX_DOWNLOAD_BYTES
+from serve.folders import text_folder
 from tiny import randomize, tiny_model
 
 hub = pytest.importorskip("huggingface_hub")
@@ -312,3 +314,12 @@ def test_without_huggingface_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for use in (lambda: model.push_to_hub("me/x"), lambda: allmlp.from_pretrained("me/x")):
         with pytest.raises(allmlp.UserError, match=r"this needs huggingface_hub: pip install 'allmlp\[hub\]'"):
             use()
+
+
+def test_a_text_model_of_the_hub_in_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hf, tokenizer = pytest.importorskip("allmlp.hf"), pytest.importorskip("allmlp.data.tokenizer")
+    folder = text_folder(tmp_path / "reviews", "classes")
+    monkeypatch.setattr(fetch, "from_hub", lambda repository, **options: folder)
+    known = tokenizer.load_tokenizer(folder)
+    assert hf.wrap("me/reviews").config.pad_token_id == known.pad_token_id
+    assert len(hf.processor("me/reviews")) == len(known)

@@ -178,6 +178,8 @@ def test_how_pictures_are_prepared_travels_along(tmp_path: Path) -> None:
     written = json.loads((back / "preprocessor_config.json").read_text())
     assert {name: written[name] for name in pixels} == pixels
     assert transformers.ViTConfig.from_pretrained(back).id2label == labels["id2label"]
+    publish(tmp_path / "several", "ViTForImageClassification", problem_type="multi_label_classification", **labels)
+    assert not (convert(str(tmp_path / "several"), str(tmp_path / "ours")) / "preprocessing.json").exists()
 
 
 def test_the_names_in_memory_are_known_too(tmp_path: Path) -> None:

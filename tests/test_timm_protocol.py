@@ -98,6 +98,14 @@ def test_features_only_gives_maps_at_another_size() -> None:
     maps[-1].sum().backward()
 
 
+def test_a_pool_that_the_model_does_not_have_is_refused() -> None:
+    with pytest.raises(UserError, match="pools with FirstTokenPool, not with global_pool 'avg'"):
+        timm.create_model("allmlp_vit_s16", img_size=32, global_pool="avg")
+    with pytest.raises(UserError, match="pools with MeanPool, not with global_pool 'token'"):
+        timm.create_model("allmlp_mixer_nano", num_classes=3, global_pool="token")
+    assert timm.create_model("allmlp_mixer_nano", num_classes=3, global_pool="avg").num_classes == 3
+
+
 def test_heads() -> None:
     model = allmlp.create(SPECS["mixer"], seed=0)
     images = torch.randn(2, 3, 16, 16)

@@ -126,7 +126,7 @@ def transform(model: PathLike | Model, inputs: Any, *, context: str = "") -> Any
 
     predictor = open_predictor(model)
     decoded: list[Any] = []
-    for item in as_items(inputs, predictor.reads, context):
+    for item in as_items(inputs, predictor.reads, context, predictor.task == "span"):
         try:
             decoded.append(predictor.read(item.source))
         except UserError as reason:
@@ -166,7 +166,7 @@ def predict(
     from allmlp.prediction.stream import predictions, values
 
     predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
-    items = as_items(inputs, predictor.reads, context)
+    items = as_items(inputs, predictor.reads, context, predictor.task == "span")
     return [row for rows in values(predictions(predictor, items, top_k, batch_size)) for row in rows]
 
 
@@ -194,7 +194,8 @@ def embed(
     from allmlp.prediction.stream import features, values
 
     predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
-    found = list(values(features(predictor, as_items(inputs, predictor.reads, context), batch_size)))
+    items = as_items(inputs, predictor.reads, context, predictor.task == "span")
+    found = list(values(features(predictor, items, batch_size)))
     if not found:
         raise UserError(f"there are no {predictor.reads}")
     return np.stack(found)

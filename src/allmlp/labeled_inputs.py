@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.cifar import Cifar10, Cifar100
-from allmlp.data.columns import label_order
+from allmlp.data.columns import label_order, split_for_testing
 from allmlp.data.dataset import Data, ImageDataset, labels_of
 from allmlp.data.detect import detect_data
 from allmlp.data.digits import Digits
@@ -125,11 +125,11 @@ def folder_images(data: ImageFolder) -> LabeledFiles:
 def table_images(data: ImageTable) -> LabeledFiles:
     """The images of the test table, or else of the rows of the test split, or else all."""
     rows, title = list(data.read(data.test or data.path, [])), data.test or data.path
-    chosen = [row for row in rows if row[2] == "test"]
-    if chosen and not data.test:
-        title = f"the test split of {title}"
-    classes = tuple(sorted({label for _, label, _ in chosen or rows}, key=label_order))
-    files = [LabeledFile(file, classes.index(label)) for file, label, _ in chosen or rows]
+    last = "" if data.test else split_for_testing({row[2] for row in rows})
+    if last:
+        rows, title = [row for row in rows if row[2] == last], f"the test split of {title}"
+    classes = tuple(sorted({label for _, label, _ in rows}, key=label_order))
+    files = [LabeledFile(file, classes.index(label)) for file, label, _ in rows]
     return LabeledFiles(title, data.root(), files, classes)
 
 
@@ -153,10 +153,10 @@ def text_inputs(place: str) -> LabeledInputs:
     if not isinstance(data, LabeledText):
         raise UserError(f"the model classifies texts, but {place} is not a table of texts with labels")
     rows, title = LabeledTextReader(data).read(data.test or data.path), place
-    chosen = [row for row in rows if row.split == "test"]
-    if data.test or chosen:
+    last = "" if data.test else split_for_testing({row.split for row in rows})
+    if data.test or last:
         title = f"the test split of {place}"
-    rows = rows if data.test else chosen or rows
+    rows = [row for row in rows if row.split == last] if last else rows
     if not rows:
         raise UserError(f"{place} has no labeled texts")
     class_names = tuple(sorted({row.label for row in rows}, key=label_order))

@@ -48,7 +48,8 @@ def environment(device: torch.device) -> dict[str, Any]:
             continue
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda
-        found |= gpu_state(torch.cuda.current_device())
+        # nvidia-smi counts all GPUs, CUDA those of CUDA_VISIBLE_DEVICES.
+        found |= gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     return found
 
 
@@ -72,11 +73,13 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def gpu_state(number: int) -> dict[str, str]:
-    """Driver, clocks, power limit and temperature from nvidia-smi, if available."""
+def gpu_state(identifier: str) -> dict[str, str]:
+    """Driver, clocks, power limit and temperature of a GPU from nvidia-smi, if available."""
     if not shutil.which("nvidia-smi"):
         return {}
-    answer = command_output("nvidia-smi", f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader", f"--id={number}")
+    answer = command_output(
+        "nvidia-smi", f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader", f"--id={identifier}"
+    )
     return dict(zip(QUERIES, (part.strip() for part in answer.split(",")))) if answer else {}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from allmlp.errors import UserError
+from allmlp.layers.pool import FirstTokenPool, MeanPool
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.grid import make_dynamic
@@ -28,7 +29,8 @@ from allmlp.weights.pretrained import from_pretrained
 from allmlp.weights.published import published_weights
 
 PREFIX = "allmlp_"
-POOLS = ("avg", "token", "")
+POOLS: dict[str, type | None] = {"avg": MeanPool, "token": FirstTokenPool, "": None}
+"""timm's names of pools."""
 
 
 def create_timm(
@@ -58,7 +60,9 @@ def create_timm(
     model: Any = (
         load_tag(preset, pretrained_cfg, img_size, cache_dir) if pretrained else create(preset, img_size=img_size)
     )
-    spec = model.spec
+    spec, pool = model.spec, POOLS[global_pool or ""]
+    if pool is not None and not isinstance(spec.pool, pool):
+        raise UserError(f"{PREFIX}{preset} pools with {type(spec.pool).__name__}, not with global_pool {global_pool!r}")
     if in_chans not in (None, spec.stem.in_chans):
         if pretrained:
             raise UserError(f"the published weights have {spec.stem.in_chans} channels, not {in_chans}")

@@ -78,6 +78,17 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
         {"train.de": WORDS, "train.en": WORDS, "dev.de": WORDS, "dev.en": WORDS, "README.md": WORDS},
         ParallelCorpus("D/train.de+D/train.en", source_lang="de", target_lang="en", val="D/dev.de+D/dev.en"),
     ),
+    "aligned files of several sets": (
+        {
+            f"{name}.{language}": WORDS
+            for name in ("newstest2014", "train-a", "train-b", "test_2016", "test_2017")
+            for language in ("de", "en")
+        },
+        ParallelCorpus(
+            "D/train-a.de+D/train-a.en,D/train-b.de+D/train-b.en",
+            "D/test_2016.de+D/test_2016.en,D/test_2017.de+D/test_2017.en",
+        ),
+    ),
     "SQuAD": ({"train-v1.1.json": SQUAD, "dev-v1.1.json": SQUAD}, Squad("D/train-v1.1.json", "D/dev-v1.1.json")),
     "shards": (
         {"train-0.tar": b"", "val-0.tar": b"", "classes.txt": "a\nb"},
@@ -187,6 +198,7 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         ),
         ({"a.csv": b""}, "D", r"a\.csv is empty"),
         ({"x.de": WORDS, "x.en": WORDS, "y.fr": WORDS, "y.en": WORDS}, "D", r"several kinds: join two by a plus sign"),
+        ({"x.de": WORDS, "x.en": WORDS, "y.de": WORDS, "y.en": WORDS}, "D", r"several kinds: .*D/x.de\+D/x.en"),
     ],
 )
 def test_one_clear_line(
@@ -247,5 +259,13 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         data = found.replace(cache=str(tmp_path)).load()
         assert len(data.train) == 40 and len(data.test) == 20 and data.class_names == ("0", "1")
     assert detect_data("hf:me/photos") == HubDataset("me/photos")
+    for subset in ("cola", "sst2"):
+        for part in ("train", "test"):
+            with system.open(f"hf://datasets/me/glue/{subset}/{part}-00000-of-00001.parquet", "wb") as target:
+                parquet.write_table(texts, target)
+    with pytest.raises(UserError, match=r"'me/glue' .* has 2 subsets, such as cola, sst2: name one, hf:me/glue/cola"):
+        detect_data("hf:me/glue")
+    only = detect_data("hf:me/glue/sst2")
+    assert isinstance(only, LabeledText) and only.path.endswith("datasets/me/glue/sst2/train-00000-of-00001.parquet")
     with pytest.raises(UserError, match="cannot list the files of 'me/nothing' on the Hugging Face Hub"):
         detect_data("hf:me/nothing")

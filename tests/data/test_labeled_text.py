@@ -120,6 +120,8 @@ def test_a_column_of_splits(tmp_path: Path) -> None:
     data = csv_data(tmp_path, "text,label,split\n" + "\n".join(rows))
     assert [len(split) for split in (data.train, data.validation, data.test)] == [20, 10, 10] and data.notes == ()
     data = csv_data(tmp_path, "text,label,split\n" + "\n".join(rows).replace("test", "train"))
+    assert len(data.train) == 30 and len(data.test) == 10 and data.validation is None and data.notes == ()
+    data = csv_data(tmp_path, "text,label,split\n" + "\n".join(rows).replace("test", "train").replace("dev", "train"))
     assert len(data.train) == 28 and data.notes[-1] == "split with seed 0: 28 train, 6 validation, 6 test"
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from allmlp.data.mnist import Mnist
+from allmlp.data.detect import detect_data
+from allmlp.data.mnist import CLASS_NAMES, Mnist
 from allmlp.errors import UserError
 
 COUNTS = {"train": 6, "t10k": 3}
@@ -51,6 +52,19 @@ def test_fashion_by_its_default_place(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ALLMLP_DATA", str(tmp_path))
     data = Mnist(variant="fashion").load()
     assert data.class_names[9] == "ankle boot" and data.mean == (0.2860,)
+
+
+def test_folders_of_torchvision_are_not_confused(tmp_path: Path) -> None:
+    write(tmp_path / "FashionMNIST/raw")
+    with pytest.raises(UserError, match="no train-images-idx3-ubyte"):
+        Mnist(str(tmp_path)).load()
+    write(tmp_path / "MNIST/raw")
+    for file in (tmp_path / "MNIST/raw").glob("*labels*"):
+        file.write_bytes(idx(np.full(COUNTS[file.name.partition("-")[0]], 9, np.uint8)))
+    labels = {name: Mnist(str(tmp_path), name).load().train.fetch(torch.tensor([1]))[1] for name in CLASS_NAMES}
+    assert labels == {"mnist": 9, "fashion": 1}
+    assert detect_data(str(tmp_path / "FashionMNIST/raw")) == Mnist(str(tmp_path / "FashionMNIST/raw"), "fashion")
+    assert detect_data(str(tmp_path / "MNIST/raw")) == Mnist(str(tmp_path / "MNIST/raw"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import logging
@@ -199,6 +200,22 @@ def test_splits_that_are_not_given(tmp_path: Path) -> None:
     assert spec.load().checksum() == dataset.checksum() != spec.replace(split_seed=1).load().checksum()
     given = spec.replace(val=str(tmp_path / "test.tsv")).load()
     assert len(given.train) == 90 and texts(given, "validation") == LINES[:2] and len(given.test) == 10
+
+
+def test_tabs_and_quotes_as_a_csv_writer_sets_them(tmp_path: Path) -> None:
+    spec, lines = data(tmp_path), [*LINES, ('er sagte "nein" laut', 'he said "no" aloud')]
+    with open(tmp_path / "train.tsv", "w", newline="", encoding="utf8") as file:
+        csv.writer(file, delimiter="\t").writerows([("de", "en"), *lines])
+    assert texts(spec.load()) == lines
+    (tmp_path / "train.tsv").write_text(tsv([*LINES, ('"Nein" sagte er', '"No" he said')]), encoding="utf8")
+    assert texts(spec.load())[-1] == ('"Nein" sagte er', '"No" he said')
+
+
+def test_a_table_in_utf16_and_a_comma_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a,b.tsv").write_text(tsv(LINES), encoding="utf-16")
+    place = str(tmp_path / "a,b.tsv")
+    spec = data(tmp_path).replace(path=place, test=place, val=place)
+    assert texts(spec.load()) == texts(spec.load(), "test") == texts(spec.load(), "validation") == LINES
 
 
 def test_other_tables(tmp_path: Path) -> None:

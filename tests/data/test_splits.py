@@ -63,6 +63,8 @@ def test_some_of_the_splits() -> None:
     assert [len(part) for part in split(labels, val=0.0)] == [34, 0, 6]
     assert [len(part) for part in split(labels, test=None)] == [34, 6, 0]
     assert [len(part) for part in split(labels, val=0.0, test=0.0)] == [39, 0, 1]
+    with pytest.raises(UserError, match=r"val_fraction=1 leaves nothing to train on"):
+        split(labels, val=1.0, test=None)
     with pytest.raises(UserError, match=r"val_fraction=0.5 and test_fraction=0.5 leave nothing"):
         split(labels, val=0.5, test=0.5)
 

@@ -73,6 +73,14 @@ def test_bare_quotes_in_csv(tmp_path: Path) -> None:
     assert [row["text"] for row in found] == ['a 5" pipe', '"A" is a film']
 
 
+def test_spaces_between_separators_and_quotes(tmp_path: Path) -> None:
+    rows = [f'{n}, "a good, film {n}", {n % 2}' for n in range(9)]
+    (tmp_path / "a.csv").write_text("\n".join(["id, text, label", *rows]))
+    found = read_table(tmp_path / "a.csv")
+    assert found.columns == ("id", "text", "label")
+    assert list(found)[3] == {"id": "3", "text": "a good, film 3", "label": "1"}
+
+
 def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
     """With a comma inside quotes elsewhere, quotes count; the open one must not swallow the rest of the file."""
     with pytest.raises(UserError, match=r"a\.csv, line 6: .*end of data.*quote"):

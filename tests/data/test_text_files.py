@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from allmlp.data import text_files
+from allmlp.data.corpus import Corpus
+from allmlp.data.detect import detect_data
 from allmlp.data.text_files import find_files, read_documents
 from allmlp.errors import UserError
 
@@ -45,6 +47,35 @@ def test_json_lines(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(UserError, match="line 1: not a JSON object"):
         list(read_documents([str(file)]))
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "A.JSONL", "a.json"])
+def test_json_of_other_names(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("\n".join(["", *(json.dumps({"text": paragraph}) for paragraph in PARAGRAPHS)]))
+    assert list(read_documents([str(tmp_path / name)])) == PARAGRAPHS
+    with pytest.raises(UserError, match=r"line 2: not a JSON object with a 'body'"):
+        list(read_documents([str(tmp_path / name)], text_field="body"))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_arrays(indent: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "PEEKED_CHARS", 5)
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps([{"text": text, "id": 1} for text in (*PARAGRAPHS, " ")], indent=indent))
+    assert list(read_documents([str(file)])) == PARAGRAPHS
+    with pytest.raises(UserError, match=r"record 1: 'id' is not text"):
+        list(read_documents([str(file)], text_field="id"))
+
+
+def test_text_in_utf16(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(PARAGRAPHS), encoding="utf-16")
+    assert list(read_documents([str(tmp_path / "a.txt")])) == PARAGRAPHS
+    assert detect_data(str(tmp_path / "a.txt")) == Corpus(str(tmp_path / "a.txt"))
+
+
+def test_the_suffix_of_a_compression_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress("\n\n".join(PARAGRAPHS).encode()))
+    assert list(read_documents([str(tmp_path / "A.TXT.GZ")])) == PARAGRAPHS
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -92,6 +92,19 @@ def test_tables_of_image_files(table: str, photos: Path) -> None:
         names(photos / table, columns=Columns(keep=("whom",)))
 
 
+def test_tables_of_image_files_without_suffix_or_folder(photos: Path) -> None:
+    """As in a table to train on."""
+    file = write(photos / "names.csv", [{"image": name} for name in ("0", "b/1", "1.png", " 0.png", "no")])
+    found = names(file)
+    assert [Path(name).relative_to(photos).as_posix() for name in found] == [
+        "0.png",
+        "b/1.png",
+        "b/1.png",
+        "0.png",
+        "no",
+    ]
+
+
 def test_shards_and_object_stores(photos: Path, images: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     predictor = open_predictor(images, device="cpu")
@@ -175,6 +188,7 @@ def test_pairs_files_of_lines_and_standard_input(tmp_path: Path, monkeypatch: py
     file = write(tmp_path / "pairs.csv", pairs)
     assert sources(file, context="x") == [("who sat?", "the cat sat"), ("where?", "x")]
     assert sources(file, columns=Columns("context", "question"))[0] == ("the cat sat", "who sat?")
+    assert sources(file, questions=False) == [("who sat?", ""), ("where?", "")], "what a classifier is trained on"
     (tmp_path / "lines.txt").write_text("one two\n\nthree, four\n")
     assert names(tmp_path / "lines.txt", reads="texts") == ["one two", "three, four"]
     assert names(tmp_path, reads="texts") == ["one two", "three, four", "who sat?", "where?"]

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import allmlp
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.prediction import ImagePredictor
 from data.sample_images import encode, scene
 from prediction.conftest import Command
-from serve.folders import CLASSES, text_folder
+from serve.folders import CLASSES, image_folder, text_folder
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
@@ -97,6 +98,24 @@ def test_fast_is_chosen_for_many_images(
     assert chosen == [True, False, False]
 
 
+def test_all_values_of_a_regression_beside_kept_columns(photos: Path, tmp_path: Path, command: Command) -> None:
+    """A kept column of the name of a value, which is what to compare it with, was once written over."""
+    model = image_folder(tmp_path / "model")
+    write_preprocessing(model, ImagePreprocessing((0.4,) * 3, (0.2,) * 3, ("age", "height", "weight"), task="values"))
+    (photos / "ages.csv").write_text("image,age\n0.png,31\n2.png,7\n")
+    options = (model, photos / "ages.csv", "--keep", "age", "--device", "cpu")
+    assert command("predict", *options, "--out", tmp_path / "answers.csv")[0] == 0
+    found = read_csv(tmp_path / "answers.csv")
+    expected = allmlp.predict(model, [photos / "0.png", photos / "2.png"], device="cpu")
+    assert [row["input_age"] for row in found] == ["31", "7"]
+    assert [float(row["age"]) for row in found] == [row[0].value for row in expected]
+    objects = json.loads(command("predict", *options, "--json", "--top-k", 1)[1])
+    assert [[one["value"] for one in row["predictions"]] for row in objects] == [
+        [one.value for one in row] for row in expected
+    ]
+    assert objects[0]["input_age"] == "31"
+
+
 # --- what is asked for --------------------------------------------------------------------------------------
 
 
@@ -116,6 +135,15 @@ def test_a_table_of_texts_is_read(texts: Path, tmp_path: Path, command: Command)
         {one.label: one.probability for one in row} for row in expected
     ]
     assert [row["label"] for row in found] == [row[0].label for row in expected]
+
+
+def test_a_column_called_context_is_for_questions(texts: Path, tmp_path: Path, command: Command) -> None:
+    """A classifier is not trained on it."""
+    (tmp_path / "a.csv").write_text("text,context\nthe cat sat,on the red mat\na dog jumped,over the blue fence\n")
+    found = json.loads(command("predict", texts, tmp_path / "a.csv", "--json", "--device", "cpu")[1])
+    plain = allmlp.predict(texts, ["the cat sat", "a dog jumped"], device="cpu")
+    assert [row["predictions"][0]["probability"] for row in found] == [row[0].probability for row in plain]
+    assert allmlp.predict(texts, tmp_path / "a.csv", device="cpu") == plain
 
 
 def test_threshold_leaves_the_label_empty(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:

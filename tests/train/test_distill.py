@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +181,19 @@ def test_unsuitable_teachers_are_refused(teacher: str, tmp_path: Path) -> None:
 # --- published weights -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("settings", "fraction"),
+    [
+        ({"size": {"height": 256, "width": 256}, "crop_size": {"height": 224, "width": 224}}, 0.875),  # DeiT
+        ({"size": {"height": 256, "width": 256}, "do_center_crop": False}, 1.0),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875, "do_center_crop": None}, 0.875),  # ResNet
+        ({"size": {"shortest_edge": 384}, "crop_pct": 0.875, "do_center_crop": None}, 1.0),
+    ],
+)
+def test_the_crop_of_an_image_processor(settings: dict[str, object], fraction: float) -> None:
+    assert huggingface.crop_fraction(SimpleNamespace(**{"do_center_crop": True} | settings)) == fraction
+
+
 def test_published_weights_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder saved by transformers stands in for the hub."""
     transformers = pytest.importorskip("transformers")
@@ -188,13 +202,16 @@ def test_published_weights_of_transformers(tmp_path: Path, monkeypatch: pytest.M
     )
     network = transformers.ResNetForImageClassification(config).eval()
     network.save_pretrained(tmp_path)
-    transformers.ConvNextImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path)
+    statistics = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    transformers.ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.8, **statistics).save_pretrained(
+        tmp_path
+    )
     options = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 8, 8], "embedding_size": 8}
     tiny = huggingface.Architecture("ResNet", options, 32, str(tmp_path))
     monkeypatch.setitem(huggingface.IMAGES, "resnet50", tiny)
     found = pretrained("hf:resnet50")
     assert found.preprocessing.mean == pytest.approx((0.1, 0.2, 0.3))
-    assert found.preprocessing.std == pytest.approx((0.4, 0.5, 0.6))
+    assert found.preprocessing.std == pytest.approx((0.4, 0.5, 0.6)) and found.preprocessing.crop_pct == 0.8
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(found.model(images), network(images).logits)

@@ -84,7 +84,7 @@ class Job:
 
         from allmlp.device import own_device
         from allmlp.prediction.inputs import Inputs
-        from allmlp.prediction.predictor import model_reads, open_predictor
+        from allmlp.prediction.predictor import answers_questions, model_reads, open_predictor
 
         if dtype is not None:
             lookup(dtype, dict.fromkeys(DTYPES), "dtype")
@@ -95,7 +95,7 @@ class Job:
         )
         self.is_folder = out is not None and (out.endswith("/") or Path(out).is_dir() or not Path(out).suffix)
         self.model, rest = split_model(arguments)
-        self.inputs = Inputs(rest, model_reads(self.model), columns, context)
+        self.inputs = Inputs(rest, model_reads(self.model), columns, context, answers_questions(self.model))
         if self.processes > 1 and not (self.is_folder and self.inputs.repeatable):
             raise UserError("several processes need inputs other than - and a folder to write parts to: --out FOLDER/")
         items = iter(self.inputs)
@@ -157,7 +157,8 @@ class Job:
         """The one input that `text` names."""
         from allmlp.prediction.inputs import Inputs
 
-        found = list(islice(Inputs([text], self.inputs.reads, self.inputs.columns, self.inputs.context), 2))
+        inputs = self.inputs
+        found = list(islice(Inputs([text], inputs.reads, inputs.columns, inputs.context, inputs.questions), 2))
         if len(found) > 1:
             raise UserError(f"{text} has several {self.inputs.reads}: name one")
         return found[0]

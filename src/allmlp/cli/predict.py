@@ -80,6 +80,11 @@ def predict(
     Inputs that cannot be used are reported and skipped; the exit code is then 1.
     """
     if is_forecaster(inputs[0]):
+        others = {"--context": context, "--column": column, "--pair-column": pair_column, "--keep": keep}
+        others |= {"--top-k": top_k, "--probabilities": probabilities, "--threshold": threshold}
+        others |= {"--batch-size": batch_size, "--dtype": dtype, "--fast": fast}
+        if given := [name for name, value in others.items() if value]:
+            raise UserError(f"{given[0]} is not for forecasts: {inputs[0]} forecasts time series")
         forecast(inputs, out, as_json, device)
         return
     from allmlp.prediction.inputs import Columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -116,6 +116,11 @@ def find_split(samples: Sequence[ColumnSample]) -> str:
     """The column that says which split a row belongs to; empty if there is none."""
     found = (sample.name for sample in samples if sample.name.casefold() in SPLIT_COLUMNS and sample.is_split)
     return next(found, "")
+
+
+def split_for_testing(splits: Collection[str]) -> str:
+    """The one of a table's splits that is for testing: test, or the only other one; empty if there is none."""
+    return next((name for name in ("test", "validation") if name in splits), "")
 
 
 def check_classes(labels: Sequence[str], column: str, source: str) -> None:

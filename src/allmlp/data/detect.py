@@ -38,7 +38,7 @@ from allmlp.data.series_table import SeriesTable, find_time, holds_numbers
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
-from allmlp.data.text_files import file_system, find_files, open_file
+from allmlp.data.text_files import UTF16_MARKS, file_system, find_files, open_file
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
 
@@ -101,7 +101,8 @@ def detect_files(files: list[str], place: str) -> Data:
     if is_table(name):
         return detect_tables({"train": [PeekedTable(file) for file in files]})
     with open_file(files[0]) as binary:
-        if b"\0" in binary.read(PEEKED_BYTES):
+        start = binary.read(PEEKED_BYTES)
+        if b"\0" in start and not start.startswith(UTF16_MARKS):
             raise UserError(f"{place} is neither a table nor text")
     return Corpus(place)
 
@@ -113,7 +114,8 @@ def detect_folder(folder: Path) -> Data:
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     for pattern, kind in OFFICIAL:
         if any(re.fullmatch(pattern, name) for name in names):
-            fashion = kind is Mnist and "fashion" in folder.resolve().name.casefold()
+            # torchvision has the files in FashionMNIST/raw.
+            fashion = kind is Mnist and any("fashion" in part.casefold() for part in folder.resolve().parts[-2:])
             return Mnist(str(folder), "fashion") if fashion else kind(str(folder))
     if {"train", "test", "meta"} <= {name for name in names if (folder / name).is_file()}:
         return Cifar100(str(folder))
@@ -205,17 +207,23 @@ def detect_aligned(files: list[Path]) -> Data | None:
     if not pairs:
         return None
     languages = {tuple(sorted(found)) for found in pairs.values()}
-    splits = {split_of(stem) or "train": stem for stem in reversed(pairs)}
+    splits: dict[str, list[str]] = {}
+    for stem in pairs:
+        splits.setdefault(split_of(stem), []).append(stem)
+    unnamed = splits.pop("", [])
+    if "train" not in splits and len(unnamed) == 1:
+        splits["train"] = unnamed
     if len(languages) > 1 or "train" not in splits:
         raise UserError(
             f"{files[0].parent} has aligned files of several kinds: join two by a plus sign, "
-            f"{'+'.join(next(iter(pairs.values())).values())}"
+            f"{'+'.join(next(iter(pairs.values())).values())}, or call those of one dataset train, val and test"
         )
     source, target = direction([*languages.pop()])
-    named = {split: f"{pairs[stem][source]}+{pairs[stem][target]}" for split, stem in splits.items()}
-    return ParallelCorpus(
-        named["train"], named.get("test", ""), source_lang=source, target_lang=target, val=named.get("validation", "")
+    train, val, test = (
+        ",".join(f"{pairs[stem][source]}+{pairs[stem][target]}" for stem in splits.get(name, []))
+        for name in ("train", "validation", "test")
     )
+    return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
 
 
 def direction(languages: list[str]) -> tuple[str, str]:
@@ -333,5 +341,11 @@ def detect_hub(name: str) -> Data:
         if split := "train" if len(tables) == 1 else split_of(PurePosixPath(file).name):
             splits.setdefault(split, []).append(PeekedTable(file))
     if "train" in splits and any(sample.is_text for sample in splits["train"][0].samples):
+        subsets = list(dict.fromkeys(PurePosixPath(table.file).parent.name for table in splits["train"]))
+        if len(subsets) > 1:
+            raise UserError(
+                f"{name!r} on the Hugging Face Hub has {len(subsets)} subsets, such as {', '.join(subsets[:4])}: name "
+                f"one, hf:{name}/{subsets[0]}"
+            )
         return detect_tables(splits)
     return HubDataset(name)

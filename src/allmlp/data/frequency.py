@@ -134,9 +134,10 @@ def leaves_its_day(times: np.ndarray) -> bool:
 
 
 def check_regular(times: np.ndarray, series: np.ndarray, frequency: Frequency, where: str) -> None:
-    """Refuse times that are not a whole number of steps apart."""
+    """Refuse times that are not a whole number of steps apart, at least one."""
     steps = np.diff(frequency.count(times))
-    wrong = np.flatnonzero((np.abs(steps - np.rint(steps)) > 1e-6) & (np.diff(series) == 0))
+    apart = (np.abs(steps - np.rint(steps)) < 1e-6) & (np.rint(steps) > 0)
+    wrong = np.flatnonzero(~apart & (np.diff(series) == 0))
     if len(wrong):
         first, second = (frequency.text(int(time)) for time in times[wrong[0] : wrong[0] + 2])
         raise UserError(

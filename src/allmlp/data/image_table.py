@@ -19,6 +19,7 @@ from allmlp.data.columns import (
     label_order,
     named_column,
     sample_columns,
+    split_for_testing,
 )
 from allmlp.data.dataset import ImageDataset
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
@@ -37,8 +38,8 @@ class ImageTable(ImageFileData):
 
     Files are named relative to `folder`, by default that of the table; their suffix may be missing, and also the
     folders they are in if their names are unique. Columns that are not given are found by their names, else by their
-    content. If there is no `test`, a column called split assigns the rows. Without that, splits are made as
-    `ImageFileData` says.
+    content. If there is no `test`, a column called split assigns the rows; if it has only one of validation and test,
+    that is the test split. Without that, splits are made as `ImageFileData` says.
     """
 
     folder: str = ""
@@ -51,11 +52,13 @@ class ImageTable(ImageFileData):
         for name, paths in (("validation", self.val), ("test", self.test)):
             if paths:
                 found[name] = list(self.read(paths, notes))
-        if len(found) == 1 and {"train", "test"} <= {split for _, _, split in found["train"]}:
+        named = {split for _, _, split in found["train"]}
+        if len(found) == 1 and "train" in named and (last := split_for_testing(named)):
             rows = found["train"]
-            found = {name: [row for row in rows if row[2] == name] for name in ("validation", "test")}
-            found = {name: part for name, part in found.items() if part}
-            found["train"] = [row for row in rows if row[2] not in found]
+            found = {"train": [row for row in rows if row[2] not in ("validation", "test")]}
+            if {"validation", "test"} <= named:
+                found["validation"] = [row for row in rows if row[2] == "validation"]
+            found["test"] = [row for row in rows if row[2] == last]
         labels = [label for _, label, _ in found["train"]]
         if not labels:
             raise UserError(f"{self.path} has no labeled images")

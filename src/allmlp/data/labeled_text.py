@@ -25,12 +25,13 @@ from allmlp.data.columns import (
     label_order,
     named_column,
     sample_columns,
+    split_for_testing,
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.data.splits import group_by_keys, overlap_notes, plural, single_example_note, split_by_group
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table
-from allmlp.data.text_files import find_files, open_file
+from allmlp.data.text_files import detect_encoding, find_files, open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean
 from allmlp.spec import Count, Rate, Seed, to_json
@@ -101,8 +102,9 @@ class LabeledText(TextData):
     Columns that are not given are found by their names, as in GLUE, else by their content: the label has few different
     values, the text is the longest, and two columns of text are a pair. Rows without a label are skipped.
 
-    If there is no `test`, a column called split assigns the rows. Without that, `test_fraction` of every class is held
-    out, and `val_fraction` (by default the same) for validation; if there is one, `val_fraction` is 0 by default.
+    If there is no `test`, a column called split assigns the rows; if it has only one of validation and test, that is
+    the test split. Without that, `test_fraction` of every class is held out, and `val_fraction` (by default the same)
+    for validation; if there is one, `val_fraction` is 0 by default.
     Equal texts, and pairs that share a text, directly or through other pairs, are in the same split. Other splits have
     another `split_seed`.
 
@@ -155,8 +157,10 @@ class LabeledText(TextData):
         """The dataset of examples that were read; `tests` by the names of their files, `classes` in their order."""
         notes = [*notes, *conflict_notes(train)]
         given = {"validation": validation, "test": [row for _, found in tests for row in found]}
-        if not tests and not validation and {"train", "test"} <= {row.split for row in train}:
-            given = {name: [row for row in train if row.split == name] for name in given}
+        splits = {row.split for row in train}
+        if not tests and not validation and "train" in splits and (last := split_for_testing(splits)):
+            given = {"validation": [row for row in train if row.split == "validation" != last]}
+            given["test"] = [row for row in train if row.split == last]
             train = [row for row in train if row.split not in given]
         notes += overlap_notes(map(text_key, train), {n: [*map(text_key, rows)] for n, rows in given.items()}, "texts")
         train, validation, test = self.split(train, given["validation"], given["test"], notes)
@@ -301,8 +305,9 @@ def conflict_notes(examples: list[TextExample]) -> list[str]:
 
 def read_unlabeled(file: str, pairs: bool) -> Iterator[TextExample]:
     """Texts without a label, one per line; pairs if the labeled ones are pairs."""
+    encoding = detect_encoding(file)
     with open_file(file) as binary:
-        text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="\n")
+        text = io.TextIOWrapper(binary, encoding=encoding, errors="replace", newline="\n")
         for number, line in enumerate(text, 1):
             cells = line.strip().split("\t")
             if cells == [""]:

@@ -20,6 +20,7 @@ CLASS_NAMES = {
     "mnist": tuple("0123456789"),
     "fashion": ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
 }
+TORCHVISION_FOLDERS = {"mnist": "MNIST", "fashion": "FashionMNIST"}
 STATISTICS = {"mnist": (0.1307, 0.3081), "fashion": (0.2860, 0.3530)}
 MAX_BYTES = 2**32
 
@@ -27,21 +28,22 @@ MAX_BYTES = 2**32
 class Mnist(Data):
     """Gray images in four idx files: train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-..., also with .gz.
 
-    Without `path`, $ALLMLP_DATA/mnist or $ALLMLP_DATA/fashion is folders, depending on `variant`.
+    Without `path`, $ALLMLP_DATA/mnist or $ALLMLP_DATA/fashion is searched, depending on `variant`; also folders of
+    torchvision, MNIST/raw or FashionMNIST/raw.
     """
 
     path: str = ""
     variant: Literal["mnist", "fashion"] = "mnist"
 
     def load(self) -> ImageDataset:
-        folders = search_paths(self.path, self.variant)
+        folders, below = search_paths(self.path, self.variant), ("", "raw", f"{TORCHVISION_FOLDERS[self.variant]}/raw")
         class_names, (mean, std) = CLASS_NAMES[self.variant], STATISTICS[self.variant]
-        train, test = (read_split(folders, part, len(class_names)) for part in ("train", "t10k"))
+        train, test = (read_split(folders, below, part, len(class_names)) for part in ("train", "t10k"))
         return ImageDataset(train, test, class_names, (mean,), (std,))
 
 
-def read_split(folders: list[Path], part: str, num_classes: int) -> InMemory:
-    image_file, label_file = find(folders, f"{part}-images", 3), find(folders, f"{part}-labels", 1)
+def read_split(folders: list[Path], below: tuple[str, ...], part: str, num_classes: int) -> InMemory:
+    image_file, label_file = find(folders, below, f"{part}-images", 3), find(folders, below, f"{part}-labels", 1)
     images, labels = read(image_file, 3), read(label_file, 1)
     if len(images) != len(labels):
         raise UserError(f"{image_file} has {len(images):,} images, {label_file} has {len(labels):,} labels")
@@ -52,10 +54,10 @@ def read_split(folders: list[Path], part: str, num_classes: int) -> InMemory:
     return InMemory(torch.from_numpy(images)[:, None], torch.from_numpy(labels.astype(np.int64)))
 
 
-def find(folders: list[Path], stem: str, dimensions: int) -> Path:
+def find(folders: list[Path], below: tuple[str, ...], stem: str, dimensions: int) -> Path:
     names = [f"{stem}{dot}idx{dimensions}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
     for folder in folders:
-        for inner in ("", "raw", "MNIST/raw", "FashionMNIST/raw"):
+        for inner in below:
             for name in names:
                 if (folder / inner / name).is_file():
                     return folder / inner / name

@@ -18,8 +18,8 @@ from allmlp.data.columns import named_column
 from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.data.splits import group_by_keys, split_by_group
-from allmlp.data.tables import read_table, table_suffix
-from allmlp.data.text_files import find_files, open_file
+from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix
+from allmlp.data.text_files import detect_encoding, find_files, open_file
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
@@ -99,7 +99,7 @@ class ParallelCorpus(TextData):
     def load(self) -> TranslationDataset:
         train_pairs = self.read_pairs(self.path)
         val_pairs = self.read_pairs(self.val) if self.val else []
-        tests = [(path, self.read_pairs(path)) for path in filter(None, map(str.strip, self.test.split(",")))]
+        tests = [(path, self.read_pairs(path)) for path in split_paths(self.test)]
         test_pairs = [pair for _, found in tests for pair in found]
         notes: tuple[str, ...] = ()
         if not test_pairs:
@@ -193,12 +193,27 @@ def numbered(first: int, count: int) -> Tensor:
 
 def read(paths: str, source: str, target: str) -> Iterator[tuple[str, str]]:
     """Yield all pairs in order; a side may be empty."""
-    for path in filter(None, (part.strip() for part in paths.split(","))):
+    for path in split_paths(paths):
         if "+" in path and not expand_user(path).exists():
             yield from read_aligned(*path.split("+", 1))
         else:
             for file in find_files(path):
-                yield from (read_tsv if table_suffix(file) in ("", ".tsv") else read_columns)(file, source, target)
+                plain = table_suffix(file) in ("", ".tsv") and not is_quoted(file)
+                yield from (read_tsv if plain else read_columns)(file, source, target)
+
+
+def split_paths(paths: str) -> list[str]:
+    """The parts between commas; the name of a file may have one."""
+    whole = "://" not in paths and expand_user(paths).exists()
+    return [paths] if paths and whole else [*filter(None, map(str.strip, paths.split(",")))]
+
+
+def is_quoted(file: str) -> bool:
+    """Whether the cells of a TSV file are quoted as a CSV writer does; elsewhere quotes belong to the sentences."""
+    try:
+        return sniff(file, "\t")[0].quoted
+    except UserError:  # `read_tsv` says what is wrong
+        return False
 
 
 def read_tsv(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -220,8 +235,8 @@ def read_tsv(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def read_columns(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Two columns of a table in another format."""
-    table = read_table(file)
+    """Two columns of a table with quotes, or in another format."""
+    table = read_table(file) if table_suffix(file) else read_separated(file, SEPARATORS[".tsv"])
     for name in (source, target):
         named_column(table.columns, name, (), file)
     for row in table:
@@ -244,9 +259,10 @@ def read_aligned(source: str, target: str) -> Iterator[tuple[str, str]]:
 def read_lines(file: str) -> Iterator[str]:
     """Lines without line ends; invalid UTF-8 becomes U+FFFD."""
     try:
+        encoding = detect_encoding(file)
         with open_file(file) as binary:
             # Other line separators may occur inside a sentence and would misalign the files.
-            text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="\n")
+            text = io.TextIOWrapper(binary, encoding=encoding, errors="replace", newline="\n")
             for line in text:
                 yield line.rstrip("\r\n")
     except OSError as reason:

@@ -320,10 +320,6 @@ def to_grid(
     frequency = wanted or detect_frequency(times, series, counted, where)
     check_regular(times, series, frequency, where)
     count = np.rint(frequency.count(times)).astype(np.int64)
-    same = np.flatnonzero((np.diff(count) == 0) & (np.diff(series) == 0))
-    if len(same):
-        first, second = (frequency.text(int(time)) for time in times[same[0] : same[0] + 2])
-        raise UserError(f"{where}: {first} and {second} are in the same step of {frequency}: keep one of the rows")
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
     firsts, lasts = bounds[:-1], bounds[1:] - 1
     lengths = count[lasts] - count[firsts] + 1

@@ -62,6 +62,8 @@ def split_by_group(
     right.
     """
     if val_fraction + (test_fraction or 0.0) >= 1:
+        if test_fraction is None:
+            raise UserError(f"val_fraction={val_fraction:g} leaves nothing to train on")
         raise UserError(f"val_fraction={val_fraction:g} and test_fraction={test_fraction:g} leave nothing to train on")
     members: dict[int, list[int]] = {}
     for index, group in enumerate(groups):

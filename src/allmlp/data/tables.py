@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from allmlp.data.text_files import open_file, open_raw
+from allmlp.data.json_records import json_array
+from allmlp.data.text_files import detect_encoding, open_file, open_raw
 from allmlp.errors import UserError, one_line, require
 
 COMPRESSED = (".gz", ".xz", ".zst")
@@ -77,10 +78,8 @@ def read_table(file: str | Path) -> Table:
 def open_text(file: str, newline: str | None) -> Iterator[IO[str]]:
     """Open a text file; it is an error if it turns out not to be one while it is read."""
     try:
+        encoding = detect_encoding(file)
         with open_file(file) as binary:
-            mark = binary.read(2)
-        with open_file(file) as binary:
-            encoding = "utf-16" if mark in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
             yield io.TextIOWrapper(binary, encoding=encoding, newline=newline)
     except UnicodeError as reason:
         raise UserError(f"{file} is not UTF-8 text ({one_line(reason)}): save it as UTF-8") from None
@@ -117,6 +116,8 @@ class CellFormat(NamedTuple):
     quoted: bool
     newline: str = ""
     """As for `open`; quoted cells may contain line ends of any kind."""
+    spaced: bool = False
+    """Whether quotes may follow a space: 1, "a, b" has two cells."""
 
 
 def read_separated(file: str, separators: str) -> Table:
@@ -146,7 +147,7 @@ def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Ite
             if line.strip():
                 yield number, line.rstrip("\r\n").split(cell_format.separator)
         return
-    reader = csv.reader(lines, delimiter=cell_format.separator, strict=True)
+    reader = csv.reader(lines, delimiter=cell_format.separator, strict=True, skipinitialspace=cell_format.spaced)
     try:
         for cells in reader:
             if "".join(cells).strip():
@@ -174,6 +175,9 @@ def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
         parsed = [parse_sample(text, cell_format, file, whole) for cell_format in formats]
         if separator == "\t" and not writes_quotes(parsed[1][0]):
             formats, parsed = formats[::-1], parsed[::-1]
+        if f'{separator} "' in text:
+            formats.append(CellFormat(separator, True, spaced=True))
+            parsed.append(parse_sample(text, formats[-1], file, whole))
         for cell_format, (rows, failed) in zip(formats, parsed):
             if rows and (len(rows[0]) > 1 or separator == NO_SEPARATOR):
                 equal = sum(len(row) == len(rows[0]) for row in rows) / (len(rows) + failed)
@@ -267,38 +271,6 @@ def json_lines(text: IO[str], file: str) -> Iterator[dict[str, Any]]:
                     f"{file}, line {number}: not a JSON object; a table has one per line, or a list of them"
                 )
             yield record
-
-
-def json_array(text: IO[str], file: str) -> Iterator[dict[str, Any]]:
-    """The objects of an array, without reading all of it into memory."""
-    decoder, buffer, number, size = json.JSONDecoder(), "", 0, 2**16
-    mark = "["
-    while True:
-        buffer = buffer.lstrip()
-        if not buffer and not (buffer := text.read(size)):
-            raise UserError(f"{file} ends within a JSON array")
-        if not (buffer := buffer.lstrip()):
-            continue
-        if buffer[0] == "]" and mark != "[":
-            return
-        if mark:
-            if buffer[0] != mark:
-                raise UserError(f"{file}: no {mark!r} before record {number + 1} of a JSON array")
-            buffer, mark = buffer[1:], ""
-            continue
-        try:
-            record, end = decoder.raw_decode(buffer)
-        except (ValueError, RecursionError):
-            more = text.read(max(len(buffer), size)) if len(buffer) <= MAX_CHARS else ""
-            if not more:
-                raise UserError(f"{file}: record {number + 1} is not valid JSON") from None
-            buffer += more
-            continue
-        number += 1
-        if not isinstance(record, dict):
-            raise UserError(f"{file}: record {number} is not a JSON object")
-        yield record
-        buffer, mark = buffer[end:], ","
 
 
 def as_text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Read documents from plain or compressed text, JSON lines and Parquet files, local or at any fsspec URL."""
+"""Read documents from plain or compressed text, JSON lines or arrays and Parquet files, local or at any fsspec URL."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from allmlp.data.json_records import json_array
 from allmlp.errors import MissingExtra, UserError, one_line, require
 from allmlp.files import expand_user
 
@@ -22,8 +24,12 @@ MAX_CHARS = 2**20
 """Longer documents are split."""
 SLACK_BYTES, MAX_EXPANSION = 2**24, 200
 """Unpacked text may have 16 MiB plus 200 times what it was unpacked from; text is packed to a third or a tenth."""
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 ZST_CHUNK = 2**11
 """Bytes that are unpacked at a time: a block of five bytes may stand for 128 KiB."""
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+"""JSON lines, or a JSON array."""
+PEEKED_CHARS = 2**16
 REMOTE_PACKAGES = ("adlfs", "aiohttp", "gcsfs", "requests", "s3fs")
 """What the extra `remote` installs."""
 
@@ -90,14 +96,15 @@ def read_documents(files: list[str], sample_by: SampleBy = "paragraph", text_fie
 
 
 def read(file: str, sample_by: SampleBy, text_field: str) -> Iterator[str]:
-    suffixes = Path(file.rpartition("/")[2]).suffixes
+    suffixes = Path(file.rpartition("/")[2].lower()).suffixes
     if ".parquet" in suffixes:
         yield from read_parquet(file, text_field)
         return
+    encoding = detect_encoding(file)
     with open_file(file) as binary:
-        lines = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline=None)
-        if ".jsonl" in suffixes or ".json" in suffixes:
-            yield from read_json_lines(lines, file, text_field)
+        lines = io.TextIOWrapper(binary, encoding=encoding, errors="replace", newline=None)
+        if any(suffix in suffixes for suffix in JSON_SUFFIXES):
+            yield from read_json(lines, file, text_field)
         else:
             yield from read_plain(lines, "line" if ".tsv" in suffixes or ".csv" in suffixes else sample_by)
 
@@ -105,7 +112,7 @@ def read(file: str, sample_by: SampleBy, text_field: str) -> Iterator[str]:
 @contextmanager
 def open_file(file: str) -> Iterator[IO[bytes]]:
     """Open a file for reading bytes, decompressed according to its suffix."""
-    suffix = Path(file).suffix
+    suffix = Path(file).suffix.lower()
     damaged: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
     with open_raw(file) as raw:
         try:
@@ -121,6 +128,12 @@ def open_file(file: str) -> Iterator[IO[bytes]]:
                 yield raw
         except damaged as reason:
             raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
+
+
+def detect_encoding(file: str) -> str:
+    """UTF-16 where a file begins with its byte order mark, else UTF-8, with such a mark or without."""
+    with open_file(file) as binary:
+        return "utf-16" if binary.read(2) in UTF16_MARKS else "utf-8-sig"
 
 
 def open_raw(file: str) -> Any:
@@ -207,19 +220,36 @@ def read_plain(lines: io.TextIOWrapper, sample_by: SampleBy) -> Iterator[str]:
         yield text
 
 
-def read_json_lines(lines: io.TextIOWrapper, file: str, text_field: str) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            text = record[text_field]
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{file}, line {number}: not a JSON object with a {text_field!r}") from None
-        if not isinstance(text, str):
-            raise UserError(f"{file}, line {number}: {text_field!r} is not text")
-        if text.strip():
-            yield text.strip()
+def read_json(lines: io.TextIOWrapper, file: str, text_field: str) -> Iterator[str]:
+    """The texts of JSON lines, or of an array."""
+    start, skipped = lines.readline(PEEKED_CHARS), 0
+    while start and not start.strip():
+        start, skipped = lines.readline(PEEKED_CHARS), skipped + 1
+    if start.lstrip().startswith("["):
+        for number, record in enumerate(json_array(lines, file, start), 1):
+            yield from text_of(record, text_field, f"{file}, record {number}")
+        return
+    first = start if start.endswith("\n") else start + lines.readline()
+    for number, line in enumerate(chain([first], lines), skipped + 1):
+        if line.strip():
+            yield from text_of(parse_object(line), text_field, f"{file}, line {number}")
+
+
+def parse_object(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def text_of(record: Any, text_field: str, where: str) -> Iterator[str]:
+    """The text of a record, unless it is empty."""
+    if not isinstance(record, dict) or text_field not in record:
+        raise UserError(f"{where}: not a JSON object with a {text_field!r}")
+    if not isinstance(record[text_field], str):
+        raise UserError(f"{where}: {text_field!r} is not text")
+    if text := record[text_field].strip():
+        yield text
 
 
 def read_parquet(file: str, text_field: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from allmlp.data.tokenizer import CLS_TOKEN, MASK_TOKEN, PAD_TOKEN, SEP_TOKEN, UNK_TOKEN, load_tokenizer
+from allmlp.data.tokenizer import MASK_TOKEN, load_tokenizer
 from allmlp.errors import UserError, lookup, require
 from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
 from allmlp.layers.stem import PatchEmbed, TokenEmbed
@@ -23,7 +23,7 @@ from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from allmlp.models.model import Model
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.spec import to_dict
-from allmlp.weights.pretrained import from_pretrained, model_path
+from allmlp.weights.pretrained import from_pretrained
 
 define_missing_operators()
 transformers: Any = require("transformers", "hf")
@@ -99,8 +99,8 @@ def wrap(model: Model | str | os.PathLike[str], task: str | None = None, **optio
     fields of the configuration, such as num_labels, id2label and problem_type. With the same head, the weights are
     those of `model` itself, not copies.
     """
-    path = None if isinstance(model, Model) else model_path(model)
     found: Any = model if isinstance(model, Model) else from_pretrained(model)
+    path = None if isinstance(model, Model) or found.folder is None else Path(found.folder)
     if not isinstance(found, (EncoderModel, EncoderDecoderModel)):
         raise UserError(f"only models of this library can be wrapped, not {type(found.spec).__name__}")
     kind = lookup(task or head_task(found.spec), TASKS, "task")
@@ -170,7 +170,7 @@ def processor(model: Model | str | os.PathLike[str]) -> Any:
         )
     if isinstance(model, Model):
         raise UserError("the tokenizer of a text model is in its folder: pass the folder")
-    return make_tokenizer(model_path(model), spec)
+    return make_tokenizer(Path(found.folder or model), spec)
 
 
 def make_tokenizer(path: Path, spec: Any) -> Any:
@@ -180,12 +180,16 @@ def make_tokenizer(path: Path, spec: Any) -> Any:
         raise UserError(f"the model in {path} reads {spec.input_spec}, not text")
     tokenizers = require("tokenizers", "text")
     causal = isinstance(spec, Encoder) and spec.block.causal
-    single = f"$A {SEP_TOKEN}" if isinstance(spec, EncoderDecoder) else f"{CLS_TOKEN} $A {SEP_TOKEN}"
+    # Those of Llama and GPT-2 have other names, and no token for masks.
+    start, end, unknown, pad = map(
+        known.id_to_token, (known.cls_token_id, known.sep_token_id, known.unk_token_id, known.pad_token_id)
+    )
+    single = f"$A {end}" if isinstance(spec, EncoderDecoder) else f"{start} $A {end}"
     backend = tokenizers.Tokenizer.from_str(known.to_json())
     backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{CLS_TOKEN} $A" if causal else single,
-        pair=f"{CLS_TOKEN} $A {SEP_TOKEN} $B:1 {SEP_TOKEN}:1",
-        special_tokens=[(CLS_TOKEN, known.cls_token_id), (SEP_TOKEN, known.sep_token_id)],
+        single=f"{start} $A" if causal else single,
+        pair=f"{start} $A {end} $B:1 {end}:1",
+        special_tokens=[*{start: known.cls_token_id, end: known.sep_token_id}.items()],
     )
     segments = ["token_type_ids"] if (encoder.stem.segments or 0) > 1 else []
     return transformers.PreTrainedTokenizerFast(
@@ -193,11 +197,11 @@ def make_tokenizer(path: Path, spec: Any) -> Any:
         model_max_length=encoder.stem.tokens,
         padding_side="left" if causal else "right",
         model_input_names=["input_ids", *segments, "attention_mask"],
-        bos_token=CLS_TOKEN,
-        eos_token=SEP_TOKEN,
-        unk_token=UNK_TOKEN,
-        sep_token=SEP_TOKEN,
-        pad_token=PAD_TOKEN,
-        cls_token=CLS_TOKEN,
-        mask_token=MASK_TOKEN,
+        bos_token=start,
+        eos_token=end,
+        unk_token=unknown,
+        sep_token=end,
+        pad_token=pad,
+        cls_token=start,
+        mask_token=None if known.first_id([MASK_TOKEN]) is None else MASK_TOKEN,
     )

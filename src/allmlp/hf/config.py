@@ -89,7 +89,11 @@ class AllMlpConfig(PreTrainedConfig):
         return self.encoder.stem.tokens
 
     def preprocessing(self) -> ImagePreprocessing | TextPreprocessing | None:
-        """What `allmlp` has to know about inputs and classes; None if the normalization of images is unknown."""
+        """What `allmlp` has to know about inputs and classes; None if the normalization of images is unknown, or if an
+        example may have several classes, which `allmlp` does not predict.
+        """
+        if self.problem_type == "multi_label_classification":
+            return None
         spec, labels = self.model_spec(), [str(label) for label in (self.id2label or {}).values()]
         head = getattr(spec, "head", None)
         classifies = isinstance(head, (ClassifierHead, PooledHead))

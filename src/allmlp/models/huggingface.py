@@ -151,7 +151,7 @@ class HuggingFaceImages(External):
         except (OSError, ValueError) as reason:
             raise UserError(f"cannot load {hub} from the cache or the Hub: {one_line(reason)}") from None
         model.network.load_state_dict(trained.state_dict())
-        return PretrainedExternal(model, tuple(pixels.image_mean), tuple(pixels.image_std))
+        return PretrainedExternal(model, tuple(pixels.image_mean), tuple(pixels.image_std), crop_fraction(pixels))
 
 
 class HuggingFaceText(ModelSpec):
@@ -198,6 +198,19 @@ class HuggingFaceSeries(ModelSpec):
         }
         network = construct(architecture.family, "ForPrediction", architecture.options | sizes)
         return HuggingFaceSeriesModel(self, network)
+
+
+def crop_fraction(pixels: Any) -> float:
+    """The fraction of the short side that an image processor keeps."""
+    side = short_side(pixels.size)
+    if getattr(pixels, "crop_pct", None):  # ConvNeXt's, which crops smaller images only
+        return pixels.crop_pct if side < 384 else 1.0
+    return min(short_side(pixels.crop_size) / side, 1.0) if getattr(pixels, "do_center_crop", False) else 1.0
+
+
+def short_side(size: Any) -> int:
+    found = size if isinstance(size, dict) else vars(size)
+    return found.get("shortest_edge") or min(found["height"], found["width"])
 
 
 def construct(family: str, task: str, options: dict[str, Any]) -> nn.Module:

@@ -13,7 +13,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -30,6 +30,8 @@ from allmlp.prediction.predictor import Reads
 STDIN = "-"
 TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst")
 SHARD_SUFFIX = ".tar"
+PEEKED_ROWS = 20
+"""Rows whose image files are looked for before the others are listed."""
 OWN_COLUMNS = re.compile(r"input|features|error|(label|probability)(_\d+)?")
 """Names of columns of the output."""
 
@@ -64,11 +66,19 @@ class Inputs:
 
     An image model takes image files, tables with a column of paths, and WebDataset shards; in folders, images and
     shards are found at any depth. A text model takes tables with a column of texts, text files with one text per line,
-    and anything else as a text. `context` belongs to every text that has no second one of its own.
+    and anything else as a text. `context` belongs to every text that has no second one of its own. Where texts are
+    `questions`, a column called context is the second one; a classifier is not trained on such a column.
     """
 
-    def __init__(self, arguments: Iterable[str], reads: Reads, columns: Columns = Columns(), context: str = "") -> None:
-        self.reads, self.columns, self.context = reads, columns, context
+    def __init__(
+        self,
+        arguments: Iterable[str],
+        reads: Reads,
+        columns: Columns = Columns(),
+        context: str = "",
+        questions: bool = True,
+    ) -> None:
+        self.reads, self.columns, self.context, self.questions = reads, columns, context, questions
         self.places = [(argument, self.resolve(argument)) for argument in arguments]
 
     def __iter__(self) -> Iterator[Item]:
@@ -185,13 +195,11 @@ class Inputs:
             return {kept[column]: row[column] for column in kept}
 
         if self.reads == "images":
-            column, folder = image_column(table, self.columns.input), os.path.dirname(table.file)
+            find = image_finder(table, image_column(table, self.columns.input))
             for row in table:
-                path = row[column]
-                is_relative = folder and "://" not in path and not os.path.isabs(path)
-                yield image_item(f"{folder}/{path}" if is_relative else path, columns(row))
+                yield image_item(find(row), columns(row))
             return
-        column, pair = text_columns(table, self.columns)
+        column, pair = text_columns(table, self.columns, self.questions)
         for number, row in enumerate(table, 1):
             source = row[column], (row[pair] if pair else "") or self.context
             yield Item(row[column] or f"{table.file}, row {number}", source, columns(row))
@@ -273,11 +281,30 @@ def image_column(table: Table, wanted: str) -> str:
     return column
 
 
-def text_columns(table: Table, wanted: Columns) -> tuple[str, str | None]:
+def image_finder(table: Table, column: str) -> Callable[[Mapping[str, str]], str]:
+    """A function that gives the image file of a row. Where files are not found by their paths, suffixes and folders may
+    be missing, as in a table to train on.
+    """
+    folder = os.path.dirname(table.file)
+
+    def direct(row: Mapping[str, str]) -> str:
+        path = row[column].strip()
+        return f"{folder}/{path}" if folder and "://" not in path and not os.path.isabs(path) else path
+
+    first = [direct(row) for row in islice(table, PEEKED_ROWS)]
+    if all("://" in path or os.path.isfile(path) for path in first):
+        return direct  # without a look at every file: they may be millions
+    from allmlp.data.image_table import FileFinder
+
+    finder = FileFinder(Path(folder))
+    return lambda row: finder.find(row[column].strip()) or direct(row)
+
+
+def text_columns(table: Table, wanted: Columns, questions: bool) -> tuple[str, str | None]:
     """The columns of the texts and of the second texts, if there are any: by their names, else by their content."""
     first = named_column(table.columns, wanted.input, TEXT_COLUMNS, table.file)
-    pairs = [name for name in (*TEXT_PAIR_COLUMNS, "context") if name != (first or "").casefold()]
-    second = named_column(table.columns, wanted.pair, pairs, table.file)
+    known = (*TEXT_PAIR_COLUMNS, "context") if questions else TEXT_PAIR_COLUMNS
+    second = named_column(table.columns, wanted.pair, known, table.file, taken=(first,))
     if first is None:
         samples = [sample for sample in sample_columns(table) if sample.name != second and not sample.is_numeric]
         texts = [sample.name for sample in samples if sample.is_text] or [
@@ -293,7 +320,7 @@ def text_columns(table: Table, wanted: Columns) -> tuple[str, str | None]:
 # --- from Python --------------------------------------------------------------------------------------------
 
 
-def as_items(inputs: Any, reads: Reads, context: str = "") -> Iterator[Item]:
+def as_items(inputs: Any, reads: Reads, context: str = "", questions: bool = True) -> Iterator[Item]:
     """The inputs of a call from Python: one or a sequence. Paths may be anything that the command line takes.
 
     For a text model a string is a text, whatever it looks like, a pair of strings is a pair, and a `Path` is a file.
@@ -302,7 +329,7 @@ def as_items(inputs: Any, reads: Reads, context: str = "") -> Iterator[Item]:
     single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array
     for number, source in enumerate([inputs] if single else inputs):
         if isinstance(source, os.PathLike) or (isinstance(source, str) and reads == "images"):
-            yield from Inputs([os.fspath(source)], reads, context=context)
+            yield from Inputs([os.fspath(source)], reads, context=context, questions=questions)
         elif isinstance(source, str):
             yield Item(source, (source, context))
         else:

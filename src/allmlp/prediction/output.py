@@ -34,8 +34,9 @@ SETTINGS, INPUTS = b"allmlp.settings", b"allmlp.inputs"
 class AnswerTable(NamedTuple):
     """How predictions become rows: input, kept columns, label, probability, label_2, probability_2, ..., error.
 
-    The answer of a regression is a column per value. With `probabilities`, a column per class has its probability. An
-    answer that is less probable than `threshold` has no label.
+    The answer of a regression is a column per value; a kept column of the same name is `input_NAME`. With
+    `probabilities`, a column per class has its probability. An answer that is less probable than `threshold` has no
+    label.
     """
 
     labels: tuple[str, ...]
@@ -55,10 +56,20 @@ class AnswerTable(NamedTuple):
             answer |= {ranked("label", number): str, ranked("probability", number): float}
         if self.probabilities:
             answer |= {f"p({label})": float for label in self.labels}
-        return {"input": str, **dict.fromkeys(self.keep, str), **answer, "error": str}
+        return {"input": str, **dict.fromkeys(map(self.kept_name, self.keep), str), **answer, "error": str}
+
+    def kept_name(self, column: str) -> str:
+        return f"input_{column}" if self.is_regression and column in self.labels else column
+
+    def start(self, answer: Answer) -> Record:
+        """The cells before the answer."""
+        return {
+            "input": answer.item.name,
+            **{self.kept_name(name): cell for name, cell in answer.item.columns.items()},
+        }
 
     def records(self, answer: Answer) -> Iterator[Record]:
-        start = {"input": answer.item.name, **answer.item.columns}
+        start = self.start(answer)
         if answer.error:
             yield {**start, "error": answer.error}
         for row in answer.value or ():
@@ -79,13 +90,14 @@ class AnswerTable(NamedTuple):
 
     def objects(self, answer: Answer) -> Iterator[Record]:
         """The same for JSON, with predictions as a list."""
-        start = {"input": answer.item.name, **answer.item.columns}
+        start = self.start(answer)
         if answer.error:
             yield {**start, "error": answer.error}
         for row in answer.value or ():
             label = {} if self.is_regression else {"label": self.label(row)}
+            best = row if self.is_regression else row[: self.top_k]
             more = {"probabilities": {one.label: one.probability for one in row}} if self.probabilities else {}
-            yield {**start, **label, "predictions": [one.to_json() for one in row[: self.top_k]], **more}
+            yield {**start, **label, "predictions": [one.to_json() for one in best], **more}
 
 
 def ranked(name: str, number: int) -> str:

@@ -319,6 +319,13 @@ def model_reads(model: str | os.PathLike[str]) -> Reads:
     return "texts" if is_text else "images"
 
 
+def answers_questions(model: str | os.PathLike[str]) -> bool:
+    """Whether a model finds the answers to questions, without loading it."""
+    folder = model_folder(os.fspath(model))
+    known = None if folder is None else read_preprocessing(folder)
+    return isinstance(known, TextPreprocessing) and known.task == "span"
+
+
 def model_folder(name: str) -> Path | None:
     """The folder of a model; None for one that is loaded by its name."""
     folder = model_path(name)

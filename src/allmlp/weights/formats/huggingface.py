@@ -73,6 +73,8 @@ CONFIG, IMAGE_PROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEX = "model.safetensors.index.json"
 """Names the files of a model in several parts."""
+MULTI_LABEL = "multi_label_classification"
+"""transformers' name of a problem where an example has any number of classes."""
 MAX_TEXT_BYTES = 2**26
 """The largest configuration or tokenizer that is read."""
 
@@ -296,6 +298,8 @@ def preprocessing(
 ) -> ImagePreprocessing | TextPreprocessing | None:
     if isinstance(spec, SeriesEncoder):
         return None
+    if config.get("problem_type") == MULTI_LABEL:
+        return None  # its outputs are not the scores of one class
     names = class_names(config, getattr(spec.head, "num_classes", 0))
     if family == "ViT":
         pixels = config.get(IMAGE_PROCESSOR, {})
