@@ -35,7 +35,7 @@ SLOW = 2.0
 class RunLog:
     """Writes the records of a run; only the log of the main process is `enabled`.
 
-    While nothing else is shown (a long step, few log records), a line with step and remaining time appears after 5
+    While nothing else is shown (a long step, few log records), a line with step and remaining time appears after 4
     seconds, then every 30. `seconds_left` estimates the time after a step.
     """
 
