@@ -35,7 +35,8 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000,
     device: DeviceOption = None,
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; by default bfloat16 for fast models on a GPU, else float32.")
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16; by default bfloat16 for fast models on a GPU, else float32."),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Largest number of inputs per forward pass; 128 on a GPU, 16 on a CPU.", min=1)
