@@ -365,3 +365,8 @@ def test_truncated_normal_has_its_distribution(std: float, limit: float) -> None
     right = (normal.cdf(points) - low) / (high - low)
     found = torch.searchsorted(x.flatten().sort().values, points) / x.numel()
     assert (found - right).abs().max() < 0.006  # 1.9 / sqrt(n), a chance of 1 in 700
+
+
+def test_a_context_has_no_properties() -> None:
+    """torch.compile of torch 2.8, the oldest that is supported, does not evaluate those of a named tuple."""
+    assert not [name for name, value in vars(Context).items() if isinstance(value, property)]

@@ -101,7 +101,7 @@ class ChannelMlpLayer(nn.Module):
                 return channel_mlp(
                     x.to(dtype), self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.act
                 )
-            if isinstance(self.inner, SpatialGatingUnitLayer) and self.inner.is_plain and not context.is_special:
+            if isinstance(self.inner, SpatialGatingUnitLayer) and self.inner.is_plain and not context.is_special():
                 return self.gated(x.to(dtype), self.inner, context)
         h = self.up(x)  # b s f
         if self.glu:

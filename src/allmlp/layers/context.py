@@ -81,12 +81,11 @@ class Context(NamedTuple):
     documents: Tensor | None = None
     """b s, the number of the document of each token, 0 for padding, where a row holds several; None otherwise."""
 
-    @property
+    # No properties: torch.compile of torch 2.8 does not evaluate those of a named tuple.
     def same_document(self) -> Tensor | None:
         """b s s, whether two tokens may see each other; padding sees padding."""
         return None if self.documents is None else self.documents[:, :, None] == self.documents[:, None, :]
 
-    @property
     def is_special(self) -> bool:
         """Whether tokens are mixed in a way that fused operators do not know."""
         return self.cache is not None or self.documents is not None

@@ -150,8 +150,8 @@ def weights_of(q: Tensor, kv: Tensor, num_heads: int, mask: Tensor | None) -> Te
 def allowed(context: Context, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor | None:
     """Which keys each query may attend to (True), broadcastable to b h s t; None if all."""
     mask = None if context.mask is None else context.mask[:, None, None, :]
-    if context.same_document is not None:
-        mask = context.same_document.unsqueeze(1)
+    if (same_document := context.same_document()) is not None:
+        mask = same_document.unsqueeze(1)
     if causal and queries > 1:
         lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
         mask = lower if mask is None else mask & lower

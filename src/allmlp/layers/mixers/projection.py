@@ -104,8 +104,8 @@ class TokenProjection(nn.Module):
             x = context.cache.extend(self, x)
         x, stop = context.zero_padding(x), x.shape[1]
         matrix, dtype = self.matrix(start, stop), training_dtype(x)
-        if context.same_document is not None:  # a matrix per row, with zeros between documents
-            return (matrix * context.same_document) @ x + self.bias[start:stop, None]
+        if (same_document := context.same_document()) is not None:  # a matrix per row, with zeros between documents
+            return (matrix * same_document) @ x + self.bias[start:stop, None]
         y = matrix @ x if dtype is None else token_matmul(matrix, x.to(dtype))
         return y + self.bias[start:stop, None]
 
@@ -117,7 +117,7 @@ class TokenProjection(nn.Module):
         None where the product is not fused, and in float16, as in channel MLPs.
         """
         dtype = training_dtype(x)
-        if dtype in (None, torch.float16) or context.is_special or context.mask is not None:
+        if dtype in (None, torch.float16) or context.is_special() or context.mask is not None:
             return None
         tokens = x.shape[1]
         matrix = self.matrix(0, tokens)
