@@ -39,6 +39,7 @@ def gpu(major: int, minor: int = 0, amd: bool = False, triton: bool = True) -> C
         (Capabilities("xpu"), "eager", "eager"),
         (gpu(9), "kernels compiled", "compiled"),
         (gpu(9, triton=False), "eager", "eager"),
+        (gpu(9)._replace(old_triton=True), "compiled eager", "compiled eager"),
         (gpu(7, 5), "compiled eager", "compiled eager"),
         (gpu(8), "compiled kernels", "compiled"),
         (gpu(8, 9), "compiled kernels", "compiled"),
@@ -46,7 +47,21 @@ def gpu(major: int, minor: int = 0, amd: bool = False, triton: bool = True) -> C
         (gpu(12), "compiled kernels", "compiled"),
         (gpu(9, 4, amd=True), "compiled eager", "compiled eager"),
     ],
-    ids=["CPU", "bare CPU", "MPS", "XPU", "H200", "no Triton", "T4", "A100", "Ada", "B200", "RTX 50", "MI300"],
+    ids=[
+        "CPU",
+        "bare CPU",
+        "MPS",
+        "XPU",
+        "H200",
+        "no Triton",
+        "old Triton",
+        "T4",
+        "A100",
+        "Ada",
+        "B200",
+        "RTX 50",
+        "MI300",
+    ],
 )
 def test_engines_by_capability(capabilities: Capabilities, fused: str, unfused: str) -> None:
     for can_fuse, expected in ((True, fused), (False, unfused)):

@@ -15,7 +15,7 @@ import pytest
 
 from kernels.every_kernel import defined_kernels
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.6")
 
 
 def compile_all(folder: Path, capability: int) -> str:

@@ -14,7 +14,7 @@ from allmlp.kernels.launch import launching, naming_errors, synchronous
 from kernels import every_kernel
 from kernels.compare import DEVICE, randn
 
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", minversion="3.6")
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="patches the interpreter")

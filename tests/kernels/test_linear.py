@@ -12,7 +12,7 @@ from allmlp.kernels.linear import reference
 from allmlp.kernels.linear.reference import LinearEpilogue
 from kernels.compare import DEVICE, randn
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.6")
 # The interpreter cannot multiply bfloat16 matrices.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 TOLERANCE = {"rtol": 2**-7, "atol": 1e-2} if DEVICE == "cuda" else {"rtol": 1e-4, "atol": 1e-4}

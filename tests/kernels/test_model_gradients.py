@@ -14,7 +14,7 @@ from allmlp.layers.context import Context
 from allmlp.layers.mixers import mlp, projection
 from kernels.compare import DEVICE
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.6")
 MODELS = {
     "mixer": ("mixer_nano", {}),
     "resmlp": ("resmlp_nano", {}),

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from allmlp.kernels import has_gluon, has_tma
+from allmlp import kernels
+from allmlp.kernels import has_gluon, has_old_triton, has_tma
 from allmlp.kernels.layer_norm.reference import layer_norm_stats
 from allmlp.kernels.token_mix import reference
 from allmlp.kernels.token_mix.reference import TokenMixEpilogue
 from kernels.compare import DEVICE, DTYPES, assert_within_twice_eager, randn
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.6")
 
 
 def random_inputs(
@@ -92,6 +93,12 @@ def test_has_gluon(
     monkeypatch.setattr("torch.version.cuda", cuda)
     monkeypatch.setattr("triton.__version__", version)
     assert has_gluon(torch.device("cuda")) is expected
+
+
+@pytest.mark.parametrize(("version", "is_old"), [("3.4.0", True), ("3.6.0", False), ("3.10.0+git1234", False)])
+def test_old_triton(version: str, is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "version", lambda name: version)
+    assert has_old_triton.__wrapped__() is is_old
 
 
 @pytest.mark.parametrize(

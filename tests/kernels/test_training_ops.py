@@ -15,7 +15,7 @@ from allmlp.kernels.gated_mlp import reference as gated
 from allmlp.kernels.token_matmul.op import token_matmul
 from kernels.compare import DEVICE, randn
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.6")
 ACTS = ["gelu", "gelu_tanh", "relu"]
 EPS = 0.1  # large enough to notice when it is missing
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from allmlp.kernels import HAS_TRITON
+from allmlp.kernels import HAS_TRITON, has_old_triton
 
 Engine = Literal["kernels", "fused", "compiled", "onnx", "eager"]
 
@@ -28,6 +28,8 @@ class Capabilities(NamedTuple):
     """Compute capability of a CUDA GPU."""
     amd: bool = False
     triton: bool = False
+    old_triton: bool = False
+    """Whether it is older than our kernels."""
     compiler: bool = False
     """Whether torch.compile finds a C++ compiler, which it needs on a CPU."""
     onnx: bool = False
@@ -37,7 +39,7 @@ class Capabilities(NamedTuple):
     def of(cls, device: torch.device) -> Capabilities:
         if device.type == "cuda":
             compute = torch.cuda.get_device_capability(device)
-            return cls("cuda", compute, torch.version.hip is not None, HAS_TRITON)
+            return cls("cuda", compute, torch.version.hip is not None, HAS_TRITON, has_old_triton())
         compiler = any(map(shutil.which, ("g++", "c++", "clang++")))
         return cls(device.type, compiler=compiler, onnx=all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))))
 
@@ -54,6 +56,7 @@ RULES = (
     Rule(lambda c: c.device != "cuda", ("eager",), "there are no kernels for this kind of device"),
     Rule(lambda c: not c.triton, ("eager",), "Triton, which kernels and torch.compile need, is not installed"),
     Rule(lambda c: c.amd, ("compiled", "eager"), "the kernels have instructions of NVIDIA GPUs"),
+    Rule(lambda c: c.old_triton, ("compiled", "eager"), "the kernels need Triton 3.6 or newer"),
     Rule(lambda c: c.compute < (8, 0), ("compiled", "eager"), "the kernels need a GPU of compute capability 8.0"),
     Rule(
         lambda c: c.compute == (9, 0),

@@ -5,6 +5,8 @@ Inference kernels: token_mix, layer_norm, linear. Differentiable training ops: t
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import get_args
 
@@ -16,6 +18,8 @@ from allmlp.kernels.activation.reference import ActivationName
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 """Those that the kernels compute."""
 HAS_TRITON = find_spec("triton") is not None
+OLDEST_TRITON = (3, 6)
+"""The oldest version that our kernels are run with."""
 GLUON_VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
 """Versions of Triton whose Gluon API our kernels match: run with 3.6, compiled only with the others."""
 
@@ -36,10 +40,22 @@ def has_tma(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@cache
+def has_old_triton() -> bool:
+    """Whether the installed Triton is older than our kernels; the version of other builds (ROCm) is not known."""
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        return False
+    return tuple(map(int, found.split(".")[:2])) < OLDEST_TRITON
+
+
 def has_kernels(device: torch.device) -> bool:
     """Whether our Triton kernels run on a GPU: Triton supports compute capability 8.0 and higher."""
+    if not HAS_TRITON or has_old_triton():
+        return False
     # A plan simulates a GPU with tensors that are not on one.
-    return HAS_TRITON and (device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0))
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 # What torch.compiler.assume_constant_result sets; calling that would import all of torch._dynamo.
