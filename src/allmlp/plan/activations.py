@@ -323,6 +323,7 @@ def simulate(execution: Execution) -> Iterator[None]:
             torch.autocast("cpu", torch.bfloat16, enabled=execution.bfloat16),
             SimulatedCuda(execution.bfloat16) if cuda else nullcontext(),
             patch.object(kernels, "HAS_TRITON", execution.fused_kernels),
+            patch.object(kernels, "has_old_triton", lambda: False),  # what is installed here does not matter
             patch.object(torch.compiler, "_is_compiling_flag", True),  # as in torch.export: do not check input values
         ):
             yield
