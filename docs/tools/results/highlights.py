@@ -19,8 +19,8 @@ def inference() -> str:
         cell.model: median(b / a for a, b in zip(cell.ours["calls_s"], cell.peer["calls_s"]))  # type: ignore[index]
         for cell in found
     }
-    shown = ", ".join(f"{model} {value:.2f}" for model, value in sorted(times.items()))
-    return f"`allmlp.fast` on an H200, batch 256, times the images/s of timm's fastest mode: {shown}"
+    shown = ", ".join(f"{model} {value:.2f}x" for model, value in sorted(times.items()))
+    return f"Inference throughput of `allmlp.fast` over timm's fastest mode, H200, batch 256: {shown}"
 
 
 def forecasts() -> str:
@@ -33,7 +33,7 @@ def forecasts() -> str:
         title: mean(map(mean, found)) for title, found in values.items() if min(map(len, found)) >= series.SEEDS
     }
     shown = ", ".join(f"{title} {value:.3f}" for title, value in complete.items())
-    return f"ETT forecasts, mean test MSE of three datasets, four horizons and three seeds: {shown}"
+    return f"Test MSE of ETT forecasts, mean of three datasets, four horizons and three seeds: {shown}"
 
 
 BLOCKS = {"highlights": highlights}
