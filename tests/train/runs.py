@@ -15,7 +15,7 @@ from allmlp.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from allmlp.lora import Lora
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.resmlp import resmlp
-from allmlp.optim import AdamW
+from allmlp.optim import AdamW, Muon
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
 from allmlp.tasks.classify import Classify
@@ -70,6 +70,11 @@ def quiet() -> Run:
     """Without what depends on the number of processes: mixing, and torch's global random numbers."""
     run = small()
     return run.replace(model=run.model.configure(drop_path=0.0), task=run.task.replace(mix=None))
+
+
+def orthogonalized() -> Run:
+    """Muon, which needs whole matrices, where FSDP has parts of them."""
+    return quiet().replace(optim=Muon(lr=1e-2, weight_decay=0.1))
 
 
 def adapted() -> Run:

@@ -48,6 +48,7 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "accumulated": ("quiet", {"grad_accum_steps": 2}),
     "compiled": ("quiet", {"compile": True}),
     "language": ("language", {}),
+    "orthogonalized": ("orthogonalized", {}),
     "float16": ("quiet", {"precision": "float16", "grad_accum_steps": 2}),
     "best": ("quiet", {"val_size": 16, "keep_best": True, "patience": 5, "eval_every": 3}),
 }
