@@ -37,7 +37,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()}-{platform.machine()}",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
