@@ -67,7 +67,7 @@ def test_accuracies_of_the_bundled_model_are_those_of_its_records() -> None:
 
 @pytest.mark.parametrize("name", recipes())
 def test_results_in_docstrings_are_published_or_generated(name: str) -> None:
-    text = recipes()[name].text.partition("Published")[0]
+    text = recipes()[name].text.partition("Published")[0] + "\n"
     assert not RESULT.findall(pages.MEASURED.sub("", re.sub("^", "    ", text, flags=re.MULTILINE))), text
 
 

@@ -57,6 +57,13 @@ class Calls:
         activation.backward(x, bias, x, "gelu")
         activation.forward(x.float(), None, "gelu")
 
+    def row_sum(self) -> None:
+        from allmlp.kernels.row_sum import triton as row_sum
+
+        for columns in (CHANNELS, 4 * CHANNELS, TOKENS * TOKENS):
+            row_sum.sum_rows(self.randn(self.batch, columns), torch.float32)
+            row_sum.sum_rows(self.randn(self.batch, columns, dtype=torch.float32), self.dtype)
+
     def layer_norm(self) -> None:
         from allmlp.kernels.layer_norm import triton as layer_norm
 
@@ -116,7 +123,7 @@ class Calls:
             linear.linear(x, weight, LinearEpilogue(vector, residual=z))
 
     def all(self) -> Iterator[str]:
-        calls = (self.activation, self.layer_norm, self.gated_mlp, self.token_mix, self.linear)
+        calls = (self.activation, self.row_sum, self.layer_norm, self.gated_mlp, self.token_mix, self.linear)
         for call in calls if self.hopper else calls[:-1]:
             call()
             yield call.__name__

@@ -49,6 +49,20 @@ def test_activation(act: str, biased: bool) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(1, 8), (200, 4, 75), (70, 1500), (37, 9000)])
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_row_sum(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    from allmlp.kernels.row_sum import reference, triton
+
+    x = randn(*shape).to(DEVICE, dtypes[0])
+    actual, expected = triton.sum_rows(x, dtypes[1]), reference.sum_rows(x.double(), torch.float64)
+    # Triton's interpreter truncates where a GPU rounds.
+    rounding = {"rtol": 2**-7 if dtypes[1] == torch.bfloat16 else 1e-5, "atol": 1e-4}
+    assert actual.dtype == dtypes[1]
+    torch.testing.assert_close(actual.double(), expected, **rounding)
+    torch.testing.assert_close(reference.sum_rows(x, dtypes[1]).double(), expected, **rounding)
+
+
 def test_float32_gelu_is_accurate_everywhere() -> None:
     from allmlp.kernels.activation import triton
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from allmlp.kernels.launch import fused_multiply_add, launching
+from allmlp.kernels.row_sum.triton import sum_rows
 
 ACT_CODES = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 FAST_GELU = 4
@@ -165,4 +166,4 @@ def backward(x: Tensor, bias: Tensor | None, dy: Tensor, act: str) -> tuple[Tens
             HAS_BIAS=bias is not None, ACT=act_code(act, x.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C,
             BLOCK_R=16 if bias is not None else 4, NUM_STAGES=NUM_STAGES, num_warps=8,
         )  # fmt: skip
-    return y, dx, partial_sums.view(-1, width).sum(0) if bias is not None else partial_sums.sum(0)
+    return y, dx, sum_rows(partial_sums if bias is None else partial_sums.view(-1, width), x.dtype)

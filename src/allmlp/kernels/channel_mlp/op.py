@@ -46,7 +46,7 @@ def channel_mlp_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x2, dy = x.flatten(0, -2), dy.flatten(0, -2)
     a, dh, dup_bias = dispatch(h).backward(h, None, dy @ down, act)
-    return (dh @ up).view(x.shape), dh.T @ x2, dup_bias.to(x.dtype), dy.T @ a
+    return (dh @ up).view(x.shape), dh.T @ x2, dup_bias, dy.T @ a
 
 
 def backward_fake(

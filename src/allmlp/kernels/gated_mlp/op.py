@@ -57,6 +57,7 @@ def gated_mlp_backward(
 ) -> list[Tensor]:
     """Gradients of x and of all weights but the last bias."""
     from allmlp.kernels.gated_mlp import triton
+    from allmlp.kernels.row_sum.triton import sum_rows
 
     w, dy = GatedMlpWeights(*weights), dy.flatten(0, 1)
     dg, dh, partial_sums = (dy @ w.down).view_as(f), torch.empty_like(h), triton.empty_partial_sums(h)
@@ -65,10 +66,10 @@ def gated_mlp_backward(
     dn = matmul(w.matrix.T.contiguous(), df)
     n = triton.norm_backward(h, mask, w.norm_weight, w.norm_bias, mean, rstd, dn, dh, partial_sums, act)
     dmatrix, dh = matrix_grad(df, n), dh.flatten(0, 1)
-    dx, dup, sums = (dh @ w.up).view_as(x), dh.T @ x.flatten(0, 1), partial_sums.sum(0).to(x.dtype)
+    dx, dup, sums = (dh @ w.up).view_as(x), dh.T @ x.flatten(0, 1), sum_rows(partial_sums, x.dtype)
     # Outputs of an op must not alias each other.
     dup_bias, dnorm_weight, dnorm_bias = sums[:2].flatten(), sums[2].clone(), sums[3].clone()
-    return [dx, dup, dup_bias, dmatrix.to(x.dtype), dtoken_bias.to(x.dtype), dnorm_weight, dnorm_bias, ddown]
+    return [dx, dup, dup_bias, dmatrix, dtoken_bias, dnorm_weight, dnorm_bias, ddown]
 
 
 def backward_fake(x: Tensor, weights: Sequence[Tensor], *rest: Any) -> list[Tensor]:

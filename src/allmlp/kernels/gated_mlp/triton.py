@@ -22,6 +22,7 @@ from allmlp.kernels.activation.triton import (
     activate_with_grad,
 )
 from allmlp.kernels.launch import fused_multiply_add, launching
+from allmlp.kernels.row_sum.triton import sum_rows
 
 
 def empty_partial_sums(h: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ def gate_backward(
             ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C, BLOCK_R=4,
             NUM_STAGES=NUM_STAGES, num_warps=4,
         )  # fmt: skip
-    return g, df, db.view(-1, f.shape[1]).sum(0)
+    return g, df, sum_rows(db.view(-1, f.shape[1]), b.dtype)
 
 
 def rows_and_warps(block_c: int, backward: bool = False) -> dict[str, int]:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from allmlp.kernels.activation.reference import dispatch
 from allmlp.kernels.custom_op import define_op, register_backward
+from allmlp.kernels.row_sum.reference import dispatch as dispatch_row_sum
 
 ALIGNMENT = 8
 
@@ -60,10 +61,11 @@ def matmul(matrix: Tensor, x: Tensor) -> Tensor:
 def matrix_grad(dy: Tensor, x: Tensor) -> Tensor:
     """sum_b dY X^T, m k."""
     tokens, padding = x.shape[1], row_padding(x)
+    sum_rows = dispatch_row_sum(x).sum_rows
     if not padding:
-        return torch.bmm(dy, x.transpose(1, 2)).sum(0)
+        return sum_rows(torch.bmm(dy, x.transpose(1, 2)), x.dtype)
     x = x.contiguous()
-    all_but_last = torch.bmm(dy[:-1], windows(x, tokens + padding).transpose(1, 2)).sum(0)
+    all_but_last = sum_rows(torch.bmm(dy[:-1], windows(x, tokens + padding).transpose(1, 2)), x.dtype)
     return all_but_last[:, :tokens] + dy[-1] @ x[-1].T
 
 
@@ -86,7 +88,7 @@ def token_matmul_backward(
     if act == "none" and bias is None:
         return matrix_grad(dy, x), dx, x.new_empty(0)
     a, dx, dbias = dispatch(x).backward(x, bias, dx, act)
-    return matrix_grad(dy, a), dx, dbias.to(x.dtype)
+    return matrix_grad(dy, a), dx, dbias
 
 
 def backward_fake(

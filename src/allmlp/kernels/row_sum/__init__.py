@@ -1,0 +1,1 @@
+"""The sum over the rows of a matrix, the last step of many gradients."""
