@@ -280,6 +280,18 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
 # --- rows that start from other rows ------------------------------------------------------------------------
 
 
+def test_models_of_final_runs_are_kept_on_demand(fake: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work(small(seeds=2), out)
+    assert not (out / "models").exists()
+    again = tmp_path / "again"
+    work(small(seeds=2), again, keep_models=True)
+    finals = [record for record in read(again) if record["purpose"] == "final"]
+    kept = {folder.name for folder in (again / "models").iterdir()}
+    assert kept == {f"{record['row']}-{record['seed']}" for record in finals} != set()
+    assert not list(again.glob(f"models/*/{runner.CHECKPOINTS}"))
+
+
 def test_a_row_gets_the_model_of_another(fake: Path, tmp_path: Path) -> None:
     rows = {
         "student": Row("digits_mixer", {"init_from": "study:teacher"}),

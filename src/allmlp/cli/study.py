@@ -59,6 +59,9 @@ def study(
     jobs: Annotated[int, typer.Option(help="Runs side by side, unless the study compares seconds.", min=1)] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Repeat runs that have failed.")] = False,
+    keep_models: Annotated[
+        bool, typer.Option("--keep-models", help="Keep the model of every final run, in the folder models/ROW-SEED.")
+    ] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
 ) -> None:
     """Run a table of runs with seeds: tune on validation, evaluate once on test. Can be stopped and continued.
@@ -85,7 +88,7 @@ def study(
     terminal = sys.stderr.isatty()
     # Tables can be looked at while another process works on the study.
     with nullcontext() if minutes == 0 else records.locked(folder):
-        options = (device, jobs, minutes, retry_failed, tuple(rows or ()))
+        options = (device, jobs, minutes, retry_failed, tuple(rows or ()), keep_models)
         runner = Runner(made, folder, locations, *options, say, show if terminal else None)
         try:
             now = runner.run()

@@ -254,6 +254,8 @@ class Runner:
     retry_failed: bool = False
     rows: tuple[str, ...] = ()
     """Patterns of the rows to run, with the rows that these start from or are tuned like; none: all."""
+    keep_models: bool = False
+    """Keep the model of every final run."""
     say: Callable[[str], None] = print
     show: Callable[[str], None] | None = None
     """Shows the last line of a run while it runs."""
@@ -424,9 +426,9 @@ class Runner:
         )
 
     def keep(self, active: Process) -> None:
-        """Keep the model where another row starts from it."""
+        """Keep the model where another row starts from it, or models are wanted."""
         trial = active.trial
-        if trial.purpose == "final" and (trial.row, trial.seed) in self.study.parents:
+        if trial.purpose == "final" and (self.keep_models or (trial.row, trial.seed) in self.study.parents):
             target = self.out / "models" / f"{trial.row}-{trial.seed}"
             target.parent.mkdir(exist_ok=True)
             shutil.rmtree(target, ignore_errors=True)
