@@ -94,9 +94,10 @@ def published() -> dict[str, PublishedTable]:
     return {table.name: table for table in (*vision.TABLES, *language.TABLES)}
 
 
-def generate() -> list[PaperTable]:
+def generate(costs: Iterable[str] = RECIPES) -> list[PaperTable]:
+    """All tables; the last one has the costs of these recipes."""
     measured = tuple(measurements(DOCS))
-    return [*(complete(table, measured) for table in published().values()), gpu_hours()]
+    return [*(complete(table, measured) for table in published().values()), gpu_hours(costs)]
 
 
 def complete(table: PublishedTable, measured: Iterable[LoggedFigure]) -> PaperTable:
@@ -258,8 +259,8 @@ SOURCES: dict[str, Callable[..., Figure]] = {
 }
 
 
-def gpu_hours() -> PaperTable:
-    """Cost of every published recipe at the MFU measured for its model family."""
+def gpu_hours(recipes: Iterable[str]) -> PaperTable:
+    """Costs of published recipes at the MFU measured for their model families."""
     columns = (
         PaperColumn("TPUv3 core-days", True, ""),
         PaperColumn("samples M", False, ",.0f"),
@@ -270,7 +271,7 @@ def gpu_hours() -> PaperTable:
     )
     core_days = {row.recipe: row.cells[-1] for row in published()["mixer_table2"].rows}
     made, sources = [], {}
-    for recipe in RECIPES:
+    for recipe in recipes:
         plan = planned(recipe)
         sources[plan.mfu_from] = f"{plan.mfu:.1%}: {plan.mfu_from}"
         samples = plan.job.samples * plan.job.epochs
