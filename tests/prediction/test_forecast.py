@@ -156,8 +156,9 @@ def test_other_commands_say_what_to_do(place: Path, command: Callable[..., tuple
     assert code == 2 and "name the table to forecast" in err
     code, _, err = command("predict", place / "run", place / "sales.csv", "--out", "forecast.xlsx")
     assert code == 2 and "written as .csv, not .xlsx" in err
-    code, _, err = command("predict", place / "run", place / "sales.csv", "--threshold", "0.5")
-    assert code == 2 and "--threshold is not for forecasts" in err
+    for option, value in (("--threshold", "0.5"), ("--part-size", "100")):
+        code, _, err = command("predict", place / "run", place / "sales.csv", option, value)
+        assert code == 2 and f"{option} is not for forecasts" in err
     with pytest.raises(allmlp.UserError, match="forecasts time series: name a table"):
         allmlp.predict(str(place / "run"), "a text")
 
