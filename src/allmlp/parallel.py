@@ -54,6 +54,11 @@ class World:
                     if hasattr(module, name):
                         register_fsdp_forward_method(module, name)
             fully_shard(task, mp_policy=policy)
+            if self.device.type not in COLLECTIVES:
+                # With torch 2.8, gloo's reduce-scatter gives the sum where FSDP asks for the mean.
+                for module in task.modules():
+                    if isinstance(module, FSDPModule):
+                        module.set_force_sum_reduction_for_comms(True)
             return task
         return DistributedDataParallel(task, device_ids=None if self.device.type == "cpu" else [self.device])
 

@@ -108,7 +108,7 @@ def training_loop(
     if start is None and (run.lora or run.model is None):
         missing = "lora adapts a trained model" if run.lora else "the run has no model"
         raise UserError(f"{missing}: name the one to start from, --model FOLDER")
-    spec = run.task.configure_model(run.model or start.model.spec, dataset)  # type: ignore[union-attr]
+    spec = run.task.configure_model(run.model or start.spec_for(dataset), dataset)  # type: ignore[union-attr]
     options = run.sharding, run.grad_checkpointing, run.ema_decay is not None, run.grad_accum_steps
     check_training(spec, run.batch_size, run.optim, world.device, world.size, *options)
     model = create(spec, seed=run.seed, device=world.device)

@@ -283,6 +283,30 @@ def test_frequencies(times: list[str], expected: Frequency, season: int, followi
     assert expected.text(expected.following(int(found.ends[0]), 1)[0]) == following
 
 
+@pytest.mark.parametrize(
+    ("last", "frequency", "reason"),
+    [
+        ("9999-12-31", Frequency(DAY), "9999-12-31 is too late to forecast from: 1 step of 1 day would"),
+        ("9999-12-31 23:30", Frequency(HOUR), "9999-12-31 23:30:00 is too late"),
+        ("9999-11-30", Frequency(2, "month"), "beyond the year 9999"),
+        ("2024-01-31", Frequency(2**53, "month"), "beyond the year 9999"),
+        (str(2**63 - 1), Frequency(1, "row"), "beyond row 9223372036854775807"),
+    ],
+)
+def test_no_time_follows_the_last_one(last: str, frequency: Frequency, reason: str) -> None:
+    """numpy's times would wrap around to negative years."""
+    time = int(read_times([last], "")[0][0])
+    with pytest.raises(UserError, match=reason):
+        frequency.following(time, 1)
+
+
+def test_years_have_four_digits() -> None:
+    frequency, time = Frequency(DAY), int(read_times(["9999-12-30"], "")[0][0])
+    assert frequency.text(frequency.following(time, 1)[0]) == "9999-12-31"
+    with pytest.raises(UserError, match="the time '292278994-08-17' is not understood"):
+        read_times(["2024-01-01", "292278994-08-17"], "t.csv")
+
+
 def test_names_of_frequencies() -> None:
     names = [str(Frequency(step)) for step in (15 * MINUTE, HOUR, DAY, 7 * DAY, 1000, 90 * MINUTE)]
     assert names == ["15 minutes", "1 hour", "1 day", "1 week", "1 second", "90 minutes"]

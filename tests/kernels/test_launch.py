@@ -40,6 +40,27 @@ def test_every_kernel_is_launched_under_the_device_guard(monkeypatch: pytest.Mon
     assert launched == every_kernel.defined_kernels("triton") and not current
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="patches the interpreter")
+def test_no_batch_is_too_large_for_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA has at most 2^16 - 1 programs along the second axis and the third."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    class Shapes(every_kernel.Calls):
+        def randn(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype or self.dtype, device="meta")
+
+    grids: dict[str, tuple[int, ...]] = {}
+
+    def run(self: Any, *args: Any, grid: Any, **kwargs: Any) -> None:
+        name = f"{self.fn.__module__.removeprefix('allmlp.kernels.')}.{self.__name__}"
+        grids[name] = grid(kwargs) if callable(grid) else grid
+
+    monkeypatch.setattr(InterpretedFunction, "run", run)
+    list(Shapes("meta", torch.float16, batch=2**17, interpreted=True).all())
+    assert set(grids) == every_kernel.defined_kernels("triton")
+    assert {name: grid for name, grid in grids.items() if grid[0] >= 2**31 or max(grid[1:], default=1) >= 2**16} == {}
+
+
 def test_an_error_names_the_kernel() -> None:
     x = torch.zeros(1)
     message = r"^blocks.0.token: kernel linear: Triton Error \[CUDA\]: misaligned"

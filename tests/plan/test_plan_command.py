@@ -75,6 +75,10 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["mixer_h14", "--samples", "1e6", "--optim", "adam"], "did you mean 'adamw'"),
         (["mixer_h14", "--samples", "1e6", "--sharding", "zero"], "'ddp' or 'fsdp'"),
         (["mixer_h14", "--samples", "1e6", "--calibrate", "mixer_s16"], "need --check"),
+        (["mixer_nano", "--check", "--gpus", "4"], "--check runs steps on one device of this machine: leave"),
+        (["mixer_nano", "--check", "--gpu", "a100"], "leave out --gpu"),
+        (["mixer_nano", "--check", "--sharding", "fsdp"], "leave out --sharding"),
+        (["mixer_nano", "--check", "--grad-accum-steps", "2"], "leave out --grad-accum-steps"),
         (["hf:resnet50", "--samples", "1e6"], "no measured MFU"),
         (["cifar10_ablations"], "contains several runs"),
         (["wiki_gmlp"], "pass --samples N --epochs E"),
@@ -89,7 +93,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list
 
 @pytest.mark.slow
 def test_check_against_real_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--check", "--batch-size", "2", "--device", "cpu", "--json"]
+    options = ["--check", "--gpus", "1", "--batch-size", "2", "--device", "cpu", "--json"]
     code, out, _ = run(capsys, "plan", "resmlp_nano", *options, "--calibrate", "mixer_nano")
     found = json.loads(out)
     assert code == 0 and "mixer_nano" in found["basis"]

@@ -156,10 +156,38 @@ def test_other_commands_say_what_to_do(place: Path, command: Callable[..., tuple
     assert code == 2 and "name the table to forecast" in err
     code, _, err = command("predict", place / "run", place / "sales.csv", "--out", "forecast.xlsx")
     assert code == 2 and "written as .csv, not .xlsx" in err
-    code, _, err = command("predict", place / "run", place / "sales.csv", "--threshold", "0.5")
-    assert code == 2 and "--threshold is not for forecasts" in err
+    for option, value in (("--threshold", "0.5"), ("--part-size", "100")):
+        code, _, err = command("predict", place / "run", place / "sales.csv", option, value)
+        assert code == 2 and f"{option} is not for forecasts" in err
     with pytest.raises(allmlp.UserError, match="forecasts time series: name a table"):
         allmlp.predict(str(place / "run"), "a text")
+
+
+@pytest.mark.slow
+def test_pretraining_by_command(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    """Hidden patches of one table are restored, then another one is forecast, with another look-back too."""
+    write_sales(tmp_path / "all.csv", ("east", "north", "south"))
+    write_sales(tmp_path / "sales.csv", ("north",))
+    pretrained, settings = tmp_path / "pretrained", ("--set", "task=MaskedPatches", "--size", 28)
+    small = ("--epochs", 2, "--device", "cpu")
+    code, _, err = command("train", tmp_path / "all.csv", *settings, *small, "--out", pretrained)
+    assert code == 0 and f"next: allmlp train TABLE --horizon STEPS --model {pretrained}" in err
+    body = allmlp.load(pretrained).state_dict()
+    for size in (28, 21):
+        run = tmp_path / f"run{size}"
+        options = ("--horizon", HORIZON, "--size", size, "--model", pretrained, "--set", "optim.lr=0", *small)
+        code, _, err = command("train", tmp_path / "sales.csv", *options, "--out", run)
+        assert code == 0 and f"start     {pretrained}" in err
+        found = allmlp.load(run).state_dict()
+        trunk = [name for name in found if not name.startswith("head.")]
+        kept = [name for name in trunk if found[name].shape == body[name].shape]
+        assert all(torch.equal(found[name], body[name]) for name in kept)
+        assert "stem.proj.weight" in kept and (size != 28 or kept == trunk)
+        code, out, _ = command("predict", run, tmp_path / "sales.csv", "--json")
+        assert code == 0 and len(json.loads(out)[0]["times"]) == HORIZON
+    for arguments in (("predict", pretrained, tmp_path / "sales.csv"), ("serve", pretrained, "--port", 0)):
+        code, _, err = command(*arguments)
+        assert code == 2 and "restores hidden patches" in err and f"--model {pretrained}" in err
 
 
 def test_point_forecasts_of_a_linear_model(tmp_path: Path) -> None:

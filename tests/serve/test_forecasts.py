@@ -57,6 +57,9 @@ def test_the_steps_after_the_last(folder: Path) -> None:
         ({"last_time": "tomorrow"}, "last_time"),
         ({"last_time": "9" * 30}, "last_time must be a time"),
         ({"last_time": "NaT"}, "last_time must be a time"),
+        ({"last_time": "9999-12-29"}, "beyond the year 9999"),
+        ({"last_time": "292278994-08-17"}, "last_time must be a time"),
+        ({"last_time": "-292275055-05-17"}, "last_time must be a time"),
         ({"columns": {"heat": [1e31], "load": [1.0]}}, "less than or equal to"),
     ],
 )

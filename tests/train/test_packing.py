@@ -11,12 +11,16 @@ import torch
 import allmlp
 from allmlp import compilation
 from allmlp.data.corpus import Corpus
+from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig
 from allmlp.layers import Attention, RelativePositionBias, TinyAttention, TokenLinear
 from allmlp.models.gmlp import gmlp_text
+from allmlp.models.seq2seq import resmlp_seq2seq
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.masked_lm import MaskedLM
+from allmlp.tasks.translate import Translation
 from allmlp.training import train
+from test_generate import hub_tokenizer
 from train.runs import small
 from train.test_train import losses
 
@@ -112,6 +116,47 @@ def test_a_causal_model_predicts_no_beginnings(corpus: Corpus) -> None:
     _, _, real = CausalLM().build(model, dataset).token_losses(model, ids)
     special = torch.tensor([dataset.tokenizer.cls_token_id, dataset.tokenizer.pad_token_id])
     assert torch.equal(real.bool(), ~torch.isin(ids[:, 1:], special)) and (ids[:, 1:] == special[0]).any()
+
+
+SPECIAL = {"gpt2": ("<|endoftext|>",), "llama": ("<|begin_of_text|>", "<|end_of_text|>")}
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_an_end_that_is_also_padding_is_predicted(name: str, separate: bool, tmp_path: Path) -> None:
+    """With the tokenizers of GPT-2, whose one special token is start, end and padding, and of Llama: once per text."""
+    hub_tokenizer(tmp_path, *SPECIAL[name])
+    file = tmp_path / "text.txt"
+    file.write_text("abc\n\nde\n\nfghijk")
+    config = TokenizerConfig(path=str(tmp_path))
+    data = Corpus(str(file), str(file), config, 12, packing=separate, separate_documents=separate, cache=str(tmp_path))
+    dataset = data.load()
+    start, end = dataset.tokenizer.cls_token_id, dataset.tokenizer.sep_token_id
+    texts = dataset.tokenizer.encode(["abc", "de", "fghijk"])
+    model = allmlp.create(CausalLM().configure_model(gmlp_text(1, 16, 32, causal=True), dataset))
+    ids = dataset.train.examples.ids.long()
+    module = CausalLM().build(model, dataset)
+    _, _, real = module.token_losses(model, ids)
+    assert ids[:, 1:][real.bool()].tolist() == [token for text in texts for token in (*text, end)]
+    assert module.loss_weight(ids) == real.sum() == 14
+    if separate:
+        assert ids[0].tolist() == [start, *texts[0], end, start, *texts[1], end, end, end, end]
+        assert dataset.separation(ids)["documents"].tolist() == [[1] * 5 + [2] * 4 + [0] * 3, [1] * 8 + [0] * 4]
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_translation_predicts_an_end_that_is_also_padding(name: str, tmp_path: Path) -> None:
+    hub_tokenizer(tmp_path, *SPECIAL[name])
+    (tmp_path / "pairs.tsv").write_text("de\ten\na\tbcd\nef\tg\n")
+    place = str(tmp_path / "pairs.tsv")
+    dataset = ParallelCorpus(place, place, tokenizer=TokenizerConfig(path=str(tmp_path)), seq_len=8).load()
+    model = allmlp.create(Translation().configure_model(resmlp_seq2seq(1, 16), dataset))
+    module, masks = Translation().build(model, dataset), []
+    model.register_forward_pre_hook(lambda _, inputs: masks.append(inputs[2]))
+    source, target = (part.long() for part in dataset.train.examples[:2])
+    _, _, real = module.token_losses(model, source, target, target)
+    assert real.sum(1).tolist() == [4, 2] and module.loss_weight(source, target, target) == 6
+    assert masks[0].sum(1).tolist() == [2, 3]
 
 
 def test_what_cannot_separate_documents(corpus: Corpus) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import allmlp
-from allmlp.data.corruptions import CORRUPTIONS
+from allmlp.data.corruptions import CORRUPTIONS, corrupt
 from allmlp.data.dataset import LabeledImages
+from allmlp.data.sampler import eval_batches
 from allmlp.errors import UserError
 from allmlp.models.resmlp import resmlp
+from allmlp.tasks import classify_corrupted
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_corrupted import ClassifyCorrupted
 from allmlp.tasks.classify_permuted import ClassifyPermuted, pixel_order
@@ -83,3 +87,32 @@ def test_evaluation_adds_every_corruption() -> None:
     assert values["corrupted_accuracy"] == pytest.approx(sum(kinds) / len(kinds)) and len({*kinds}) > 1
     with pytest.raises(UserError, match="unknown corruption 'fogg'; did you mean 'fog'"):
         ClassifyCorrupted(corruptions=("fogg",))
+
+
+def test_corruption_of_an_image_does_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor on the other corruptions, nor on how many processes there are."""
+    dataset = Blobs().load()
+    task = ClassifyCorrupted(corruptions=("gaussian_noise", "fog"), severities=(5,))
+    model = allmlp.create(task.configure_model(small().model, dataset), seed=0).eval()
+
+    def noisy(batch_size: int, task: ClassifyCorrupted, rank: int = 0, size: int = 1) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+
+        def spy(*given: Any) -> torch.Tensor:
+            seen.append(corrupt(*given))
+            return seen[-1]
+
+        monkeypatch.setattr(classify_corrupted, "corrupt", spy)
+        monkeypatch.setattr(dist, "is_initialized", lambda: size > 1)
+        monkeypatch.setattr(dist, "get_rank", lambda: rank)
+        monkeypatch.setattr(dist, "get_world_size", lambda: size)
+        batches = eval_batches(dataset.test, batch_size, model.device, rank, size)
+        with torch.no_grad():
+            task.build(model, dataset).evaluate(model, batches)
+        return torch.cat(seen[len(task.corruptions) - 1 :: len(task.corruptions)])
+
+    whole = noisy(32, task)
+    assert torch.equal(noisy(10, task), whole)
+    assert torch.equal(noisy(32, task.replace(corruptions=("fog",))), whole)
+    shares = [noisy(7, task, rank, size=3) for rank in range(3)]
+    assert all(torch.equal(share, whole[rank::3]) for rank, share in enumerate(shares))

@@ -11,6 +11,7 @@ import typer
 
 from allmlp.cli.app import app, console, examples
 from allmlp.cli.job import (
+    PART_SIZE,
     BatchOption,
     ColumnOption,
     ContextOption,
@@ -59,7 +60,7 @@ def embed(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     fast: FastOption = None,
-    part_size: PartOption = 10_000,
+    part_size: PartOption = None,
 ) -> None:
     """Compute the features of images or texts: pooled, before the classifier; and search them for the nearest."""
     import numpy as np
@@ -91,6 +92,7 @@ def embed(
         bank = read_features(Path(places[0])) if saved else collect(answers(job.items))
         print_matches(nearest(value.value, bank, top_k, query.name), job.inputs.reads, as_json)
     elif job.is_folder:
+        part_size = part_size or PART_SIZE
         parts = Parts(Path(out or ""), part_size, job.settings("embed", kept, context, part_size), *job.process)
         kinds = {"input": str, **dict.fromkeys(kept, str), FEATURES: np.ndarray}
         parts.write(

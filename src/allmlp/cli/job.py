@@ -32,6 +32,7 @@ MAX_LABELS = 5
 MODEL_FILES = ("config.json", "run.json", "preprocessing.json")
 MODEL_PREFIXES = ("allmlp:", "timm:", "hf:")
 DTYPES = ("float32", "bfloat16", "float16")
+PART_SIZE = 10_000
 
 ModelAndInputs = Annotated[
     list[str],
@@ -64,7 +65,9 @@ FastOption = Annotated[
         show_default=False,
     ),
 ]
-PartOption = Annotated[int, typer.Option(help="Inputs per part where --out is a folder.", min=1)]
+PartOption = Annotated[
+    int | None, typer.Option(help=f"Inputs per part where --out is a folder; default {PART_SIZE:,}.", min=1)
+]
 
 
 class Job:

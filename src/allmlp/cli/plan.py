@@ -48,8 +48,8 @@ def plan(
     ] = None,
     samples: Annotated[float | None, typer.Option(help="Size of the training set, e.g. 300e6.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training set.")] = None,
-    gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 8,
-    gpu: Annotated[str, typer.Option(help="h200, h100 or a100.")] = "h200",
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs; default 8.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="h200, h100 or a100; default h200.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Examples per step over all GPUs; default: the paper's.")
     ] = None,
@@ -94,6 +94,10 @@ def plan(
     from allmlp.plan.jobs import job
 
     if check:
+        others = {"--gpus": None if gpus == 1 else gpus, "--gpu": gpu, "--grad-accum-steps": grad_accum_steps}
+        others |= {"--sharding": sharding, "--network-bandwidth": network_bandwidth}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise UserError(f"--check runs steps on one device of this machine: leave out {given[0]}")
         options = bool(grad_checkpointing), bool(compiled), mfu, calibrate, device, as_json
         run_check(target, batch_size or 8, optim, *options)
         return
@@ -104,7 +108,7 @@ def plan(
             target,
             samples,
             epochs,
-            gpus=gpus,
+            gpus=8 if gpus is None else gpus,
             gpu=gpu,
             batch_size=batch_size,
             grad_accum_steps=grad_accum_steps,

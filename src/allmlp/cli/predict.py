@@ -14,6 +14,7 @@ import typer
 
 from allmlp.cli.app import app, console, examples, next_command
 from allmlp.cli.job import (
+    PART_SIZE,
     BatchOption,
     ColumnOption,
     ContextOption,
@@ -72,7 +73,7 @@ def predict(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     fast: FastOption = None,
-    part_size: PartOption = 10_000,
+    part_size: PartOption = None,
 ) -> None:
     """Predict with a trained model: classes or values of images, classes of texts, tokens for [MASK], answers,
     translations, the next values of time series.
@@ -82,7 +83,7 @@ def predict(
     if is_forecaster(inputs[0]):
         others = {"--context": context, "--column": column, "--pair-column": pair_column, "--keep": keep}
         others |= {"--top-k": top_k, "--probabilities": probabilities, "--threshold": threshold}
-        others |= {"--batch-size": batch_size, "--dtype": dtype, "--fast": fast}
+        others |= {"--batch-size": batch_size, "--dtype": dtype, "--fast": fast, "--part-size": part_size}
         if given := [name for name, value in others.items() if value]:
             raise UserError(f"{given[0]} is not for forecasts: {inputs[0]} forecasts time series")
         forecast(inputs, out, as_json, device)
@@ -113,6 +114,7 @@ def predict(
             yield answer
 
     if job.is_folder:
+        part_size = part_size or PART_SIZE
         parts = Parts(Path(out or ""), part_size, job.settings("predict", *table, context, part_size), *job.process)
         parts.write(
             job.items,

@@ -125,8 +125,9 @@ def finish(folder: Path, device: str | None) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     from allmlp.data.preprocessing import ImagePreprocessing, SeriesPreprocessing, read_preprocessing
-    from allmlp.record import read_record
+    from allmlp.record import read_record, read_run
     from allmlp.report.page import write_run_report
+    from allmlp.tasks.masked_patches import MaskedPatches
 
     page = write_run_report(folder, device)
     failed = f"warning: no report: {page}; the run is complete: allmlp report {folder} tries again"
@@ -146,7 +147,9 @@ def finish(folder: Path, device: str | None) -> None:
             file=sys.stderr,
         )
     known = read_preprocessing(folder)
-    if isinstance(known, SeriesPreprocessing):
+    if isinstance(known, SeriesPreprocessing) and isinstance(read_run(folder).task, MaskedPatches):
+        next_command("train", "TABLE", "--horizon", "STEPS", "--model", folder)
+    elif isinstance(known, SeriesPreprocessing):
         tell_backtest(folder, device)
         next_command("predict", folder, "TABLE", "--out", "forecast.csv")
     else:

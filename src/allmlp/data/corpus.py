@@ -44,9 +44,9 @@ class TextDataset(Dataset):
 
     def separation(self, ids: Tensor) -> dict[str, Tensor]:
         """What keeps the documents of such rows apart in a model: the number of each token's, b s, 0 at padding."""
-        numbers = (ids == self.tokenizer.cls_token_id).cumsum(1)
-        padding = ids == self.tokenizer.pad_token_id
-        return {"documents": numbers.masked_fill(padding, 0)} if self.separate_documents else {}
+        if not self.separate_documents:
+            return {}
+        return {"documents": self.tokenizer.starts(ids).cumsum(1).masked_fill(self.tokenizer.padding(ids), 0)}
 
     def files(self) -> dict[str, str]:
         return {

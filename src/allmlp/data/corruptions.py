@@ -1,12 +1,12 @@
 """Corrupted images, to measure what a classifier loses: noise, blur, weather and digital damage in five severities.
 
 The kinds and their severities follow CIFAR-10-C (Hendrycks and Dietterich, 2019) in name and rough strength, not in its
-images: these are computed here, on any image, from a seed.
+images: these are computed here, on any image, from a seed for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,56 +17,56 @@ from allmlp.data.augment.color import blur, gray
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
-def gaussian_noise(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
-    return images + (0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1] * normal(images, generator)
+def gaussian_noise(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
+    return images + (0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1] * normal(images, seeds)
 
 
-def shot_noise(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+def shot_noise(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     """Poisson noise of photons, by its normal approximation."""
     photons = (500, 250, 100, 75, 50)[severity - 1]
-    return images + (images / photons).sqrt() * normal(images, generator)
+    return images + (images / photons).sqrt() * normal(images, seeds)
 
 
-def impulse_noise(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+def impulse_noise(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     """A fraction of the values becomes black or white."""
     fraction = (0.01, 0.02, 0.03, 0.05, 0.07)[severity - 1]
-    u = torch.rand(images.shape, generator=generator, device=images.device)
+    u = uniform(images, images.shape[1:], seeds)
     return torch.where(u < fraction / 2, 0.0, torch.where(u > 1 - fraction / 2, 1.0, images))
 
 
-def gaussian_blur(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+def gaussian_blur(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     sigma = (0.4, 0.6, 0.7, 0.8, 1.0)[severity - 1]
     return blur(images, images.new_full((len(images),), sigma), 3)
 
 
-def fog(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+def fog(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     """A bright layer of smooth random density."""
     density = (0.2, 0.35, 0.5, 0.6, 0.7)[severity - 1]
-    coarse = torch.rand(len(images), 1, 4, 4, generator=generator, device=images.device)
+    coarse = uniform(images, (1, 4, 4), seeds)
     layer = density * interpolate(coarse, images.shape[2:], mode="bicubic").clamp(0, 1)
     return images * (1 - layer) + layer
 
 
-def brightness(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+def brightness(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     return images + (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
 
 
-def contrast(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+def contrast(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     mean = images.mean((2, 3), keepdim=True)
     return mean + (0.75, 0.5, 0.4, 0.3, 0.15)[severity - 1] * (images - mean)
 
 
-def saturation(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+def saturation(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     return torch.lerp(gray(images).expand_as(images), images, (0.5, 0.3, 0.1, 1.8, 2.6)[severity - 1])
 
 
-def pixelate(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+def pixelate(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     factor = (0.69, 0.5, 0.375, 0.3125, 0.25)[severity - 1]
     small = interpolate(images, scale_factor=factor, mode="area")
     return interpolate(small, images.shape[2:], mode="nearest-exact")
 
 
-CORRUPTIONS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
+CORRUPTIONS: dict[str, Callable[[Tensor, int, Sequence[int]], Tensor]] = {
     function.__name__: function
     for function in (
         gaussian_noise,
@@ -82,12 +82,26 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
 }
 
 
-def corrupt(images: Tensor, kind: str, severity: int, seed: int) -> Tensor:
-    """Images (float, b c h w, in [0, 1]) with a corruption of `CORRUPTIONS`, rounded as if stored in eight bits."""
-    generator = torch.Generator(images.device).manual_seed(seed)
-    changed = CORRUPTIONS[kind](images, severity, generator)
+def corrupt(images: Tensor, kind: str, severity: int, seeds: Sequence[int]) -> Tensor:
+    """Images (float, b c h w, in [0, 1]) with a corruption of `CORRUPTIONS`, rounded as if stored in eight bits.
+
+    With a seed for each image, so that what becomes of one does not depend on the others of a batch.
+    """
+    changed = CORRUPTIONS[kind](images, severity, seeds)
     return (changed.clamp(0, 1) * 255).round() / 255
 
 
-def normal(images: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(images.shape, generator=generator, device=images.device, dtype=images.dtype)
+def normal(images: Tensor, seeds: Sequence[int]) -> Tensor:
+    """Of the shape of the images."""
+    generator, found = torch.Generator(images.device), images.new_empty(images.shape)
+    for own, seed in zip(found, seeds, strict=True):
+        own.normal_(generator=generator.manual_seed(seed))
+    return found
+
+
+def uniform(images: Tensor, shape: tuple[int, ...], seeds: Sequence[int]) -> Tensor:
+    """Of this shape for each of the images."""
+    generator, found = torch.Generator(images.device), images.new_empty(len(images), *shape)
+    for own, seed in zip(found, seeds, strict=True):
+        own.uniform_(generator=generator.manual_seed(seed))
+    return found

@@ -14,6 +14,9 @@ from allmlp.spec import Range, Spec
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 """In milliseconds, the unit of times here."""
+LATEST = {"ms": 253_402_300_799_999, "month": 12 * (9999 - 1970) + 11, "row": 2**63 - 1}
+"""The last time of each unit, for years of four digits."""
+LONG_YEAR = re.compile(r"[+-]?\d{5,}-")
 ZONE = re.compile(r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
 NAMES = ((7 * DAY, "week"), (DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (1000, "second"), (1, "millisecond"))
 
@@ -49,11 +52,16 @@ class Frequency(Spec):
 
     def following(self, last: int, steps: int) -> np.ndarray:
         """The `steps` times after `last`."""
+        month = np.datetime64(int(last), "ms").astype("datetime64[M]")
+        start = int(month.astype(np.int64)) if self.unit == "month" else int(last)
+        # In Python's integers: numpy's wrap around.
+        if start + self.step * steps > LATEST[self.unit]:
+            beyond = f"row {LATEST['row']}" if self.unit == "row" else "the year 9999"
+            size = f"{plural(steps, 'step')} of {self}"
+            raise UserError(f"{self.text(int(last))} is too late to forecast from: {size} would go beyond {beyond}")
         ahead = np.arange(1, steps + 1)
         if self.unit != "month":
             return last + self.step * ahead
-        moment = np.datetime64(int(last), "ms")
-        month = moment.astype("datetime64[M]")
         starts = (month + self.step * ahead).astype("datetime64[ms]").astype(np.int64)
         ends = (month + self.step * ahead + 1).astype("datetime64[ms]").astype(np.int64) - DAY
         is_end = last == int((month + 1).astype("datetime64[ms]").astype(np.int64)) - DAY
@@ -81,7 +89,7 @@ def read_times(cells: Sequence[str], where: str) -> tuple[np.ndarray, bool]:
             return np.array(cells, dtype=np.int64), True
         cells = [f"{cell[:4]}-{cell[4:6]}-{cell[6:]}" for cell in cells]
     try:
-        if not any(ZONE.search(cell) for cell in cells):
+        if not any(LONG_YEAR.match(cell) or ZONE.search(cell) for cell in cells):
             return np.array(cells, dtype="datetime64[ms]").astype(np.int64), False
     except ValueError:  # another notation of ISO 8601
         pass

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from allmlp.data.dataset import Data
 from allmlp.data.paths import cache_folder
@@ -166,6 +167,20 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str:
         return self.tokenizer.id_to_token(token_id)
+
+    def starts(self, ids: Tensor) -> Tensor:
+        """Whether each token of rows, b s, is the [CLS] of a text: where it is [SEP] too, it follows one, or none."""
+        found = ids == self.cls_token_id
+        if self.cls_token_id != self.sep_token_id:
+            return found
+        return found & F.pad(found[:, :-1], (1, 0), value=True) & ~F.pad(found[:, 1:], (0, 1), value=True)
+
+    def padding(self, ids: Tensor) -> Tensor:
+        """Whether each token of rows, b s, is padding: where [PAD] is [SEP] too, it is the one that follows another."""
+        found = ids == self.pad_token_id
+        if self.pad_token_id != self.sep_token_id:
+            return found
+        return found & F.pad(found[:, :-1], (1, 0)) & ~self.starts(ids)
 
     @cached_property
     def special_tokens_mask(self) -> Tensor:

@@ -19,6 +19,7 @@ from allmlp.data.series_table import SeriesRows, read_series, split_name
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import write_atomically
+from allmlp.layers.series import ReconstructionHead
 from allmlp.models.model import Model
 from allmlp.prediction.predictor import model_folder
 from allmlp.weights.folder import load
@@ -59,6 +60,11 @@ class Forecaster:
         self.known = known
         self.model: Model = load(self.folder, device=own_device(device))
         spec: Any = self.model.spec
+        if isinstance(getattr(spec, "head", None), ReconstructionHead):
+            raise UserError(
+                f"the model in {folder} restores hidden patches: train it to forecast, "
+                f"allmlp train TABLE --horizon STEPS --model {folder}"
+            )
         self.seq_len: int = spec.stem.seq_len if hasattr(spec, "stem") else spec.seq_len
         self.horizon: int = spec.head.horizon if hasattr(spec, "stem") else spec.horizon
         self.levels: tuple[float, ...] = spec.head.quantiles if hasattr(spec, "stem") else ()

@@ -74,11 +74,11 @@ class SeriesService:
         async def forecast(request: ForecastRequest) -> Any:
             """Forecast the steps after the given ones."""
             past = self.decode(request)
+            following = [] if past.last_time is None else known.frequency.following(past.last_time, horizon)
             result = await batcher.submit(lambda item: item, past, self.forecast)
             values, quantiles = result.value
             if not np.isfinite(values).all():
                 raise UserError("the forecast is not finite: the values are too far from those of the training")
-            following = [] if past.last_time is None else known.frequency.following(past.last_time, horizon)
             columns = {
                 name: ColumnForecast(
                     forecast=values[:, column].tolist(),

@@ -67,8 +67,8 @@ class CausalLMModule(TaskModule):
 
     def predicted(self, ids: Tensor) -> Tensor:
         """Whether the token after each but the last is to be predicted, b s-1."""
-        labels, tokenizer = ids[:, 1:], self.dataset.tokenizer
-        return (labels != tokenizer.pad_token_id) & (labels != tokenizer.cls_token_id)
+        tokenizer = self.dataset.tokenizer
+        return ~(tokenizer.padding(ids) | tokenizer.starts(ids))[:, 1:]
 
     def token_losses(self, model: Model, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-entropy, correctness, and whether the next token is real, b s-1 each.

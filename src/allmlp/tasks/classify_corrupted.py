@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from statistics import fmean
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from allmlp.data.augment import to_float
@@ -48,16 +49,21 @@ class ClassifyCorruptedModule(ClassifyModule):
         def add(name: str, found: tuple[Tensor, Tensor]) -> None:
             sums[name] = (sums[name][0] + found[0], sums[name][1] + found[1])
 
-        for number, (images, labels) in enumerate(batches):
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        kinds, index = list(CORRUPTIONS), rank
+        for images, labels in batches:
             plain = evaluate_classifier(model, self.normalize, [LabeledImages(images, labels)], self.keep)
             for name, found in plain.items():
                 add(name, found)
-            for place, kind in enumerate(spec.corruptions):
+            # As `eval_batches` deals them out: noise is a function of the image, not of batches and processes.
+            indices = range(index, index + size * len(images), size)
+            for kind in spec.corruptions:
                 for severity in spec.severities:
-                    seed = mix_seed(Stream.CORRUPTION, number, place, severity)
-                    changed = corrupt(to_float(images), kind, severity, seed)
+                    seeds = [mix_seed(Stream.CORRUPTION, one, kinds.index(kind), severity) for one in indices]
+                    changed = corrupt(to_float(images), kind, severity, seeds)
                     found = evaluate_classifier(model, self.normalize, [LabeledImages(changed, labels)])
                     add(f"accuracy_{kind}", found["accuracy"])
+            index += size * len(images)
         return sums
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:

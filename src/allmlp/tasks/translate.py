@@ -110,7 +110,11 @@ class TranslationModule(TaskModule):
         return Losses(loss.sum() / count, {"accuracy": correct.sum() / count})
 
     def loss_weight(self, *inputs: Tensor) -> Tensor:
-        return (inputs[1][:, 1:] != self.tokenizer.pad_token_id).sum()
+        return self.predicted(inputs[1]).sum()
+
+    def predicted(self, target: Tensor) -> Tensor:
+        """Whether the token after each but the last is to be predicted, b t-1."""
+        return ~self.tokenizer.padding(target)[:, 1:]
 
     def token_losses(
         self, model: Model, source: Tensor, target: Tensor, target_input: Tensor, label_smoothing: float = 0.0
@@ -120,9 +124,8 @@ class TranslationModule(TaskModule):
         `target_input` is the target as the decoder reads it, perhaps with words dropped. Padding is on its right, where
         the decoder does not look.
         """
-        logits = model(source, target_input[:, :-1], source != self.tokenizer.pad_token_id).float()
-        labels = target[:, 1:]
-        real = (labels != self.tokenizer.pad_token_id).float()
+        logits = model(source, target_input[:, :-1], ~self.tokenizer.padding(source)).float()
+        labels, real = target[:, 1:], self.predicted(target).float()
         loss = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), reduction="none", label_smoothing=label_smoothing
         ).view_as(real)
@@ -260,7 +263,7 @@ def translate_rows(
 ) -> list[str]:
     """Translate token rows, b s; a row with nothing but [SEP] stays empty."""
     assert isinstance(model, EncoderDecoderModel)
-    mask = source != tokenizer.pad_token_id
+    mask = ~tokenizer.padding(source)
     lengths = mask.sum(dim=1)
     filled = lengths > 1
     width = int(lengths.max()) if len(source) else 0

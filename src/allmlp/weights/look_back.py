@@ -16,7 +16,7 @@ from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.mixers.mlp import TokenMlp, TokenMlpLayer
 from allmlp.layers.mixers.projection import Dense, TokenProjection
 from allmlp.layers.norm import TokenBatchNormLayer
-from allmlp.layers.series import ForecastHeadLayer
+from allmlp.layers.series import ForecastHead, ForecastHeadLayer
 from allmlp.layers.stem import LearnedPositionsLayer
 from allmlp.models.model import ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
@@ -74,7 +74,7 @@ def resize_look_back(weights: Mapping[str, Tensor], old: SeriesEncoder, new: Ser
             own = {name: weights[f"{path}.{name}"] for name in ("weight", "bias", "running_mean", "running_var")}
             rows = {name: value.unflatten(0, (before, -1)) for name, value in own.items()}
             own = {name: keep_newest(value, after, fill=value[0]).flatten() for name, value in rows.items()}
-        elif isinstance(layer, ForecastHeadLayer):
+        elif isinstance(layer, ForecastHeadLayer) and isinstance(old.head, ForecastHead):
             own["proj.weight"] = keep_newest(own["proj.weight"].unflatten(1, (before, -1)), after, 1).flatten(1)
         else:
             continue

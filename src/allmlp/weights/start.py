@@ -7,17 +7,20 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from allmlp.data.dataset import Dataset
 from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing
+from allmlp.data.series import SeriesDataset
 from allmlp.errors import UserError
 from allmlp.layers.mixers.projection import Dense, Toeplitz, TokenProjection
 from allmlp.models.external import External
 from allmlp.models.grid import GridResize
-from allmlp.models.model import Model
+from allmlp.models.model import Model, ModelSpec
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.models.zoo import preset, presets
 from allmlp.weights import folder
 from allmlp.weights.bundled import model_path
 from allmlp.weights.fetch import locate
-from allmlp.weights.look_back import differs_in_look_back, resize_look_back
+from allmlp.weights.look_back import differs_in_look_back, resize_look_back, with_look_back
 from allmlp.weights.pretrained import open_model
 from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length
 
@@ -32,6 +35,13 @@ class Start(NamedTuple):
     preprocessing: Preprocessing | None
     folder: str
     """Where its tokenizer is; empty for a network of another package, which reads images."""
+
+    def spec_for(self, dataset: Dataset) -> ModelSpec:
+        """Its architecture, for series at the look-back of the dataset, to which its weights are resized."""
+        spec = self.model.spec
+        if isinstance(spec, SeriesEncoder) and isinstance(dataset, SeriesDataset):
+            return with_look_back(spec, dataset.seq_len)
+        return spec
 
 
 def open_start(name: str | os.PathLike[str]) -> Start:

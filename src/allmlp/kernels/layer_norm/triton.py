@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from allmlp.kernels.launch import autotune, fused_multiply_add, launching
+from allmlp.kernels.tiles import tile_and_batch
 
 # Rows and warps of a program.
 ROW_CONFIGS = [
@@ -105,8 +106,8 @@ def transposed_kernel(
     C: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DEFERRED_BIAS: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    tokens = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
-    batch = tl.program_id(1).to(tl.int64)
+    tile, batch = tile_and_batch(tl.cdiv(WIDTH, BLOCK_S))
+    tokens = tile * BLOCK_S + tl.arange(0, BLOCK_S)
     mean = tl.zeros((BLOCK_S,), dtype=tl.float32)
     sum_sq_dev = tl.zeros((BLOCK_S,), dtype=tl.float32)
     # Chan's parallel variance: merge the running mean and sum of squared deviations with those of the next block.
@@ -150,7 +151,7 @@ def layer_norm_transposed(
     y = x.new_empty(batch, channels, width)
     run = fused_multiply_add(transposed_kernel)
     with launching("layer_norm_transposed", x):
-        run[lambda config: (triton.cdiv(width, config["BLOCK_S"]), batch)](
+        run[lambda config: (triton.cdiv(width, config["BLOCK_S"]) * batch,)](
             x, y, weight, bias, deferred_bias, tokens, width, *x.stride()[:2], *y.stride()[:2], eps, C=channels,
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_DEFERRED_BIAS=deferred_bias is not None,
         )  # fmt: skip
@@ -167,7 +168,7 @@ def mean_kernel(
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DEFERRED_BIAS: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    tile, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    tile, batch = tile_and_batch(tl.cdiv(S, TOKENS))
     cols = tl.arange(0, BLOCK_C)
     in_cols = cols < C
     total = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
@@ -187,7 +188,7 @@ def mean_kernel(
         y *= tl.load(weight_ptr + cols, in_cols, 0.0).to(tl.float32)
     if HAS_BIAS:  # once, not per tile
         y += tl.where(tile == 0, tl.load(bias_ptr + cols, in_cols, 0.0).to(tl.float32), 0.0)
-    tl.store(sum_ptr + (batch * tl.num_programs(0) + tile) * C + cols, y, in_cols)
+    tl.store(sum_ptr + tl.program_id(0).to(tl.int64) * C + cols, y, in_cols)
 
 
 def layer_norm_mean(
@@ -200,7 +201,7 @@ def layer_norm_mean(
     sums = torch.empty(batch, tiles, channels, dtype=torch.float32, device=x.device)
     run = fused_multiply_add(mean_kernel)
     with launching("layer_norm_mean", x):
-        run[(tiles, batch)](
+        run[(tiles * batch,)](
             x, sums, weight, bias, deferred_bias, tokens, channels, *x.stride()[:2], eps,
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, HAS_DEFERRED_BIAS=deferred_bias is not None,
             TOKENS=MEAN_TOKENS, BLOCK_R=max(1, min(4, 4096 // block_c)), BLOCK_C=block_c, num_warps=4,

@@ -29,6 +29,7 @@ from allmlp.kernels import has_tma
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.activation.triton import act_code, activate
 from allmlp.kernels.launch import autotune, fused_multiply_add, launching, num_sms
+from allmlp.kernels.tiles import tile_and_batch
 from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
 
 COMBINE_CODES = {"none": 0, "multiply": 1, "add": 2}
@@ -42,8 +43,8 @@ def fold_norm_kernel(
     a_ptr, mean_ptr, rstd_ptr, folded_ptr, mean_offset_ptr, row_sum_ptr, M, stride_am, stride_sb, stride_fb, stride_fm,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    batch = tl.program_id(1).to(tl.int64)
-    rows, ks = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    tile, batch = tile_and_batch(tl.cdiv(M, BLOCK_M))
+    rows, ks = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     in_bounds = (rows < M)[:, None] & (ks < K)[None, :]
     mean = tl.load(mean_ptr + batch * stride_sb + ks, ks < K, 0.0)
     rstd = tl.load(rstd_ptr + batch * stride_sb + ks, ks < K, 0.0)
@@ -65,7 +66,7 @@ def fold_norm(matrix: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tenso
     block_m = max(1, 4096 // block_k)
     run = fused_multiply_add(fold_norm_kernel)
     with launching("fold_norm", matrix):
-        run[(triton.cdiv(rows, block_m), batch)](
+        run[(triton.cdiv(rows, block_m) * batch,)](
             matrix, mean, rstd, folded, mean_offset, row_sum, rows, matrix.stride(0), mean.stride(0),
             *folded.stride()[:2], K=tokens, BLOCK_M=block_m, BLOCK_K=block_k,
         )  # fmt: skip
@@ -114,11 +115,11 @@ def kernel(
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, TMA_EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     row_tiles = tl.cdiv(M, BLOCK_M)
+    tile, batch_64 = tile_and_batch(row_tiles * tl.cdiv(C, BLOCK_C))
     # Row tiles of the same channels are adjacent programs, so that all but the first read X from the L2 cache.
-    row_tile, col_tile = tl.program_id(0) % row_tiles, tl.program_id(0) // row_tiles
-    batch = tl.program_id(1)
+    row_tile, col_tile = tile % row_tiles, tile // row_tiles
+    batch = batch_64.to(tl.int32)
     matrix_idx = (batch * (stride_ab > 0)).to(tl.int32)  # one matrix per example, or one for all
-    batch_64 = batch.to(tl.int64)
     rows = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = col_tile * BLOCK_C + tl.arange(0, BLOCK_C)
     in_rows, in_cols = rows < M, cols < C
@@ -225,7 +226,7 @@ def token_mix(
     is_large = batch * triton.cdiv(rows, 128) * triton.cdiv(channels, 128) >= num_sms(x.device)
     run = fused_multiply_add(kernel)
     with launching("token_mix", x):
-        run[lambda config: (triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(channels, config["BLOCK_C"]), batch)](
+        run[lambda config: (triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(channels, config["BLOCK_C"]) * batch,)](
             *descriptors, x, weight, y,
             epilogue.bias, epilogue.norm_weight, epilogue.norm_bias, mean_offset, row_sum, epilogue.deferred_bias,
             folded_row_sum, other, epilogue.layer_scale,
