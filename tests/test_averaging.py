@@ -12,7 +12,8 @@ import allmlp
 from allmlp import checkpoint
 from allmlp.averaging import average, average_checkpoints, average_models
 from allmlp.cli import main
-from allmlp.lora import Lora
+from allmlp.lora import Lora, linear_maps
+from allmlp.quantization import Quantization
 from allmlp.training import evaluate_checkpoint, train
 from train.runs import small
 
@@ -43,6 +44,16 @@ def test_the_mean_of_checkpoints(runs: list[Path], tmp_path: Path) -> None:
         states = [load_file(place / f"{part}.safetensors") for place in checkpoint.complete(run)[-2:]]
         for name, weight in found.items():
             torch.testing.assert_close(weight, sum(state[prefix + name] for state in states) / 2)
+
+
+def test_an_average_of_few_bits_has_few_bits(tmp_path: Path) -> None:
+    quantization = Quantization(bits=3)
+    train(small(quantize=quantization, keep_checkpoints=2), tmp_path / "run", "cpu")
+    average_checkpoints(tmp_path / "run", 2, tmp_path / "checkpoints")
+    average_models([tmp_path / "run", tmp_path / "checkpoints"], tmp_path / "models")
+    for name in ("run", "checkpoints", "models"):
+        for module in linear_maps(allmlp.load(tmp_path / name), "all"):
+            assert all(len(row.unique()) <= 7 for row in module.weight), name
 
 
 def test_integers_are_those_of_the_last() -> None:

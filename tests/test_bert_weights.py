@@ -102,6 +102,18 @@ def test_names_of_the_first_published_models(tmp_path: Path) -> None:
     assert now.keys() == then.keys() and all(torch.equal(now[name].half().float(), then[name]) for name in now)
 
 
+def test_a_pickle_with_tied_weights(tmp_path: Path) -> None:
+    """torch.save writes the storage of the embedding and of the output layer once."""
+    publish(tmp_path, "BertForMaskedLM", vocab_size=2000)
+    expected = load_bert(tmp_path).state_dict()
+    state = load_file(tmp_path / "model.safetensors")
+    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    found = load_bert(tmp_path).state_dict()
+    assert expected.keys() == found.keys() and all(torch.equal(expected[name], found[name]) for name in found)
+
+
 def test_the_table_alone(tmp_path: Path) -> None:
     for kind in ("BertModel", "BertForMaskedLM"):
         peer = publish(tmp_path / kind, kind)

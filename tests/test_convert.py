@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -355,6 +356,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert ("dropped, since the model does not use them: pooler.dense.bias" in output.err) == (source == "alone")
     heads = [allmlp.load(tmp_path / name).spec.block.token.num_heads for name in "bcd"]  # type: ignore[attr-defined]
     assert heads == [4, 2, 4]
+    heads_of = {"block.token.num_heads": 8}
+    convert(str(tmp_path / "ours"), str(tmp_path / "eight"), to="hf", overrides=heads_of)
+    assert json.loads((tmp_path / "eight" / "config.json").read_text())["num_attention_heads"] == 8
+    refused(tmp_path / "ours", "unknown Encoder field 'blok'", to="hf", overrides={"blok": 1})
     refused(tmp_path / "alone", "unknown Encoder field 'blok'", overrides={"blok": 1})
     refused(tmp_path / "alone", "has no weight for blocks.0.token.mix.weight", overrides={"block.token": TokenLinear()})
 

@@ -137,6 +137,11 @@ def test_another_head(folders: dict[str, Path], saved: dict[str, Path], tmp_path
     )
     other.save_pretrained(tmp_path)
     assert allmlp.load(tmp_path).preprocessing.class_names == ()
+    names = [f"class {number}" for number in range(12)]
+    for key in (int, str):
+        labels = {key(number): names[number] for number in (3, *range(4, 12), 2, 0, 1)}
+        named = allmlp.hf.wrap(folders["text"], "text-classification", id2label=labels)
+        assert named.config.preprocessing().class_names == tuple(names), "by number, not by the order of the dictionary"
     several = allmlp.hf.wrap(folders["text"], "text-classification", problem_type="multi_label_classification")
     several.save_pretrained(tmp_path / "several")
     assert allmlp.load(tmp_path / "several").preprocessing is None, "softmax would not give its probabilities"

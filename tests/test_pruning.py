@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 
 import allmlp
-from allmlp.analysis.pruning_curve import FRACTIONS, PruningPoint, draw_curve, pruned, pruning_curve
+from allmlp.analysis.pruning_curve import (
+    FRACTIONS,
+    PruningPoint,
+    draw_curve,
+    load_test_images,
+    pruned,
+    pruning_curve,
+)
 from allmlp.cli import main
 from allmlp.data.dataset import LabeledImages
+from allmlp.data.image_folder import ImageFolder
 from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing, write_preprocessing
+from allmlp.spec import to_json
 from allmlp.weights.pruning import low_rank, prune, token_matrices, without_blocks, without_smallest
 from emulated_device import EmulatedDevice
 
@@ -117,6 +127,17 @@ def test_mistakes(
     with pytest.raises(SystemExit) as end:
         main(["prune", "a", *arguments])
     assert end.value.code == 2 and message in capsys.readouterr().err and not Path("b").exists()
+
+
+def test_a_part_of_a_folder_has_all_classes(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for split, name in itertools.product(("train", "test"), "ab"):
+        (tmp_path / split / name).mkdir(parents=True)
+        for number in range(6):
+            image.new("RGB", (8, 8)).save(tmp_path / split / name / f"{number}.png")
+    data = ImageFolder(str(tmp_path), img_size=(8, 8))
+    assert load_test_images(to_json(data), 4).labels.tolist() == [0, 0, 1, 1]
+    assert len(load_test_images(to_json(data), 99).labels) == 12
 
 
 def test_a_regression_has_no_accuracy_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

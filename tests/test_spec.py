@@ -16,6 +16,7 @@ from allmlp.errors import SYNONYMS, UnknownArgument, suggest_keywords
 from allmlp.layers import Affine, Block, ChannelMlp, LearnedPositions, PatchEmbed, TokenConv, TokenLinear, TokenMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.zoo import presets
+from allmlp.optim import AdamW
 from allmlp.recipes import runs
 from allmlp.run import Run
 from allmlp.spec import Spec, format_spec, from_dict, from_json, hints, override, override_all, to_dict, to_json
@@ -386,3 +387,20 @@ def test_overrides_are_checked_together() -> None:
     with pytest.raises(allmlp.UserError, match="low is above high"):
         override_all(Interval(), {"low": "20", "high": "15"})
     assert override_all(Interval(), {}) == Interval()
+
+
+def test_a_field_counts_also_where_its_spec_is_set_later() -> None:
+    run = next(iter(runs("digits_gmlp").values()))
+    for changes in ({"optim.lr": "0.5", "optim": "AdamW"}, {"optim": "AdamW", "optim.lr": "0.5"}):
+        assert override_all(run, changes).optim == AdamW(lr=0.5)
+
+    class Limited(Spec, abstract=True):
+        token: TokenMlp = TokenMlp(1)
+        most: int = 1
+
+        def check(self) -> None:
+            if (self.token.hidden or 0) > self.most:
+                raise allmlp.UserError("too wide")
+
+    changes: dict[str, object] = {"token.act": "relu", "token": TokenMlp(5), "most": "9"}
+    assert override_all(Limited(), changes) == Limited(TokenMlp(5, act="relu"), 9)

@@ -17,6 +17,7 @@ import pytest
 
 from allmlp.cli import main
 from allmlp.errors import UserError
+from allmlp.optim import AdamW
 from allmlp.spec import MAX_COUNT, from_dict
 from allmlp.studies import studies
 from allmlp.study import records, runner
@@ -584,6 +585,8 @@ def test_sweep_of_a_recipe() -> None:
     assert list(study.rows["digits_mixer"].candidates)[1] == "optim.lr=1e-3 batch_size=100"
     assert len(list(study.tuning_trials("digits_mixer"))) == 4 and study.compared == "epochs"
     assert list(sweep("cifar10_ablations", {}, {}, {}).rows)[:2] == ["linear", "layernorm"]
+    other = sweep("digits_mixer", {"optim.lr": ["1e-3", "2e-3"]}, {"optim": "AdamW"}, {}, val_size=90)
+    assert [trial.run.optim for trial in other.tuning_trials("digits_mixer")] == [AdamW(lr=1e-3), AdamW(lr=2e-3)]
     with pytest.raises(UserError, match="both swept and set"):
         sweep("digits_mixer", {"optim.lr": ["1"]}, {"optim.lr": "2"}, {})
     with pytest.raises(UserError, match="did you mean 'lr'"):

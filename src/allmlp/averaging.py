@@ -4,7 +4,8 @@
 
 Averages of checkpoints smooth the end of a run (Izmailov et al., 2018: SWA); averages of runs that were fine-tuned from
 one start often beat each of them (Wortsman et al., 2022). Runs that start from different random weights do not average:
-their hidden units correspond in no way. Running statistics of BatchNorm are averaged like weights.
+their hidden units correspond in no way. Running statistics of BatchNorm are averaged like weights. If the first model
+was trained for few bits (`quantize`), so is the average.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from allmlp import checkpoint
 from allmlp.errors import UserError
+from allmlp.files import RUN
+from allmlp.quantization import round_weights
+from allmlp.record import read_run
 from allmlp.weights import folder
 
 
@@ -39,7 +43,7 @@ def average_checkpoints(run: Path, last: int, target: Path) -> Path:
 
 
 def model_weights(place: Path) -> dict[str, Tensor]:
-    """The weights of the model in a checkpoint, as they would be evaluated."""
+    """The weights of the model in a checkpoint: the moving averages, if the run has these."""
     return checkpoint.read_part(place, "ema") or {
         name.removeprefix("model."): weight
         for name, weight in checkpoint.read_part(place, "task").items()
@@ -55,6 +59,10 @@ def save_average(like: Path, states: Iterable[Mapping[str, Tensor]], target: Pat
         name = min(mean.keys() ^ own.keys())
         raise UserError(f"the weights are not those of the model in {like}: {name}; of a run with lora, average runs")
     model.load_state_dict({name: weight.to(own[name].dtype) for name, weight in mean.items()})
+    quantization = read_run(like).quantize if (like / RUN).is_file() else None
+    if quantization is not None:  # the mean of weights of few bits has more
+        quantization.apply(model)
+        round_weights(model)
     return folder.save(model, target, like=like)
 
 

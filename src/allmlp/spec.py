@@ -309,12 +309,17 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
 
 
 def override_all(spec: S, changes: Mapping[str, Any]) -> S:
-    """A copy with several fields changed; the order does not matter, as only the result has to be valid."""
-    waiting = dict(changes)
+    """A copy with several fields changed; the order does not matter, as only the result has to be valid.
+
+    Fields of a spec are set after the spec itself: "optim.lr" also counts where "optim" comes later.
+    """
+    waiting = dict(sorted(changes.items(), key=lambda change: change[0].count(".")))
     while waiting:
         refused: dict[str, UserError] = {}
         for path, value in waiting.items():
             try:
+                if above := next((other for other in refused if path.startswith(f"{other}.")), ""):
+                    raise refused[above]
                 spec = override(spec, path, value)
             except UserError as reason:
                 refused[path] = reason

@@ -21,6 +21,7 @@ from allmlp.data.cifar import CIFAR10_CLASSES
 from allmlp.data.dataset import ImageDataset, InMemory
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.errors import UserError
+from allmlp.models.resnet import ResNet
 from allmlp.training import train
 from allmlp.weights.bundled import BUNDLED, bundled
 from emulated_device import EmulatedDevice
@@ -140,6 +141,16 @@ def test_an_untrained_preset_by_name(
     printed = json.loads(out)
     assert code == 0 and "untrained" in printed["about"] and printed["folder"] == "analysis/mixer_nano"
     assert (tmp_path / "analysis" / "mixer_nano" / "filters.csv").is_file()
+
+
+def test_the_convolutional_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str], images: list[str]) -> None:
+    spec = ResNet(widths=(4, 6), depths=(1, 2), img_size=(8, 8), num_classes=3)
+    allmlp.save(allmlp.create(spec), tmp_path / "resnet")
+    code, _, err = run(capsys, str(tmp_path / "resnet"), *images, "--out", str(tmp_path / "out"))
+    assert code == 0, err
+    norms = {row["name"]: float(row["norm"]) for row in table(tmp_path / "out" / "activations.csv")}
+    assert list(norms) == ["conv1", "bn1", "layer1", "layer2", "fc"] and all(norms.values())
+    assert (tmp_path / "out" / "neighbors.csv").is_file() and (tmp_path / "out" / "saliency.csv").is_file()
 
 
 @pytest.mark.slow

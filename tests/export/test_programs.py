@@ -145,3 +145,19 @@ def test_too_short_to_step() -> None:
     model = allmlp.create("gmlp_causal_tiny", seq_len=2, vocab_size=9, overrides={"depth": 1}).eval()
     with pytest.raises(allmlp.UserError, match="too short to export a decoding step"):
         graphs(model, SampleInputs((torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool)), ""))
+
+
+def test_grouped_queries_step_to_any_length(tmp_path: Path) -> None:
+    """Llama has several heads of keys and values, each for several heads of queries."""
+    overrides = {"depth": 1, "width": 16, "block.channel.hidden": 8}
+    model = allmlp.create("llama_tiny", seq_len=9, vocab_size=31, overrides=overrides).eval()
+    assert model.spec.block.token.num_kv_heads == 2  # type: ignore[attr-defined]
+    allmlp.save(model, tmp_path / "model")
+    made = export(tmp_path / "model", tmp_path / "m.pt2")
+    assert [one.file.name for one in made] == ["m.pt2", "m.step.pt2"]
+    step, (ids,) = torch.export.load(made[1].file).module(), model.dummy_inputs(2)
+    past, found = (torch.zeros(2, 0, 16),), []
+    for token in ids.split(1, dim=1):
+        logits, *past = step(token, *past)
+        found.append(logits)
+    torch.testing.assert_close(torch.cat(found, dim=1), model(ids), atol=1e-5, rtol=1e-5)

@@ -69,6 +69,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["mixer_h15", "--samples", "1e6"], "unknown model or recipe 'mixer_h15'; did you mean 'mixer_h14'"),
         (["mixer_h14"], "pass --samples 300e6"),
         (["mixer_h14", "--samples", "0"], "samples must be"),
+        (["mixer_h14", "--samples", "1e6", "--epochs", "0"], "epochs must be"),
         (["mixer_h14", "--samples", "1e6", "--gpus", "8192"], "less than one example"),
         (["mixer_h14", "--samples", "1e6", "--gpu", "v100"], "'h200' or 'h100' or 'a100'"),
         (["mixer_h14", "--samples", "1e6", "--mfu", "1.5"], "mfu must be"),

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.fsdp import fully_shard
 
 from allmlp import UserError
 from allmlp.layers import ChannelMlp, ClassifierHead, LayerNorm, MeanPool, PatchEmbed, TokenMlp
@@ -21,6 +20,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.model import ModelSpec
 from allmlp.models.zoo import configure, preset
 from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd
+from allmlp.parallel import World
 from allmlp.plan.activations import Execution, TrainingLoss, activations, simulate
 from allmlp.plan.check import RealStep, check, state_tensors
 from allmlp.plan.memory import Weight, memory, weights
@@ -221,36 +221,37 @@ def test_ddp_replicates_and_fsdp_shards() -> None:
     assert alone.communication_buffers == 0 and ddp.communication_buffers == alone.weights == ddp.weights
     assert fsdp.weights == pytest.approx(alone.weights / 8, rel=0.001)
     assert fsdp.optimizer_state == pytest.approx(alone.optimizer_state / 8, rel=0.001)
-    assert fsdp.weight_copies == ddp.weight_copies, "autocast's copies are not sharded"
+    assert fsdp.weight_copies < ddp.weight_copies / 100, "weights are gathered in bfloat16: autocast copies none"
+    wide = memory(spec, 4, AdamW(), 8, "fsdp", execution=Execution(bfloat16=False))
     with torch.device("meta"):
         model = spec.shallow()[0].build()
     block = sum(weight.numel() for weight in model.blocks.parameters())
     rest = sum(weight.numel() for weight in model.parameters()) - block
     # One block in use, the next one gathered, what is outside the blocks, and the gradients of one block.
-    assert block > rest and fsdp.communication_buffers == 4 * (3 * block + rest)
+    assert block > rest and fsdp.communication_buffers == 2 * (2 * block + rest) + 4 * block
+    assert wide.communication_buffers == 4 * (3 * block + rest)
     assert fsdp.activations == ddp.activations
     assert memory(spec, 4, AdamW(), 8, "ddp", ema=True).ema == alone.weights
 
 
-def test_weight_copies_are_not_sharded_by_fsdp() -> None:
-    """One process that shards its blocks: autograd saves a bfloat16 copy of every matrix that a matmul used."""
+def test_fsdp_keeps_no_copies_of_weights() -> None:
+    """One process that shards its model as a run does: what autograd saves of the matrices of blocks is freed."""
     spec = tiny(preset("resmlp_nano").spec)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = spec.build().train()
         inputs = model.dummy_inputs(BATCH_SIZE)
-        for block in model.blocks:
-            fully_shard(block)
-        saved: dict[int, Tensor] = {}
+        task = World(0, 2, CPU).wrap(nn.Sequential(model), "fsdp", torch.bfloat16)
+        saved: list[Tensor] = []
 
         def pack(tensor: Tensor) -> Tensor:
-            saved[tensor.untyped_storage().data_ptr()] = tensor
+            saved.append(tensor)
             return tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
-            model(*inputs)
-        shapes = [tuple(tensor.shape) for tensor in saved.values() if tensor.dtype == torch.bfloat16]
-        assert shapes.count((spec.width, 24)) == shapes.count((24, spec.width)) == spec.depth  # up and down, as used
+            task(*inputs)
+        matrices = [one for one in saved if tuple(one.shape) in ((spec.width, 24), (24, spec.width))]  # up and down
+        assert len(matrices) == 2 * spec.depth and not any(one.untyped_storage().nbytes() for one in matrices)
     finally:
         dist.destroy_process_group()
 

@@ -50,6 +50,8 @@ def test_step_time_by_hand() -> None:
         "communication overlaps with two thirds of the compute"
     )
     assert step_time(spec, 1024, 16, gpu, 0.25, "fsdp", False).bytes_sent == pytest.approx(1.5 * found.bytes_sent)
+    half = step_time(spec, 1024, 16, gpu, 0.25, "fsdp", False, gathered=2)
+    assert half.bytes_sent == pytest.approx(found.bytes_sent), "weights twice in bfloat16, gradients once in float32"
     assert step_time(spec, 1024, 8, gpu, 0.25, "ddp", False).communication < found.communication, "NVLink within a node"
     assert step_time(spec, 1024, 1, gpu, 0.25, "ddp", False).bytes_sent == 0
 
@@ -101,7 +103,7 @@ def test_forecast_of_mixer_h14() -> None:
     assert found.gpu_days == pytest.approx(1024 * found.expected_seconds / 86_400)
     assert 0.95 < found.goodput < 1 and found.nodes == 128
     assert found.host_memory == 40 * 300e6 and found.save_every == round(found.interval / found.chosen.step.seconds)
-    assert json.loads(json.dumps(found.as_json()))["chosen"] == "DDP"
+    assert json.loads(json.dumps(found.as_json()))["chosen"] == "FSDP2"
 
 
 @pytest.mark.slow

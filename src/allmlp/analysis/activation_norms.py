@@ -73,7 +73,12 @@ def observed_modules(model: Model) -> list[tuple[str, nn.Module, str]]:
             modules.append((name, module, branch(name)))
         elif inside in ("stem", "norm"):
             modules.append((name, module, inside))
-    return modules
+    # The stages of our ResNet are called block by block.
+    return modules or [(path, last_of(model.get_submodule(path)), "part") for path in model.parts().values()]
+
+
+def last_of(module: nn.Module) -> nn.Module:
+    return module[-1] if isinstance(module, nn.Sequential) else module
 
 
 def first_tensor(output: Any) -> Tensor | None:

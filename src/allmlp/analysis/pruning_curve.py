@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from allmlp.analysis.figures import COLORS, styled
+from allmlp.analysis.token_filters import evenly_spaced
 from allmlp.data.dataset import Data, ImageDataset, LabeledImages
 from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.errors import UserError, require
@@ -34,12 +35,14 @@ class PruningPoint(NamedTuple):
 
 
 def load_test_images(data: str, count: int) -> LabeledImages:
-    """The first test images of a dataset: `data` is its kind, such as Cifar10, or its JSON."""
+    """Test images of a dataset, evenly spaced, since those of a folder are in the order of their classes. `data` is its
+    kind, such as Cifar10, or its JSON.
+    """
     discover("allmlp.data")
     dataset = parse(data, Data, "--data").load()
     if not isinstance(dataset, ImageDataset) or not dataset.class_names:
         raise UserError(f"{data} is not a dataset of images with class labels")
-    return dataset.test.fetch(torch.arange(min(count, len(dataset.test))))
+    return dataset.test.fetch(torch.tensor(evenly_spaced(len(dataset.test), count)))
 
 
 def pruning_curve(model: Model, preprocessing: ImagePreprocessing, images: LabeledImages) -> Iterator[PruningPoint]:

@@ -19,6 +19,7 @@ from allmlp.errors import UserError
 from allmlp.models.encoder import Encoder
 from allmlp.models.external import External
 from allmlp.models.model import Model, ModelSpec
+from allmlp.models.resnet import ResNet
 from allmlp.models.zoo import create
 from allmlp.tasks.task import Normalize
 from allmlp.weights import folder
@@ -131,7 +132,7 @@ def load_preprocessing(path: Path, spec: ModelSpec) -> ImagePreprocessing | None
 
 def default_preprocessing(spec: ModelSpec) -> ImagePreprocessing | None:
     """ImageNet's statistics, for an image model without a preprocessing file."""
-    if isinstance(spec, External):
+    if isinstance(spec, (External, ResNet)):
         channels = spec.in_chans
     elif isinstance(spec, Encoder) and spec.input_size is not None:
         channels = spec.stem.in_chans  # type: ignore[attr-defined]

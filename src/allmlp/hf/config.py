@@ -94,7 +94,7 @@ class AllMlpConfig(PreTrainedConfig):
         """
         if self.problem_type == "multi_label_classification":
             return None
-        spec, labels = self.model_spec(), [str(label) for label in (self.id2label or {}).values()]
+        spec, labels = self.model_spec(), [str(label) for _, label in sorted((self.id2label or {}).items())]
         head = getattr(spec, "head", None)
         classifies = isinstance(head, (ClassifierHead, PooledHead))
         named = classifies and labels != [f"LABEL_{number}" for number in range(len(labels))]

@@ -39,7 +39,7 @@ from allmlp.models.series_encoder import SeriesEncoderModel
 from allmlp.spec import override
 from allmlp.tasks.task import Losses, TaskModule
 
-FLOAT32 = 4
+FLOAT32, BFLOAT16 = 4, 2
 """Bytes."""
 MASKED = 0.15
 """Fraction of the tokens that a masked language model predicts; its head runs for these only."""
@@ -66,6 +66,8 @@ class Execution(NamedTuple):
     """What is compiled as one graph; None is eager mode."""
     fused_kernels: bool = True
     """On a GPU: train with the fused ops of `allmlp.kernels`."""
+    bfloat16_weights: bool = False
+    """Weights are in bfloat16, as FSDP2 gathers them, so that autocast makes no copies."""
 
 
 class Activations(NamedTuple):
@@ -149,8 +151,9 @@ def trace(spec: ModelSpec, execution: Execution) -> Trace:
         for block in stack.blocks
     ]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        weights = dict(step.named_parameters()) | dict(step.named_buffers())
-        state = {name: fake(weight) for name, weight in weights.items()}
+        dtype = torch.bfloat16 if execution.bfloat16_weights else None
+        state = {name: fake(weight, dtype) for name, weight in step.named_parameters()}
+        state |= {name: fake(buffer) for name, buffer in step.named_buffers()}
         batch = [fake(each) for each in inputs]
         small, calls = saved_by_autograd(step, state, batch, execution, blocks)
         if execution.compiled:
@@ -165,8 +168,8 @@ def trace(spec: ModelSpec, execution: Execution) -> Trace:
     return Trace(saved, constant, sum(small[:stem]), max(small[:body]), block_inputs, logits)
 
 
-def fake(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", requires_grad=tensor.requires_grad)
+def fake(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu", requires_grad=tensor.requires_grad)
 
 
 class TrainingLoss(TaskModule):
@@ -332,6 +335,10 @@ def simulate(execution: Execution) -> Iterator[None]:
         torch.set_autocast_dtype("cuda", before[1])
 
 
+def widen(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 class SimulatedCuda(TorchFunctionMode):
     """Tensors claim to be on a GPU, and follow its autocast rules and attention kernels."""
 
@@ -346,7 +353,8 @@ class SimulatedCuda(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self.attention(*args, **kwargs)
         if self.bfloat16 and func.__name__ in FLOAT32_OPS:
-            args = [arg.float() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args]
+            args = [widen(arg) for arg in args]
+            kwargs = {name: widen(arg) for name, arg in kwargs.items()}
         return func(*args, **kwargs)
 
     def attention(

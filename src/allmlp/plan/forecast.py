@@ -13,7 +13,7 @@ from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.model import ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.optim import AdamW, Optim
-from allmlp.plan.activations import FLOAT32, Execution
+from allmlp.plan.activations import BFLOAT16, FLOAT32, Execution
 from allmlp.plan.failures import (
     DAY,
     FAILURES_PER_GPU_DAY,
@@ -295,9 +295,9 @@ def expected_seconds(job: Job) -> tuple[float, str]:
 
 
 def strategy(job: Job, mfu: float, sharding: Sharding, grad_checkpointing: bool) -> Strategy:
-    step = step_time(
-        job.model, job.batch_size, job.gpus, job.card, mfu, sharding, grad_checkpointing, job.network_bandwidth
-    )
+    gathered = BFLOAT16 if job.precision == "bfloat16" else FLOAT32
+    rest = grad_checkpointing, job.network_bandwidth, gathered
+    step = step_time(job.model, job.batch_size, job.gpus, job.card, mfu, sharding, *rest)
     return Strategy(job, sharding, grad_checkpointing, step)
 
 

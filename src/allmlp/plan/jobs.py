@@ -35,7 +35,8 @@ def job(name: str, samples: float | None = None, epochs: float | None = None, **
         raise UserError(f"the size of the training set of {name} is unknown; pass --samples 300e6 --epochs 14")
     entry = preset(name)
     batch_size = given.pop("batch_size", BATCH_SIZES[modality(entry.spec)])
-    return Job(name, entry.spec, entry.family, float(samples), epochs or 1.0, batch_size=batch_size, **given)
+    epochs = 1.0 if epochs is None else epochs
+    return Job(name, entry.spec, entry.family, float(samples), epochs, batch_size=batch_size, **given)
 
 
 def from_run(name: str, run: Run, samples: float | None, epochs: float | None, given: dict[str, Any]) -> Job:

@@ -18,7 +18,7 @@ import torch
 from allmlp.errors import UserError
 from allmlp.models.model import ModelSpec
 from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd, hidden_matrices
-from allmlp.plan.activations import FLOAT32, Execution, activations
+from allmlp.plan.activations import BFLOAT16, FLOAT32, Execution, activations
 
 Sharding = Literal["ddp", "fsdp"]
 
@@ -87,7 +87,9 @@ class Memory(NamedTuple):
     optimizer_state: int
     gradients: int
     weight_copies: int
-    """Weights in bfloat16, made by autocast in the forward pass and read by the backward pass."""
+    """Weights in bfloat16, made by autocast in the forward pass and read by the backward pass; not with FSDP2, which
+    gathers them in bfloat16 again. Also matrices that are expanded from fewer weights.
+    """
     communication_buffers: int
     """DDP: gradient buckets. FSDP2: all-gathered blocks and gradients before the reduce-scatter."""
     activations: int
@@ -135,6 +137,8 @@ def memory(
 ) -> Memory:
     """Memory of one GPU that computes `batch_size` examples of a batch, in `grad_accum_steps` micro-batches."""
     examples = math.ceil(batch_size / grad_accum_steps)
+    if sharding == "fsdp" and gpus > 1:
+        execution = execution._replace(bfloat16_weights=execution.bfloat16)
     kept, all_weights = activations(spec, execution), weights(spec)
     shards = gpus if sharding == "fsdp" else 1
     own = FLOAT32 * sum(weight.shard(shards) for weight in all_weights)
@@ -146,7 +150,7 @@ def memory(
         optimizer_state=FLOAT32 * state,
         gradients=own,
         weight_copies=kept.weight_copies,
-        communication_buffers=communication_buffers(all_weights, gpus, sharding),
+        communication_buffers=communication_buffers(all_weights, gpus, sharding, execution.bfloat16_weights),
         activations=examples * (kept.checkpointed if grad_checkpointing else kept.saved),
         head=examples * kept.head,
         block=examples * kept.block,
@@ -159,7 +163,7 @@ def memory(
     )
 
 
-def communication_buffers(all_weights: tuple[Weight, ...], gpus: int, sharding: Sharding) -> int:
+def communication_buffers(all_weights: tuple[Weight, ...], gpus: int, sharding: Sharding, bfloat16: bool) -> int:
     if gpus == 1:
         return 0
     if sharding == "ddp":
@@ -167,4 +171,4 @@ def communication_buffers(all_weights: tuple[Weight, ...], gpus: int, sharding: 
     block = sum(math.prod(weight.shape) for weight in all_weights if weight.in_block)
     rest = sum(weight.elements for weight in all_weights if not weight.in_block)
     # The next block is all-gathered while one is used; the gradients of one are full until the reduce-scatter.
-    return FLOAT32 * (2 * block + rest + max(block, rest))
+    return (BFLOAT16 if bfloat16 else FLOAT32) * (2 * block + rest) + FLOAT32 * max(block, rest)

@@ -2,10 +2,10 @@
 
     compute  = 6 MACs batch / (GPUs MFU peak)        8 in blocks with gradient checkpointing: one more forward pass
     DDP      : all-reduce of the gradients, 2 (n-1)/n weights, overlapped with the backward pass (2/3 of the time)
-    FSDP2    : two all-gathers and a reduce-scatter, 3 (n-1)/n weights, overlapped with the whole step
+    FSDP2    : two all-gathers and a reduce-scatter, (n-1)/n weights each, overlapped with the whole step
     step     = compute + max(communication - what it overlaps with, 0)
 
-Gradients and gathered weights are float32, as `allmlp train` sends them.
+Gradients are float32, and gathered weights bfloat16 where the run computes in it, as `allmlp train` sends them.
 """
 
 from __future__ import annotations
@@ -72,12 +72,15 @@ def step_time(
     sharding: Sharding,
     grad_checkpointing: bool,
     bandwidth: float | None = None,
+    gathered: int = FLOAT32,
 ) -> StepTime:
-    """One step of `batch_size` examples over all GPUs; `bandwidth` in bytes per second and GPU."""
+    """One step of `batch_size` examples over all GPUs; `bandwidth` in bytes per second and GPU, `gathered` the bytes of
+    a weight that FSDP2 gathers.
+    """
     compute = batch_size * training_flops(spec, grad_checkpointing) / (gpus * mfu * gpu.peak)
     bandwidth = bandwidth or (gpu.intra_node if gpus <= GPUS_PER_NODE else gpu.inter_node)
-    times = 2 if sharding == "ddp" else 3
-    sent = times * (gpus - 1) / gpus * FLOAT32 * cost(spec).parameters
+    per_weight = 2 * FLOAT32 if sharding == "ddp" else 2 * gathered + FLOAT32
+    sent = per_weight * (gpus - 1) / gpus * cost(spec).parameters
     overlap = compute * (BACKWARD if sharding == "ddp" else 1.0)
     seconds = sent / bandwidth
     flops = batch_size * training_flops(spec)

@@ -121,7 +121,7 @@ def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> Convert
         config = huggingface.read_config(path.parent) if path.name in huggingface.WEIGHTS else {}
         return import_state(path, read(path), config, overrides)
     if is_model_folder(path):
-        return read_folder(path)
+        return read_folder(path, overrides)
     config = huggingface.read_config(path)
     found = import_state(path, huggingface.read_weights(path), config, overrides)
     return found._replace(
@@ -272,8 +272,8 @@ def check_outputs(name: str, found: ConvertedModel, model: Model) -> None:
         )
 
 
-def read_folder(path: Path) -> ConvertedModel:
-    model = folder.load(path, dtype=None)
+def read_folder(path: Path, overrides: Mapping[str, Any] | None = None) -> ConvertedModel:
+    model = folder.load(path, dtype=None, overrides=overrides)
     if not isinstance(model.spec, (Encoder, SeriesEncoder)):
         raise UserError(f"{path} is a {type(model.spec).__name__}, which no other format supports")
     if isinstance(model.spec, Encoder) and model.spec.stages:

@@ -28,7 +28,9 @@ from allmlp.files import write_atomically
 
 SUPPORTED = "supported are .npz, .safetensors, .pth, .pt and .bin"
 SLACK_BYTES, MAX_EXPANSION = 2**24, 4
-"""Unpacked data may have 16 MiB plus four times its compressed size: trained weights hardly compress."""
+"""Unpacked data may have 16 MiB plus four times its compressed size: trained weights hardly compress. Of a pickle the
+tensors may have four times the size of the file.
+"""
 CHUNK = 2**20
 MAX_PICKLE_BYTES, MAX_HEADER_BYTES = 2**24, 10**8
 """Of a pickle without its tensor data, and of a safetensors header, for which this is the format's own limit."""
@@ -221,13 +223,15 @@ def unwrap(content: Any) -> Any:
 
 
 def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
-    """Check that all values are plain tensors, no larger together than the file: an expanded view can have any size."""
+    """Check that all values are plain tensors, which an expanded view could make as large as it likes; tied ones are in
+    the file once.
+    """
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise UserError(f"{file}: {name!r} is not a tensor; save model.state_dict()")
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
             raise UserError(f"{file}: {name} is not a plain tensor")
-    if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > file.stat().st_size:
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MAX_EXPANSION * file.stat().st_size:
         raise UserError(f"{file} is damaged: its tensors declare more elements than the file holds")
     found: dict[str, Tensor] = {}
     seen: set[int] = set()

@@ -131,9 +131,11 @@ def attend(
     Keys and values may have fewer heads, each for several heads of queries.
     """
     size = q.shape[-1] // num_heads
-    q, k, v = (split_heads(t, t.shape[-1] // size) for t in (q, *kv.chunk(2, dim=-1)))
-    if k.shape[1] < num_heads:
-        k, v = (t.repeat_interleave(num_heads // k.shape[1], dim=1) for t in (k, v))
+    k, v = kv.chunk(2, dim=-1)
+    if k.shape[-1] < q.shape[-1]:
+        # Before heads come first: torch.export would fix the length of the cache.
+        k, v = (t.unflatten(-1, (-1, size)).repeat_interleave(q.shape[-1] // t.shape[-1], 2).flatten(2) for t in (k, v))
+    q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
     return merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal))
 
 
