@@ -19,6 +19,7 @@ from allmlp.data.augment import (
     Mixup,
     MultiCrop,
     RandAugment,
+    RandomAffine,
     RandomErasing,
     RandomResizedCrop,
     Solarize,
@@ -255,6 +256,16 @@ def test_horizontal_flip_reverses_columns() -> None:
     assert torch.equal(HorizontalFlip(0.0)(images, seeded()), images)
 
 
+def test_random_affine_stretches_each_side() -> None:
+    """Twice as wide and as high as before; half a width to the right."""
+    images = random_images(1, 1, 4, 8)
+    wide = RandomAffine(0.0, 0.0, (1.0, 2.0)).apply(images, torch.tensor([[0.5, 0.5, 0.5, 1.0, 0.0]]))
+    torch.testing.assert_close(wide, F.interpolate(images[..., 1:7], scale_factor=(1, 2), mode="bilinear")[..., 2:10])
+    black = RandomAffine(0.0, 1.0, (1.0, 1.0)).apply(images, torch.tensor([[0.5, 0.75, 0.5, 0.5, 0.5]]))
+    assert torch.equal(black[..., :4], torch.zeros(1, 1, 4, 4))
+    torch.testing.assert_close(black[..., 4:], images[..., :4])
+
+
 def test_translation_is_a_crop_of_the_reflect_padded_image() -> None:
     images = random_images(200, 3, 9, 7)
     spec = Translate(3)
@@ -428,6 +439,7 @@ def test_specs_hold_lists() -> None:
         ),
         (lambda: from_json('{"kind": "SpecList", "parts": [{"p": 1}]}'), r"config.parts\[0\] has no 'kind'"),
         (lambda: RandomResizedCrop(scale=(0.5, 0.1)), "the smaller number first"),
+        (lambda: RandomAffine(scale=(0.0, 1.1)), "scale must be positive"),
         (lambda: RandomErasing(scale=(0.2, 2.0)), "between 0 and 1"),
         (lambda: ColorJitter(hue=0.6), "half a turn"),
     ],

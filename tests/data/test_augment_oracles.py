@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from allmlp.data.augment import ColorJitter, GaussianBlur, HorizontalFlip, Mixup, RandomErasing, Solarize, one_hot
+from allmlp.data.augment import (
+    ColorJitter,
+    GaussianBlur,
+    HorizontalFlip,
+    Mixup,
+    RandomAffine,
+    RandomErasing,
+    Solarize,
+    one_hot,
+)
 from allmlp.data.augment.color import blur, hue
 from allmlp.data.augment.geometry import affine, warp
 from allmlp.data.augment.policy import (
@@ -107,6 +116,21 @@ def test_kornia_blur(images: Tensor, kornia: ModuleType, sigma: float) -> None:
     theirs = kornia.filters.gaussian_blur2d(images, (13, 13), (sigma, sigma), border_type="reflect")
     close(blur(images, fixed(images, sigma), radius=6), theirs)
     close(GaussianBlur(1.0, (sigma, sigma))(images, torch.Generator()), theirs, 1e-3)
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (2, -1)])  # torchvision shifts by whole pixels
+def test_torchvision_affine(images: Tensor, shift: tuple[int, int]) -> None:
+    functional = pytest.importorskip("torchvision.transforms.functional")
+    height, width = images.shape[2:]
+    turn, factor = torch.rand(2, len(images))
+    right, down = (torch.full((len(images),), 0.5 + 5 * d / side) for d, side in zip(shift, (width, height)))
+    uniforms = torch.stack((turn, right, down, factor, factor), dim=1)
+    ours = RandomAffine(30.0, 0.1, (0.9, 1.3)).apply(images, uniforms)
+    inner = slice(height // 3, -(height // 3)), slice(width // 3, -(width // 3))  # what is outside is blended there
+    for i, image in enumerate(images):
+        angle, scale = float(60 * turn[i] - 30), float(0.9 + 0.4 * factor[i])
+        theirs = functional.affine(image, angle, list(shift), scale, [0.0, 0.0], functional.InterpolationMode.BILINEAR)
+        close(ours[i][:, *inner], theirs[:, *inner], 1e-4)
 
 
 def test_kornia_warp(images: Tensor, kornia: ModuleType) -> None:

@@ -57,4 +57,5 @@ def test_an_image_that_was_resized_before_is_evaluated_alike(height: int, width:
     if min(height, width) >= 32:
         assert smaller.shape[:2] == center_crop(height, width, (28, 28), 0.875)[0]
         found, wanted = crop_center(smaller, (28, 28), 0.875), crop_center(image, (28, 28), 0.875)
-        assert np.abs(found.astype(int) - wanted.astype(int)).max() <= (0 if is_vectorized() else 2)
+        # Pillow chooses the order of its two passes, and each rounds.
+        assert np.abs(found.astype(int) - wanted.astype(int)).max() <= (0 if is_vectorized() else 3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from allmlp.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from allmlp.data.augment.erasing import RandomErasing
-from allmlp.data.augment.geometry import HorizontalFlip, RandomResizedCrop, Translate
+from allmlp.data.augment.geometry import HorizontalFlip, RandomAffine, RandomResizedCrop, Translate
 from allmlp.data.augment.mixup import Mixup, one_hot
 from allmlp.data.augment.multicrop import MultiCrop
 from allmlp.data.augment.policy import AutoAugment, RandAugment
@@ -24,6 +24,7 @@ __all__ = [
     "Mixup",
     "MultiCrop",
     "RandAugment",
+    "RandomAffine",
     "RandomErasing",
     "RandomResizedCrop",
     "Solarize",

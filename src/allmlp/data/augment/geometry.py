@@ -1,4 +1,4 @@
-"""Geometric transforms: flip, translation, random resized crop, affine maps."""
+"""Geometric transforms: flip, translation, random affine map, random resized crop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from allmlp.data.augment.transform import FloatRange, Transform, uniform_between, uniform_integer, where
 from allmlp.errors import UserError
-from allmlp.spec import Count, Rate, Size
+from allmlp.spec import Count, NonNegative, Rate, Size
 
 Interpolation = Literal["bilinear", "bicubic"]
 MAX_TRIES = 10
@@ -88,6 +88,33 @@ class Translate(Transform):
 
 def reflect(index: Tensor, size: int) -> Tensor:
     return (size - 1) - ((size - 1) - index.abs()).abs()
+
+
+class RandomAffine(Transform):
+    """Rotate by up to `degrees`, stretch each side by a factor of its own in `scale`, and shift by up to `translate` of
+    the side, about the center; outside of the image is black.
+    """
+
+    degrees: NonNegative = 10.0
+    translate: Rate = 0.1
+    scale: FloatRange = (0.9, 1.1)
+
+    def check(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise UserError("RandomAffine: scale must be positive, the smaller number first")
+
+    def num_uniforms(self) -> int:
+        return 5
+
+    def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        angle, right, down, across, along = uniforms.float().unbind(1)
+        angle = uniform_between(angle, (-math.radians(self.degrees), math.radians(self.degrees)))
+        right, down = (uniform_between(shift, (-self.translate, self.translate)) for shift in (right, down))
+        across, along = (1 / uniform_between(factor, self.scale) for factor in (across, along))
+        a, b, d, e = across * angle.cos(), across * angle.sin(), -along * angle.sin(), along * angle.cos()
+        x, y = width * (0.5 + right), height * (0.5 + down)  # of the output, where the center of the input is
+        return warp(images, affine(a, b, width / 2 - a * x - b * y, d, e, height / 2 - d * x - e * y), fill=0.0)
 
 
 class RandomResizedCrop(Transform):
