@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allmlp.data.augment import Augment, Translate
+from allmlp.data.augment import Augment, RandomAffine
 from allmlp.data.digits import Digits
 from allmlp.layers import TinyAttention
 from allmlp.models.gmlp import gmlp
@@ -20,7 +20,7 @@ def _digits(model: ModelSpec, lr: float = 1e-2, epochs: int = 24) -> Run:
     return Run(
         # On ARM the gradient of the exact GELU takes eight times as long as that of its tanh form.
         model=override(model.configure(in_chans=1), "block.channel.act", "gelu_tanh"),
-        task=Classify(label_smoothing=0.1, augment=Augment((Translate(1),))),
+        task=Classify(label_smoothing=0.1, augment=Augment((RandomAffine(12.0, 0.1, (0.85, 1.15)),))),
         data=Digits(),
         batch_size=50,
         budget=Budget(epochs=epochs),
@@ -65,7 +65,7 @@ def digits_vit() -> Run:
     allmlp train digits_vit
     A minute or two on two CPU cores.
     """
-    return _digits(vit(4, 64, 4, patch_size=4, img_size=8, num_classes=10), lr=5e-3, epochs=32)
+    return _digits(vit(4, 64, 4, patch_size=4, img_size=8, num_classes=10), lr=5e-3, epochs=48)
 
 
 def digits_amlp() -> Run:
