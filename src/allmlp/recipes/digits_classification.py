@@ -47,7 +47,7 @@ def digits_resmlp() -> Run:
     allmlp train digits_resmlp
     A minute or two on two CPU cores.
     """
-    return _digits(resmlp(4, 48, 0.1, patch_size=2, img_size=8, num_classes=10))
+    return _digits(resmlp(4, 48, 0.1, patch_size=2, img_size=8, num_classes=10), epochs=36)
 
 
 def digits_gmlp() -> Run:
@@ -65,7 +65,7 @@ def digits_vit() -> Run:
     allmlp train digits_vit
     A minute or two on two CPU cores.
     """
-    return _digits(vit(4, 64, 4, patch_size=4, img_size=8, num_classes=10), lr=5e-3, epochs=48)
+    return _digits(vit(4, 64, 4, patch_size=4, img_size=8, num_classes=10), lr=5e-3, epochs=32)
 
 
 def digits_amlp() -> Run:
