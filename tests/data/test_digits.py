@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from allmlp.data.dataset import InMemory
-from allmlp.data.digits import Digits
+from allmlp.data.digits import Digits, read_digits
 
-pytest.importorskip("sklearn")
+datasets = pytest.importorskip("sklearn.datasets")
 
 
 def resident(split: object) -> InMemory:
     assert isinstance(split, InMemory)
     return split
+
+
+def test_they_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from its file, or by its function where it has no such file."""
+    expected = datasets.load_digits(return_X_y=True)
+    assert all(map(np.array_equal, read_digits(), expected))
+    monkeypatch.setattr("pathlib.Path.is_file", lambda self: False)
+    monkeypatch.setattr("sklearn.datasets.load_digits", lambda return_X_y: ("theirs", return_X_y))
+    assert read_digits() == ("theirs", True)
 
 
 def test_sizes_and_values() -> None:

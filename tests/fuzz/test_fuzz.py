@@ -65,8 +65,8 @@ def test_answers_are_judged(received: bytes, fault: str) -> None:
 
 
 @pytest.mark.slow
-def test_no_fault_in_a_quarter_of_a_minute() -> None:
-    command = [sys.executable, "-m", "fuzz", "--minutes", "0.25", "--seed", "1"]
+def test_no_fault_in_a_few_seconds() -> None:
+    command = [sys.executable, "-m", "fuzz", "--minutes", "0.05", "--seed", "1"]
     tests = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
