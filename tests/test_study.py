@@ -18,6 +18,7 @@ import pytest
 from allmlp.cli import main
 from allmlp.errors import UserError
 from allmlp.optim import AdamW
+from allmlp.run import Budget
 from allmlp.spec import MAX_COUNT, from_dict
 from allmlp.studies import studies
 from allmlp.study import records, runner
@@ -587,6 +588,15 @@ def test_sweep_of_a_recipe() -> None:
     assert list(sweep("cifar10_ablations", {}, {}, {}).rows)[:2] == ["linear", "layernorm"]
     other = sweep("digits_mixer", {"optim.lr": ["1e-3", "2e-3"]}, {"optim": "AdamW"}, {}, val_size=90)
     assert [trial.run.optim for trial in other.tuning_trials("digits_mixer")] == [AdamW(lr=1e-3), AdamW(lr=2e-3)]
+
+
+def test_a_spec_that_is_set_replaces_the_settings_of_the_study() -> None:
+    rows = {"a": Row("digits_mixer", {"budget.epochs": "3"}, candidates={"slow": {"optim.lr": "1e-4"}})}
+    options = {"budget": '{"kind": "Budget", "steps": 2}', "optim": "AdamW"}
+    (trial,) = small(rows=rows, overrides={"budget.epochs": "7"}, options=options, seeds=1, reference="").final_trials(
+        "a", "slow"
+    )
+    assert trial.run.budget == Budget(steps=2) and trial.run.optim == AdamW(lr=1e-4)
     with pytest.raises(UserError, match="both swept and set"):
         sweep("digits_mixer", {"optim.lr": ["1"]}, {"optim.lr": "2"}, {})
     with pytest.raises(UserError, match="did you mean 'lr'"):

@@ -155,9 +155,15 @@ class Study:
     def trial(
         self, row: str, candidate: str, seed: int, purpose: Purpose, overrides: Overrides, val_size: int
     ) -> Trial:
-        one = self.rows[row]
-        parts = (AT_THE_END, self.overrides, one.overrides, self.candidates(row)[candidate], overrides, self.options)
-        merged = {field: value for part in parts for field, value in part.items()}
+        one, tried = self.rows[row], self.candidates(row)[candidate]
+        merged: dict[str, str] = {}
+        for part in (AT_THE_END, self.overrides, one.overrides, tried, overrides, self.options):
+            # Where a spec is replaced, earlier settings of its fields are gone, but not those that are compared.
+            replaced = tuple(f"{field}." for field in part)
+            merged = {
+                field: value for field, value in merged.items() if field in tried or not field.startswith(replaced)
+            }
+            merged |= part
         merged |= {"val_size": str(val_size), "seed": str(seed)}
         return Trial(row, candidate, seed, purpose, one.recipe, merged)
 
