@@ -68,10 +68,10 @@ def test_a_table_of_several_splits_is_named(tmp_path: Path) -> None:
 def test_our_loop_on_a_table_of_texts(tmp_path: Path) -> None:
     """With the class names of the table, and a model that predicts."""
     peer("tokenizers")
-    texts = [f"{['an awful', 'a good'][i % 2]} film, seen {i} times" for i in range(60)]
+    texts = [f"{['an awful', 'a good'][i % 2]} film, seen {i} times" for i in range(300)]
     label = datasets.ClassLabel(names=["negative", "positive"])
     features = datasets.Features({"text": datasets.Value("string"), "label": label})
-    rows = datasets.Dataset.from_dict({"text": texts, "label": [i % 2 for i in range(60)]}, features=features)
+    rows = datasets.Dataset.from_dict({"text": texts, "label": [i % 2 for i in range(300)]}, features=features)
     data = Data.of(rows, seq_len=16)
     run = runs.small().replace(model=gmlp_text(2, 16, 32), task=ClassifyText(), data=data, budget=Budget(steps=40))
     assert allmlp.train(run, tmp_path / "run")["accuracy"] > 0.9
