@@ -135,7 +135,8 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tiny(name, train, image):
     spec, kind, options = FAMILIES[name]
-    peer = kind(img_size=image, patch_size=4, embed_dim=12, num_classes=5, **options)
+    sizes = {} if kind is ConvMixer else {"img_size": image, "embed_dim": 12}
+    peer = kind(patch_size=4, num_classes=5, **sizes, **options)
     ours = allmlp.create(spec, img_size=image, num_classes=5, overrides=exact_gelu(name))
     assert_parity(ours, peer, rename, torch.randn(3, 3, *image), train=train)
 
