@@ -12,6 +12,7 @@ import allmlp
 from allmlp import checkpoint
 from allmlp.averaging import average, average_checkpoints, average_models
 from allmlp.cli import main
+from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.lora import Lora, linear_maps
 from allmlp.quantization import Quantization
 from allmlp.training import evaluate_checkpoint, train
@@ -44,6 +45,15 @@ def test_the_mean_of_checkpoints(runs: list[Path], tmp_path: Path) -> None:
         states = [load_file(place / f"{part}.safetensors") for place in checkpoint.complete(run)[-2:]]
         for name, weight in found.items():
             torch.testing.assert_close(weight, sum(state[prefix + name] for state in states) / 2)
+
+
+def test_models_with_their_classes_in_another_order_have_no_average(tmp_path: Path) -> None:
+    model = allmlp.create("mixer_nano", num_classes=2)
+    for order in (("cat", "dog"), ("dog", "cat")):
+        model.preprocessing = ImagePreprocessing((0.5,) * 3, (0.5,) * 3, order)
+        allmlp.save(model, tmp_path / order[0])
+    with pytest.raises(allmlp.UserError, match="another order"):
+        average_models([tmp_path / "cat", tmp_path / "dog"], tmp_path / "out")
 
 
 def test_an_average_of_few_bits_has_few_bits(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import allmlp
+from allmlp.data.preprocessing import copy_tokenizer
 from allmlp.weights import folder as folders
 from tiny import TINY_SERIES, TINY_SPECS, tiny_model
 
@@ -170,3 +171,14 @@ def test_saving_into_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(allmlp.UserError, match="cannot write the model"):
         allmlp.save(tiny_model("mixer_s32", torch.float32), tmp_path / "file")
+
+
+def test_a_copied_tokenizer_replaces_the_one_there(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder, name in ((source, "vocab.txt"), (target, "tokenizer.json")):
+        folder.mkdir()
+        (folder / name).write_text("[PAD]\n", encoding="utf8")
+    copy_tokenizer(source, target)
+    assert [file.name for file in target.iterdir()] == ["vocab.txt"]
+    copy_tokenizer(tmp_path, target)  # none to copy
+    assert [file.name for file in target.iterdir()] == ["vocab.txt"]

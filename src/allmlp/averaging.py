@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from allmlp import checkpoint
+from allmlp.data.preprocessing import known_preprocessing
 from allmlp.errors import UserError
 from allmlp.files import RUN
 from allmlp.quantization import round_weights
@@ -31,7 +32,14 @@ def average_models(folders: Sequence[Path], target: Path) -> Path:
     for other in folders[1:]:
         if folder.read_spec(other) != spec:
             raise UserError(f"{other} has another config than {folders[0]}: only models of one spec have an average")
+        if class_names(other) != class_names(folders[0]):
+            raise UserError(f"{other} has other classes than {folders[0]}, or in another order")
     return save_average(folders[0], (folder.load(one, dtype=None).state_dict() for one in folders), target)
+
+
+def class_names(path: Path) -> tuple[str, ...]:
+    preprocessing = known_preprocessing(path)
+    return preprocessing.class_names if preprocessing else ()
 
 
 def average_checkpoints(run: Path, last: int, target: Path) -> Path:

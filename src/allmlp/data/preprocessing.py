@@ -101,11 +101,15 @@ def copy_preprocessing(source: Path, target: Path) -> None:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer of a model's folder, if there is one, to another folder."""
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file() and source.resolve() != target.resolve():
-            data = (source / name).read_bytes()
-            write_atomically(target / name, lambda temporary, data=data: temporary.write_bytes(data))
+    """Copy the tokenizer of a model's folder, if there is one, to another folder, in place of the one there."""
+    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not found or source.resolve() == target.resolve():
+        return
+    for name in found:
+        data = (source / name).read_bytes()
+        write_atomically(target / name, lambda temporary, data=data: temporary.write_bytes(data))
+    for name in set(TOKENIZER_FILES).difference(found):
+        (target / name).unlink(missing_ok=True)
 
 
 def image_preprocessing(folder: Path) -> ImagePreprocessing:
