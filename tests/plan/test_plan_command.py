@@ -76,6 +76,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["mixer_h14", "--samples", "1e6", "--optim", "adam"], "did you mean 'adamw'"),
         (["mixer_h14", "--samples", "1e6", "--sharding", "zero"], "'ddp' or 'fsdp'"),
         (["mixer_h14", "--samples", "1e6", "--calibrate", "mixer_s16"], "need --check"),
+        (["mixer_nano", "--check", "--samples", "1e6"], "--check runs steps on one device of this machine: leave out"),
+        (["runs/a", "--from", "--gpus", "4"], "--from fits the losses of finished runs: leave out --gpus"),
         (["mixer_nano", "--check", "--gpus", "4"], "--check runs steps on one device of this machine: leave"),
         (["mixer_nano", "--check", "--gpu", "a100"], "leave out --gpu"),
         (["mixer_nano", "--check", "--sharding", "fsdp"], "leave out --sharding"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,7 +85,11 @@ def plan(
 
     With --from, fit L = E + A x^-alpha to the losses of finished runs instead.
     """
+    cluster = {"--samples": samples, "--epochs": epochs, "--gpu": gpu, "--grad-accum-steps": grad_accum_steps}
+    cluster |= {"--sharding": sharding, "--network-bandwidth": network_bandwidth, "--sample-bytes": sample_bytes}
     if from_runs:
+        model = {"--gpus": gpus, "--batch-size": batch_size, "--optim": optim, "--mfu": mfu, "--compiled": compiled}
+        refuse("--from fits the losses of finished runs", cluster | model | {"--check": check or None})
         predict_loss(targets, by, at, seed, as_json)
         return
     if len(targets) > 1 or at is not None:
@@ -94,10 +99,7 @@ def plan(
     from allmlp.plan.jobs import job
 
     if check:
-        others = {"--gpus": None if gpus == 1 else gpus, "--gpu": gpu, "--grad-accum-steps": grad_accum_steps}
-        others |= {"--sharding": sharding, "--network-bandwidth": network_bandwidth}
-        if given := [name for name, value in others.items() if value is not None]:
-            raise UserError(f"--check runs steps on one device of this machine: leave out {given[0]}")
+        refuse("--check runs steps on one device of this machine", {"--gpus": None if gpus == 1 else gpus} | cluster)
         options = bool(grad_checkpointing), bool(compiled), mfu, calibrate, device, as_json
         run_check(target, batch_size or 8, optim, *options)
         return
@@ -130,6 +132,13 @@ def plan(
     else:
         print_forecast(found)
         next_command("show", target)
+
+
+def refuse(reason: str, options: Mapping[str, object]) -> None:
+    """Options that have a value would be ignored."""
+    for name, value in options.items():
+        if value is not None:
+            raise UserError(f"{reason}: leave out {name}")
 
 
 def predict_loss(folders: list[str], by: str, at: float | None, seed: int, as_json: bool) -> None:
