@@ -18,7 +18,10 @@ import multiprocessing
 import statistics
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +30,7 @@ import torch
 from allmlp.device import own_device
 from allmlp.files import write_atomically
 from allmlp.models.zoo import create, preset
+from allmlp.optim import AdamW
 from allmlp.provenance import environment
 from allmlp.recipes import runs
 from allmlp.record import read_record
@@ -57,15 +61,33 @@ def measure(cell: Cell, data: str, device: str | None, changes: dict[str, Any]) 
         train(run, folder, device)
         result = read_record(Path(folder))["result"]
     commit = {"commit": environment(own_device(device))["commit"]}
-    return {**cell._asdict(), **result, "wall_seconds": time.monotonic() - start, **commit}
+    return {**cell._asdict(), "lr": run.optim.lr, **result, "wall_seconds": time.monotonic() - start, **commit}
 
 
-def work(job: tuple[Cell, str, str | None, dict[str, Any]]) -> dict[str, Any]:
+def work(job: tuple[Cell, str, str | None, dict[str, Any]], results: Connection) -> None:
     torch.set_num_threads(1)
     try:
-        return measure(*job)
+        results.send(measure(*job))
     except Exception as reason:  # one cell less, not all
-        return {**job[0]._asdict(), "error": f"{type(reason).__name__}: {reason}"}
+        results.send({**job[0]._asdict(), "error": f"{type(reason).__name__}: {reason}"})
+
+
+def in_process(job: tuple[Cell, str, str | None, dict[str, Any]], end: float) -> dict[str, Any] | None:
+    """The row of one cell, from a process of its own; None if it is not there at the time `end`."""
+    if time.monotonic() > end:
+        return None
+    context = multiprocessing.get_context("spawn")
+    results, sender = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(job, sender))
+    process.start()
+    sender.close()
+    try:
+        return results.recv() if results.poll(max(end - time.monotonic(), 0.0)) else None
+    except EOFError:
+        return {**job[0]._asdict(), "error": "the process has ended without a result"}
+    finally:
+        process.kill()  # a run would go on to save itself when it is asked to end
+        process.join()
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -77,19 +99,16 @@ def compare(options: argparse.Namespace) -> None:
             range(options.seeds), options.datasets, options.horizons, options.models
         )
     ]
-    changes = {"budget": Budget(steps=options.steps)} if options.steps else {}
+    changes: dict[str, Any] = {"budget": Budget(steps=options.steps)} if options.steps else {}
+    if options.lr:
+        changes["optim"] = AdamW(lr=options.lr, weight_decay=0.01)
     jobs = [(cell, options.data, options.device, changes) for cell in cells if cell not in done]
     end = time.monotonic() + 60 * options.minutes
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        pending = [pool.apply_async(work, (job,)) for job in jobs]
-        for result in pending:
-            try:
-                record["rows"].append(result.get(max(end - time.monotonic(), 0.01)))
-            except multiprocessing.TimeoutError:
-                continue
-            save(options.out, record)
-        for process in multiprocessing.active_children():
-            process.kill()  # a run would go on to save itself when it is asked to end
+    with ThreadPoolExecutor(options.processes) as pool:
+        for row in pool.map(partial(in_process, end=end), jobs):
+            if row is not None:
+                record["rows"].append(row)
+                save(options.out, record)
     print(summary(record["rows"]))
 
 
@@ -183,6 +202,7 @@ def main() -> None:
     parser.add_argument("--horizons", nargs="+", type=int, default=HORIZONS)
     parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--lr", type=float, help="instead of the rate of the protocol")
     parser.add_argument("--steps", type=int, help="instead of the epochs of the recipe")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=8.0)

@@ -35,11 +35,12 @@ def rows() -> list[Record]:
 
 
 def show(values: Sequence[float]) -> str:
-    """The mean over seeds, and half the width of its 95 % interval."""
+    """The mean over seeds, half the width of its 95 % interval, and the number of seeds where some are missing."""
     if not values:
         return NOTHING
     found = interval(values)
-    return f"{found.mean:.4f}" + ("" if found.half is None else f" ± {found.half:.4f}")
+    count = "" if len(values) == SEEDS else f" (n={len(values)})"
+    return f"{found.mean:.4f}" + ("" if found.half is None else f" ± {found.half:.4f}") + count
 
 
 def by_seed(model: str, dataset: str, horizon: int) -> dict[int, float]:

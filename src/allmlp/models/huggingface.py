@@ -97,6 +97,7 @@ SERIES = {
             "ff_dropout": 0.3,
             "attention_dropout": 0.3,
             "positional_dropout": 0.3,
+            "pooling_type": None,  # the head reads all patches, as in the paper; transformers averages them by default
         },
     ),
     "patchtsmixer": Architecture(
