@@ -188,11 +188,11 @@ def test_table_of_forecasts_with_missing_cells(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(series, "document", lambda name: {"rows": rows})
     text = series.forecasting()
     # Student's t for one degree of freedom is 12.7062, the standard error of two values 0.02 apart is 0.01.
-    means = " | ".join(f"{value} ± 0.1271" for value in ("0.3100", "0.4100", "0.5100", "0.6100", "0.4600"))
+    means = " | ".join(f"{value} ± 0.1271 (n=2)" for value in ("0.3100", "0.4100", "0.5100", "0.6100", "0.4600"))
     assert f"| ETTh1 | PatchTSMixer | {means} |" in text
     assert "| ETTh1 | PatchTSMixer, published | 0.368 |  |  |  |  |" in text
     assert "| ETTh1 | last value | 1.2000 | 1.2000 | 1.2000 | 1.2000 | 1.2000 |" in text
-    assert "| ETTm1 | DLinear | 0.4000 | - | - | - | - |" in text
+    assert "| ETTm1 | DLinear | 0.4000 (n=1) | - | - | - | - |" in text
     assert "| ETTm1 | last day repeated | 0.5000 | - | - | - | - |" in text
     assert "13 of 72 runs (3 seeds of each cell) were measured." in text
     assert text.endswith("were measured."), "nothing is claimed of fewer than three seeds"

@@ -163,3 +163,10 @@ def test_the_preset_is_the_baseline() -> None:
     """The same sizes, so that the two are compared fairly."""
     ours, theirs = allmlp.preset("patchtsmixer").spec, allmlp.preset("hf:patchtsmixer").spec
     assert allmlp.measure(ours).parameters == allmlp.measure(theirs).parameters
+
+
+def test_patchtst_has_the_head_of_its_paper() -> None:
+    """One linear map from all patches; the default of transformers is one from their mean."""
+    model = allmlp.create("hf:patchtst", seq_len=512, horizon=96)
+    (head,) = (module for module in model.network.head.modules() if isinstance(module, torch.nn.Linear))
+    assert (head.in_features, head.out_features) == (63 * 16, 96)
