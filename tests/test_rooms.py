@@ -49,6 +49,7 @@ BELOW = {
     "log": {"callbacks", "errors", "files"},
     "provenance": set(),
     "device": {"errors"},
+    "matmul": set(),
     "parallel": {"device", "kernels", "layers", "models"},
     "checkpoint": {"ema", "errors", "files", "parallel", "sharded_checkpoint"},
     "sharded_checkpoint": {"errors", "files"},
@@ -76,7 +77,7 @@ BELOW = {
     "best": {"ema", "models"},
     "lora": {"errors", "spec", "layers", "models", "data"},
     "quantization": {"spec", "models", "lora", "weights"},
-    "averaging": {"checkpoint", "errors", "files", "quantization", "record", "weights"},
+    "averaging": {"checkpoint", "data", "errors", "files", "quantization", "record", "weights"},
     "freezing": {"errors", "tasks"},
     "interrupts": set(),
     "record": {
@@ -310,7 +311,7 @@ BELOW = {
         "prediction",
     },
     "__main__": {"cli"},
-    "__init__": {"errors", "inference", "layers", "models", "weights"},
+    "__init__": {"errors", "inference", "layers", "matmul", "models", "weights"},
 }
 
 

@@ -12,7 +12,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from allmlp.matmul import choose_library
+
 __version__ = "0.1.0"
+
+choose_library()
 
 # Names are imported on first use, so that the command line starts without loading torch.
 _MODULES = {

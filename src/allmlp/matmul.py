@@ -1,0 +1,28 @@
+"""The library that multiplies float32 matrices on a CPU.
+
+On Neoverse N1 (AWS Graviton2, Ampere Altra) PyTorch leaves all products to oneDNN, which needs about half a millisecond
+for the smallest and is no faster than OpenBLAS for large ones. PyTorch reads TORCH_MKLDNN_MATMUL_MIN_DIM at its first
+product, and leaves those with a smaller dimension to OpenBLAS. On Neoverse V1 it has a limit of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+VARIABLE = "TORCH_MKLDNN_MATMUL_MIN_DIM"
+NEOVERSE_N1 = re.compile(r"^CPU implementer\s*: 0x41$.*?^CPU part\s*: 0xd0c$", re.MULTILINE | re.DOTALL)
+
+
+def choose_library(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
+    """OpenBLAS on a Neoverse N1, unless the variable is set."""
+    if platform.machine() != "aarch64" or VARIABLE in os.environ:
+        return
+    try:
+        text = cpuinfo.read_text(encoding="utf8")
+    except OSError:  # not Linux
+        return
+    if NEOVERSE_N1.search(text):
+        os.environ[VARIABLE] = str(10**9)
