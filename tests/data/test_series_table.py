@@ -144,7 +144,7 @@ def test_days_and_hours_in_two_columns(tmp_path: Path) -> None:
 
 
 def test_decimal_commas(tmp_path: Path) -> None:
-    cells = ["1.234,5", "-2,25", "7", "1.000", ""]
+    cells = ["1.234,5", "-2,25", "7", "1.000", "", "3"]
     lines = ["Datum;Umsatz", *(f"{n + 1:02}.01.2024;{cell}" for n, cell in enumerate(cells))]
     (tmp_path / "umsatz.csv").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
     found = detect_data(str(tmp_path / "umsatz.csv"))
@@ -181,6 +181,20 @@ def test_interleaved_series_need_no_sorting_note(tmp_path: Path) -> None:
     rows = [[day, store, n] for n, day in enumerate(days(30)) for store in ("a", "b")]
     found = read_series(table(tmp_path, rows, "date,id,sales"))
     assert found.lengths == [30, 30] and found.notes == () and found.values[30:, 0].tolist() == list(range(30))
+
+
+def test_rows_without_values_at_the_end(tmp_path: Path) -> None:
+    """Days to come in the table: the forecast begins after the last value."""
+    rows = [
+        [day, shop, "" if n > 20 + place or n == 5 else n]
+        for place, shop in enumerate("ab")
+        for n, day in enumerate(days(30))
+    ]
+    rows += [[day, "c", ""] for day in days(4)]
+    found = read_series(table(tmp_path, rows, "date,shop,sales"))
+    assert found.lengths == [21, 22, 4] and np.isnan(found.values[[5, 26], 0]).all()
+    assert found.frequency.text(int(found.ends[1])) == "2024-01-22"
+    assert found.notes[0] == "17 rows without values at the end of series are left out"
 
 
 def test_names_of_series_in_two_columns(tmp_path: Path) -> None:
