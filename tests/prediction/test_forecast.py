@@ -21,8 +21,9 @@ from allmlp.data.frequency import Frequency
 from allmlp.data.preprocessing import SeriesPreprocessing, write_preprocessing
 from allmlp.data.series_table import SeriesTable
 from allmlp.export.files import export
-from allmlp.layers import SeriesSteps, SubtractLast
+from allmlp.layers import ForecastHead, SeriesSteps, SubtractLast
 from allmlp.models.forecasting import linear, patchtsmixer
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.prediction.forecast import Forecaster
 from allmlp.record import read_record
 from allmlp.tasks.forecast import Forecast
@@ -79,6 +80,9 @@ def test_settings_are_chosen_with_reasons(tmp_path: Path) -> None:
     assert choice.run.data.horizon == 7 and "a season of 7 steps of 1 day" in reasons["data.horizon"].why
     assert choice.run.data.seq_len == 21 and isinstance(choice.run.task, Forecast) and choice.run.keep_best
     assert choice.run.task.quantiles == (0.1, 0.25, 0.5, 0.75, 0.9)
+    assert isinstance(choice.run.model, SeriesEncoder)
+    head = choice.run.model.head
+    assert isinstance(head, ForecastHead) and head.dropout == 0, "its noise would widen the bands"
     assert choose_run(SeriesTable(file, 28), device="cpu", size=56).run.data.seq_len == 56
     named = choose_run(SeriesTable(file, 5, 20), device="cpu", model="dlinear").run
     assert named.model == allmlp.preset("dlinear").spec
