@@ -89,7 +89,8 @@ def resolve(
     run = override_all(choice.run, overrides)
     check_sizes(run, overrides)
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
-    reasons = [reason for reason in choice.reasons if reason.field not in overrides]
+    changes = {*overrides, *("task" for field in overrides if field.startswith("task."))}
+    reasons = [reason for reason in choice.reasons if reason.field not in changes]
     return {name: Resolved(run, out or free_folder(name, run), reasons)}
 
 

@@ -163,6 +163,8 @@ def test_other_commands_say_what_to_do(place: Path, command: Callable[..., tuple
     for option, value in (("--threshold", "0.5"), ("--part-size", "100")):
         code, _, err = command("predict", place / "run", place / "sales.csv", option, value)
         assert code == 2 and f"{option} is not for forecasts" in err
+    code, _, err = command("eval", place / "run", place / "sales.csv")
+    assert code == 2 and "evaluates it on the test part of its own table" in err
     with pytest.raises(allmlp.UserError, match="forecasts time series: name a table"):
         allmlp.predict(str(place / "run"), "a text")
 
@@ -238,7 +240,8 @@ def test_a_horizon_asks_for_a_forecast(tmp_path: Path, command: Callable[..., tu
     rows = [f"{np.datetime64('2024-01-01') + n},{n % 7},a remark on day {n}" for n in range(60)]
     (tmp_path / "remarks.csv").write_text("\n".join(["date,sales,remark", *rows]) + "\n")
     small = ("--epochs", 1, "--device", "cpu", "--out", tmp_path / "run")
-    code, _, err = command("train", tmp_path / "remarks.csv", "--horizon", 7, *small)
+    code, _, err = command("train", tmp_path / "remarks.csv", "--horizon", 7, *small, "--set", "task.quantiles=[]")
+    assert "Forecast of quantiles" not in err
     assert code == 0 and "note      sales, steps of 1 day by date\nnote      not read: remark" in err
     (tmp_path / "words.csv").write_text("\n".join(["date,sales", *(f"{n} May 2024,{n}" for n in range(1, 30))]) + "\n")
     code, _, err = command("train", tmp_path / "words.csv", "--horizon", 7)

@@ -414,7 +414,7 @@ def to_grid(
     if not grouped or (np.diff(series) < 0).any():
         order = np.lexsort((times, series))
         times, series, values = times[order], series[order], values[order]
-    kept = before_the_end(series, np.isfinite(values).any(1))
+    kept = before_the_end(series, values)
     if not kept.all():
         notes.append(f"{int((~kept).sum()):,} rows without values at the end of series are left out")
         times, series, values = times[kept], series[kept], values[kept]
@@ -454,13 +454,13 @@ def to_grid(
     return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
 
 
-def before_the_end(series: np.ndarray, seen: np.ndarray) -> np.ndarray:
+def before_the_end(series: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Whether each of the sorted rows is at or before the last one of its series with a value; all rows of a series
     without any.
     """
     rows = np.arange(len(series))
     firsts = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1])
-    last = np.maximum.reduceat(np.where(seen, rows, -1), firsts)
+    last = np.maximum.reduceat(np.where(np.isfinite(values).any(1), rows, -1), firsts)
     sizes = np.diff([*firsts, len(series)])
     return np.repeat(np.where(last < 0, len(series), last), sizes) >= rows
 
