@@ -414,9 +414,11 @@ def to_grid(
     if not grouped or (np.diff(series) < 0).any():
         order = np.lexsort((times, series))
         times, series, values = times[order], series[order], values[order]
-    kept = before_the_end(series, values)
-    if not kept.all():
-        notes.append(f"{int((~kept).sum()):,} rows without values at the end of series are left out")
+    lasts = np.append(np.flatnonzero(np.diff(series)), len(series) - 1)
+    if np.isnan(values[lasts]).all(1).any():
+        kept = before_the_end(series, values)
+        empty = int((~kept).sum())
+        notes += [f"{empty:,} rows without values at the end of series are left out"] if empty else []
         times, series, values = times[kept], series[kept], values[kept]
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
     if len(same):
