@@ -25,6 +25,7 @@ from allmlp.errors import UserError
 from allmlp.files import RUN
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
+from allmlp.prediction.forecast import series_folder
 from allmlp.prediction.predictor import check_vocabulary
 from allmlp.record import read_run
 from allmlp.report.predictions import calibrate
@@ -141,6 +142,11 @@ def evaluate_model(
             return evaluate_run(model, knn, world, dtype, batch_size, own, progress)
         if knn is not None:
             raise UserError("--knn compares with the training examples of a run: leave out the data")
+        if (place := series_folder(model)) is not None:
+            raise UserError(
+                f"{model} forecasts time series: `allmlp eval {place}` evaluates it on the test part of its own table, "
+                f"`allmlp predict {place} {data}` forecasts another one"
+            )
         predictor = open_predictor(model, device=device, dtype=dtype)
         if predictor.task == "values":
             raise UserError(f"{model} is a regression, not a classifier")

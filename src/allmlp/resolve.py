@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from allmlp import recipes
 from allmlp.auto import Reason, Wishes, choose_run, show
 from allmlp.data.detect import detect_data
+from allmlp.data.series_table import SeriesTable
+from allmlp.data.tables import is_table
 from allmlp.errors import UserError, did_you_mean, lookup
 from allmlp.files import RUN, expand_user
 from allmlp.models.zoo import preset, presets
@@ -81,11 +83,14 @@ def resolve(
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
     # First, since data may not be readable without them, for instance where two columns could be the label.
     fields = {name.removeprefix("data."): value for name, value in overrides.items() if name.startswith("data.")}
-    choice = choose_run(override_all(detect_data(source), fields), device=device, **wishes._asdict())
+    series = is_table(source) and not fields.keys().isdisjoint(("horizon", "time_column", "id_columns"))
+    data = SeriesTable(source) if series else detect_data(source)
+    choice = choose_run(override_all(data, fields), device=device, **wishes._asdict())
     run = override_all(choice.run, overrides)
     check_sizes(run, overrides)
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
-    reasons = [reason for reason in choice.reasons if reason.field not in overrides]
+    changes = {*overrides, *("task" for field in overrides if field.startswith("task."))}
+    reasons = [reason for reason in choice.reasons if reason.field not in changes]
     return {name: Resolved(run, out or free_folder(name, run), reasons)}
 
 

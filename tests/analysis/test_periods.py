@@ -48,11 +48,24 @@ def test_variates_that_are_read() -> None:
     torch.testing.assert_close(found[:, 2], 2 * layer.down.weight[:, 0].abs().detach())
 
 
+def test_variates_that_are_channels() -> None:
+    model = tiny_model("tsmixer")
+    layer = model.blocks[0].channel.mix
+    torch.nn.init.zeros_(layer.up.weight)
+    layer.up.weight.data[0, 2] = -2.0
+    found = variate_maps(model)["blocks.0.channel.mix"]
+    torch.testing.assert_close(found[:, 2], 2 * layer.down.weight[:, 0].abs().detach())
+    assert bool((found[:, :2] == 0).all())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["patchtsmixer_mix", "tsmixer", "dlinear"])
 def test_sections(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     model = tiny_model(name, torch.float32).requires_grad_(False)
-    found = {section.name: section for section in analyze(AnalysisTarget(name, model, True), tmp_path).sections}
+    target = AnalysisTarget(name, model, True, columns=("heat", "load", "price"))
+    found = {section.name: section for section in analyze(target, tmp_path).sections}
     assert "strongest: " in found["periods"].text and found["periods"].files == ("periods.csv", "periods.json")
-    assert ("variates" in found) == (name == "patchtsmixer_mix")
+    assert ("variates" in found) == (name != "dlinear")
+    if "variates" in found:
+        assert "heat,price," in (tmp_path / "variates.csv").read_text(), "with the names of the columns"

@@ -16,7 +16,7 @@ from allmlp.data.dataset import subset
 from allmlp.data.detect import detect_data
 from allmlp.data.ett import ETT
 from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency, read_times
-from allmlp.data.series import Windows, build_dataset
+from allmlp.data.series import Windows, build_dataset, level
 from allmlp.data.series_table import SeriesTable, read_series, split_name
 from allmlp.errors import UserError
 
@@ -100,13 +100,66 @@ def test_ett_itself() -> None:
 def test_columns_are_found(tmp_path: Path) -> None:
     rows = [[day, store, n, 2 * n] for store in ("north", "south") for n, day in enumerate(days(30))]
     found = read_series(table(tmp_path, rows, "day,shop,sold,returned"))
-    assert found.roles == ("day", ("shop",), ("sold", "returned")) and found.ids == ("north", "south")
+    assert found.roles == ("day", ("shop",), ("sold", "returned"), ()) and found.ids == ("north", "south")
     assert found.lengths == [30, 30] and found.frequency == Frequency(DAY) and found.notes == ()
     numbered = [[day, store, item, n] for store in (1, 2) for item in (7, 8) for n, day in enumerate(days(9))]
     found = read_series(table(tmp_path, numbered, "date,store,item,sales"))
-    assert found.roles == ("date", ("store", "item"), ("sales",)) and found.ids == ("1/7", "1/8", "2/7", "2/8")
+    assert found.roles == ("date", ("store", "item"), ("sales",), ()) and found.ids == ("1/7", "1/8", "2/7", "2/8")
     chosen = SeriesTable(table(tmp_path, rows, "day,shop,sold,returned"), 2, 4, columns=("returned",)).load()
     assert chosen.columns == ("returned",) and chosen.preprocessing.ids == ("north", "south")
+
+
+def test_words_that_change_within_a_series_are_no_names(tmp_path: Path) -> None:
+    """Weather, holidays and days of the week; but a label that stays, or one without which times are not unique."""
+    weather = ["sun", "rain", "sun"]
+    rows = [[day, shop, weather[n % 3], n] for shop in ("x", "y") for n, day in enumerate(days(30))]
+    found = read_series(table(tmp_path, rows, "date,shop,weather,sales"))
+    assert found.roles.ids == ("shop",) and found.lengths == [30, 30] and found.notes == ("not read: weather",)
+    found = read_series(table(tmp_path, [[day, n % 7 == 0, n] for n, day in enumerate(days(30))], "date,holiday,sales"))
+    assert found.roles == ("date", (), ("sales",), ("holiday",)) and found.lengths == [30]
+    regions = [[day, shop, f"of {shop}", n] for n, day in enumerate(days(30)) for shop in ("x", "y")]
+    assert read_series(table(tmp_path, regions, "date,shop,area,sales")).roles.ids == ("shop", "area")
+    halves = [[day, "old" if n < 15 else "new", n] for n, day in enumerate(days(30))]
+    assert read_series(table(tmp_path, halves, "date,model,sales")).lengths == [15, 15]
+    note = SeriesTable(table(tmp_path, rows, "date,shop,weather,sales")).load().notes[0]
+    assert note == "sales of 2 series named by shop, steps of 1 day by date"
+
+
+def test_the_index_of_a_data_frame_is_not_forecast(tmp_path: Path) -> None:
+    rows = [[n % 15, day, n % 7] for n, day in enumerate(days(30))]
+    assert read_series(table(tmp_path, rows, ",date,sales")).roles.values == ("sales",)
+    assert read_series(
+        table(tmp_path, [[n, *row] for n, row in enumerate(rows)], "n,steps,date,sales")
+    ).roles.values == (
+        "n",
+        "steps",
+        "sales",
+    )
+
+
+def test_days_and_hours_in_two_columns(tmp_path: Path) -> None:
+    rows = [[day, f"{hour:02}:00", hour] for day in days(5) for hour in range(24)]
+    with pytest.raises(UserError, match="days in 'date' and times of the day in 'time': join them in one column"):
+        read_series(table(tmp_path, rows, "date,time,load"))
+
+
+def test_decimal_commas(tmp_path: Path) -> None:
+    cells = ["1.234,5", "-2,25", "7", "1.000", "", "3"]
+    lines = ["Datum;Umsatz", *(f"{n + 1:02}.01.2024;{cell}" for n, cell in enumerate(cells))]
+    (tmp_path / "umsatz.csv").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
+    found = detect_data(str(tmp_path / "umsatz.csv"))
+    assert isinstance(found, SeriesTable)
+    values = read_series(found.path).values[:, 0]
+    assert values[:4].tolist() == [1234.5, -2.25, 7, 1000] and np.isnan(values[4])
+
+
+def test_levels_of_very_small_and_large_values() -> None:
+    """Picoamperes are no constant, and squares do not overflow."""
+    rows = np.random.default_rng(0).normal(5, 1, (50, 1))
+    for size in (1e-300, 1e-12, 1.0, 1e300):
+        mean, std = level(size * rows)
+        assert mean[0] / size == pytest.approx(rows.mean()) and std[0] / size == pytest.approx(rows.std())
+    assert level(np.full((9, 1), 0.1))[1] == 1 and level(np.zeros((9, 1)))[1] == 1
 
 
 def test_rows_in_any_order_and_gaps(tmp_path: Path) -> None:
@@ -130,6 +183,20 @@ def test_interleaved_series_need_no_sorting_note(tmp_path: Path) -> None:
     assert found.lengths == [30, 30] and found.notes == () and found.values[30:, 0].tolist() == list(range(30))
 
 
+def test_rows_without_values_at_the_end(tmp_path: Path) -> None:
+    """Days to come in the table: the forecast begins after the last value."""
+    rows = [
+        [day, shop, "" if n > 20 + place or n == 5 else n]
+        for place, shop in enumerate("ab")
+        for n, day in enumerate(days(30))
+    ]
+    rows += [[day, "c", ""] for day in days(4)]
+    found = read_series(table(tmp_path, rows, "date,shop,sales"))
+    assert found.lengths == [21, 22, 4] and np.isnan(found.values[[5, 26], 0]).all()
+    assert found.frequency.text(int(found.ends[1])) == "2024-01-22"
+    assert found.notes[0] == "17 rows without values at the end of series are left out"
+
+
 def test_names_of_series_in_two_columns(tmp_path: Path) -> None:
     """A slash in a cell is not the one between the columns."""
     stores = (("a/b", "c"), ("a", "b/c"), ("a\\", "c"), ("a", "c"))
@@ -150,15 +217,15 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
     default = SeriesTable(table(tmp_path, rows, "date,id,sales")).load()
     assert default.horizon == 6 and default.notes[-1].endswith("too short to train on a forecast of 6 steps")
     flat = SeriesTable(table(tmp_path, [[day, 3] for day in days(60)]), horizon=4, seq_len=16).load()
-    assert flat.std.item() == 1 and flat.notes == ("constant: sales",) and flat.seasonal_error.isnan().all()
+    assert flat.std.item() == 1 and flat.notes[1:] == ("constant: sales",) and flat.seasonal_error.isnan().all()
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         (
-            [["2024-01-01", 1], ["2024-01-02", 2], ["2024-01-02", 3]],
-            "2 rows for 2024-01-02 00:00:00: keep one",
+            [["2024-01-01", 1], ["2024-01-02", 2], ["2024-01-02", 3], ["2024-01-03", 4], ["2024-01-03", 5]],
+            "2 rows for 2024-01-02: keep one",
         ),
         (
             [["2024-01-01", 1], ["2024-02-01", 2], ["2024-03-01", 3], ["2024-03-31", 4], ["2024-05-01", 5]],
@@ -176,7 +243,9 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
             [[f"2024-{day}", 1] for day in ("01-01", "02-01", "02-28", "04-01", "05-01", "06-01")],
             "times are not regular: most are 1 month apart, but 2024-02-28 follows 2024-02-01",
         ),
-        ([["01.02.2024", 1], ["02.02.2024", 2]], "no column of times"),
+        ([["1 Feb 2024", 1], ["2 Feb 2024", 2]], "the times in 'date', such as '1 Feb 2024', are not understood"),
+        ([["01/02/2024", 1], ["02/02/2024", 2]], "'01/02/2024' can be read in two ways: write it as 2024-01-31"),
+        ([["2024-01-01 00:00Z", 1], ["2024-01-01 01:00", 2]], "some times have a zone"),
         ([["2024-01-01", 1], ["2024-01-02", 2], ["", 3]], "row 3: no time"),
     ],
 )
@@ -194,7 +263,7 @@ def test_a_word_among_numbers_is_named(tmp_path: Path) -> None:
         ]
         with pytest.raises(UserError, match=rf"row {place + 1}: sales is 'closed', not a number"):
             detect_data(table(tmp_path, rows, header)).load()
-    with pytest.raises(UserError, match="no column of numbers to forecast beside 'date'"):
+    with pytest.raises(UserError, match=r"no column of numbers, such as 1234\.5, to forecast beside 'date'"):
         detect_data(table(tmp_path, [[day, "closed"] for day in days(30)]))
 
 
@@ -255,13 +324,24 @@ def test_ten_thousand_series() -> None:
 
 # --- times ----------------------------------------------------------------------------------------------
 
+ZONED_HOUR = Frequency(HOUR, notation="zone")
+
 
 @pytest.mark.parametrize(
     ("times", "expected", "season", "following"),
     [
         (["2024-01-01 00:00", "2024-01-01 00:15"], Frequency(15 * MINUTE), 96, "2024-01-01 00:30:00"),
-        (["2024-01-01T00:00:00Z", "2024-01-01T01:00:00Z"], Frequency(HOUR), 24, "2024-01-01 02:00:00"),
-        (["2024-01-01 01:00+01:00", "2024-01-01 02:00+01:00"], Frequency(HOUR), 24, "2024-01-01 02:00:00"),
+        (["2024-01-01T00:00:00Z", "2024-01-01T01:00:00Z"], ZONED_HOUR, 24, "2024-01-01 02:00:00Z"),
+        (["2024-01-01 01:00+01:00", "2024-01-01 02:00+01:00"], ZONED_HOUR, 24, "2024-01-01 02:00:00Z"),
+        (["1704067200", "1704070800"], Frequency(HOUR, notation="s"), 24, "1704074400"),
+        (["1704067200.0", "1704070800.0"], Frequency(HOUR, notation="s"), 24, "1704074400"),
+        (["1704067200000", "1704070800000"], Frequency(HOUR, notation="ms"), 24, "1704074400000"),
+        (["31.01.2024 13:00", "31.01.2024 14:00"], Frequency(HOUR), 24, "2024-01-31 15:00:00"),
+        (["1.2.2024", "2.2.2024"], Frequency(DAY), 7, "2024-02-03"),
+        (["12/02/2024", "13/02/2024"], Frequency(DAY), 7, "2024-02-14"),
+        (["2/12/2024", "2/13/2024"], Frequency(DAY), 7, "2024-02-14"),
+        (["2024/1/31", "2024/2/1"], Frequency(DAY), 7, "2024-02-02"),
+        (["2024Q1", "2024Q2"], Frequency(3, "month"), 4, "2024-07-01"),
         (["20240101", "20240102"], Frequency(DAY), 7, "2024-01-03"),
         (["2024-01-01", "2024-01-08"], Frequency(7 * DAY), 52, "2024-01-15"),
         (["2024-01-31", "2024-02-29"], Frequency(1, "month"), 12, "2024-03-31"),
@@ -318,4 +398,4 @@ def test_parquet(tmp_path: Path) -> None:
     stamps = np.array(days(20), dtype="datetime64[us]")
     parquet.write_table(arrow.table({"ds": stamps, "y": np.arange(20.0)}), tmp_path / "a.parquet")
     found = read_series(str(tmp_path / "a.parquet"))
-    assert found.roles == ("ds", (), ("y",)) and found.frequency == Frequency(DAY) and found.values[5, 0] == 5
+    assert found.roles == ("ds", (), ("y",), ()) and found.frequency == Frequency(DAY) and found.values[5, 0] == 5

@@ -21,8 +21,9 @@ from allmlp.data.frequency import Frequency
 from allmlp.data.preprocessing import SeriesPreprocessing, write_preprocessing
 from allmlp.data.series_table import SeriesTable
 from allmlp.export.files import export
-from allmlp.layers import SeriesSteps, SubtractLast
+from allmlp.layers import ForecastHead, SeriesSteps, SubtractLast
 from allmlp.models.forecasting import linear, patchtsmixer
+from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.prediction.forecast import Forecaster
 from allmlp.record import read_record
 from allmlp.tasks.forecast import Forecast
@@ -79,6 +80,9 @@ def test_settings_are_chosen_with_reasons(tmp_path: Path) -> None:
     assert choice.run.data.horizon == 7 and "a season of 7 steps of 1 day" in reasons["data.horizon"].why
     assert choice.run.data.seq_len == 21 and isinstance(choice.run.task, Forecast) and choice.run.keep_best
     assert choice.run.task.quantiles == (0.1, 0.25, 0.5, 0.75, 0.9)
+    assert isinstance(choice.run.model, SeriesEncoder)
+    head = choice.run.model.head
+    assert isinstance(head, ForecastHead) and head.dropout == 0, "its noise would widen the bands"
     assert choose_run(SeriesTable(file, 28), device="cpu", size=56).run.data.seq_len == 56
     named = choose_run(SeriesTable(file, 5, 20), device="cpu", model="dlinear").run
     assert named.model == allmlp.preset("dlinear").spec
@@ -159,6 +163,8 @@ def test_other_commands_say_what_to_do(place: Path, command: Callable[..., tuple
     for option, value in (("--threshold", "0.5"), ("--part-size", "100")):
         code, _, err = command("predict", place / "run", place / "sales.csv", option, value)
         assert code == 2 and f"{option} is not for forecasts" in err
+    code, _, err = command("eval", place / "run", place / "sales.csv")
+    assert code == 2 and "evaluates it on the test part of its own table" in err
     with pytest.raises(allmlp.UserError, match="forecasts time series: name a table"):
         allmlp.predict(str(place / "run"), "a text")
 
@@ -201,6 +207,45 @@ def test_point_forecasts_of_a_linear_model(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("t,x\n" + "".join(f"{n},{n * n}\n" for n in range(12)))
     (one,) = Forecaster(tmp_path / "model", "cpu").forecast(str(tmp_path / "x.csv"))
     assert one.values[:, 0] == pytest.approx([121] * 3) and one.times.tolist() == [12, 13, 14] and one.quantiles is None
+
+
+@pytest.mark.parametrize(
+    ("times", "following"),
+    [
+        (["2024-03-31 01:30+01:00", "2024-03-31 03:30+02:00"], "2024-03-31 02:30:00Z"),  # summer begins
+        (["2024-03-31 01:30", "2024-03-31 02:30"], "2024-03-31 03:30:00"),
+        (["1711845000", "1711848600"], "1711852200"),
+    ],
+)
+def test_times_of_a_forecast_are_written_as_those_before(
+    times: list[str], following: str, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    """UTC is marked where times have a zone. Digits of a large value are kept."""
+    model = linear(SeriesSteps(10, 1, separate=True), SubtractLast()).configure(horizon=1).build()
+    for weight in model.parameters():
+        torch.nn.init.zeros_(weight)
+    allmlp.save(model, tmp_path / "model")
+    known = SeriesPreprocessing(("x",), Frequency(3_600_000), ("",), ((12345678.0,),), ((1.0,),), "t")
+    write_preprocessing(tmp_path / "model", known)
+    (tmp_path / "x.csv").write_text("t,x\n" + "".join(f"{time},12345678.5\n" for time in times))
+    code, _, _ = command("predict", tmp_path / "model", tmp_path / "x.csv", "--out", tmp_path / "y.csv")
+    assert code == 0 and (tmp_path / "y.csv").read_text().splitlines() == ["t,x", f"{following},12345678.5"]
+    (tmp_path / "x.csv").write_text("t,x\n1,5\n2,5\n")
+    code, _, err = command("predict", tmp_path / "model", tmp_path / "x.csv")
+    assert code == 2 and "the times are numbers; those that the model was trained on were dates" in err
+
+
+def test_a_horizon_asks_for_a_forecast(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    """Remarks make no labeled texts of a table, and what is wrong with its times is said."""
+    rows = [f"{np.datetime64('2024-01-01') + n},{n % 7},a remark on day {n}" for n in range(60)]
+    (tmp_path / "remarks.csv").write_text("\n".join(["date,sales,remark", *rows]) + "\n")
+    small = ("--epochs", 1, "--device", "cpu", "--out", tmp_path / "run")
+    code, _, err = command("train", tmp_path / "remarks.csv", "--horizon", 7, *small, "--set", "task.quantiles=[]")
+    assert "Forecast of quantiles" not in err
+    assert code == 0 and "note      sales, steps of 1 day by date\nnote      not read: remark" in err
+    (tmp_path / "words.csv").write_text("\n".join(["date,sales", *(f"{n} May 2024,{n}" for n in range(1, 30))]) + "\n")
+    code, _, err = command("train", tmp_path / "words.csv", "--horizon", 7)
+    assert code == 2 and "the times in 'date', such as '1 May 2024', are not understood" in err
 
 
 def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:

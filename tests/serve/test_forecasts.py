@@ -38,9 +38,11 @@ def test_the_steps_after_the_last(folder: Path) -> None:
     assert quantiles is not None
     with running(folder) as port:
         status, found = post(port, {"columns": {"load": LOAD, "heat": HEAT}, "last_time": "2024-02-27"})
+        _, zoned = post(port, {"columns": {"load": LOAD, "heat": HEAT}, "last_time": "2024-02-27 01:00+02:00"})
         untimed, _ = post(port, {"columns": {"heat": HEAT[-5:], "load": LOAD[-5:]}})
     assert status == untimed == 200
     assert found["times"] == ["2024-02-28", "2024-02-29", "2024-03-01", "2024-03-02"]
+    assert zoned["times"][0] == "2024-02-27 23:00:00Z"
     for column, name in enumerate(("heat", "load")):
         one = found["columns"][name]
         np.testing.assert_allclose(one["forecast"], values[:, column], rtol=1e-5)

@@ -12,6 +12,7 @@ from allmlp.analysis import figures
 from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.target import AnalysisTarget
 from allmlp.analysis.token_filters import token_weights
+from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.series import ForecastHeadLayer, SeriesPatches, SeriesPatchesLayer
 from allmlp.layers.variate import VariateMlpLayer
 from allmlp.models.series_encoder import SeriesEncoderModel
@@ -67,11 +68,14 @@ def strongest(filters: TimeFilters) -> Period | None:
 
 
 def variate_maps(model: SeriesEncoderModel) -> dict[str, Tensor]:
-    """By layer, how much each variate (row) reads of every other (column): |W2| |W1|, V x V."""
+    """By layer, how much each variate (row) reads of every other (column): |W2| |W1|, V x V. Where the variates are the
+    channels, as in TSMixer, these layers are the channel MLPs.
+    """
+    kinds = (VariateMlpLayer, ChannelMlpLayer) if model.spec.stem.mixes_variates else (VariateMlpLayer,)
     return {
         name: (layer.down.weight.abs() @ layer.up.weight.abs()).detach().cpu()
         for name, layer in model.named_modules()
-        if isinstance(layer, VariateMlpLayer)
+        if isinstance(layer, kinds) and layer.down.weight.shape[1] == layer.up.weight.shape[0]
     }
 
 
@@ -92,13 +96,16 @@ def series_sections(target: AnalysisTarget, output: OutputFolder) -> list[Sectio
     sections = [output.section("periods", f"strongest: {', '.join(shown) or 'none'}")]
     maps = variate_maps(model)
     if maps:
+        columns = target.columns or tuple(map(str, range(model.spec.stem.in_chans)))
         panels = [figures.Panel(name, weight) for name, weight in maps.items()]
-        text = figures.FigureText("Mixing of variates", "|W2| |W1|", "variate that is read", "variate")
+        named = [f"{number} {name}" for number, name in enumerate(target.columns[:12])]
+        note = f"|W2| |W1|; {', '.join(named)}" if named else "|W2| |W1|"
+        text = figures.FigureText("Mixing of variates", note, "variate that is read", "variate")
         cells = [
             (name, to, source, value)
             for name, weight in maps.items()
-            for to, row in enumerate(weight.tolist())
-            for source, value in enumerate(row)
+            for to, row in zip(columns, weight.tolist())
+            for source, value in zip(columns, row)
         ]
         output.table("variates", ("layer", "to", "from", "weight"), cells, "|W2| |W1| over the variates.")
         output.figure("variates", figures.heatmaps(panels, text))

@@ -13,7 +13,14 @@ from torch import Tensor
 from allmlp.analysis.token_filters import evenly_spaced
 from allmlp.data.dataset import Split
 from allmlp.data.decode import SUFFIXES, Decode, read_images
-from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, ImagePreprocessing, read_preprocessing
+from allmlp.data.preprocessing import (
+    PREPROCESSING_FILE,
+    TOKENIZER_FILES,
+    ImagePreprocessing,
+    SeriesPreprocessing,
+    known_preprocessing,
+    read_preprocessing,
+)
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.models.encoder import Encoder
@@ -47,6 +54,8 @@ class AnalysisTarget:
     """None for a model that does not read images."""
     tokenizer: Tokenizer | None = None
     """None for a model that does not read text, and for one that is not in a folder."""
+    columns: tuple[str, ...] = ()
+    """Of the table that a model of time series was trained on."""
 
     @property
     def output(self) -> Literal["classes", "values", "features"]:
@@ -118,7 +127,10 @@ def load_target(name: str = BUNDLED, device: str | torch.device = "cpu") -> Anal
         label = name.removeprefix(BUNDLED_PREFIX)
         reads_text = any((path / name).is_file() for name in TOKENIZER_FILES) and model.spec.input_size is None
         tokenizer = load_tokenizer(path) if reads_text else None
-        return AnalysisTarget(label, model.requires_grad_(False), True, load_preprocessing(path, model.spec), tokenizer)
+        known = known_preprocessing(path)
+        columns = known.columns if isinstance(known, SeriesPreprocessing) else ()
+        images = load_preprocessing(path, model.spec)
+        return AnalysisTarget(label, model.requires_grad_(False), True, images, tokenizer, columns)
     if path.exists() or (":" not in name and {"/", "\\"} & set(name)):
         raise UserError(f"{name} is not a folder; give a model folder or a name from `allmlp list`")
     model = create(name, seed=0, device=device).eval().requires_grad_(False)

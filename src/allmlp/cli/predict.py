@@ -160,15 +160,15 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
         print_json(objects_of(forecasts, forecaster))
         return
     for one in forecasts:
-        for time, values in zip(one.times, one.values):
-            numbers = "  ".join(f"{name} {value:.5g}" for name, value in zip(known.columns, values))
-            print(printable("  ".join(filter(None, (one.id, known.frequency.text(int(time)), numbers)))))
+        for stamp, values in zip(one.stamps, one.values):
+            numbers = "  ".join(f"{name} {value:.7g}" for name, value in zip(known.columns, values))
+            print(printable("  ".join(filter(None, (one.id, stamp, numbers)))))
 
 
 def objects_of(forecasts: Iterable[SeriesForecast], forecaster: Forecaster) -> Iterator[dict[str, Any]]:
     known = forecaster.known
     for one in forecasts:
-        found: dict[str, Any] = {"id": one.id, "times": [known.frequency.text(int(time)) for time in one.times]}
+        found: dict[str, Any] = {"id": one.id, "times": one.stamps}
         found["values"] = dict(zip(known.columns, one.values.T.tolist()))
         if one.quantiles is not None:
             found["quantiles"] = {

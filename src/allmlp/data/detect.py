@@ -34,7 +34,7 @@ from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.pets import OxfordPets, is_pets
-from allmlp.data.series_table import SeriesTable, find_time, holds_numbers
+from allmlp.data.series_table import SeriesTable, find_time, holds_numbers, plain_samples, refuse_times
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
@@ -301,8 +301,9 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
         source, target = direction(languages)
         return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
     texts = text or any(sample.is_text and not is_time(sample.values[0]) for sample in first.samples)
-    time = None if texts else find_time(first.samples)
-    if time and any(sample.values and holds_numbers(sample) for sample in first.samples if sample.name != time):
+    samples = plain_samples(first.table)
+    time = None if texts else find_time(samples)
+    if time and any(sample.values and holds_numbers(sample) for sample in samples if sample.name != time):
         return SeriesTable(train)
     if label and texts:
         return LabeledText(train, test, val)
@@ -312,8 +313,10 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
         return ImageTable(train, test=test, val=val)  # whose error says which files are missing
     if time:
         raise UserError(
-            f"{first.file} has no column of numbers to forecast beside {time!r}, among {', '.join(columns)}"
+            f"{first.file} has no column of numbers, such as 1234.5, to forecast beside {time!r}, among "
+            f"{', '.join(columns)}"
         )
+    refuse_times(first.file, samples)
     what = (
         "column of labels, called label or with few different values" if texts else "column of texts, images or times"
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,15 @@ LATEST = {"ms": 253_402_300_799_999, "month": 12 * (9999 - 1970) + 11, "row": 2*
 """The last time of each unit, for years of four digits."""
 LONG_YEAR = re.compile(r"[+-]?\d{5,}-")
 ZONE = re.compile(r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
+YEAR_FIRST = re.compile(r"(\d{4})/(\d{1,2})(?:/(\d{1,2}))?(?=\D|$)")
+YEAR_LAST = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})(?=\D|$)")
+QUARTER = re.compile(r"(\d{4})-?Q([1-4])", re.IGNORECASE)
+HINT = "as 2024-01-31 or 2024-01-31 13:00"
 NAMES = ((7 * DAY, "week"), (DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (1000, "second"), (1, "millisecond"))
+
+
+Notation = Literal["local", "zone", "s", "ms"]
+"""How times are written: without a zone, with one, or as seconds or milliseconds since 1970."""
 
 
 class Frequency(Spec):
@@ -26,6 +34,7 @@ class Frequency(Spec):
 
     step: Annotated[int, Range(1, 2**53)]
     unit: Literal["ms", "month", "row"] = "ms"
+    notation: Notation = "local"
 
     def __str__(self) -> str:
         if self.unit != "ms":
@@ -69,53 +78,107 @@ class Frequency(Spec):
         return ends if is_end else np.minimum(starts + within, ends)
 
     def text(self, time: int) -> str:
-        """As it is written in a table."""
-        if self.unit == "row":
-            return str(int(time))
+        """As it is written in a table; in UTC where times have a zone."""
+        if self.unit == "row" or self.notation in ("s", "ms"):
+            return str(int(time) // (1000 if self.notation == "s" else 1))
         moment = np.datetime64(int(time), "ms")
         if time % DAY == 0 and (self.unit == "month" or self.step % DAY == 0):
             return str(moment.astype("datetime64[D]"))
-        return str(moment.astype("datetime64[s]") if time % 1000 == 0 else moment).replace("T", " ")
+        text = str(moment.astype("datetime64[s]") if time % 1000 == 0 else moment).replace("T", " ")
+        return text + "Z" * (self.notation == "zone")
 
 
 def plural(count: int, name: str) -> str:
     return f"{count} {name}{'s' * (count > 1)}"
 
 
-def read_times(cells: Sequence[str], where: str) -> tuple[np.ndarray, bool]:
-    """Times in milliseconds since 1970 (UTC where a zone is given), and whether they are only whole numbers."""
-    if all(cell.removeprefix("-").isdigit() for cell in cells):
-        if not all(len(cell) == 8 and cell[:2] in ("19", "20") for cell in cells):
-            return np.array(cells, dtype=np.int64), True
-        cells = [f"{cell[:4]}-{cell[4:6]}-{cell[6:]}" for cell in cells]
+class Times(NamedTuple):
+    values: np.ndarray
+    """int64, milliseconds since 1970 (UTC where a zone is given), or whole numbers."""
+    counted: bool
+    """Whether they are only whole numbers."""
+    notation: Notation = "local"
+
+
+def read_times(cells: Sequence[str], where: str) -> Times:
+    digits = [cell.removesuffix(".0") for cell in cells]
+    if all(cell.removeprefix("-").isdigit() for cell in digits):
+        sizes = {len(cell) for cell in digits}
+        if sizes == {8} and all(cell[:2] in ("19", "20") for cell in digits):
+            cells = [f"{cell[:4]}-{cell[4:6]}-{cell[6:]}" for cell in digits]
+        else:
+            numbers = np.array(digits, dtype=np.int64)
+            if sizes == {10} and (numbers > 0).all():  # 2001 to 2286
+                return Times(1000 * numbers, False, "s")
+            return Times(numbers, False, "ms") if sizes == {13} and (numbers > 0).all() else Times(numbers, True)
+    else:
+        cells = to_iso(cells, where)
+    zoned = sum(bool(ZONE.search(cell)) for cell in cells)
+    if zoned and zoned < len(cells):
+        raise UserError(f"{where}: some times have a zone, such as +01:00, and others do not")
     try:
-        if not any(LONG_YEAR.match(cell) or ZONE.search(cell) for cell in cells):
-            return np.array(cells, dtype="datetime64[ms]").astype(np.int64), False
+        if not zoned and not any(map(LONG_YEAR.match, cells)):
+            return Times(np.array(cells, dtype="datetime64[ms]").astype(np.int64), False)
     except ValueError:  # another notation of ISO 8601
         pass
-    return np.array([read_time(cell, where) for cell in cells], dtype=np.int64), False
+    moments = np.array([read_time(cell, where) for cell in cells], dtype=np.int64)
+    return Times(moments, False, "zone" if zoned else "local")
 
 
 def read_time(cell: str, where: str) -> int:
     try:
         moment = datetime.fromisoformat(cell.strip())
     except ValueError:
-        raise UserError(
-            f"{where}: the time {cell[:40]!r} is not understood: write it as 2024-01-31 or 2024-01-31 13:00"
-        ) from None
+        raise UserError(f"{where}: the time {cell[:40]!r} is not understood: write it {HINT}") from None
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
     return round(moment.timestamp() * 1000)
 
 
+def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
+    """Times that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31 or 2024Q1, in ISO 8601."""
+    if quarters := match_all(QUARTER.fullmatch, cells):
+        return [f"{found[1]}-{3 * int(found[2]) - 2:02}" for found in quarters]
+    if dates := match_all(YEAR_FIRST.match, cells):
+        parts = [tuple(filter(None, found.groups())) for found in dates]
+    elif dates := match_all(YEAR_LAST.match, cells):
+        first, second = (max(int(found[place]) for found in dates) for place in (1, 3))
+        if first <= 12 and second <= 12 and any(found[2] != "." for found in dates):
+            raise UserError(f"{where}: the time {cells[0][:40]!r} can be read in two ways: write it {HINT}")
+        month, day = (1, 3) if second > 12 else (3, 1)
+        parts = [(found[4], found[month], found[day]) for found in dates]
+    else:
+        return cells
+    return [
+        "-".join([year, *(part.zfill(2) for part in others)]) + cell.strip()[found.end() :]
+        for cell, found, (year, *others) in zip(cells, dates, parts)
+    ]
+
+
+def match_all(match: Callable[[str], re.Match[str] | None], cells: Sequence[str]) -> list[re.Match[str]]:
+    """The matches, if there is one for every cell."""
+    found = list[re.Match[str]]()
+    for cell in cells:
+        one = match(cell.strip())
+        if one is None:
+            return []
+        found.append(one)
+    return found
+
+
 def is_time(cell: str) -> bool:
     """Whether a cell is a date or a time, and not a number."""
+    if date := YEAR_LAST.match(cell.strip()):  # a single one can have two meanings
+        return max(int(date[1]), int(date[3])) <= 31
     try:
-        return bool(cell.strip()) and not read_times([cell], "")[1]
+        found = read_times([cell], "") if cell.strip() else None
+        return found is not None and not found.counted and found.notation not in ("s", "ms")
     except UserError:
         return False
 
 
-def detect_frequency(times: np.ndarray, series: np.ndarray, counted: bool, where: str) -> Frequency:
+def detect_frequency(
+    times: np.ndarray, series: np.ndarray, counted: bool, where: str, notation: Notation = "local"
+) -> Frequency:
     """The step of times that are sorted within each series: the most frequent one, of which others are multiples."""
     steps = np.diff(times)[np.diff(series) == 0]
     if not len(steps):
@@ -127,9 +190,9 @@ def detect_frequency(times: np.ndarray, series: np.ndarray, counted: bool, where
     elif step >= 28 * DAY and not (bool((steps % step == 0).all()) and leaves_its_day(times)):
         months = np.diff(Frequency(1, "month").count(times))[np.diff(series) == 0]
         sizes, counts = np.unique(months.astype(np.int64), return_counts=True)
-        frequency = Frequency(max(int(sizes[counts.argmax()]), 1), "month")
+        frequency = Frequency(max(int(sizes[counts.argmax()]), 1), "month", notation)
     else:
-        frequency = Frequency(step)
+        frequency = Frequency(step, notation=notation)
     check_regular(times, series, frequency, where)
     return frequency
 

@@ -182,9 +182,13 @@ def level(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the columns; 0 and 1 without values, 1 for a constant."""
     seen = np.isfinite(rows)
     count = np.maximum(seen.sum(0), 1)
+    # Squares of very large or small values would be infinite or 0; a power of two changes no digit.
+    power = np.frexp(np.where(seen, np.abs(rows), 0).max(0, initial=0))[1]
+    rows = np.ldexp(rows, -power)
     mean = np.where(seen, rows, 0).sum(0) / count
     std = np.sqrt(np.square(np.where(seen, rows - mean, 0)).sum(0) / count)
-    return mean, np.where(std > 1e-12 * np.maximum(np.abs(mean), 1), std, 1.0)
+    changes = std > 1e-12 * np.abs(mean)
+    return np.ldexp(mean, power), np.where(changes, np.ldexp(std, power), 1.0)
 
 
 def seasonal_error(scaled: np.ndarray, season: int) -> np.ndarray:

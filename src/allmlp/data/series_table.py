@@ -7,18 +7,19 @@ from __future__ import annotations
 import os
 import re
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from time import monotonic_ns
 from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from allmlp.data.columns import ColumnSample, named_column, sample_columns
+from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
 from allmlp.data.dataset import Data
-from allmlp.data.frequency import Frequency, check_regular, detect_frequency, is_time, read_times
+from allmlp.data.frequency import DAY, HINT, Frequency, Notation, check_regular, detect_frequency, is_time, read_times
 from allmlp.data.series import Parts, SeriesDataset, build_dataset
-from allmlp.data.tables import Table, is_number, read_table
+from allmlp.data.tables import Table, TableRow, is_number, read_table
 from allmlp.data.text_files import find_files
 from allmlp.errors import UserError, did_you_mean
 from allmlp.spec import Count, Range
@@ -34,6 +35,7 @@ TIME_COLUMNS = (
     "week",
     "day",
     "hour",
+    "quarter",
     "period",
     "year",
 )
@@ -42,6 +44,9 @@ ID_COLUMNS = (
     *("product_id", "sku", "symbol", "ticker", "station", "sensor", "sensor_id", "region", "country", "city"),
 )
 MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
+CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?")
+DATE_ONLY = re.compile(r"[\d./-]{6,10}")
+COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 MAX_SEQ_LEN = 512
 CHUNK = 2**14
 """Rows that are read together."""
@@ -55,6 +60,8 @@ class Roles(NamedTuple):
     time: str
     ids: tuple[str, ...]
     values: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+    """Found to be none of these."""
 
 
 class SeriesRows(NamedTuple):
@@ -96,7 +103,7 @@ class SeriesTable(Data):
         horizon = self.horizon or default_horizon(found)
         parts = [self.split(length, horizon) for length in found.lengths]
         short = sum(part.train <= horizon for part in parts)
-        notes = found.notes
+        notes = (describe(found), *found.notes)
         if short:
             notes += (f"{short:,} of {len(parts):,} series are too short to train on a forecast of {horizon} steps",)
         return build_dataset(
@@ -122,6 +129,12 @@ class SeriesTable(Data):
         validation = max(round(self.val_fraction * length), horizon) if self.val_fraction else 0
         validation = validation if left - validation > horizon else 0
         return Parts(left - validation, left, length)
+
+
+def describe(found: SeriesRows) -> str:
+    """What was found to be what."""
+    several = f" of {len(found.ids):,} series named by {shorten(found.roles.ids)}" if found.roles.ids else ""
+    return f"{shorten(found.roles.values)}{several}, steps of {found.frequency} by {found.roles.time}"
 
 
 def default_horizon(found: SeriesRows) -> int:
@@ -163,14 +176,20 @@ def read_files(
     frequency: Frequency | None,
 ) -> SeriesRows:
     times, series, values, ids = array("q"), array("i"), array("d"), dict[str, int]()
-    roles, counted = None, False
+    roles, kinds = None, set[tuple[bool, Notation]]()
     for file, *_ in versions:
         table = read_table(file)
         roles = roles or find_roles(table, time_column, id_columns, columns)
-        counted = read_rows(table, roles, times, series, values, ids)
+        kinds |= read_rows(table, roles, times, series, values, ids)
     assert roles is not None
-    if not times:
+    if not kinds:
         raise UserError(f"{path} has no rows")
+    if len(kinds) > 1:
+        raise UserError(f"{path}: times are written in several ways: write all of them {HINT}")
+    counted, notation = kinds.pop()
+    if frequency and counted != (frequency.unit == "row"):
+        found, known = ("numbers", "dates") if counted else ("dates", "numbers")
+        raise UserError(f"{path}: the times are {found}; those that the model was trained on were {known}")
     return to_grid(
         np.frombuffer(times, np.int64),
         np.frombuffer(series, np.int32),
@@ -179,7 +198,8 @@ def read_files(
         counted,
         roles,
         path,
-        frequency,
+        frequency and frequency.replace(notation=notation),
+        notation,
     )
 
 
@@ -187,20 +207,98 @@ def read_files(
 
 
 def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str, ...]) -> Roles:
-    samples = {sample.name: sample for sample in sample_columns(table)}
+    rows = list(islice(table, SAMPLE_ROWS))
+    samples = {sample.name: sample for sample in plain_samples(table)}
     for name in (*ids, *values):
         if name not in samples:
             hint = did_you_mean(name, table.columns) or f", only {', '.join(table.columns)}"
             raise UserError(f"{table.file} has no column {name!r}{hint}")
     time = named_column(table.columns, time, (), table.file) or find_time(list(samples.values())) or ""
     if not time:
+        refuse_times(table.file, list(samples.values()))
         raise UserError(f"{table.file} has no column of times, among {', '.join(table.columns)}: set data.time_column")
     others = [sample for name, sample in samples.items() if name not in (time, *ids, *values)]
-    ids = ids or tuple(sample.name for sample in others if names_series(sample))
-    values = values or tuple(sample.name for sample in others if sample.name not in ids and holds_numbers(sample))
+    finds_values = not values
+    if not ids:
+        named = [sample.name for sample in others if names_series(sample)]
+        clock = next((name for name in named if all(map(CLOCK.fullmatch, samples[name].values))), None)
+        if clock and all(map(DATE_ONLY.fullmatch, samples[time].values)):
+            raise UserError(
+                f"{table.file} has days in {time!r} and times of the day in {clock!r}: join them in one column, as in "
+                "2024-01-31 13:00, or set data.id_columns to forecast each time of the day by itself"
+            )
+        moments = read_moments(rows, time, table.file)
+        ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
+    if finds_values:
+        numbers = [sample for sample in others if sample.name not in ids and holds_numbers(sample)]
+        values = tuple(sample.name for sample in numbers if not (table.header and counts_rows(sample)))
     if not values:
         raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
-    return Roles(time, ids, values)
+    unread = [sample.name for sample in others if sample.name not in (*ids, *values)] if finds_values else []
+    return Roles(time, ids, values, tuple(unread))
+
+
+def refuse_times(file: str, samples: list[ColumnSample]) -> None:
+    """Refuse a column with the name of times, which cannot be read, beside numbers."""
+    name = named_column([sample.name for sample in samples], "", TIME_COLUMNS, "")
+    given = next((sample.values[0] for sample in samples if sample.name == name and sample.values), None)
+    if given and any(sample.is_numeric for sample in samples if sample.name != name):
+        raise UserError(f"{file}: the times in {name!r}, such as {given[:40]!r}, are not understood: write them {HINT}")
+
+
+def plain_samples(table: Table) -> list[ColumnSample]:
+    """The first values that are not empty, numbers with a decimal point."""
+    return [ColumnSample(name, with_points(cells, table)) for name, cells in sample_columns(table)]
+
+
+def with_points(cells: list[str], table: Table) -> list[str]:
+    """Numbers such as 1.234,56 of a table with decimal commas as 1234.56."""
+    if not table.decimal_comma:
+        return cells
+    return [cell.replace(".", "").replace(",", ".") if COMMA_NUMBER.fullmatch(cell.strip()) else cell for cell in cells]
+
+
+def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]:
+    """The time of each row; None where there is none."""
+    cells = [row[time].strip() for row in rows]
+    distinct = list(dict.fromkeys(filter(None, cells)))
+    known = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
+    return [known.get(cell) for cell in cells]
+
+
+def comes_and_goes(column: str, names: list[str], moments: list[int | None], rows: list[TableRow]) -> bool:
+    """Whether values return after others, or most occur only once, within the series that the other columns name: the
+    weather or a remark, not the name of a series. A column without which a series has several rows for one time is such
+    a name.
+    """
+    if column.casefold().replace(" ", "_") in ID_COLUMNS:
+        return False
+    others = [name for name in names if name != column]
+    series: dict[tuple[str, ...], dict[int, str]] = {}
+    for moment, row in zip(moments, rows):
+        found = series.setdefault(tuple(row[name] for name in others), {})
+        if moment is None or moment in found:
+            return False
+        found[moment] = row[column]
+    ordered = [[found[moment] for moment in sorted(found)] for found in series.values()]
+    return any(
+        sum(one != other for one, other in pairwise(found)) >= len(set(found)) or 2 < len(found) < 2 * len(set(found))
+        for found in ordered
+    )
+
+
+def counts_rows(sample: ColumnSample) -> bool:
+    """The index of a data frame: a column without a name that counts from 0 or 1 on, perhaps again for each series."""
+    if not re.fullmatch(r"column_\d+|unnamed: \d+|index", sample.name.casefold()) or sample.values[:1] not in (
+        ["0"],
+        ["1"],
+    ):
+        return False
+    return all(
+        other == str(int(one) + 1) or other == sample.values[0]
+        for one, other in pairwise(sample.values)
+        if one.isdigit()
+    )
 
 
 def find_time(samples: list[ColumnSample]) -> str | None:
@@ -234,14 +332,17 @@ def read_rows(
     series: array[int],
     values: array[float],
     ids: dict[str, int],
-) -> bool:
-    """Append the rows of a table to the arrays, and names to `ids`; whether its times are whole numbers."""
-    counted, rows, first = False, iter(table), 1
+) -> set[tuple[bool, Notation]]:
+    """Append the rows of a table to the arrays, and names to `ids`; how its times are written."""
+    kinds, rows, first = set[tuple[bool, Notation]](), iter(table), 1
     while chunk := list(islice(rows, CHUNK)):
         try:
             moments = [row[roles.time].strip() for row in chunk]
             names = [join_names([row[name].strip() for name in roles.ids]) for row in chunk]
-            columns = [read_column([row[name] for row in chunk], table.file, first, name) for name in roles.values]
+            columns = [
+                read_column(with_points([row[name] for row in chunk], table), table.file, first, name)
+                for name in roles.values
+            ]
         except KeyError as missing:
             raise UserError(f"{table.file} has no column {missing.args[0]!r}, which other files have") from None
         if not all(moments):
@@ -249,11 +350,12 @@ def read_rows(
         series.extend([ids.setdefault(name, len(ids)) for name in names])
         values.frombytes(np.stack(columns, 1).tobytes())
         distinct = list(dict.fromkeys(moments))  # several series share their times
-        found, counted = read_times(distinct, table.file)
+        found, counted, notation = read_times(distinct, table.file)
+        kinds.add((counted, notation))
         known = dict(zip(distinct, found.tolist()))
         times.extend([known[moment] for moment in moments])
         first += len(chunk)
-    return counted
+    return kinds
 
 
 def join_names(cells: list[str]) -> str:
@@ -303,21 +405,30 @@ def to_grid(
     roles: Roles,
     where: str,
     wanted: Frequency | None,
+    notation: Notation,
 ) -> SeriesRows:
-    notes = list[str]()
+    notes = [f"not read: {shorten(roles.unread)}"] if roles.unread else []
     grouped = bool((np.diff(times)[np.diff(series) == 0] >= 0).all())
     if not grouped:
         notes.append("the rows were not in the order of time: they are sorted")
     if not grouped or (np.diff(series) < 0).any():
         order = np.lexsort((times, series))
         times, series, values = times[order], series[order], values[order]
+    lasts = np.append(np.flatnonzero(np.diff(series)), len(series) - 1)
+    if np.isnan(values[lasts]).all(1).any():
+        kept = before_the_end(series, values)
+        empty = int((~kept).sum())
+        notes += [f"{empty:,} rows without values at the end of series are left out"] if empty else []
+        times, series, values = times[kept], series[kept], values[kept]
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
     if len(same):
-        name = f" of {ids[series[same[0]]]}" if len(ids) > 1 else ""
-        time = str(times[same[0]]) if counted else str(np.datetime64(int(times[same[0]]), "ms")).removesuffix(".000")
+        first = same[0]
+        name = f" of {ids[series[first]]}" if len(ids) > 1 else ""
+        time = Frequency(DAY, "row" if counted else "ms", notation).text(int(times[first]))
+        count = int(((times == times[first]) & (series == series[first])).sum())
         several = "" if roles.ids else ", or name the column that tells the series apart, data.id_columns"
-        raise UserError(f"{where} has {len(same) + 1:,} rows{name} for {time.replace('T', ' ')}: keep one{several}")
-    frequency = wanted or detect_frequency(times, series, counted, where)
+        raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one{several}")
+    frequency = wanted or detect_frequency(times, series, counted, where, notation)
     check_regular(times, series, frequency, where)
     count = np.rint(frequency.count(times)).astype(np.int64)
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
@@ -340,9 +451,24 @@ def to_grid(
         notes.append(f"{int(np.isnan(values).sum()):,} of {values.size:,} values are missing")
     found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
     if found:
-        notes.append(f"constant: {', '.join(found[:5])}")
+        notes.append(f"constant: {shorten(found)}")
     names = tuple(ids[number] for number in series[firsts])
     return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
+
+
+def before_the_end(series: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each of the sorted rows is at or before the last one of its series with a value; all rows of a series
+    without any.
+    """
+    rows = np.arange(len(series))
+    firsts = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1])
+    last = np.maximum.reduceat(np.where(np.isfinite(values).any(1), rows, -1), firsts)
+    sizes = np.diff([*firsts, len(series)])
+    return np.repeat(np.where(last < 0, len(series), last), sizes) >= rows
+
+
+def shorten(names: Sequence[str]) -> str:
+    return ", ".join([*names[:5], *(["..."] if len(names) > 5 else [])])
 
 
 def is_constant(column: np.ndarray) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -31,6 +32,7 @@ MAX_CHARS = 2**24
 """A longer line, cell or JSON record is an error."""
 NO_SEPARATOR = "\x1f"
 """Separator of a table with one column: a character that no text has."""
+DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+\s*")
 MAX_NAME = 64
 """A longer first cell is not the name of a column."""
 
@@ -43,11 +45,18 @@ class Table:
     """Rows of a file. Every iteration reads the file again; missing values are empty strings."""
 
     def __init__(
-        self, file: str, columns: tuple[str, ...], rows: Callable[[], Iterator[TableRow]], header: bool = True
+        self,
+        file: str,
+        columns: tuple[str, ...],
+        rows: Callable[[], Iterator[TableRow]],
+        header: bool = True,
+        decimal_comma: bool = False,
     ):
         self.file, self.columns, self.rows = file, columns, rows
         self.header = header
         """Whether the file names its columns; if not, they are called column_1, column_2, ..."""
+        self.decimal_comma = decimal_comma
+        """Whether some numbers are written as 1,5 or 1.234,5."""
 
     def __iter__(self) -> Iterator[TableRow]:
         return self.rows()
@@ -137,7 +146,10 @@ def read_separated(file: str, separators: str) -> Table:
                         raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(columns)}")
                 yield dict(zip(columns, cells))
 
-    return Table(file, columns, rows, header)
+    decimal_comma = cell_format.separator != "," and any(
+        DECIMAL_COMMA.fullmatch(cell) for row in sample for cell in row
+    )
+    return Table(file, columns, rows, header, decimal_comma)
 
 
 def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Iterator[tuple[int, list[str]]]:

@@ -41,6 +41,12 @@ class SeriesForecast(NamedTuple):
     """steps x columns; the median of a model of quantiles."""
     quantiles: np.ndarray | None
     """steps x columns x quantiles, increasing."""
+    frequency: Frequency
+
+    @property
+    def stamps(self) -> list[str]:
+        """The times, written as in the table."""
+        return [self.frequency.text(int(time)) for time in self.times]
 
 
 def series_folder(model: str | os.PathLike[str]) -> Path | None:
@@ -78,7 +84,7 @@ class Forecaster:
         known = self.known
         found = read_series(table, known.time_column, known.id_columns, known.columns, known.frequency)
         own = [length for length in found.lengths if length > 1]
-        if own and found.frequency == known.frequency and is_coarser(found):
+        if own and is_coarser(found):
             raise UserError(
                 f"{table} has longer steps than the {known.frequency} that the model was trained on: resample it"
             )
@@ -94,10 +100,10 @@ class Forecaster:
             for number, (values, quantiles), past in zip(
                 batch, self.predict(rows, [found.ids[n] for n in batch]), rows
             ):
-                last, frequency = int(found.ends[number]), self.known.frequency
+                last, frequency = int(found.ends[number]), found.frequency
                 first = preceding(frequency, int(found.starts[number]), found.lengths[number], len(past))
                 times = frequency.following(last, self.horizon)
-                yield SeriesForecast(found.ids[number], first, past, times, values, quantiles)
+                yield SeriesForecast(found.ids[number], first, past, times, values, quantiles, frequency)
 
     @torch.inference_mode()
     def predict(self, rows: list[np.ndarray], ids: list[str]) -> list[tuple[np.ndarray, np.ndarray | None]]:
@@ -151,11 +157,11 @@ def write_forecasts(forecasts: Iterable[SeriesForecast], forecaster: Forecaster,
             for one in forecasts:
                 shown.extend([one] if len(shown) < SHOWN else [])
                 ids = split_name(one.id, len(known.id_columns))
-                for step, time in enumerate(one.times):
+                for step, stamp in enumerate(one.stamps):
                     parts = one.values[step, :, None] if one.quantiles is None else one.quantiles[step]
                     points = [[point, *others] for point, others in zip(one.values[step], parts)]
-                    cells = [f"{value:.7g}" for row in points for value in row[: 1 + len(suffixes)]]
-                    writer.writerow([known.frequency.text(int(time)), *ids, *cells])
+                    cells = [f"{value:.10g}" for row in points for value in row[: 1 + len(suffixes)]]
+                    writer.writerow([stamp, *ids, *cells])
 
     if out.suffix != ".csv":
         raise UserError(f"forecasts are written as .csv, not {out.suffix or 'without a suffix'}")
@@ -183,8 +189,9 @@ def draw_forecasts(forecasts: list[SeriesForecast], forecaster: Forecaster, file
                 high = one.quantiles.shape[2] - 1 - low
                 name = f"{forecaster.levels[low]:g} to {forecaster.levels[high]:g}"
                 edges = one.quantiles[:, column, low], one.quantiles[:, column, high]
-                axis.fill_between(times, *edges, color="C0", alpha=0.35 / bands, linewidth=0, label=name)
+                shade = 0.5 * (low + 1) / (bands + 1)
+                axis.fill_between(times, *edges, color="C0", alpha=shade, linewidth=0, label=name)
         axis.set_title(" ".join(filter(None, (one.id, forecaster.known.columns[column]))), loc="left", fontsize=9)
-        axis.legend(fontsize=7, loc="upper left", frameon=False)
+        axis.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=8, frameon=False)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)

@@ -28,7 +28,8 @@ class Past(NamedTuple):
     id: str
     rows: np.ndarray
     """steps x columns, NaN where missing; as many steps as the model reads, or fewer."""
-    last_time: int | None
+    following: list[str]
+    """The times of the forecast, if the last one before it is known."""
 
 
 class SeriesService:
@@ -39,7 +40,7 @@ class SeriesService:
         self.predictor, self.model = predictor, predictor.model
 
     def warm_up(self) -> tuple[BatchFunction, Any]:
-        return self.forecast, Past("", np.zeros((1, len(self.predictor.known.columns))), None)
+        return self.forecast, Past("", np.zeros((1, len(self.predictor.known.columns))), [])
 
     def forecast(self, items: list[Past]) -> list[tuple[np.ndarray, np.ndarray | None]]:
         """One batch."""
@@ -54,27 +55,29 @@ class SeriesService:
         if len(set(map(len, values))) > 1:
             raise UserError("all columns must have the same number of values; null where one is missing")
         rows = np.array(values, dtype=float).T[-self.predictor.seq_len :]
-        return Past(request.id, rows, self.time(request.last_time) if request.last_time else None)
+        following = self.following(request.last_time) if request.last_time else []
+        return Past(request.id, rows, following)
 
-    def time(self, text: str) -> int:
+    def following(self, text: str) -> list[str]:
+        """The times of the forecast, written as the last time before it."""
         try:
-            (time,), counted = read_times([text], "last_time")
+            (time,), counted, notation = read_times([text], "last_time")
         except (OverflowError, ValueError):
-            time, counted = np.iinfo(np.int64).min, False
+            time, counted, notation = np.iinfo(np.int64).min, False, "local"
         if time == np.iinfo(np.int64).min or counted != (self.predictor.known.frequency.unit == "row"):
             kind = "the number of a row" if self.predictor.known.frequency.unit == "row" else "a time in ISO 8601"
             raise UserError(f"last_time must be {kind}")
-        return int(time)
+        frequency = self.predictor.known.frequency.replace(notation=notation)
+        return [frequency.text(int(one)) for one in frequency.following(int(time), self.predictor.horizon)]
 
     def routes(self, batcher: Batcher) -> APIRouter:
         router = APIRouter(responses=error_responses(400, 403, 408, 413, 422, 503, 504))
-        known, horizon, levels = self.predictor.known, self.predictor.horizon, self.predictor.levels
+        known, levels = self.predictor.known, self.predictor.levels
 
         @router.post("/forecast", response_model=ForecastResponse)
         async def forecast(request: ForecastRequest) -> Any:
             """Forecast the steps after the given ones."""
             past = self.decode(request)
-            following = [] if past.last_time is None else known.frequency.following(past.last_time, horizon)
             result = await batcher.submit(lambda item: item, past, self.forecast)
             values, quantiles = result.value
             if not np.isfinite(values).all():
@@ -88,7 +91,6 @@ class SeriesService:
                 )
                 for column, name in enumerate(known.columns)
             }
-            times = [known.frequency.text(int(time)) for time in following]
-            return ForecastResponse(times=times, columns=columns, timing=timing(result))
+            return ForecastResponse(times=past.following, columns=columns, timing=timing(result))
 
         return router
