@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -468,6 +469,18 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
         train(small(data=Blobs(spoiled=True), budget=Budget(epochs=2)), tmp_path, "cpu")
 
 
+def test_no_checkpoint_is_saved_after_it(tmp_path: Path) -> None:
+    """Also between two log records: the checkpoints that are kept are good ones."""
+    task = small().task.replace(mix=None)
+    run = small(data=Blobs(spoiled=True), task=task, batch_size=8, log_every=100, eval_every=100, save_every=1)
+    with pytest.raises(allmlp.UserError, match="the loss became nan"):
+        train(run, tmp_path, "cpu")
+    kept = checkpoint.complete(tmp_path)
+    assert len(kept) == 2
+    for folder in kept:
+        assert all(weight.isfinite().all() for weight in checkpoint.read_part(folder, "task").values())
+
+
 def test_or_is_skipped(tmp_path: Path) -> None:
     task = small().task.replace(mix=None)
     run = small(
@@ -477,6 +490,17 @@ def test_or_is_skipped(tmp_path: Path) -> None:
         train(run.replace(nan="stop"), tmp_path / "stop", "cpu")
     train(run, tmp_path / "skip", "cpu")
     assert all(weight.isfinite().all() for weight in allmlp.load(tmp_path / "skip").state_dict().values())
+
+
+def test_a_run_that_starts_anew_has_a_new_record(tmp_path: Path) -> None:
+    """As after "remove its checkpoints to start again from step 0"."""
+    run = small(budget=Budget(steps=1))
+    train(run, tmp_path, "cpu")
+    record = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(record | {"result": {"test": {"accuracy": -1.0}}}))
+    shutil.rmtree(tmp_path / "checkpoints")
+    found = train(run, tmp_path, "cpu")
+    assert json.loads((tmp_path / "run.json").read_text())["result"]["test"] == found
 
 
 def test_a_full_disk_loses_nothing(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
