@@ -48,11 +48,15 @@ class ImageFolder(ImageFileData):
         classes, listed = list_classes(train, [*held_out.values()], notes)
         splits = {"train": FileSplit(train, listed)}
         for name in [name for name in ("validation", "test") if name in held_out]:
-            for inner in folders(held_out[name]):
-                if inner not in classes:
+            others = [inner for inner in folders(held_out[name]) if inner not in classes]
+            for inner in others:
+                if inner.casefold() not in UNLABELED_FOLDERS and list_images(held_out[name], (inner,)):
                     raise UserError(
                         f"{held_out[name] / inner}: class {inner!r} is not in {train}{did_you_mean(inner, classes)}"
                     )
+            if others:
+                are = plural(len(others), "folder is", "folders are")
+                notes.append(f"{are} not used as classes in {held_out[name]}: {listing(others)}")
             splits[name] = FileSplit(held_out[name], list_images(held_out[name], classes))
             if not splits[name].files:
                 raise UserError(f"{held_out[name]} has no images ({', '.join(sorted(SUFFIXES))})")
