@@ -76,7 +76,7 @@ BELOW = {
     "best": {"ema", "models"},
     "lora": {"errors", "spec", "layers", "models", "data"},
     "quantization": {"spec", "models", "lora", "weights"},
-    "averaging": {"checkpoint", "errors", "files", "quantization", "record", "weights"},
+    "averaging": {"checkpoint", "data", "errors", "files", "quantization", "record", "weights"},
     "freezing": {"errors", "tasks"},
     "interrupts": set(),
     "record": {

@@ -366,7 +366,7 @@ def test_tensors_are_float32_or_pixels() -> None:
         return Data.of([(torch.ones(3, 8, 8, dtype=dtype), index % 2) for index in range(20)]).load().train
 
     assert of(torch.float64).fetch(torch.tensor([0])).images.dtype == torch.float32
-    with pytest.raises(UserError, match=r"a tensor of torch.int64: use uint8 for pixels, or a float tensor"):
+    with pytest.raises(UserError, match=r"a tensor of torch\.int64: use uint8 for pixels, or a float tensor"):
         of(torch.int64)
 
 
@@ -385,5 +385,5 @@ def test_class_names_are_those_of_the_column_of_labels() -> None:
 
 
 def test_an_empty_text_is_refused() -> None:
-    with pytest.raises(UserError, match="item 1 of builtins.list has an empty text"):
+    with pytest.raises(UserError, match=r"item 1 of builtins\.list has an empty text"):
         Data.of([("a fine film", 1), ("  ", 0), ("a bore", 0)]).load()

@@ -208,7 +208,7 @@ def split_paths(paths: str) -> list[str]:
 
 
 def split_pair(path: str) -> tuple[str, ...]:
-    """The two files that a plus sign joins, where both are there: names may have one too. The path itself without one."""
+    """The two files that a plus sign joins, where both are there: names may have one too. Without one, the path."""
     sides = path.split("+")
     pairs = [("+".join(sides[:count]), "+".join(sides[count:])) for count in range(1, len(sides))]
     return next((pair for pair in pairs if all(map(exists, pair))), pairs[0] if pairs else (path,))
