@@ -25,7 +25,7 @@ from allmlp import checkpoint, parallel
 from allmlp.best import Best
 from allmlp.callbacks import Callback
 from allmlp.compilation import compile_task
-from allmlp.data.dataset import Dataset, Split
+from allmlp.data.dataset import Split
 from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
 from allmlp.device import default_dtype, sum_dtype
 from allmlp.ema import ModelEma
@@ -254,7 +254,7 @@ def training_loop(
             check_weights_finite(averaged, world, path)
             merge(averaged)
             round_weights(averaged)
-            save_model(path, averaged, dataset, world)
+            save_model(path, averaged, run.task.files(dataset), world)
             results = (results or evaluate(task, averaged, evaluated, world, run, metrics)) | floors
             result: dict[str, Any] = {split: results}
             if dataset.validation:
@@ -355,11 +355,11 @@ def evaluate(
     return values | metrics.finish(task, world)
 
 
-def save_model(out: Path, model: Model, dataset: Dataset, world: parallel.World) -> None:
+def save_model(out: Path, model: Model, files: Mapping[str, str], world: parallel.World) -> None:
     state = checkpoint.full_state_dict(model.state_dict(), world)
     if world.is_main:
         folder.write_model(out, model.spec, state)
-        for name, text in dataset.files().items():
+        for name, text in files.items():
             write_atomically(out / name, lambda file, text=text: file.write_text(text, encoding="utf8"))
 
 
