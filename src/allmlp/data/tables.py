@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -31,6 +32,7 @@ MAX_CHARS = 2**24
 """A longer line, cell or JSON record is an error."""
 NO_SEPARATOR = "\x1f"
 """Separator of a table with one column: a character that no text has."""
+SEPARATOR_HINT = re.compile(r'\A"?sep=."?(\r?\n|\r|\Z)', re.IGNORECASE)
 MAX_NAME = 64
 """A longer first cell is not the name of a column."""
 
@@ -90,11 +92,18 @@ def open_text(file: str, newline: str | None) -> Iterator[IO[str]]:
 def read_lines(text: IO[str], file: str) -> Iterator[str]:
     """Lines with their ends."""
     for number, line in enumerate(iter(lambda: text.readline(MAX_CHARS + 1), ""), 1):
+        if number == 1:
+            line = without_hint(line)
         if len(line) > MAX_CHARS:
             raise UserError(f"{file}, line {number}: more than {MAX_CHARS:,} characters in a line")
         if "\0" in line:
             raise UserError(f"{file}, line {number}: a NUL character; the file is damaged or not text")
         yield line
+
+
+def without_hint(text: str) -> str:
+    """Text without a first line such as sep=; that Excel writes and reads; the line stays, blank, as others count."""
+    return SEPARATOR_HINT.sub(r"\1", text)
 
 
 def read_sample(file: str) -> tuple[str, bool]:
@@ -103,7 +112,7 @@ def read_sample(file: str) -> tuple[str, bool]:
         sample = text.read(SAMPLE_CHARS)
         if not sample.strip():
             raise UserError(f"{file} is empty")
-        return sample + text.readline(MAX_CHARS), not text.read(1)
+        return without_hint(sample) + text.readline(MAX_CHARS), not text.read(1)
 
 
 # --- CSV and TSV ----------------------------------------------------------------------------------------
