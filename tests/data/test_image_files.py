@@ -195,9 +195,12 @@ def read_table(file: Path, **fields: object) -> ImageDataset:
     return ImageTable(str(file), img_size=SIZE, **fields).load()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("written", ["{}/{}.png", "{}/{}", "{1}.png", "{1}"])
+WRITTEN = ["{}/{}.png", "{}/{}", "{1}.png", "{1}", "{}\\{}.png", "{}\\{}", "C:\\photos\\{1}.png"]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
 def test_table_of_images(written: str, tmp_path: Path) -> None:
-    """Paths, paths without suffix, and names without folder."""
+    """Paths, paths without suffix, names without folder, and paths of Windows."""
     kinds, root = ["cat", "dog"] * 10, tmp_path / "data"
     folder(root, [f"images/{kind}/img{n}.png" for n, kind in enumerate(kinds)])
     rows = [f"{written.format(f'images/{kind}', f'img{n}')},{kind}" for n, kind in enumerate(kinds)]
