@@ -14,7 +14,7 @@ from PIL import Image
 
 import allmlp
 from allmlp import checkpoint
-from allmlp.data.dataset import Data
+from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.objects import NEWEST
 from allmlp.data.tokenizer import load_tokenizer
@@ -387,3 +387,22 @@ def test_class_names_are_those_of_the_column_of_labels() -> None:
 def test_an_empty_text_is_refused() -> None:
     with pytest.raises(UserError, match=r"item 1 of builtins\.list has an empty text"):
         Data.of([("a fine film", 1), ("  ", 0), ("a bore", 0)]).load()
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"features": torch.zeros(48, 3)},
+        {"features": ["a", "b"]},
+        {"classes": 4},
+        {"classes": [index % 4 for index in range(48)]},
+        {"column_names": None},
+    ],
+    ids=["tensor", "list", "number", "labels", "columns"],
+)
+def test_attributes_of_other_meanings(attributes: dict[str, Any]) -> None:
+    """A dataset of one's own may call its arrays as torchvision and Hugging Face call class names and columns."""
+    squares = Squares("pil")
+    vars(squares).update(attributes)
+    dataset = Data.of(squares).load()
+    assert isinstance(dataset, ImageDataset) and dataset.class_names == tuple("0123")

@@ -176,12 +176,15 @@ def check_number(number: int, class_names: tuple[str, ...], where: str) -> None:
 
 
 def known_classes(items: Any) -> tuple[str, ...]:
-    """Class names, where torchvision's or Hugging Face's datasets have them."""
-    features = getattr(items, "features", None) or {}
+    """Class names, where torchvision's or Hugging Face's datasets have them; others may call anything so."""
+    features, classes = getattr(items, "features", None), getattr(items, "classes", None)
+    features = features if isinstance(features, Mapping) else {}
     for column in (*(key for key in LABEL_KEYS if key in features), *features):
         if getattr(features[column], "names", None):
             return tuple(features[column].names)
-    return tuple(map(str, getattr(items, "classes", ())))
+    names = [*classes] if isinstance(classes, (list, tuple, Mapping, np.ndarray)) else []
+    are_names = all(isinstance(name, (str, tuple)) for name in names) and len({*map(str, names)}) == len(names)
+    return tuple(map(str, names)) if are_names else ()
 
 
 # --- texts --------------------------------------------------------------------------------------------------
@@ -334,7 +337,7 @@ class ObjectImages:
         raw = getattr(self.items, "target_transform", None) is None
         targets = getattr(self.items, "targets", None) if raw else None
         columns = getattr(self.items, "column_names", ())
-        column = next((key for key in LABEL_KEYS if key in columns), None)
+        column = next((key for key in LABEL_KEYS if isinstance(columns, (list, tuple)) and key in columns), None)
         if targets is None and column is not None:
             targets = self.items[column]
         if targets is None:

@@ -92,13 +92,11 @@ def open_text(file: str, newline: str | None) -> Iterator[IO[str]]:
 def read_lines(text: IO[str], file: str) -> Iterator[str]:
     """Lines with their ends."""
     for number, line in enumerate(iter(lambda: text.readline(MAX_CHARS + 1), ""), 1):
-        if number == 1:
-            line = without_hint(line)
         if len(line) > MAX_CHARS:
             raise UserError(f"{file}, line {number}: more than {MAX_CHARS:,} characters in a line")
         if "\0" in line:
             raise UserError(f"{file}, line {number}: a NUL character; the file is damaged or not text")
-        yield line
+        yield line if number > 1 else without_hint(line)
 
 
 def without_hint(text: str) -> str:
