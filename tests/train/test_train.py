@@ -29,6 +29,7 @@ from allmlp.data.augment import Augment, Translate
 from allmlp.data.preprocessing import read_preprocessing
 from allmlp.ema import ModelEma, one_minus_decay_at
 from allmlp.layers.scale import DropPath
+from allmlp.models.resnet import ResNet
 from allmlp.optim import AdamW, Lamb, Muon, Sgd
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
@@ -490,6 +491,14 @@ def test_or_is_skipped(tmp_path: Path) -> None:
         train(run.replace(nan="stop"), tmp_path / "stop", "cpu")
     train(run, tmp_path / "skip", "cpu")
     assert all(weight.isfinite().all() for weight in allmlp.load(tmp_path / "skip").state_dict().values())
+
+
+def test_a_skipped_step_leaves_the_statistics_of_norms_alone(tmp_path: Path) -> None:
+    """BatchNorm takes them in the forward pass, also of images with NaN."""
+    model = ResNet(widths=(8, 16), depths=(1, 1), img_size=(8, 8), in_chans=1, num_classes=4)
+    run = small(model=model, data=Blobs(spoiled=True), task=Classify(), nan="skip", batch_size=8, ema_decay=None)
+    train(run.replace(log_every=100, eval_every=100), tmp_path, "cpu")
+    assert all(tensor.isfinite().all() for tensor in allmlp.load(tmp_path).state_dict().values())
 
 
 def test_a_run_that_starts_anew_has_a_new_record(tmp_path: Path) -> None:
