@@ -23,7 +23,8 @@ POSITIONS = re.compile(r"\bpos(ition)?_embed")
 
 
 class Optim(Spec, abstract=True):
-    """`lr` is the peak learning rate; `weight_decay` is decoupled and scaled by the learning rate.
+    """`lr` is the peak learning rate; `weight_decay` is decoupled and scaled by the learning rate, except that SGD and
+    Adagrad add it to the gradient.
 
     Norms, Affine, LayerScale, biases and position embeddings are not decayed. With `layer_decay` below 1 the learning
     rate of each block is that factor times the rate of the block above it (fine-tuning).

@@ -39,13 +39,14 @@ def check_folder(out: Path, run: Run) -> None:
 
 
 def claim(out: Path, run: Run, world: World) -> None:
-    """Write run.json, unless it is there."""
+    """Write run.json, unless it is there and the run goes on from a checkpoint: without one it starts anew."""
     before = read_run(out) if (out / RUN).exists() else None
+    starts = before != run or not checkpoint.complete(out)
     world.barrier()
-    if before != run and world.is_main:
+    if starts and world.is_main:
         try:
             out.mkdir(parents=True, exist_ok=True)
-            for name in (pace.FILE, threads.FILE):
+            for name in (pace.FILE, threads.FILE) if before != run else ():
                 (out / name).unlink(missing_ok=True)
             write_record(out, {"run": to_dict(run), "processes": world.size, "environment": environment(world.device)})
         except OSError as reason:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -47,7 +48,7 @@ class TrainStep:
     max_grad_norm: float | None = None
     ema: ModelEma | None = None
     skip_nan: bool = False
-    """Leave the weights alone where the loss is not finite."""
+    """Leave the weights, and the statistics of BatchNorm, alone where the loss is not finite."""
     wrapped: nn.Module | None = None
     """The task inside DDP."""
     scaler: GradScaler = field(init=False)
@@ -56,6 +57,7 @@ class TrainStep:
     def __post_init__(self) -> None:
         self.scaler = GradScaler(self.world.device.type, enabled=self.dtype == torch.float16)
         self.loss_scale = self.scaler.get_scale()
+        self.statistics: list[tuple[Tensor, Tensor]] = []
 
     def load_scaler(self, state: dict[str, Any]) -> None:
         """Restore what `scaler.state_dict()` was in a checkpoint."""
@@ -71,6 +73,7 @@ class TrainStep:
     def backward(self, micro_batches: Sequence[tuple[Tensor, ...]]) -> Losses:
         """Add up the gradients of the mean loss over the examples, or tokens, of all micro-batches."""
         module = self.wrapped or self.task
+        self.statistics = copy_statistics(self.task) if self.skip_nan else []
         parts: list[Losses] = []
         for number, (inputs, share) in enumerate(zip(micro_batches, self.shares(micro_batches), strict=True), 1):
             with self.world.sync(module, number == len(micro_batches)), autocast(self.world.device, self.dtype):
@@ -102,6 +105,9 @@ class TrainStep:
             self.scaler.step(self.optimizer)
             if self.update_scale() and self.ema is not None:
                 self.ema.update()
+        else:
+            for buffer, before in self.statistics:
+                buffer.copy_(before)
         self.optimizer.zero_grad(set_to_none=True)
 
     def is_finite(self, losses: Losses) -> bool:
@@ -124,6 +130,12 @@ class TrainStep:
                 "or set precision=float32"
             )
         return self.loss_scale >= before
+
+
+def copy_statistics(task: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """The running statistics of BatchNorm, which a forward pass changes, and copies of them."""
+    norms = [module for module in task.modules() if isinstance(module, _BatchNorm)]
+    return [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

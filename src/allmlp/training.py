@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from allmlp import checkpoint, parallel
 from allmlp.best import Best
 from allmlp.callbacks import Callback
 from allmlp.compilation import compile_task
-from allmlp.data.dataset import Dataset, Split
+from allmlp.data.dataset import Split
 from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
 from allmlp.device import default_dtype, sum_dtype
 from allmlp.ema import ModelEma
@@ -232,6 +233,9 @@ def training_loop(
             if evaluation_due and not stop:
                 results, evaluation_due = evaluate_weights(), False
             if due(step, run.save_every, last or stop or late or best.is_exhausted):
+                if window:  # what is not finite must not take the place of a good checkpoint
+                    summarize(run, world, window, step, path)
+                check_weights_finite(task, world, path)
                 state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
                 state["scaler"] = train_step.scaler.state_dict()
                 with interrupts.saving(), meter.paused():
@@ -250,7 +254,7 @@ def training_loop(
             check_weights_finite(averaged, world, path)
             merge(averaged)
             round_weights(averaged)
-            save_model(path, averaged, dataset, world)
+            save_model(path, averaged, run.task.files(dataset), world)
             results = (results or evaluate(task, averaged, evaluated, world, run, metrics)) | floors
             result: dict[str, Any] = {split: results}
             if dataset.validation:
@@ -318,9 +322,9 @@ def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, 
     return {"loss": loss, **dict(zip(names, means, strict=True))}
 
 
-def check_weights_finite(model: Model, world: parallel.World, out: Path) -> None:
+def check_weights_finite(module: nn.Module, world: parallel.World, out: Path) -> None:
     """A model with weights that are not finite is of no use: the run does not end as if it were."""
-    local = [getattr(weight, "_local_tensor", weight) for weight in model.parameters()]
+    local = [getattr(weight, "_local_tensor", weight) for weight in module.parameters()]
     if world.any(not all(bool(weight.isfinite().all()) for weight in local)):
         raise UserError(
             f"the weights are no longer finite, so that {out} has no model: lower optim.lr, or set max_grad_norm"
@@ -351,11 +355,11 @@ def evaluate(
     return values | metrics.finish(task, world)
 
 
-def save_model(out: Path, model: Model, dataset: Dataset, world: parallel.World) -> None:
+def save_model(out: Path, model: Model, files: Mapping[str, str], world: parallel.World) -> None:
     state = checkpoint.full_state_dict(model.state_dict(), world)
     if world.is_main:
         folder.write_model(out, model.spec, state)
-        for name, text in dataset.files().items():
+        for name, text in files.items():
             write_atomically(out / name, lambda file, text=text: file.write_text(text, encoding="utf8"))
 
 

@@ -86,6 +86,12 @@ def many(counts: dict[int, int]) -> ImageDataset:
     return ImageDataset(InMemory(images, labels), InMemory(images, labels), ("a", "b", "c"), (0.5,), (0.5,))
 
 
+@pytest.mark.parametrize("labels", [torch.rand(40), torch.rand(40, 3).round().long()], ids=["numbers", "several"])
+def test_a_fraction_of_examples_without_one_class_each(labels: torch.Tensor) -> None:
+    split = InMemory(torch.zeros(40, 1, 1, 1, dtype=torch.uint8), labels)
+    assert len(ImageDataset(split, split, (), (0.5,), (0.5,)).take_fraction(0.25).train) == 10
+
+
 def test_per_class_keeps_as_many_of_each() -> None:
     """By seed, nested, and all of a class that has fewer; the test split stays."""
     whole = many({0: 20, 1: 3, 2: 9})

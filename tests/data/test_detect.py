@@ -22,8 +22,9 @@ from allmlp.data.image_table import ImageTable
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus
-from allmlp.data.shards import Shards
+from allmlp.data.shards import Shards, find
 from allmlp.data.squad import Squad
+from allmlp.data.text_files import find_files
 from allmlp.errors import UserError
 
 REVIEWS = "text,label\n" + "".join(f"film number {n},{'good' if n % 2 else 'bad'}\n" for n in range(20))
@@ -269,3 +270,22 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(only, LabeledText) and only.path.endswith("datasets/me/glue/sst2/train-00000-of-00001.parquet")
     with pytest.raises(UserError, match="cannot list the files of 'me/nothing' on the Hugging Face Hub"):
         detect_data("hf:me/nothing")
+
+
+@pytest.mark.parametrize("name", ["new data", "data [v2]", "a, b", "de+en", "{1..2}", "Bücher"])
+def test_folders_of_any_name(name: str, tmp_path: Path) -> None:
+    """Marks of patterns, lists, pairs and ranges in the name of a folder are only letters."""
+    folder = tmp_path / name
+    make(folder / "text", {"a.txt": WORDS, "b.md": WORDS})
+    text = detect_data(str(folder / "text"))
+    assert isinstance(text, Corpus)
+    assert [Path(file).name for file in find_files(text.path)] == ["b.md", "a.txt"]
+    make(folder / "tables", {"train_1.csv": REVIEWS, "train_2.csv": REVIEWS, "test.csv": REVIEWS})
+    tables = detect_data(str(folder / "tables"))
+    assert isinstance(tables, LabeledText) and len(find_files(tables.path)) == 2
+    lines = "".join(f"line {n}\n" for n in range(100))
+    make(folder / "pairs", {f"{part}.{side}": lines for part in ("train", "test") for side in ("de", "en")})
+    pairs = detect_data(str(folder / "pairs"))
+    assert isinstance(pairs, ParallelCorpus) and len(pairs.read_pairs(pairs.path)) == 100
+    make(folder / "shards", {f"train-{number}.tar": b"" for number in range(3)})
+    assert len(find(str(folder / "shards"))) == 3

@@ -143,6 +143,24 @@ def test_an_unlabeled_test_folder_is_not_used(tmp_path: Path) -> None:
     assert [len(part) for part in names(data)] == [14, 3, 3]
 
 
+def test_other_things_in_the_test_folder(tmp_path: Path) -> None:
+    """As in the training folder: what has no label or no images is left out."""
+    for part, first in (("train", 0), ("test", 500)):
+        folder(tmp_path / part, [f"{name}/{n}.png" for name in ("a", "b", "unlabeled") for n in range(5)], first)
+        (tmp_path / part / "notes").mkdir()
+    data = read(tmp_path)
+    assert data.class_names == ("a", "b") and len(data.test) == 10
+    assert f"2 folders are not used as classes in {tmp_path / 'test'}: notes, unlabeled" in data.notes
+
+
+def test_a_split_without_a_readable_image_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path / "train", [f"{name}/{n}.png" for name in "ab" for n in range(5)])
+    (tmp_path / "test" / "a").mkdir(parents=True)
+    (tmp_path / "test" / "a" / "0.png").write_bytes(b"?")
+    with pytest.raises(UserError, match=r"no image in .*test can be read, such as .*0.png: not an image"):
+        read(tmp_path)
+
+
 def test_everything_in_one_folder(tmp_path: Path) -> None:
     folder(tmp_path / "photos" / "inner", [f"{name}/{n}.png" for name in "ab" for n in range(10)])
     data = read(tmp_path)
@@ -177,9 +195,12 @@ def read_table(file: Path, **fields: object) -> ImageDataset:
     return ImageTable(str(file), img_size=SIZE, **fields).load()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("written", ["{}/{}.png", "{}/{}", "{1}.png", "{1}"])
+WRITTEN = ["{}/{}.png", "{}/{}", "{1}.png", "{1}", "{}\\{}.png", "{}\\{}", "C:\\photos\\{1}.png"]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
 def test_table_of_images(written: str, tmp_path: Path) -> None:
-    """Paths, paths without suffix, and names without folder."""
+    """Paths, paths without suffix, names without folder, and paths of Windows."""
     kinds, root = ["cat", "dog"] * 10, tmp_path / "data"
     folder(root, [f"images/{kind}/img{n}.png" for n, kind in enumerate(kinds)])
     rows = [f"{written.format(f'images/{kind}', f'img{n}')},{kind}" for n, kind in enumerate(kinds)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 
 import allmlp
 from allmlp import checkpoint
-from allmlp.data.dataset import Data
+from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.objects import NEWEST
 from allmlp.data.tokenizer import load_tokenizer
@@ -343,3 +344,65 @@ def test_labels_of_the_test_split_are_checked() -> None:
         Data.of(reviews(), [("text", 1), ("text", 2)], name="list").load()
     with pytest.raises(UserError, match=r"item 0 of list has the unknown label 'goood'; did you mean 'good'\?"):
         Data.of(reviews("dict"), [{"text": "a", "label": "goood"}], name="list").load()
+
+
+def test_given_validation_images_are_used_without_a_test_set() -> None:
+    given = [(np.full((8, 8, 3), index, dtype=np.uint8), index % 4) for index in range(8)]
+    dataset = Data.of(Squares("array"), validation=given).load()
+    assert dataset.validation is not None and len(dataset.validation) == 8
+    assert len(dataset.train) + len(dataset.test) == 48 and len(dataset.test) == 7
+    assert dataset.validation.fetch(torch.tensor([5])).images.unique().tolist() == [5]
+
+
+def test_pixels_with_transparency_keep_their_colors() -> None:
+    items = [(np.full((8, 8, 4), (200, 100, 0, 255), dtype=np.uint8), index % 2) for index in range(20)]
+    for found in (items, [(torch.from_numpy(pixels).permute(2, 0, 1), label) for pixels, label in items]):
+        images = Data.of(found).load().train.fetch(torch.tensor([0])).images
+        assert images[0, :, 0, 0].tolist() == [200, 100, 0]
+
+
+def test_tensors_are_float32_or_pixels() -> None:
+    def of(dtype: torch.dtype) -> Any:
+        return Data.of([(torch.ones(3, 8, 8, dtype=dtype), index % 2) for index in range(20)]).load().train
+
+    assert of(torch.float64).fetch(torch.tensor([0])).images.dtype == torch.float32
+    with pytest.raises(UserError, match=r"a tensor of torch\.int64: use uint8 for pixels, or a float tensor"):
+        of(torch.int64)
+
+
+def test_class_names_are_those_of_the_column_of_labels() -> None:
+    """As in TREC, which has coarse classes before the fine ones."""
+
+    class Table(list[Any]):
+        features = {  # noqa: RUF012
+            "coarse_label": SimpleNamespace(names=["a", "b"]),
+            "fine_label": SimpleNamespace(names=[*"uvwxyz"]),
+        }
+
+    rows = [{"text": f"question {index}", "coarse_label": index % 2, "fine_label": index % 6} for index in range(48)]
+    dataset = Data.of(Table(rows)).load()
+    assert isinstance(dataset, LabeledTextDataset) and dataset.class_names == tuple("uvwxyz")
+
+
+def test_an_empty_text_is_refused() -> None:
+    with pytest.raises(UserError, match=r"item 1 of builtins\.list has an empty text"):
+        Data.of([("a fine film", 1), ("  ", 0), ("a bore", 0)]).load()
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"features": torch.zeros(48, 3)},
+        {"features": ["a", "b"]},
+        {"classes": 4},
+        {"classes": [index % 4 for index in range(48)]},
+        {"column_names": None},
+    ],
+    ids=["tensor", "list", "number", "labels", "columns"],
+)
+def test_attributes_of_other_meanings(attributes: dict[str, Any]) -> None:
+    """A dataset of one's own may call its arrays as torchvision and Hugging Face call class names and columns."""
+    squares = Squares("pil")
+    vars(squares).update(attributes)
+    dataset = Data.of(squares).load()
+    assert isinstance(dataset, ImageDataset) and dataset.class_names == tuple("0123")

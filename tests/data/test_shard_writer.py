@@ -191,3 +191,13 @@ def test_the_command(
     with pytest.raises(SystemExit) as ended:
         main(["shards", str(photos), "small", "--size", "24"])
     assert ended.value.code == 2 and "error: small has shards of another size" in capsys.readouterr().err
+
+
+def test_a_shard_of_images_that_cannot_be_decoded_is_left_out(photos: Path, tmp_path: Path) -> None:
+    """The last one may have a single image; the call can be repeated, and the others can be read."""
+    last = photos / "train" / "cow" / "train8.jpg"
+    last.write_bytes(last.read_bytes()[:700])
+    for _ in range(2):
+        written = write_shards(load(photos), tmp_path / "made", ShardFormat(40, per_shard=8))
+        assert written == (14, 1) and not (tmp_path / "made" / "train-00001.tar").exists()
+    assert len(made(tmp_path / "made").train) == 8

@@ -81,6 +81,17 @@ def test_spaces_between_separators_and_quotes(tmp_path: Path) -> None:
     assert list(found)[3] == {"id": "3", "text": "a good, film 3", "label": "1"}
 
 
+@pytest.mark.parametrize("hint", ["sep=;\n", "SEP=;\r\n", '"sep=;"\n'])
+def test_the_line_in_which_excel_names_the_separator(hint: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(f"{hint}text;label\na film, good;1\na bore;0\n".encode())
+    found = read_table(tmp_path / "a.csv")
+    assert found.columns == ("text", "label")
+    assert list(found) == [{"text": "a film, good", "label": "1"}, {"text": "a bore", "label": "0"}]
+    (tmp_path / "a.csv").write_text("sep=;\ntext;label\na;1\nb;0\nc;1\nd;1;2\n")
+    with pytest.raises(UserError, match="line 6: 3 columns instead of 2"):
+        list(read_table(tmp_path / "a.csv"))
+
+
 def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
     """With a comma inside quotes elsewhere, quotes count; the open one must not swallow the rest of the file."""
     with pytest.raises(UserError, match=r"a\.csv, line 6: .*end of data.*quote"):

@@ -121,6 +121,16 @@ def test_finding_files(tmp_path: Path) -> None:
         find_files(" , ")
 
 
+def test_hidden_files_are_not_found(tmp_path: Path) -> None:
+    """Also those in hidden folders, such as the copies that notebooks keep; unless the pattern names them."""
+    for name in ("a.txt", ".b.txt", ".ipynb_checkpoints/a.txt", "more/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    wanted = [str(tmp_path / "a.txt"), str(tmp_path / "more" / "c.txt")]
+    assert find_files(str(tmp_path)) == find_files(f"{tmp_path}/**/*.txt") == wanted
+    assert find_files(f"{tmp_path}/.ipynb*/*.txt") == [str(tmp_path / ".ipynb_checkpoints" / "a.txt")]
+
+
 def test_urls(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     with fsspec.open("memory://texts/a.txt.gz", "wb") as file:

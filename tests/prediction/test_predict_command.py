@@ -297,3 +297,27 @@ print([name for name in ("torch._dynamo", "torch.distributed.fsdp", "allmlp.task
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--context", "a"), "--context is for models that read texts"),
+        (("--pair-column", "b"), "--pair-column is for models that read texts"),
+        (("--column", "a"), "--column, --pair-column and --keep are for tables"),
+        (("--keep", "id"), "--column, --pair-column and --keep are for tables"),
+        (("--part-size", 5), "--part-size is for parts: --out FOLDER/"),
+        (("--json", "--out", "a.csv"), "--json prints the answers, --out writes them"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    images: Path, photos: Path, command: Command, options: tuple[Any, ...], reason: str
+) -> None:
+    code, _, err = command("predict", images, photos / "0.png", *options, "--device", "cpu")
+    assert code == 2 and reason in err
+
+
+def test_fast_is_not_for_texts(tmp_path: Path, command: Command) -> None:
+    texts = text_folder(tmp_path / "texts", "classes")
+    code, _, err = command("predict", texts, "a wonderful film", "--fast", "--device", "cpu")
+    assert code == 2 and "--fast is for image models" in err

@@ -19,6 +19,7 @@ from allmlp.layers import FirstTokenPool
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
+from allmlp.prediction import open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText, classify_texts
 from allmlp.tasks.masked_lm import MaskedLM
@@ -136,3 +137,22 @@ def test_every_test_file_has_its_own_majority(folder: Path, tmp_path: Path) -> N
     data = run(folder, "reviews.tsv").data.replace(path=str(tmp_path / "train.tsv"), test=tests, cache=str(tmp_path))
     dataset = data.load()
     assert ClassifyText().floors(dataset, dataset.test) == {"majority": 0.5, "second_majority": 0.25}
+
+
+@pytest.mark.parametrize("mask_padding", [True, False])
+def test_predictions_read_padding_as_the_training_did(folder: Path, tmp_path: Path, mask_padding: bool) -> None:
+    """One at a time and in batches of other lengths; features too."""
+    task = ClassifyText(dropout=0.0, mask_padding=mask_padding)
+    trained = run(folder, "reviews.tsv", steps=10, task=task)
+    loop.train(trained, tmp_path, "cpu")
+    model, dataset = allmlp.load(tmp_path), trained.data.for_model(str(tmp_path)).load()
+    module = task.build_evaluator(model, dataset).eval()
+    ids, segments, _, _ = dataset.test.fetch(torch.arange(len(dataset.test)))
+    wanted = module.logits(model, ids.long(), segments.long()).softmax(1).detach()  # type: ignore[attr-defined]
+    texts = [row.split("\t")[0] for row in (folder / "reviews.tsv").read_text().splitlines()[1:]]
+    found = open_predictor(tmp_path, device="cpu")
+    single = torch.cat([found.probabilities([(text, "")]) for text in texts])
+    torch.testing.assert_close(single, wanted)
+    torch.testing.assert_close(found.probabilities([(text, "") for text in texts]), wanted)
+    features = model.head(found.embed([(texts[0], "")]).clone())  # type: ignore[operator]
+    torch.testing.assert_close(features.softmax(1).detach(), wanted[:1])

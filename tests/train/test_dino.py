@@ -152,3 +152,11 @@ def test_a_convnet_learns_and_is_probed(tmp_path: Path) -> None:
     probed = allmlp.load(tmp_path / "probe")
     changed = {name for name, tensor in body.state_dict().items() if not torch.equal(tensor, probed.state_dict()[name])}
     assert changed == {"fc.weight", "fc.bias"}
+
+
+def test_a_skipped_step_does_not_spoil_the_next_ones(tmp_path: Path) -> None:
+    """One image has NaN: the center, a mean of the teacher's outputs, stays finite."""
+    steps = {"budget": Budget(steps=10), "log_every": 1, "eval_every": 10, "save_every": 10}
+    run = selfsupervised().replace(data=Blobs(spoiled=True), nan="skip", batch_size=8, **steps)
+    loop.train(run, tmp_path, "cpu")
+    assert sum(math.isfinite(loss) for loss in losses(tmp_path).values()) == 9

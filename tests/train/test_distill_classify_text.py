@@ -113,6 +113,8 @@ def test_unlabeled_sentences_have_the_loss_of_the_teacher_only(
     assert loss([0, 1, 6], 0.3) == pytest.approx(0.7 * loss([0, 1], 0.0) + 0.3 * loss([0, 1, 6], 1.0), rel=1e-5)
     with pytest.raises(allmlp.UserError, match="need a teacher"):
         ClassifyText().build(model, dataset)
+    evaluated = spec.build_evaluator(model, dataset).evaluate(model, [dataset.test.fetch(torch.arange(6))])
+    assert evaluated["accuracy"][1] == 6
 
 
 def test_the_head_is_fitted_on_the_labeled_sentences(data: LabeledText, teacher: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.model import Model
 from allmlp.optim import AdamW
+from allmlp.prediction import TextPredictor, open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.distill_question_answering import DistillQuestionAnswering
 from allmlp.tasks.question_answering import (
@@ -401,3 +402,16 @@ def test_unsuitable_models_and_data_are_refused(tmp_path: Path) -> None:
         task.check_dataset(Blobs().load())
     with pytest.raises(allmlp.UserError, match="Classify needs labeled images, not "):
         small().task.check_dataset(dataset)
+
+
+@pytest.mark.parametrize("mask_padding", [True, False])
+def test_answers_read_padding_as_the_training_did(tmp_path: Path, mask_padding: bool) -> None:
+    data = toy(tmp_path, words=4, examples=20)
+    task = QuestionAnswering(mask_padding=mask_padding)
+    loop.train(run_of(data, task=task, budget=Budget(steps=1), batch_size=8), tmp_path / "run", "cpu")
+    found = open_predictor(tmp_path / "run", device="cpu")
+    assert isinstance(found, TextPredictor)
+    question = ("who marks", "moon far tree")
+    wanted = answer_question(allmlp.load(tmp_path / "run"), found.tokenizer, *question, task)
+    assert found.answer([question]) == [wanted]
+    assert found.predict([question], 1)[0][0][0].probability == wanted[0].probability

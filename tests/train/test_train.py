@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from allmlp.data.augment import Augment, Translate
 from allmlp.data.preprocessing import read_preprocessing
 from allmlp.ema import ModelEma, one_minus_decay_at
 from allmlp.layers.scale import DropPath
+from allmlp.models.resnet import ResNet
 from allmlp.optim import AdamW, Lamb, Muon, Sgd
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
@@ -468,6 +470,18 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
         train(small(data=Blobs(spoiled=True), budget=Budget(epochs=2)), tmp_path, "cpu")
 
 
+def test_no_checkpoint_is_saved_after_it(tmp_path: Path) -> None:
+    """Also between two log records: the checkpoints that are kept are good ones."""
+    task = small().task.replace(mix=None)
+    run = small(data=Blobs(spoiled=True), task=task, batch_size=8, log_every=100, eval_every=100, save_every=1)
+    with pytest.raises(allmlp.UserError, match="the loss became nan"):
+        train(run, tmp_path, "cpu")
+    kept = checkpoint.complete(tmp_path)
+    assert len(kept) == 2
+    for folder in kept:
+        assert all(weight.isfinite().all() for weight in checkpoint.read_part(folder, "task").values())
+
+
 def test_or_is_skipped(tmp_path: Path) -> None:
     task = small().task.replace(mix=None)
     run = small(
@@ -477,6 +491,25 @@ def test_or_is_skipped(tmp_path: Path) -> None:
         train(run.replace(nan="stop"), tmp_path / "stop", "cpu")
     train(run, tmp_path / "skip", "cpu")
     assert all(weight.isfinite().all() for weight in allmlp.load(tmp_path / "skip").state_dict().values())
+
+
+def test_a_skipped_step_leaves_the_statistics_of_norms_alone(tmp_path: Path) -> None:
+    """BatchNorm takes them in the forward pass, also of images with NaN."""
+    model = ResNet(widths=(8, 16), depths=(1, 1), img_size=(8, 8), in_chans=1, num_classes=4)
+    run = small(model=model, data=Blobs(spoiled=True), task=Classify(), nan="skip", batch_size=8, ema_decay=None)
+    train(run.replace(log_every=100, eval_every=100), tmp_path, "cpu")
+    assert all(tensor.isfinite().all() for tensor in allmlp.load(tmp_path).state_dict().values())
+
+
+def test_a_run_that_starts_anew_has_a_new_record(tmp_path: Path) -> None:
+    """As after "remove its checkpoints to start again from step 0"."""
+    run = small(budget=Budget(steps=1))
+    train(run, tmp_path, "cpu")
+    record = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(record | {"result": {"test": {"accuracy": -1.0}}}))
+    shutil.rmtree(tmp_path / "checkpoints")
+    found = train(run, tmp_path, "cpu")
+    assert json.loads((tmp_path / "run.json").read_text())["result"]["test"] == found
 
 
 def test_a_full_disk_loses_nothing(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

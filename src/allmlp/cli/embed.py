@@ -78,7 +78,9 @@ def embed(
     saved = near is not None and len(places) == 1 and are_features(Path(places[0]))
     if saved and len(inputs) == 1:  # features of different models cannot be compared, even if they are of one size
         raise UserError(f"name the model of these features: allmlp embed MODEL {places[0]} --near QUERY")
-    job = Job([model, near] if saved and near is not None else inputs, columns, context, device, dtype, fast, out)
+    job = Job(
+        [model, near] if saved and near is not None else inputs, columns, context, device, dtype, fast, out, part_size
+    )
     predictor = job.predictor
 
     def answers(items: Iterable[Item]) -> Iterator[Any]:

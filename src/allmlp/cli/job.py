@@ -18,7 +18,7 @@ from allmlp.cli.app import next_command
 from allmlp.errors import UserError, did_you_mean, lookup, printable
 
 if TYPE_CHECKING:
-    from allmlp.prediction.inputs import Columns, Item
+    from allmlp.prediction.inputs import Columns, Inputs, Item
     from allmlp.prediction.stream import Answer
 
 FAST_FROM = {"cpu": 100, "cuda": 1000}
@@ -82,6 +82,7 @@ class Job:
         dtype: str | None,
         fast: bool | None,
         out: str | None,
+        part_size: int | None = None,
     ) -> None:
         import torch
 
@@ -99,6 +100,7 @@ class Job:
         self.is_folder = out is not None and (out.endswith("/") or Path(out).is_dir() or not Path(out).suffix)
         self.model, rest = split_model(arguments)
         self.inputs = Inputs(rest, model_reads(self.model), columns, context, answers_questions(self.model))
+        refuse_unused(self.inputs, fast, part_size if not self.is_folder else None)
         if self.processes > 1 and not (self.is_folder and self.inputs.repeatable):
             raise UserError("several processes need inputs other than - and a folder to write parts to: --out FOLDER/")
         items = iter(self.inputs)
@@ -198,6 +200,21 @@ class Job:
             next_command(*self.next)
         if alone and self.failed:
             raise typer.Exit(1)
+
+
+def refuse_unused(inputs: Inputs, fast: bool | None, part_size: int | None) -> None:
+    """Refuse options that would change nothing; `part_size` is that of an output without parts."""
+    images, columns = inputs.reads == "images", inputs.columns
+    unused = {
+        "--part-size is for parts: --out FOLDER/": part_size,
+        "--fast is for image models, and this one reads texts": fast and not images,
+        "--context is for models that read texts": inputs.context and images,
+        "--pair-column is for models that read texts": columns.pair and images,
+        "--column, --pair-column and --keep are for tables, and the inputs are none": any(columns)
+        and not inputs.may_have_tables,
+    }
+    if given := [reason for reason, value in unused.items() if value]:
+        raise UserError(given[0])
 
 
 def split_model(arguments: list[str]) -> tuple[str, list[str]]:

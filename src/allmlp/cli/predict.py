@@ -80,6 +80,8 @@ def predict(
 
     Inputs that cannot be used are reported and skipped; the exit code is then 1.
     """
+    if as_json and out is not None:
+        raise UserError("--json prints the answers, --out writes them: choose one, or --out FILE.jsonl")
     if is_forecaster(inputs[0]):
         others = {"--context": context, "--column": column, "--pair-column": pair_column, "--keep": keep}
         others |= {"--top-k": top_k, "--probabilities": probabilities, "--threshold": threshold}
@@ -93,7 +95,7 @@ def predict(
     from allmlp.prediction.stream import predictions
 
     columns = Columns(column, pair_column, tuple(keep or ()))
-    job = Job(inputs, columns, context, device, dtype, fast, out)
+    job = Job(inputs, columns, context, device, dtype, fast, out, part_size)
     predictor, labels = job.predictor, job.predictor.labels
     if probabilities and predictor.task != "classes":
         raise UserError(f"the model in {predictor.name} has no classes: --probabilities is for classifiers")

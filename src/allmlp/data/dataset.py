@@ -126,6 +126,8 @@ class Dataset:
             labels = labels_of(self.train)
         except AttributeError:  # examples without labels, such as text
             labels = torch.zeros(len(self.train))
+        if labels.is_floating_point() or labels.dim() != 1:  # numbers to predict, or several classes for an example
+            labels = torch.zeros(len(self.train))
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
         members = [order[labels[order] == label] for label in labels.unique()]
         kept = torch.cat([some[: max(round(fraction * len(some)), 1)] for some in members])

@@ -8,6 +8,7 @@ aligned files of two languages, plain text. A table is, in this order: images wi
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from allmlp.data.image_folder import ImageFolder, folders
 from allmlp.data.image_table import FileFinder, ImageTable
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
-from allmlp.data.parallel_corpus import ParallelCorpus
+from allmlp.data.parallel_corpus import ParallelCorpus, split_pair
 from allmlp.data.pets import OxfordPets, is_pets
 from allmlp.data.series_table import SeriesTable, find_time, holds_numbers, plain_samples, refuse_times
 from allmlp.data.shards import Shards
@@ -70,7 +71,7 @@ def detect_data(place: str) -> Data:
     path = expand_user(place)
     if "://" not in place and path.is_dir():
         return detect_folder(path)
-    if "+" in place and not path.exists() and all(expand_user(side).is_file() for side in place.split("+", 1)):
+    if "+" in place and not path.exists() and all(expand_user(side).is_file() for side in split_pair(place)):
         return ParallelCorpus(place)
     try:
         files = find_files(place)
@@ -239,7 +240,7 @@ def detect_text(folder: Path) -> Data:
         raise UserError(
             f"{folder} has no known data: no folders of images, no table (.csv, .tsv, .jsonl, .parquet), no text (.txt)"
         )
-    return Corpus(",".join(f"{folder}/**/*{suffix}" for suffix in suffixes))
+    return Corpus(",".join(f"{glob.escape(str(folder))}/**/*{suffix}" for suffix in suffixes))
 
 
 def walk(folder: Path) -> Iterator[str]:

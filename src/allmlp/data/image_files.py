@@ -117,6 +117,8 @@ class ImageFileData(Data, abstract=True):
         corrupt = [index for index, reason in enumerate(reasons) if reason]
         if corrupt:
             check_corrupt(self.decode, split.path(corrupt[0]), reasons[corrupt[0]], len(corrupt), len(split.files))
+            if len(corrupt) == len(split.files):
+                raise UserError(f"no image in {split.root} can be read, such as {split.path(0)}: {reasons[0]}")
             named = [f"{split.path(index)} ({reasons[index]})" for index in corrupt]
             notes.append(f"skipped {plural(len(corrupt), 'file', 'files')} that cannot be read: {listing(named)}")
         return split.take([index for index, reason in enumerate(reasons) if not reason])

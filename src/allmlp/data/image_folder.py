@@ -48,11 +48,7 @@ class ImageFolder(ImageFileData):
         classes, listed = list_classes(train, [*held_out.values()], notes)
         splits = {"train": FileSplit(train, listed)}
         for name in [name for name in ("validation", "test") if name in held_out]:
-            for inner in folders(held_out[name]):
-                if inner not in classes:
-                    raise UserError(
-                        f"{held_out[name] / inner}: class {inner!r} is not in {train}{did_you_mean(inner, classes)}"
-                    )
+            notes += other_folders(held_out[name], classes, train)
             splits[name] = FileSplit(held_out[name], list_images(held_out[name], classes))
             if not splits[name].files:
                 raise UserError(f"{held_out[name]} has no images ({', '.join(sorted(SUFFIXES))})")
@@ -99,6 +95,16 @@ def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tupl
         raise UserError(f"{root} has only one class, {classes[0]!r}: at least two are needed")
     numbers = {name: number for number, name in enumerate(classes)}
     return classes, [LabeledFile(file, numbers[Path(file).parts[0]]) for file, _ in files]
+
+
+def other_folders(root: Path, classes: tuple[str, ...], train: Path) -> list[str]:
+    """A note about the folders of a held-out split that are no classes; one with images must be a class of `train`."""
+    others = [name for name in folders(root) if name not in classes]
+    for name in others:
+        if name.casefold() not in UNLABELED_FOLDERS and list_images(root, (name,)):
+            raise UserError(f"{root / name}: class {name!r} is not in {train}{did_you_mean(name, classes)}")
+    are = plural(len(others), "folder is", "folders are")
+    return [f"{are} not used as classes in {root}: {listing(others)}"] if others else []
 
 
 def folders(path: Path) -> list[str]:

@@ -132,13 +132,14 @@ class FileFinder:
         self.known: dict[str, str] | None = None
 
     def find(self, name: str) -> str | None:
-        direct = os.path.join(self.root, name)
-        if os.path.isfile(direct):
-            return direct
+        written = dict.fromkeys((name, name.replace("\\", "/")))  # the table may have been made by Windows
+        direct = (os.path.join(self.root, path) for path in written)
+        if found := next(filter(os.path.isfile, direct), None):
+            return found
         if self.known is None:
             self.known = self.list_names()
-        plain = os.path.normpath(name)
-        return self.known.get(plain) or self.known.get(os.path.basename(plain)) or None
+        plain = [os.path.normpath(path) for path in written]
+        return next(filter(None, map(self.known.get, (*plain, *map(os.path.basename, plain)))), None)
 
     def list_names(self) -> dict[str, str]:
         """Path without suffix, name and name without suffix -> path; empty for names that occur twice."""

@@ -111,7 +111,7 @@ def of_objects(
     else:
         size, decode = img_size or own_size(first), decode or Decode()
         shape = (size, size) if isinstance(size, int) else tuple(size)
-        colored = decode if color_channels(first) == 3 else decode.replace(color="gray")
+        colored = decode if color_channels(first) >= 3 else decode.replace(color="gray")
         spec = ObjectImageData(name, *sizes, img_size=shape, decode=colored)
     return spec.hold(Objects(train, test, validation, tuple(class_names) or known_classes(train)))
 
@@ -176,11 +176,15 @@ def check_number(number: int, class_names: tuple[str, ...], where: str) -> None:
 
 
 def known_classes(items: Any) -> tuple[str, ...]:
-    """Class names, where torchvision's or Hugging Face's datasets have them."""
-    for feature in (getattr(items, "features", None) or {}).values():
-        if getattr(feature, "names", None):
-            return tuple(feature.names)
-    return tuple(map(str, getattr(items, "classes", ())))
+    """Class names, where torchvision's or Hugging Face's datasets have them; others may call anything so."""
+    features, classes = getattr(items, "features", None), getattr(items, "classes", None)
+    features = features if isinstance(features, Mapping) else {}
+    for column in (*(key for key in LABEL_KEYS if key in features), *features):
+        if getattr(features[column], "names", None):
+            return tuple(features[column].names)
+    names = [*classes] if isinstance(classes, (list, tuple, Mapping, np.ndarray)) else []
+    are_names = all(isinstance(name, (str, tuple)) for name in names) and len({*map(str, names)}) == len(names)
+    return tuple(map(str, names)) if are_names else ()
 
 
 # --- texts --------------------------------------------------------------------------------------------------
@@ -224,6 +228,8 @@ def read_texts(items: Any, name: str) -> list[Item]:
         for text in (first, second):
             if not isinstance(text, str):
                 raise UserError(f"{where} has {type(text).__name__} as text: expected a string")
+        if not first.strip():
+            raise UserError(f"{where} has an empty text: leave it out")
         label = label if isinstance(label, str) else class_number(label, where)
         found.append(Item(first.strip(), second.strip(), label))
     return found
@@ -275,7 +281,7 @@ class ObjectImageData(ObjectData):
         given = [None if part is None else self.split(part) for part in (objects.validation, objects.test)]
         for split in filter(None, (whole, *given)):
             split.check_labels(names)
-        train, validation, test = (whole, *given) if given[1] else self.divide(whole)
+        train, validation, test = (whole, *given) if given[1] else self.divide(whole, given[0])
         assert test is not None
         first = whole.fetch(torch.tensor([0])).images
         plain = (0.0,) * first.shape[1], (1.0,) * first.shape[1]
@@ -285,14 +291,14 @@ class ObjectImageData(ObjectData):
     def split(self, items: Any) -> ObjectImages:
         return ObjectImages(items, self.name, self.img_size, self.decode)
 
-    def divide(self, split: ObjectImages) -> tuple[Split, Split, Split]:
+    def divide(self, split: ObjectImages, validation: ObjectImages | None) -> tuple[Split, Split, Split]:
+        """Training, validation and test part; nothing is held out for a `validation` split that is given."""
         labels = split.labels.tolist()
         numbers = list(range(len(labels)))
-        found = split_by_group(
-            labels, numbers, list(map(str, numbers)), self.test_fraction, self.test_fraction, self.split_seed
-        )
-        train, validation, test = (Subset(split, torch.tensor(indices)) for indices in found)
-        return train, validation, test
+        fraction = 0.0 if validation else self.test_fraction
+        found = split_by_group(labels, numbers, list(map(str, numbers)), fraction, self.test_fraction, self.split_seed)
+        train, held_out, test = (Subset(split, torch.tensor(indices)) for indices in found)
+        return train, validation or held_out, test
 
 
 def own_size(image: Any) -> tuple[int, int]:
@@ -331,7 +337,7 @@ class ObjectImages:
         raw = getattr(self.items, "target_transform", None) is None
         targets = getattr(self.items, "targets", None) if raw else None
         columns = getattr(self.items, "column_names", ())
-        column = next((key for key in LABEL_KEYS if key in columns), None)
+        column = next((key for key in LABEL_KEYS if isinstance(columns, (list, tuple)) and key in columns), None)
         if targets is None and column is not None:
             targets = self.items[column]
         if targets is None:
@@ -369,13 +375,15 @@ class ObjectImages:
                     f"{where} is a tensor {list(image.shape)}, not [C, {height}, {width}]: resize the tensors in the "
                     "dataset, or return PIL images"
                 )
+            if not is_pixels and not image.is_floating_point():
+                raise UserError(f"{where} is a tensor of {image.dtype}: use uint8 for pixels, or a float tensor")
             if not is_pixels:
-                return image
+                return image.float()  # float64, as numpy makes it, is no type of a model
             image = image.movedim(0, -1).numpy()
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8:
                 raise UserError(f"{where} is a {image.dtype} array: use uint8, or a float tensor")
-            image = require("PIL.Image", "train").fromarray(image.squeeze())
+            image = require("PIL.Image", "train").fromarray(image.squeeze(2) if image.shape[2:] == (1,) else image)
         elif not hasattr(image, "getexif"):
             raise UserError(f"{where} is {type(image).__name__}, but item 0 is an image")
         return as_tensor(crop_and_resize(image, self.img_size, self.decode, uniforms))

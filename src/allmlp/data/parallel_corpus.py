@@ -19,7 +19,7 @@ from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.data.splits import group_by_keys, split_by_group
 from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix
-from allmlp.data.text_files import detect_encoding, find_files, open_file
+from allmlp.data.text_files import detect_encoding, exists, find_files, open_file, split_commas
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
@@ -195,7 +195,7 @@ def read(paths: str, source: str, target: str) -> Iterator[tuple[str, str]]:
     """Yield all pairs in order; a side may be empty."""
     for path in split_paths(paths):
         if "+" in path and not expand_user(path).exists():
-            yield from read_aligned(*path.split("+", 1))
+            yield from read_aligned(*split_pair(path))
         else:
             for file in find_files(path):
                 plain = table_suffix(file) in ("", ".tsv") and not is_quoted(file)
@@ -203,9 +203,15 @@ def read(paths: str, source: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def split_paths(paths: str) -> list[str]:
-    """The parts between commas; the name of a file may have one."""
-    whole = "://" not in paths and expand_user(paths).exists()
-    return [paths] if paths and whole else [*filter(None, map(str.strip, paths.split(",")))]
+    """The parts between commas, of which some may be two files joined by a plus sign."""
+    return split_commas(paths, lambda place: all(map(exists, split_pair(place))))
+
+
+def split_pair(path: str) -> tuple[str, ...]:
+    """The two files that a plus sign joins, where both are there: names may have one too. Without one, the path."""
+    sides = path.split("+")
+    pairs = [("+".join(sides[:count]), "+".join(sides[count:])) for count in range(1, len(sides))]
+    return next((pair for pair in pairs if all(map(exists, pair))), pairs[0] if pairs else (path,))
 
 
 def is_quoted(file: str) -> bool:

@@ -34,6 +34,10 @@ class TextPreprocessing(Spec):
     """What the model outputs: tokens, class scores, answer spans or translations."""
     seq_len: Count
     class_names: tuple[str, ...] = ()
+    mask_padding: bool = True
+    """Whether padding is hidden from a classifier, or from a model that answers questions; one that was trained with it
+    reads rows of `seq_len` tokens.
+    """
 
 
 class SeriesPreprocessing(Spec):

@@ -70,9 +70,10 @@ def write_shards(
         for name, (source, indices) in splits.items():
             for number, some in enumerate(indices.split(to.per_shard)):
                 file = folder / f"{SPLITS[name]}-{number:05}.tar"
-                if not file.exists():
-                    write_shard(file, source, some.tolist(), number * to.per_shard, to)
-                images, total = images + len(load_index(Shard(str(file)), "label", "").labels), total + len(some)
+                total += len(some)
+                if not file.exists() and not write_shard(file, source, some.tolist(), number * to.per_shard, to):
+                    continue
+                images += len(load_index(Shard(str(file)), "label", "").labels)
                 progress(file.name, images)
         write_manifest(folder, settings | {"complete": True})
     return Written(images, total - images)
@@ -104,9 +105,11 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     write_atomically(folder / MANIFEST, lambda file: file.write_text(text, encoding="utf8"))
 
 
-def write_shard(file: Path, source: EncodedImages, indices: list[int], first: int, to: ShardFormat) -> None:
-    """A tar file of key.ppm (.jpg, .webp) and key.cls; images that cannot be decoded are left out and named."""
-    workers = source.num_workers or limit()
+def write_shard(file: Path, source: EncodedImages, indices: list[int], first: int, to: ShardFormat) -> int:
+    """A tar file of key.ppm (.jpg, .webp) and key.cls; images that cannot be decoded are left out and named. Returns
+    the number of images; without any there is no file.
+    """
+    written, workers = 0, source.num_workers or limit()
 
     def convert(index: int) -> bytes | CorruptImage:
         try:
@@ -115,6 +118,7 @@ def write_shard(file: Path, source: EncodedImages, indices: list[int], first: in
             return reason
 
     def write(target: Path) -> None:
+        nonlocal written
         with tarfile.open(target, "w", format=tarfile.USTAR_FORMAT) as tar:
             for number, found in enumerate(read_ahead(convert, indices, 2 * workers, workers)):
                 index = indices[number]
@@ -127,8 +131,12 @@ def write_shard(file: Path, source: EncodedImages, indices: list[int], first: in
                     info = tarfile.TarInfo(f"{first + number:09}.{suffix}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
+                written += 1
 
     write_atomically(file, write)
+    if not written:
+        file.unlink()
+    return written
 
 
 def encode(pixels: np.ndarray, to: ShardFormat) -> bytes:

@@ -26,7 +26,7 @@ from allmlp.data.decode import SUFFIXES, Decode
 from allmlp.data.encoded_images import EncodedImages, NumWorkers
 from allmlp.data.paths import cache_folder
 from allmlp.data.splits import divide
-from allmlp.data.text_files import file_system
+from allmlp.data.text_files import file_system, split_commas
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user, read_regular, write_atomically
 from allmlp.spec import Rate, Seed, Size
@@ -182,8 +182,8 @@ class ShardImages(EncodedImages):
 def find(text: str) -> list[Shard]:
     """List the shards of comma-separated folders, files, patterns and ranges."""
     found: list[Shard] = []
-    for pattern in filter(None, map(str.strip, text.split(","))):
-        for path in expand_range(pattern):
+    for place in split_commas(text):
+        for path in [place] if os.path.exists(place) else expand_range(place):
             found += find_remote(path) if "://" in path else find_local(path)
     return found
 

@@ -33,6 +33,7 @@ MAX_CHARS = 2**24
 NO_SEPARATOR = "\x1f"
 """Separator of a table with one column: a character that no text has."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+\s*")
+SEPARATOR_HINT = re.compile(r'\A"?sep=."?(\r?\n|\r|\Z)', re.IGNORECASE)
 MAX_NAME = 64
 """A longer first cell is not the name of a column."""
 
@@ -103,7 +104,12 @@ def read_lines(text: IO[str], file: str) -> Iterator[str]:
             raise UserError(f"{file}, line {number}: more than {MAX_CHARS:,} characters in a line")
         if "\0" in line:
             raise UserError(f"{file}, line {number}: a NUL character; the file is damaged or not text")
-        yield line
+        yield line if number > 1 else without_hint(line)
+
+
+def without_hint(text: str) -> str:
+    """Text without a first line such as sep=; that Excel writes and reads; the line stays, blank, as others count."""
+    return SEPARATOR_HINT.sub(r"\1", text)
 
 
 def read_sample(file: str) -> tuple[str, bool]:
@@ -112,7 +118,7 @@ def read_sample(file: str) -> tuple[str, bool]:
         sample = text.read(SAMPLE_CHARS)
         if not sample.strip():
             raise UserError(f"{file} is empty")
-        return sample + text.readline(MAX_CHARS), not text.read(1)
+        return without_hint(sample) + text.readline(MAX_CHARS), not text.read(1)
 
 
 # --- CSV and TSV ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -30,6 +30,7 @@ ZST_CHUNK = 2**11
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 """JSON lines, or a JSON array."""
 PEEKED_CHARS = 2**16
+PATTERN_MARKS = "*?[{"
 REMOTE_PACKAGES = ("adlfs", "aiohttp", "gcsfs", "requests", "s3fs")
 """What the extra `remote` installs."""
 
@@ -52,19 +53,21 @@ def file_system(url: str) -> tuple[Any, str]:
 def find_files(paths: str) -> list[str]:
     """List the files of comma-separated paths, folders, patterns (*, ?) and URLs."""
     found: list[str] = []
-    whole = "://" not in paths and os.path.exists(expand_user(paths))  # the name of a file may have a comma
-    for text in filter(None, (part.strip() for part in ([paths] if paths and whole else paths.split(",")))):
+    for text in split_commas(paths):
         if "://" in text:
             found += find_remote(text)
             continue
         path = expand_user(text)
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+            files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file, path))
         elif path.is_file():
             files = [path]
         elif any(mark in text for mark in "*?["):
             anchor = Path(path.anchor)
-            files = sorted(file for file in anchor.glob(str(path.relative_to(anchor))) if file.is_file())
+            known = first_folder(path)
+            visible = any(part.startswith(".") for part in path.relative_to(known).parts)
+            matching = anchor.glob(str(path.relative_to(anchor)))
+            files = sorted(file for file in matching if file.is_file() and (visible or not is_hidden(file, known)))
         else:
             files = []
         if not files:
@@ -73,6 +76,37 @@ def find_files(paths: str) -> list[str]:
     if not found:
         raise UserError("no text to read: set data.path to files, folders, patterns or URLs, separated by commas")
     return found
+
+
+def split_commas(paths: str, is_there: Callable[[str], bool] | None = None) -> list[str]:
+    """The parts between commas. Names may have commas: a part that is not there goes on to where it is."""
+    if paths and "://" not in paths and os.path.exists(expand_user(paths)):
+        return [paths]
+    pieces, found = paths.split(","), list[str]()
+    while pieces:
+        joined = [",".join(pieces[:count]).strip() for count in range(1, len(pieces) + 1)]
+        count = next((count for count, place in enumerate(joined, 1) if (is_there or exists)(place)), 1)
+        found.append(joined[count - 1])
+        pieces = pieces[count:]
+    return [part for part in found if part]
+
+
+def exists(place: str) -> bool:
+    """Whether a file or folder is there; of a pattern, the folder that it begins with. URLs are taken to be."""
+    path = expand_user(place)
+    folder = first_folder(path)
+    return "://" in place or (folder.is_dir() if folder != path else bool(place) and os.path.exists(path))
+
+
+def first_folder(path: Path) -> Path:
+    """The part of a pattern before its first mark."""
+    marked = [number for number, part in enumerate(path.parts) if any(mark in part for mark in PATTERN_MARKS)]
+    return Path(*path.parts[: marked[0]]) if marked else path
+
+
+def is_hidden(file: Path, folder: Path) -> bool:
+    """Whether a file, or a folder on the way to it, is hidden."""
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def find_remote(url: str) -> list[str]:

@@ -94,6 +94,17 @@ class Inputs:
     def repeatable(self) -> bool:
         return all(argument != STDIN for argument, _ in self.places)
 
+    @property
+    def may_have_tables(self) -> bool:
+        """Whether there can be a table among the inputs; in folders, only of texts."""
+        return any(
+            is_table(argument)
+            or "://" in argument
+            or glob.has_magic(argument)
+            or (self.reads == "texts" and os.path.isdir(expand_user(argument)))
+            for argument, _ in self.places
+        )
+
     def resolve(self, argument: str) -> Callable[[], Iterator[Item]]:
         """Check at once that an argument is there; it is listed later."""
         if argument == STDIN:

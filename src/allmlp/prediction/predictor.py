@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from allmlp.tasks.task import Normalize
 from allmlp.weights.bundled import model_path
 from allmlp.weights.folder import CONFIG, WEIGHTS, load
 from allmlp.weights.pretrained import pretrained
+
+if TYPE_CHECKING:
+    from allmlp.tasks.question_answering import PredictedAnswer
 
 Reads = Literal["images", "texts"]
 IN_MEMORY = "memory"
@@ -262,7 +265,7 @@ class TextPredictor:
         """Of the classes, n k."""
         from allmlp.tasks.classify_text import classify_texts
 
-        probabilities = classify_texts(self.model, self.tokenizer, pairs)
+        probabilities = classify_texts(self.model, self.tokenizer, pairs, self.preprocessing.mask_padding)
         check_classes(self.name, probabilities, self.class_names)
         return probabilities
 
@@ -276,26 +279,35 @@ class TextPredictor:
             found = fill_masks(self.model, self.tokenizer, [text for text, _ in pairs], top_k)
             return [[[Prediction(*pair) for pair in row] for row in rows] for rows in found]
         if self.task == "span":
-            from allmlp.tasks.question_answering import answer_question
-
-            answers = [answer_question(self.model, self.tokenizer, *pair)[:top_k] for pair in pairs]
+            answers = [found[:top_k] for found in self.answer(pairs)]
             return [[[Prediction(one.text, one.probability) for one in found]] for found in answers]
         from allmlp.tasks.translate import translate
 
         translations = translate(self.model, self.tokenizer, [text for text, _ in pairs])
         return [[[Prediction(text)]] for text in translations]
 
+    def answer(self, questions: list[tuple[str, str]]) -> list[list[PredictedAnswer]]:
+        """The answers to each question about its context, the most probable first."""
+        from allmlp.tasks.question_answering import QuestionAnswering, answer_question
+
+        spec = QuestionAnswering(mask_padding=self.preprocessing.mask_padding)
+        return [answer_question(self.model, self.tokenizer, *pair, spec) for pair in questions]
+
     def collate(self, pairs: list[tuple[str, str]]) -> dict[str, Any]:
-        """The arguments of an encoder: ids `x`, `mask`, and `segments` if it embeds them; n s."""
+        """The arguments of an encoder: ids `x`, `mask`, and `segments` if it embeds them; n s. The mask is None where
+        the model reads padding.
+        """
         model = self.original
         if not isinstance(model, EncoderModel):
             raise UserError(f"the model in {self.name} is an encoder-decoder: embed and transform need an encoder")
         from allmlp.tasks.classify_text import encode_pairs
 
-        ids, segments = encode_pairs(model, self.tokenizer, pairs)
+        masked = self.preprocessing.mask_padding
+        ids, segments = encode_pairs(model, self.tokenizer, pairs, masked)
         stem = model.spec.stem
         has_segments = isinstance(stem, TokenEmbed) and stem.segments is not None
-        return {"x": ids, "mask": ids != self.tokenizer.pad_token_id} | ({"segments": segments} if has_segments else {})
+        mask = (ids != self.tokenizer.pad_token_id) if masked else None
+        return {"x": ids, "mask": mask} | ({"segments": segments} if has_segments else {})
 
     @torch.inference_mode()
     def embed(self, pairs: list[tuple[str, str]]) -> Tensor:
@@ -305,6 +317,7 @@ class TextPredictor:
         features, mask = model.forward_features(**batch), batch["mask"]
         if model.pool is not None:
             return model.pool(features, mask).float()
+        mask = batch["x"] != self.tokenizer.pad_token_id
         weight = mask[:, :, None].to(features.dtype)
         return ((features * weight).sum(1) / weight.sum(1)).float()
 

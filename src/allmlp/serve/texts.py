@@ -43,7 +43,7 @@ from allmlp.serve.schema import (
 )
 from allmlp.tasks import causal_lm
 from allmlp.tasks.masked_lm import fill_masks
-from allmlp.tasks.question_answering import PredictedAnswer, answer_question
+from allmlp.tasks.question_answering import PredictedAnswer
 from allmlp.tasks.translate import translate
 
 ENDPOINTS: dict[str, Endpoint] = {
@@ -96,7 +96,7 @@ class TextService:
         return self.predictor.probabilities(pairs)
 
     def answer(self, questions: list[tuple[str, str]]) -> list[list[PredictedAnswer]]:
-        return [answer_question(self.model, self.tokenizer, *question) for question in questions]
+        return self.predictor.answer(questions)
 
     def translate(self, texts: list[str]) -> list[str]:
         return translate(self.model, self.tokenizer, texts)

@@ -21,7 +21,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
 from allmlp.tasks.classify import balanced_weights, majority_accuracy
-from allmlp.tasks.masked_lm import configure_text_model
+from allmlp.tasks.masked_lm import configure_text_model, padding_told
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 from allmlp.tasks.tfidf import tfidf_correct
 
@@ -53,6 +53,9 @@ class ClassifyText(Task):
         if dataset.unlabeled:
             raise UserError("unlabeled sentences need a teacher: use task=DistillClassifyText or unset data.unlabeled")
         return ClassifyTextModule(self, model, dataset)
+
+    def files(self, dataset: Dataset) -> dict[str, str]:
+        return padding_told(dataset.files(), self.mask_padding)
 
     def floors(self, dataset: LabeledTextDataset, split: InMemory) -> dict[str, float]:
         train, (_, _, labels, part) = labels_of(dataset.train), split.examples
@@ -113,21 +116,28 @@ def class_logits(model: Model, ids: Tensor, segments: Tensor, mask: Tensor | Non
     return model(ids, mask, **options).float()
 
 
-def encode_pairs(model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """Ids and segments of sentence pairs, n s, as wide as the longest one; the second sentence may be empty."""
+def encode_pairs(
+    model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]], mask_padding: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Ids and segments of sentence pairs, n s, as wide as the longest one, or as the model where padding is not masked;
+    the second sentence may be empty.
+    """
     firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
     rows = [join_pair(a, b, tokenizer, model.spec.stem.tokens) for a, b in zip(firsts, seconds)]
     ids, segments = (torch.tensor([row[side] for row in rows], device=model.device) for side in (0, 1))
-    width = int((ids != tokenizer.pad_token_id).sum(1).max())
+    width = int((ids != tokenizer.pad_token_id).sum(1).max()) if mask_padding else ids.shape[1]
     return ids[:, :width], segments[:, :width]
 
 
-def classify_texts(model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]]) -> Tensor:
+def classify_texts(
+    model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]], mask_padding: bool = True
+) -> Tensor:
     """Class probabilities, n k, of sentence pairs; the second sentence may be empty."""
     spec = model.spec
     pooled = isinstance(spec, Encoder) and isinstance(spec.pool, (FirstTokenPool, MeanPool))
     if not pooled or not isinstance(spec.head, ClassifierHead):
         raise UserError("the model does not classify text")
-    ids, segments = encode_pairs(model, tokenizer, texts)
+    ids, segments = encode_pairs(model, tokenizer, texts, mask_padding)
+    mask = (ids != tokenizer.pad_token_id) if mask_padding else None
     with torch.inference_mode():
-        return class_logits(model, ids, segments, ids != tokenizer.pad_token_id).softmax(1)
+        return class_logits(model, ids, segments, mask).softmax(1)

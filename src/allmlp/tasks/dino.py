@@ -143,7 +143,8 @@ class DinoModule(TaskModule):
         if dist.is_initialized():
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
-        self.center.lerp_(mean, 0.1)
+        # A step that nan=skip leaves out must not spoil the center, from which all later losses are computed.
+        self.center.lerp_(torch.where(mean.isfinite(), mean, self.center), 0.1)
         momentum = 1 - (1 - self.spec.momentum) * (1 + math.cos(math.pi * progress)) / 2
         for teacher, student in self.pairs():
             averages: list[Tensor] = list(teacher.parameters())

@@ -56,7 +56,10 @@ class DistillClassifyText(Task):
         )
 
     def build_evaluator(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
-        return self.classify.build_evaluator(model, dataset)
+        return ClassifyTextModule(self.classify, model, dataset)  # `build` refuses texts without a label
+
+    def files(self, dataset: Dataset) -> dict[str, str]:
+        return self.classify.files(dataset)
 
     def floors(self, dataset: LabeledTextDataset, split: InMemory) -> dict[str, float]:
         return self.classify.floors(dataset, split)

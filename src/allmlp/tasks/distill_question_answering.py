@@ -53,6 +53,9 @@ class DistillQuestionAnswering(Task):
     def build_evaluator(self, model: Model, dataset: SquadDataset) -> TaskModule:
         return self.answer.build_evaluator(model, dataset)
 
+    def files(self, dataset: Dataset) -> dict[str, str]:
+        return self.answer.files(dataset)
+
     def floors(self, dataset: SquadDataset, split: object) -> dict[str, float]:
         return self.answer.floors(dataset, split)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from allmlp.data.corpus import TextDataset, TokenBatch
 from allmlp.data.dataset import Dataset, Split, evenly_spaced
+from allmlp.data.preprocessing import PREPROCESSING_FILE
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.device import sum_dtype
@@ -21,7 +22,7 @@ from allmlp.layers.stem import TokenEmbed
 from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
-from allmlp.spec import Rate, Spec
+from allmlp.spec import Rate, Spec, from_json, to_json
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 
 UNIGRAM_ROWS = 100_000
@@ -158,6 +159,12 @@ def configure_text_model(model: ModelSpec, tokenizer: Tokenizer, seq_len: int) -
     if not isinstance(model, Encoder) or not isinstance(model.stem, TokenEmbed):
         raise UserError(f"the task needs a model that reads text, not one that reads {model.input_spec}")
     return model.configure(vocab_size=len(tokenizer), seq_len=seq_len)
+
+
+def padding_told(files: dict[str, str], mask_padding: bool) -> dict[str, str]:
+    """The files of a text dataset, of which the preprocessing tells whether padding is hidden from the model."""
+    known = from_json(files[PREPROCESSING_FILE]).replace(mask_padding=mask_padding)
+    return files | {PREPROCESSING_FILE: to_json(known)}
 
 
 class MaskedLMModule(TaskModule):

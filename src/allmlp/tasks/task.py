@@ -58,6 +58,10 @@ class Task(Spec, abstract=True):
         """The module that evaluates a finished model, without what only training needs."""
         return self.build(model, dataset)
 
+    def files(self, dataset: Dataset) -> dict[str, str]:
+        """Name -> text of the files that are saved next to a model trained by this task."""
+        return dataset.files()
+
     def floors(self, dataset: Any, split: Any) -> dict[str, float]:
         """What is reached on `split` without a model, for example by always predicting the most frequent class."""
         return {}
