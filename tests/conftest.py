@@ -44,7 +44,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Every test has the same random numbers in every run, and runs as fast as it would alone."""
-    torch.manual_seed(0)
+    # For GPUs not in use yet, torch.manual_seed formats the stack: in all tests together, that takes many seconds.
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
     torch.set_num_threads(THREADS)  # a server sets its own number
     # On a CPU without bfloat16, autocast switches oneDNN off for the whole process, and convolutions become slow.
     torch.backends.mkldnn.enabled = torch.backends.mkldnn.is_available()

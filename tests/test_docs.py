@@ -73,11 +73,19 @@ def outline(notebook: dict[str, Any]) -> list[tuple[str, list[str]]]:
     return [("".join(cell["source"]), [next(iter(one.get("data", one))) for one in cell["outputs"]]) for cell in cells]
 
 
+FEWER = {"fine_tune": ("== digit][:64]", "== digit][:24]")}
+"""Notebooks that are tried on fewer examples: what they say, and what they say here."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_notebooks_run(file: Path) -> None:
     """From top to bottom, with the kinds of output that are stored: python -m notebooks."""
-    stored = json.loads(file.read_text(encoding="utf8"))
+    text = file.read_text(encoding="utf8")
+    if file.stem in FEWER:
+        assert text.count(FEWER[file.stem][0]) == 1
+        text = text.replace(*FEWER[file.stem])
+    stored = json.loads(text)
     assert outline(run(stored, file.name)) == outline(stored)
 
 

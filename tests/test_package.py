@@ -114,7 +114,8 @@ def environment(folder: Path, wheel: Path, *extras: str) -> Path:
             if top not in ("..", "__pycache__") and not (site / top).exists():
                 (site / top).symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / top)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
-    subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], check=True, timeout=200)
+    options = ["--quiet", "--no-compile", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "install", *options, str(wheel)], check=True, timeout=200)
     return folder / "bin" / "allmlp"
 
 

@@ -7,10 +7,12 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from allmlp.study.figure import costs_figure, curves_figure, draw, pareto_front
 from allmlp.study.runner import Progress, Runner, expected_seconds, portions, progress
 from allmlp.study.statistics import interval, paired_difference, seconds_to, t_quantile
 from allmlp.study.summary import at_the_edge, final_table, summarize, write
+from test_studies import InProcess
 
 # Stands for `allmlp train`: writes what a run would, without training. What it does is in $FAKE, as Python.
 FAKE_TRAIN = """
@@ -642,7 +645,12 @@ def test_command(
 
 @pytest.mark.slow
 def test_a_real_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With real runs of two steps each."""
+    """With real runs of two steps each, the final one in a process of its own: to import torch takes seconds."""
+
+    def start(command: list[str], **options: Any) -> Any:
+        return (subprocess.Popen if "val_size=0" in command else InProcess)(command, **options)
+
+    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=start, STDOUT=subprocess.STDOUT))
     monkeypatch.chdir(tmp_path)
     arguments = ("digits_gmlp", "--sweep", "optim.lr=1e-3,3e-3", "--seeds", "1", "--set", "budget.steps=2")
     code, out, err = run_command(capsys, *arguments, "--device", "cpu", "--jobs", "3")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,13 +88,18 @@ def commit() -> str | None:
     """What ALLMLP_COMMIT says, or the commit of the wheel or sdist, or the checked-out commit, with a + if files differ
     from it; None where there is none of them.
     """
-    here = Path(__file__)
-    git = ("git", "-C", str(here.parent))
     if COMMIT_VARIABLE in os.environ:
         return os.environ[COMMIT_VARIABLE]
     if COMMIT_FILE.is_file():
         return COMMIT_FILE.read_text(encoding="utf8").strip()
-    if not shutil.which("git") or not command_output(*git, "ls-files", here.name):
+    return checked_out() if shutil.which("git") else None
+
+
+@cache  # a process keeps the code that it has imported
+def checked_out() -> str | None:
+    here = Path(__file__)
+    git = ("git", "-C", str(here.parent))
+    if not command_output(*git, "ls-files", here.name):
         return None
     return command_output(*git, "rev-parse", "--short=12", "HEAD") + (
         "+" if command_output(*git, "status", "--porcelain", "..") else ""

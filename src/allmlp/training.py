@@ -292,7 +292,11 @@ def compute_dtype(run: Run, device: torch.device) -> torch.dtype:
 
 def generator(world: parallel.World, seed: int, step: int) -> torch.Generator:
     """Seed the random numbers of one step: torch's global ones per process, and a generator for all processes."""
-    torch.manual_seed(mix_seed(Stream.GLOBAL_RNG, seed, step, world.rank))
+    own = mix_seed(Stream.GLOBAL_RNG, seed, step, world.rank)
+    if world.device.type == "cpu":
+        torch.default_generator.manual_seed(own)  # for GPUs not in use yet, torch.manual_seed formats the stack: slow
+    else:
+        torch.manual_seed(own)
     return torch.Generator(world.device).manual_seed(mix_seed(Stream.TASK_STEP, seed, step))
 
 

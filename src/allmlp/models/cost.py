@@ -6,6 +6,7 @@ The blocks of a stack are identical, so one block is built, counted and multipli
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -58,6 +59,11 @@ def measure(spec: ModelSpec) -> Cost:
 
     >>> print(allmlp.measure(allmlp.preset("gmlp_s16").spec))
     """
+    return count(spec)
+
+
+@cache  # a run asks at its start and at its end
+def count(spec: ModelSpec) -> Cost:
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton where it is installed
 
     shallow, depths = spec.shallow()

@@ -143,7 +143,7 @@ def trace(spec: ModelSpec, execution: Execution) -> Trace:
     with torch.device("meta"):
         model = spec.build().train()
         inputs, twice = model.dummy_inputs(BATCH_SIZE), model.dummy_inputs(2 * BATCH_SIZE)
-    step = TrainingLoss(model)
+    step = MeasuredLoss(model)
     blocks = [
         block
         for stack in model.modules()
@@ -162,7 +162,7 @@ def trace(spec: ModelSpec, execution: Execution) -> Trace:
         else:
             large, _ = saved_by_autograd(step, state, [fake(each) for each in twice], execution, blocks)
             saved, constant = sum(large) - sum(small), 2 * sum(small) - sum(large)
-    logits = FLOAT32 * step.logits(*inputs).numel()
+    logits = FLOAT32 * step.sizes[0]
     stem, body = (calls[0].saved_before, calls[-1].saved_after) if calls else (0, len(small))
     block_inputs = sum(call.inputs[0].nbytes for call in calls)
     return Trace(saved, constant, sum(small[:stem]), max(small[:body]), block_inputs, logits)
@@ -193,6 +193,19 @@ class TrainingLoss(TaskModule):
             positions = torch.arange(count, device=features.device).view(1, -1, 1)
             features = features.gather(1, positions.expand(len(features), -1, features.shape[2]).contiguous())
         return self.model.forward_head(features)
+
+
+class MeasuredLoss(TrainingLoss):
+    """Notes how many logits each pass has."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.sizes: list[int] = []
+
+    def logits(self, *inputs: Tensor) -> Tensor:
+        found = super().logits(*inputs)
+        self.sizes.append(found.numel())
+        return found
 
 
 def head_tokens(spec: Encoder) -> int:
