@@ -505,8 +505,10 @@ def test_wrong_tasks(saved: dict[str, Path]) -> None:
 
 
 def test_what_cannot_be_wrapped(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="only models of this library can be wrapped, not HuggingFace"):
+    with pytest.raises(UserError, match="models of images and texts can be wrapped, not HuggingFace"):
         allmlp.hf.wrap(allmlp.create("hf:deit_ti16", num_classes=2))
+    with pytest.raises(UserError, match="models of images and texts can be wrapped, not SeriesEncoder"):
+        allmlp.hf.wrap(allmlp.create("patchtsmixer", in_chans=2))
     with pytest.raises(UserError, match="pass the folder"):
         allmlp.hf.processor(text_model("gmlp_l18"))
     with pytest.raises(UserError, match="part of its spec"):

@@ -12,9 +12,10 @@ from torch import nn
 
 import allmlp
 from allmlp.errors import UserError
-from allmlp.layers import LayerNorm
+from allmlp.layers import LayerNorm, TokenLstm
 from allmlp.layers.block import BlockLayer
 from allmlp.layers.context import Context
+from allmlp.models.cyclemlp import cyclemlp
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
@@ -26,6 +27,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "TokenLinear": lambda: allmlp.nn.TokenLinear(TOKENS),
     "TokenLinear causal": lambda: allmlp.nn.TokenLinear(TOKENS, causal=True, toeplitz=True),
     "TokenConv": lambda: allmlp.nn.TokenConv((4, 4), CHANNELS),
+    "TokenCycle": lambda: allmlp.nn.TokenCycle((4, 4), CHANNELS),
+    "TokenLstm": lambda: allmlp.nn.TokenLstm(CHANNELS),
     "Attention": lambda: allmlp.nn.Attention(CHANNELS, 3),
     "Llama's attention": lambda: allmlp.nn.Attention(
         CHANNELS, 6, causal=True, num_kv_heads=2, rope_theta=5e5, bias=False
@@ -49,6 +52,7 @@ def x() -> torch.Tensor:
     return torch.randn(2, TOKENS, CHANNELS, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.1.lstm")  # torch's own LSTM
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_live_in_other_peoples_networks(name: str, x: torch.Tensor) -> None:
     """nn.Sequential, deepcopy, pickle, functional_call, export and a training step, all with the input alone."""
@@ -107,6 +111,24 @@ def test_a_block_is_the_one_in_the_models(name: str, x: torch.Tensor) -> None:
     torch.testing.assert_close(alone(x), inside(x, Context()), rtol=0, atol=0)
     if name != "vit":
         torch.testing.assert_close(alone(x, mask), inside(x, Context(mask)), rtol=0, atol=0)
+
+
+def test_token_mixers_are_those_in_the_models(x: torch.Tensor) -> None:
+    """With the defaults of a layer alone, the weights of a model give the same."""
+    lstm = mixer(1, CHANNELS, 8, img_size=32).replace(block=allmlp.Block(TokenLstm()))
+    pairs = {
+        "TokenMlp": (mixer(1, CHANNELS, 8, img_size=32), allmlp.nn.TokenMlp(TOKENS, CHANNELS // 2)),
+        "TokenCycle": (cyclemlp((1,), (CHANNELS,), (4,), img_size=16), LAYERS["TokenCycle"]()),
+        "TokenLstm": (lstm, LAYERS["TokenLstm"]()),
+    }
+    for name, (spec, alone) in pairs.items():
+        torch.manual_seed(0)
+        inside = spec.build().blocks[0].token.mix
+        for key, weight in alone.named_parameters():
+            if weight.numel() > 100:
+                assert weight.std().item() == pytest.approx(inside.get_parameter(key).std().item(), rel=0.25), key
+        alone.load_state_dict(inside.state_dict())
+        torch.testing.assert_close(alone(100 * x), inside(100 * x, Context()), rtol=0, atol=0, msg=name)
 
 
 def test_the_gating_unit_is_the_papers_equation(x: torch.Tensor) -> None:

@@ -38,7 +38,12 @@ def test_options_of_loading(opener: str, images: Path, tmp_path: Path) -> None:
     model = load(images)
     assert model.dtype == torch.float32 and model.device.type == "cpu" and not model.training
     assert load(images, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert load(images, dtype="float16").dtype == torch.float16
+    with pytest.raises(allmlp.UserError, match="float32, float16, bfloat16 or float64, not in int8"):
+        load(images, dtype="int8")
     assert load(images, device="meta").device.type == "meta"
+    with pytest.raises(allmlp.UserError, match=r"^cannot use the device xpu: torch sees no xpu device here$"):
+        load(images, device="xpu")
     with pytest.raises(allmlp.UserError, match="cannot use the device gpu: Expected one of cpu, cuda"):
         load(images, device="gpu")
     assert load(images, img_size=(16, 24))(torch.zeros(2, 3, 16, 24)).shape == (2, 3)

@@ -76,9 +76,40 @@ def test_a_plug_in_that_fails_is_named_and_left_out(installed: Path, tmp_path: P
     info = broken / "broken-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[allmlp.plugins]\nbad = bad_module\n")
+    (info / "entry_points.txt").write_text("[allmlp.plugins]\nbad = bad_module\nworse = quits\n")
     (broken / "bad_module.py").write_text("raise RuntimeError('half installed')\n")
+    (broken / "quits.py").write_text("raise SystemExit('no license')\n")
     both = Path(f"{broken}{os.pathsep}{installed}")
     listed = allmlp("list", "shift", path=both, cwd=tmp_path)
     assert listed.returncode == 0 and "shift_tiny" in listed.stdout, listed.stderr
     assert "plug-in bad is left out: RuntimeError: half installed" in listed.stderr
+    assert "plug-in worse is left out: SystemExit: no license" in listed.stderr
+
+
+SCRIPT = """
+import allmlp, torch
+from allmlp.models.preset import presets
+from allmlp.recipes import recipes
+before = presets()
+import mine
+assert "shift_tiny" not in before
+assert allmlp.create("shift_tiny", num_classes=3)(torch.zeros(1, 3, 8, 8)).shape == (1, 3)
+assert "shift_stripes" in recipes()
+mine.PRESETS["mixer_b16"] = mine.PRESETS["shift_tiny"]
+try:
+    allmlp.create("shift_tiny")
+except allmlp.UserError as error:
+    assert str(error) == "mine.PRESETS: there is a model mixer_b16 already; use another name"
+mine.PRESETS["mixer_b16"] = mine.PRESETS["shift_tiny"].spec
+try:
+    allmlp.create("shift_tiny")
+except allmlp.UserError as error:
+    print(error)
+"""
+
+
+def test_a_script_imports_a_module(tmp_path: Path) -> None:
+    """Before or after the models were listed; mistakes in its table are named."""
+    (tmp_path / "mine.py").write_text((PLUGIN / "allmlp_shift.py").read_text())
+    done = python("-c", SCRIPT, path=tmp_path, cwd=tmp_path)
+    assert done.stdout == "mine.PRESETS: mixer_b16 is Encoder, not Preset(spec, family)\n", done.stderr

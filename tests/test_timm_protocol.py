@@ -62,8 +62,9 @@ def test_the_data_config_is_the_models_own() -> None:
 
     config = resolve_model_data_config(allmlp.from_pretrained("allmlp:cifar10"))
     assert config["input_size"] == (3, 32, 32) and config["mean"] == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-3)
-    config = resolve_model_data_config(timm.create_model("allmlp_mixer_nano"))
-    assert config["input_size"] == (3, 32, 32) and config["crop_pct"] == 0.875
+    for features_only in (False, True):
+        config = resolve_model_data_config(timm.create_model("allmlp_mixer_nano", features_only=features_only))
+        assert config["input_size"] == (3, 32, 32) and config["crop_pct"] == 0.875
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -87,6 +88,8 @@ def test_intermediates_are_the_activations(name: str) -> None:
     assert pairs[0][1].shape == (2, prefix, 16)
     with pytest.raises(UserError, match="no block 3"):
         model.forward_intermediates(images, [3])
+    with pytest.raises(UserError, match="output_fmt must be one of NCHW, NLC, not 'NHWC'"):
+        model.forward_intermediates(images, output_fmt="NHWC")
 
 
 def test_features_only_gives_maps_at_another_size() -> None:
@@ -96,6 +99,14 @@ def test_features_only_gives_maps_at_another_size() -> None:
     assert [tuple(one.shape) for one in maps] == [(1, 384, 4, 6)] * 2
     assert len(network.model.blocks) == 4  # later blocks are gone
     maps[-1].sum().backward()
+    timm.create_model("allmlp_mixer_nano", features_only=True, feature_cls="getter")
+    with pytest.raises(UserError, match="feature_cls 'hook' is not for these models"):
+        timm.create_model("allmlp_mixer_nano", features_only=True, feature_cls="hook")
+
+
+def test_options_that_timm_passes_on() -> None:
+    model = timm.create_model("allmlp_mixer_nano", num_classes=3, device="meta", dtype=torch.bfloat16)
+    assert {(weight.device.type, weight.dtype) for weight in model.parameters()} == {("meta", torch.bfloat16)}
 
 
 def test_a_pool_that_the_model_does_not_have_is_refused() -> None:
@@ -111,7 +122,7 @@ def test_heads() -> None:
     images = torch.randn(2, 3, 16, 16)
     features = model.forward_features(images)
     torch.testing.assert_close(model.forward_head(features, pre_logits=True), features.mean(1))
-    assert model.get_classifier() is model.head and model.num_classes == 5 and model.num_features == 16
+    assert model.get_classifier() is model.head.proj and model.num_classes == 5 and model.num_features == 16
     model.reset_classifier(0)
     torch.testing.assert_close(model(images), features.mean(1))
     assert model.num_classes == 0 and isinstance(model.get_classifier(), torch.nn.Identity)

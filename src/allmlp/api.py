@@ -82,7 +82,7 @@ def evaluate(
     classes: PathLike | None = None,
     knn: int | None = None,
     device: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> dict[str, float]:
@@ -145,7 +145,7 @@ def predict(
     context: str = "",
     top_k: int = 5,
     device: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     fast: bool = False,
 ) -> list[list[Prediction]]:
@@ -177,7 +177,7 @@ def embed(
     *,
     context: str = "",
     device: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     fast: bool = False,
 ) -> np.ndarray:

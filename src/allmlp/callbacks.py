@@ -125,9 +125,9 @@ class Callbacks:
             try:
                 getattr(callback, event)(*arguments)
             except Exception as reason:  # somebody else's code, or a server that cannot be reached
+                self.active.remove(callback)
                 if event == "on_start" and isinstance(reason, UserError):
                     raise
-                self.active.remove(callback)
                 name = type(callback).__name__
                 log.warning(
                     "%s.%s failed and is switched off: %s: %s", name, event, type(reason).__name__, one_line(reason)

@@ -48,6 +48,14 @@ def default_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
+def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """A number format of models, or the one of its name: "float16"."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UserError(f"a model computes in float32, float16, bfloat16 or float64, not in {dtype}")
+    return found
+
+
 def sum_dtype(device: torch.device) -> torch.dtype:
     """The widest floating-point format of a device, for sums over many examples."""
     if device.type == "xpu":

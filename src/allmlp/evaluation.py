@@ -20,7 +20,7 @@ from allmlp.data.prefetch import read_ahead
 from allmlp.data.sampler import eval_batches
 from allmlp.data.squad import Squad
 from allmlp.data.tokenizer import TextData, load_tokenizer
-from allmlp.device import sum_dtype
+from allmlp.device import as_dtype, sum_dtype
 from allmlp.errors import UserError
 from allmlp.files import RUN
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
@@ -120,7 +120,7 @@ def evaluate_model(
     classes: str | None = None,
     knn: int | None = None,
     device: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     metrics: Mapping[str, Metric] | None = None,
     progress: Progress = lambda done, total: None,
@@ -132,6 +132,7 @@ def evaluate_model(
     `metrics` are functions of logits and labels, as for training; on other data, the logits are log-probabilities of
     the classes that are told apart.
     """
+    dtype = None if dtype is None else as_dtype(dtype)
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"models cannot be evaluated in {dtype}: use float32, bfloat16 or float16")
     own = SplitMetrics(metrics)

@@ -26,20 +26,23 @@ from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.init import Init
 from allmlp.layers.mixers.attention import AttentionLayer, divide
 from allmlp.layers.mixers.conv import TokenConvLayer
+from allmlp.layers.mixers.cycle import TokenCycleLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
+from allmlp.layers.mixers.lstm import TokenLstmLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
 from allmlp.layers.scale import LayerScaleLayer
 from allmlp.layers.stem import PatchEmbedLayer, TokenEmbedLayer
 from allmlp.models.bert import TEXT_INIT
+from allmlp.models.cyclemlp import cyclemlp
 from allmlp.models.gmlp import GATE_INIT, GateVariant, gmlp
 from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
 from allmlp.models.vit import vit
 
-MIXER_INIT, RESMLP_INIT, GMLP_INIT, VIT_INIT = (
-    spec.init for spec in (mixer(1, 16, 16), resmlp(1, 16, 0.1), gmlp(1, 16), vit(1, 16, 1, 16))
+MIXER_INIT, RESMLP_INIT, GMLP_INIT, VIT_INIT, CYCLE_INIT = (
+    spec.init for spec in (mixer(1, 16, 16), resmlp(1, 16, 0.1), gmlp(1, 16), vit(1, 16, 1, 16), cyclemlp((1,) * 4))
 )
 
 __all__ = [
@@ -54,8 +57,10 @@ __all__ = [
     "ResMlpBlock",
     "SpatialGatingUnit",
     "TokenConv",
+    "TokenCycle",
     "TokenEmbed",
     "TokenLinear",
+    "TokenLstm",
     "TokenMlp",
     "TransformerBlock",
 ]
@@ -74,7 +79,7 @@ class PlainForward:
 class TokenMlp(PlainForward, TokenMlpLayer):  # type: ignore[inconsistent-inheritance]
     """MLP-Mixer's token mixing, an MLP over tokens: [B, S, C] -> [B, S, C]."""
 
-    def __init__(self, tokens: int, hidden: int, *, act: Act = "gelu", init: Init = MIXER_INIT) -> None:
+    def __init__(self, tokens: int, hidden: int, *, act: Act = "gelu_tanh", init: Init = MIXER_INIT) -> None:
         super().__init__(layers.TokenMlp(hidden, act=act), BuildContext(tokens, 1, init))
 
 
@@ -100,6 +105,29 @@ class TokenConv(PlainForward, TokenConvLayer):  # type: ignore[inconsistent-inhe
     ) -> None:
         spec = layers.TokenConv("depthwise" if depthwise else "full", kernel, act)
         super().__init__(spec, BuildContext(grid[0] * grid[1], channels, init, grid), grid)
+
+
+class TokenCycle(PlainForward, TokenCycleLayer):  # type: ignore[inconsistent-inheritance]
+    """CycleMLP's token mixing over the grid of tokens (height, width): [B, S, C] -> [B, S, C]."""
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        channels: int,
+        kernel: int = 3,
+        *,
+        reduction: int = 4,
+        init: Init = CYCLE_INIT,
+    ) -> None:
+        spec = layers.TokenCycle(kernel, reduction)
+        super().__init__(spec, BuildContext(grid[0] * grid[1], channels, init, grid), grid)
+
+
+class TokenLstm(PlainForward, TokenLstmLayer):  # type: ignore[inconsistent-inheritance]
+    """A long short-term memory over tokens, causal: [B, S, C] -> [B, S, C]."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(BuildContext(1, channels, Init()))
 
 
 class Attention(PlainForward, AttentionLayer):  # type: ignore[inconsistent-inheritance]
@@ -165,7 +193,7 @@ def gate(
 class ChannelMlp(PlainForward, ChannelMlpLayer):  # type: ignore[inconsistent-inheritance]
     """The MLP over channels of all these models: [B, S, C] -> [B, S, C]; `hidden` is 4 C if not given.
 
-    With `glu` it is gated: SwiGLU with act="silu".
+    MLP-Mixer's has act="gelu_tanh". With `glu` it is gated: SwiGLU with act="silu".
     """
 
     def __init__(

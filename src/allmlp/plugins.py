@@ -7,8 +7,9 @@ package,
     [project.entry-points."allmlp.plugins"]
     shift = "allmlp_shift"
 
-or by its name: `allmlp --import my_module train ...`, or ALLMLP_IMPORT=my_module. An installed plug-in that cannot be
-imported is left out with a warning; one that is asked for by name is an error.
+or by its name: `allmlp --import my_module train ...`, or ALLMLP_IMPORT=my_module; or it is imported by the script that
+uses it, or is that script. An installed plug-in that cannot be imported is left out with a warning; one that is asked
+for by name is an error.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import importlib.util
 import logging
 import os
 import sys
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from allmlp.errors import UserError, lookup, one_line
 
+PACKAGE = "allmlp."
 GROUP = "allmlp.plugins"
 VARIABLE = "ALLMLP_IMPORT"
 LOADED: dict[str, ModuleType | None] = {}
@@ -33,18 +36,37 @@ log = logging.getLogger("allmlp.plugins")
 
 
 def plugins() -> list[ModuleType]:
-    """All plug-ins, imported at the first call."""
-    for point in entry_points(group=GROUP):
+    """All plug-ins; those that nobody has imported yet are imported at the first call."""
+    for point in installed():
         if point.name not in LOADED:
             LOADED[point.name] = None  # a plug-in may ask for the presets while it is imported
             try:
                 LOADED[point.name] = point.load()
-            except Exception as reason:  # somebody else's code
+            except (Exception, SystemExit) as reason:  # somebody else's code
                 log.warning("plug-in %s is left out: %s: %s", point.name, type(reason).__name__, one_line(reason))
     for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
         if name not in LOADED:
             LOADED[name] = import_by_name(name)
-    return [module for module in LOADED.values() if module is not None]
+    named = [module for module in LOADED.values() if module is not None]
+    return [*named, *(module for module in list(sys.modules.values()) if adds(module) and module not in named)]
+
+
+@cache
+def installed() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
+
+
+def adds(module: ModuleType) -> bool:
+    """Whether a module that somebody has imported has models or recipes for this library."""
+    known = getattr(module, "__dict__", {})
+    models, recipes = known.get("PRESETS"), known.get("RECIPES")
+    if known.get("__name__", PACKAGE).startswith(PACKAGE):
+        return False
+    ours = isinstance(models, dict) and any(type(model).__module__.startswith(PACKAGE) for model in models.values())
+    if ours or not isinstance(recipes, tuple):
+        return ours
+    parts = (str(getattr(part, "__module__", "")) for part in known.values())
+    return all(map(callable, recipes)) and any(part.startswith(PACKAGE) for part in parts)
 
 
 def import_by_name(name: str) -> ModuleType:
@@ -53,7 +75,7 @@ def import_by_name(name: str) -> ModuleType:
         sys.path.append(os.getcwd())
     try:
         return import_module(name)
-    except Exception as reason:  # somebody else's code
+    except (Exception, SystemExit) as reason:  # somebody else's code
         raise UserError(f"cannot import {name!r}: {type(reason).__name__}: {one_line(reason)}") from reason
 
 

@@ -47,10 +47,15 @@ def create_timm(
     drop_rate: float = 0.0,
     global_pool: str | None = None,
     dynamic_img_size: bool = False,
+    device: Any = None,
+    dtype: Any = None,
     features_only: bool = False,
+    feature_cls: str = "getter",
     **features: Any,
 ) -> nn.Module:
     """The model `preset` with timm's options. `pretrained_cfg` is the tag after its name, if there is one."""
+    if feature_cls != "getter":
+        raise UserError(f"feature_cls {feature_cls!r} is not for these models: features_only takes 'getter'")
     if pretrained_cfg_overlay or not isinstance(pretrained_cfg, (str, type(None))):
         raise UserError("models of allmlp take published weights by their tag, not a pretrained_cfg")
     if features and not features_only:
@@ -74,11 +79,14 @@ def create_timm(
     model = set_rates(model, drop_path_rate, drop_rate).train()
     if dynamic_img_size:
         model = make_dynamic(model)
+    model = model.to(device, dtype)
     if not features_only:
         return model
     getter = package().models._features.FeatureGetterNet
     indices = features.pop("out_indices", min(4, len(model.feature_blocks)))
-    return getter(model, out_indices=indices, **features)
+    network = getter(model, out_indices=indices, **features)
+    network.pretrained_cfg = network.default_cfg = model.pretrained_cfg | {"num_classes": 0, "classifier": None}
+    return network
 
 
 def load_tag(preset: str, tag: str | None, img_size: Any, cache_dir: str | None) -> Model:

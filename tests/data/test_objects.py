@@ -115,6 +115,20 @@ def test_labels_are_read_without_decoding() -> None:
         ([(torch.zeros(3, 8, 8), 0), (torch.zeros(3, 8, 8), [0, 1])] * 20, r"item 1 of list has the label \[0, 1\]"),
         ([(torch.zeros(3, 8, 8), 0), (torch.zeros(3, 8, 9), 1)] * 20, r"item 1 of list is a tensor \[3, 8, 9\]"),
         ([(torch.zeros(3, 8, 8), 0)] * 20, "only one class"),
+        ([(torch.zeros(3, 8, 8), 5)] * 20, "only one class"),
+        (None, "NoneType has no length or cannot be indexed"),
+        (
+            [(Image.new("RGB", (8, 8)), 0), (torch.zeros(3, 8, 8), 1)] * 20,
+            "item 1 of list is float32 with 3 channels, others are uint8 with 3 channels: all images must be alike",
+        ),
+        (
+            [(torch.zeros(3, 8, 8), 0), (torch.zeros(1, 8, 8), 1)] * 20,
+            "item 1 of list is float32 with 1 channels, others are float32 with 3 channels",
+        ),
+        (
+            [(Image.new("RGB", (8, 8)), 0), (torch.zeros(5, 8, 8, dtype=torch.uint8), 1)] * 20,
+            r"item 1 of list has pixels of the shape \[8, 8, 5\], which is no image",
+        ),
         ([(torch.zeros(3, 8, 8), -1), (torch.zeros(3, 8, 8), 1)] * 20, "item 0 of list has the label -1, but"),
     ],
 )
@@ -136,6 +150,20 @@ def test_an_error_in_their_code_names_the_item() -> None:
 
     with pytest.raises(UserError, match=r"item 3 of .*Broken: KeyError: 'gone'"):
         Data.of(Broken("uint8")).load()
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_classes_without_examples_are_noted(kind: str) -> None:
+    """A mistaken number would make a model of many classes without a word."""
+    texts = [(f"text {index}", index % 2 * 3) for index in range(24)]
+    items = texts if kind == "texts" else [(torch.zeros(3, 8, 8), label) for _, label in texts]
+    assert "2 of 4 classes have no example: 1, 2" in Data.of(items, name="list").load().notes
+
+
+def test_a_test_split_of_another_form_is_named() -> None:
+    test = Data.of(Squares("uint8"), Squares("float"), name="squares").load().test
+    with pytest.raises(UserError, match="item 0 of squares is float32 with 3 channels, others are uint8"):
+        test.fetch(torch.tensor([0]))
 
 
 def test_labels_must_not_vary() -> None:

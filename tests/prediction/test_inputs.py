@@ -227,6 +227,8 @@ def test_inputs_of_a_call(photos: Path, images: Path, tmp_path: Path) -> None:
         assert torch.equal(predictor.decode(listed.source), expected), type(one)
     assert len(list(as_items(torch.stack([tensor, tensor]), "images"))) == 2
     assert len(list(as_items([photos, file], "images"))) == 8
+    with pytest.raises(UserError, match="the inputs must be images, not int"):
+        list(as_items(3, "images"))
     with pytest.raises(UserError, match=r"pixels must be uint8 from 0 to 255, not float32"):
         predictor.decode(pixels.astype(np.float32))
     with pytest.raises(UserError, match=r"not \[3, 20\]|not \[20, 30, 5\]"):

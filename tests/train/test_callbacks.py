@@ -108,3 +108,12 @@ def test_names_of_trackers() -> None:
     assert trackers("") == []
     with pytest.raises(allmlp.UserError, match=r"unknown tracker 'wandbb'; did you mean 'wandb'\?"):
         trackers("wandbb")
+
+
+def test_a_tracker_that_is_not_installed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(allmlp.UserError, match="this needs wandb"), caplog.at_level("WARNING", "allmlp"):
+        allmlp.train(runs.small(), tmp_path / "run", callbacks=trackers("wandb"))
+    assert not caplog.records

@@ -15,7 +15,7 @@ from allmlp.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, 
 from allmlp.data.dataset import Data, ImageDataset, LabeledImages, Split, Subset, evenly_spaced
 from allmlp.data.decode import Decode, as_tensor, crop_and_resize
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset, TextExample
-from allmlp.data.splits import split_by_group
+from allmlp.data.splits import listing, split_by_group
 from allmlp.data.tokenizer import TextData, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean, one_line, require
 from allmlp.spec import Count, Rate, Size
@@ -86,7 +86,7 @@ def of_objects(
     seq_len: int | None = None,
 ) -> Data:
     """What `Data.of` returns."""
-    for part in filter(lambda part: part is not None, (train, test, validation)):
+    for part in (train, *(part for part in (test, validation) if part is not None)):
         kind = type(part).__name__
         if isinstance(part, Mapping):
             raise UserError(
@@ -187,6 +187,13 @@ def known_classes(items: Any) -> tuple[str, ...]:
     return tuple(map(str, names)) if are_names else ()
 
 
+def empty_class_note(labels: Sequence[str], class_names: tuple[str, ...]) -> list[str]:
+    """Whether there are classes without examples, as a mistaken number makes them."""
+    found = set(labels)
+    empty = [name for name in class_names if name not in found]
+    return [f"{len(empty)} of {len(class_names)} classes have no example: {listing(empty)}"] if empty else []
+
+
 # --- texts --------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +223,8 @@ class ObjectTextData(ObjectData, TextData):
         ]
         fields = ("test_fraction", "val_fraction", "split_seed", "tokenizer", "seq_len", "cache")
         table = LabeledText(self.name, **{field: getattr(self, field) for field in fields})
-        return table.assemble(rows, given[0], [(self.name, given[1])] if test is not None else [], [], [], names)
+        notes = empty_class_note([row.label for row in rows], names)
+        return table.assemble(rows, given[0], [(self.name, given[1])] if test is not None else [], [], notes, names)
 
 
 def read_texts(items: Any, name: str) -> list[Item]:
@@ -281,12 +289,19 @@ class ObjectImageData(ObjectData):
         given = [None if part is None else self.split(part) for part in (objects.validation, objects.test)]
         for split in filter(None, (whole, *given)):
             split.check_labels(names)
+        if len(whole.labels.unique()) < 2:
+            raise UserError(f"{self.name} has only one class: at least two are needed")
         train, validation, test = (whole, *given) if given[1] else self.divide(whole, given[0])
         assert test is not None
         first = whole.fetch(torch.tensor([0])).images
+        for split in filter(None, given):
+            split.form = whole.form
         plain = (0.0,) * first.shape[1], (1.0,) * first.shape[1]
         mean, std = plain if first.is_floating_point() else self.decode.statistics()
-        return ImageDataset(train, test, names, mean, std, self.decode.crop_pct, validation=validation)
+        notes = empty_class_note([names[label] for label in whole.labels.unique().tolist()], names)
+        return ImageDataset(
+            train, test, names, mean, std, self.decode.crop_pct, validation=validation, notes=tuple(notes)
+        )
 
     def split(self, items: Any) -> ObjectImages:
         return ObjectImages(items, self.name, self.img_size, self.decode)
@@ -327,6 +342,8 @@ class ObjectImages:
 
     def __init__(self, items: Any, name: str, img_size: tuple[int, int], decode: Decode) -> None:
         self.items, self.name, self.img_size, self.decode = items, name, img_size, decode
+        self.form: tuple[torch.dtype, int] | None = None
+        """Number format and channels of the first image that was read."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -347,8 +364,6 @@ class ObjectImages:
         return torch.tensor([class_number(label, self.where(index)) for index, label in enumerate(targets)])
 
     def check_labels(self, class_names: tuple[str, ...]) -> None:
-        if len(class_names) < 2:
-            raise UserError(f"{self.name} has only one class: at least two are needed")
         for index in ((self.labels < 0) | (self.labels >= len(class_names))).nonzero().flatten().tolist():
             check_number(int(self.labels[index]), class_names, self.where(index))
 
@@ -378,15 +393,36 @@ class ObjectImages:
             if not is_pixels and not image.is_floating_point():
                 raise UserError(f"{where} is a tensor of {image.dtype}: use uint8 for pixels, or a float tensor")
             if not is_pixels:
-                return image.float()  # float64, as numpy makes it, is no type of a model
+                image = image.float()  # float64, as numpy makes it, is no type of a model
+                self.check_form(image, where)
+                return image
             image = image.movedim(0, -1).numpy()
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8:
                 raise UserError(f"{where} is a {image.dtype} array: use uint8, or a float tensor")
-            image = require("PIL.Image", "train").fromarray(image.squeeze(2) if image.shape[2:] == (1,) else image)
+            image = self.picture(image, where)
         elif not hasattr(image, "getexif"):
             raise UserError(f"{where} is {type(image).__name__}, but item 0 is an image")
-        return as_tensor(crop_and_resize(image, self.img_size, self.decode, uniforms))
+        pixels = as_tensor(crop_and_resize(image, self.img_size, self.decode, uniforms))
+        self.check_form(pixels, where)
+        return pixels
+
+    def picture(self, pixels: np.ndarray, where: str) -> Any:
+        try:
+            return require("PIL.Image", "train").fromarray(pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels)
+        except (TypeError, ValueError):
+            raise UserError(f"{where} has pixels of the shape {list(pixels.shape)}, which is no image") from None
+
+    def check_form(self, image: Tensor, where: str) -> None:
+        """Batches are of one number format, which also says how they are normalized, and of one number of channels."""
+        found = image.dtype, len(image)
+        if self.form is None:
+            self.form = found
+        if found != self.form:
+            kinds = [
+                f"{str(dtype).removeprefix('torch.')} with {count} channels" for dtype, count in (found, self.form)
+            ]
+            raise UserError(f"{where} is {kinds[0]}, others are {kinds[1]}: all images must be alike")
 
     def content(self) -> Iterator[Any]:
         yield f"{self.name} {len(self)}".encode()

@@ -102,12 +102,13 @@ def wrap(model: Model | str | os.PathLike[str], task: str | None = None, **optio
     found: Any = model if isinstance(model, Model) else from_pretrained(model)
     path = None if isinstance(model, Model) or found.folder is None else Path(found.folder)
     if not isinstance(found, (EncoderModel, EncoderDecoderModel)):
-        raise UserError(f"only models of this library can be wrapped, not {type(found.spec).__name__}")
-    kind = lookup(task or head_task(found.spec), TASKS, "task")
+        kind = type(found.spec).__name__
+        raise UserError(f"only this library's models of images and texts can be wrapped, not {kind}")
+    wrapper = lookup(task or head_task(found.spec), TASKS, "task")
     config = make_config(found, path, options)
-    same = kind.adapt(found.spec, config) == found.spec
+    same = wrapper.adapt(found.spec, config) == found.spec
     with torch.device("meta" if same else found.device):
-        wrapped: Any = kind(config)
+        wrapped: Any = wrapper(config)
     if same:
         wrapped.model = found
     else:

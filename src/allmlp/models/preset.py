@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from allmlp.errors import lookup
+from allmlp.errors import UserError, lookup
 from allmlp.plugins import plugins
 from allmlp.spec import discover
 
@@ -34,16 +34,29 @@ class Preset(NamedTuple):
     about: str = ""
 
 
-@cache
 def presets() -> dict[str, Preset]:
     """All presets of this package, where a new family is a new file with a PRESETS table, and of plug-ins."""
+    found = dict(own_presets())
+    for module in plugins():
+        for name, entry in getattr(module, "PRESETS", {}).items():
+            if not isinstance(entry, Preset):
+                raise UserError(
+                    f"{module.__name__}.PRESETS: {name} is {type(entry).__name__}, not Preset(spec, family)"
+                )
+            if found.setdefault(name, entry) is not entry:
+                raise UserError(f"{module.__name__}.PRESETS: there is a model {name} already; use another name")
+    return dict(sorted(found.items(), key=lambda item: ":" in item[0]))  # our own first
+
+
+@cache
+def own_presets() -> dict[str, Preset]:
     found: dict[str, Preset] = {}
-    for module in (*discover("allmlp.models"), *plugins()):
+    for module in discover("allmlp.models"):
         for name, entry in getattr(module, "PRESETS", {}).items():
             if name in found:
                 raise TypeError(f"two presets are called {name}")
             found[name] = entry
-    return dict(sorted(found.items(), key=lambda item: ":" in item[0]))  # our own first
+    return found
 
 
 def preset(name: str) -> Preset:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
-from allmlp.layers.head import ClassifierHead, PooledHead
+from allmlp.layers.head import ClassifierHead, ClassifierHeadLayer, PooledHead
 from allmlp.layers.stem import PatchEmbed
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ class TimmProtocol(nn.Module):
     # --- head --------------------------------------------------------------------------------------------
 
     def get_classifier(self) -> nn.Module:
-        return self.head if isinstance(self.head, nn.Module) else nn.Identity()
+        """The last linear layer, which `pretrained_cfg["classifier"]` names."""
+        head = nn.Identity() if self.head is None else self.head
+        return head.proj if isinstance(head, ClassifierHeadLayer) else head
 
     # --- features ----------------------------------------------------------------------------------------
 
@@ -132,6 +134,8 @@ class TimmProtocol(nn.Module):
         and with `stop_early` later blocks do not run.
         """
         stem, prefix = self.spec.stem, self.num_prefix_tokens
+        if output_fmt not in get_args(Format):
+            raise UserError(f"output_fmt must be one of {', '.join(get_args(Format))}, not {output_fmt!r}")
         if output_fmt == "NCHW" and not isinstance(stem, PatchEmbed):
             raise UserError("the tokens of a text form no map: use output_fmt='NLC'")
         taken = take_indices(self.feature_blocks, indices)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from allmlp.device import as_dtype
 from allmlp.errors import suggest_keywords
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models import timm
@@ -79,7 +80,7 @@ def create(
     drop_path: float | None = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     dynamic: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
@@ -109,7 +110,7 @@ def create(
             torch.manual_seed(seed)
         built = spec.build()
     built = make_dynamic(built) if dynamic else built
-    return built if dtype is None else built.to(dtype)
+    return built if dtype is None else built.to(as_dtype(dtype))
 
 
 @cache

@@ -338,7 +338,11 @@ def as_items(inputs: Any, reads: Reads, context: str = "", questions: bool = Tru
     """
     is_array = getattr(inputs, "ndim", 4) < 4
     single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array
-    for number, source in enumerate([inputs] if single else inputs):
+    try:
+        sources = iter([inputs] if single else inputs)
+    except TypeError:
+        raise UserError(f"the inputs must be {reads}, not {type(inputs).__name__}") from None
+    for number, source in enumerate(sources):
         if isinstance(source, os.PathLike) or (isinstance(source, str) and reads == "images"):
             yield from Inputs([os.fspath(source)], reads, context=context, questions=questions)
         elif isinstance(source, str):

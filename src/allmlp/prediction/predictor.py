@@ -28,7 +28,7 @@ from allmlp.data.preprocessing import (
     read_preprocessing,
 )
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
-from allmlp.device import own_device
+from allmlp.device import as_dtype, own_device
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
 from allmlp.layers.stem import TokenEmbed
@@ -362,7 +362,7 @@ def open_predictor(
     model: str | os.PathLike[str] | Model,
     *,
     device: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     fast: bool = False,
 ) -> Predictor:
     """Open a model by its folder or name, as in `allmlp.from_pretrained`, or one that is loaded.
@@ -370,6 +370,7 @@ def open_predictor(
     `device` is "cpu", "cuda", or None for a GPU if there is one. The default `dtype` is float32, and bfloat16 for a
     fast model on a GPU. Device and dtype of a loaded model are its own by default.
     """
+    dtype = None if dtype is None else as_dtype(dtype)
     if isinstance(model, Model):
         return loaded_predictor(model, device, dtype, fast)
     name, place = os.fspath(model), own_device(device)

@@ -23,6 +23,7 @@ from allmlp.data.preprocessing import (
     refuse_unfinished,
     write_preprocessing,
 )
+from allmlp.device import INSTALL, as_dtype, count_devices
 from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.files import RUN, write_atomically
 from allmlp.layers.stem import TokenEmbed
@@ -113,7 +114,7 @@ def load(
     seq_len: int | None = None,
     rule: Rule | None = None,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = torch.float32,
+    dtype: torch.dtype | str | None = torch.float32,
     dynamic: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
@@ -153,7 +154,7 @@ class ModelChanges(NamedTuple):
     img_size: int | tuple[int, int] | None = None
     seq_len: int | None = None
     rule: Rule | None = None
-    dtype: torch.dtype | None = torch.float32
+    dtype: torch.dtype | str | None = torch.float32
     dynamic: bool = False
 
     def apply(
@@ -165,7 +166,7 @@ class ModelChanges(NamedTuple):
         """The changed model, with its preprocessing and folder; the classes of a new head have no names."""
         model.preprocessing, model.folder = preprocessing, None if folder is None else str(folder.resolve())
         if self.dtype is not None:
-            model = model.to(self.dtype)
+            model = model.to(as_dtype(self.dtype))
         if self.img_size is not None or self.seq_len is not None:
             model = resize_model(model, self.img_size, self.seq_len, self.rule)
         if self.num_classes is not None and model.spec.configure(num_classes=self.num_classes) != model.spec:
@@ -228,6 +229,9 @@ def read_weights(
     if not file.is_file():
         raise UserError(f"{file.parent} has no {WEIGHTS}")
     try:
+        kind = torch.device(device).type
+        if kind in INSTALL and not count_devices(kind):
+            raise UserError(f"cannot use the device {device}: torch sees no {kind} device here")
         place = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as reason:
         raise UserError(f"cannot use the device {device}: {one_line(reason)}") from None

@@ -73,7 +73,7 @@ def from_pretrained(
     seq_len: int | None = None,
     rule: Rule | None = None,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = torch.float32,
+    dtype: torch.dtype | str | None = torch.float32,
     dynamic: bool = False,
     overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
