@@ -21,11 +21,11 @@ BELOW = {
     "kernels": set(),
     "cuda_graph": set(),
     "layers": {"errors", "spec", "kernels"},
-    "models": {"errors", "spec", "layers", "plugins"},
+    "models": {"device", "errors", "spec", "layers", "plugins"},
     "nn": {"layers", "models"},
     "timm": {"errors", "layers", "models", "weights"},
     "hf": {"errors", "spec", "layers", "models", "data", "weights"},
-    "weights": {"errors", "files", "spec", "layers", "models", "data"},
+    "weights": {"device", "errors", "files", "spec", "layers", "models", "data"},
     # tasks: images are preprocessed and features pooled as by k-NN evaluation, so that neighbors are the same.
     "analysis": {"errors", "files", "spec", "layers", "models", "data", "weights", "tasks"},
     "show": {"errors", "spec", "models"},
