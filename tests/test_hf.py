@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from allmlp.data.decode import read_images
 from allmlp.data.tokenizer import load_tokenizer
 from allmlp.errors import UserError
 from allmlp.layers import ClassifierHead
+from allmlp.matmul import VARIABLE
 from allmlp.models.encoder import EncoderModel
 from allmlp.spec import to_dict
 from allmlp.tasks.causal_lm import generate
@@ -417,6 +419,7 @@ def test_with_transformers_only(saved: dict[str, Path], tmp_path: Path) -> None:
     picture.write_bytes(encode(scene()))
     command = [sys.executable, "-c", ELSEWHERE, json.dumps(places), str(results), str(picture)]
     environment = {"HF_MODULES_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}  # the same matrix products
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(results, weights_only=True)

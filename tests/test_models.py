@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import allmlp
 from allmlp.models.encoder import EncoderModel
+from allmlp.models.preset import own_presets
 from allmlp.models.zoo import presets
 from tiny import randomize
 
@@ -76,4 +77,4 @@ def test_two_presets_cannot_share_a_name(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setitem(resmlp.PRESETS, "mixer_nano", mixer.PRESETS["mixer_nano"])
     with pytest.raises(TypeError, match="two presets are called mixer_nano"):
-        presets.__wrapped__()
+        own_presets.__wrapped__()

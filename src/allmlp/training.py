@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from allmlp import checkpoint, parallel
 from allmlp.best import Best
@@ -292,11 +291,9 @@ def compute_dtype(run: Run, device: torch.device) -> torch.dtype:
 
 def generator(world: parallel.World, seed: int, step: int) -> torch.Generator:
     """Seed the random numbers of one step: torch's global ones per process, and a generator for all processes."""
-    own = mix_seed(Stream.GLOBAL_RNG, seed, step, world.rank)
-    if world.device.type == "cpu":
-        torch.default_generator.manual_seed(own)  # for GPUs not in use yet, torch.manual_seed formats the stack: slow
-    else:
-        torch.manual_seed(own)
+    # For GPUs not in use yet, torch.manual_seed formats the stack, which is slow.
+    reseed = torch.default_generator.manual_seed if world.device.type == "cpu" else torch.manual_seed
+    reseed(mix_seed(Stream.GLOBAL_RNG, seed, step, world.rank))
     return torch.Generator(world.device).manual_seed(mix_seed(Stream.TASK_STEP, seed, step))
 
 
@@ -326,7 +323,7 @@ def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, 
     return {"loss": loss, **dict(zip(names, means, strict=True))}
 
 
-def check_weights_finite(module: nn.Module, world: parallel.World, out: Path) -> None:
+def check_weights_finite(module: torch.nn.Module, world: parallel.World, out: Path) -> None:
     """A model with weights that are not finite is of no use: the run does not end as if it were."""
     local = [getattr(weight, "_local_tensor", weight) for weight in module.parameters()]
     if world.any(not all(bool(weight.isfinite().all()) for weight in local)):

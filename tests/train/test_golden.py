@@ -125,7 +125,7 @@ def small_data(kind: type[Dataset], img_size: tuple[int, int] | None, texts: Pat
     file = str(texts / names.get(kind, "pairs.tsv"))
     if kind is ImageDataset:
         assert img_size is not None
-        return Noise(3, img_size)
+        return Noise(3, img_size, tested=20)
     if kind is TextDataset:
         return Corpus(file, file, tokenizer=tokenizer, seq_len=12, packing=False, cache=str(texts))
     if kind is PassageDataset:

@@ -59,12 +59,14 @@ class Noise(Data):
     channels: int
     img_size: tuple[int, int]
     examples: int = 20
+    tested: int = 6
+    """Images in the test split: evaluating a large model takes time."""
 
     def load(self) -> ImageDataset:
         shape, generator = (self.examples, self.channels, *self.img_size), torch.Generator().manual_seed(0)
         images = torch.randint(0, 255, shape, generator=generator, dtype=torch.uint8)
-        labels, tested = torch.arange(self.examples) % 10, 6
-        train, test = InMemory(images, labels), InMemory(images[:tested], labels[:tested])
+        labels = torch.arange(self.examples) % 10
+        train, test = InMemory(images, labels), InMemory(images[: self.tested], labels[: self.tested])
         numbers = (0.5,) * self.channels
         return ImageDataset(train, test, tuple("abcdefghij"), numbers, numbers)
 
