@@ -399,3 +399,11 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"ds": stamps, "y": np.arange(20.0)}), tmp_path / "a.parquet")
     found = read_series(str(tmp_path / "a.parquet"))
     assert found.roles == ("ds", (), ("y",), ()) and found.frequency == Frequency(DAY) and found.values[5, 0] == 5
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"), [(["9" * 30, "9" * 29], "9 is too large"), (["1²", "2²"], "not underst")]
+)
+def test_numbers_that_are_no_times(cells: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_times(cells, "a.csv")

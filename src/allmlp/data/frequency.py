@@ -102,12 +102,15 @@ class Times(NamedTuple):
 
 def read_times(cells: Sequence[str], where: str) -> Times:
     digits = [cell.removesuffix(".0") for cell in cells]
-    if all(cell.removeprefix("-").isdigit() for cell in digits):
+    if all(cell.removeprefix("-").isdecimal() for cell in digits):
         sizes = {len(cell) for cell in digits}
         if sizes == {8} and all(cell[:2] in ("19", "20") for cell in digits):
             cells = [f"{cell[:4]}-{cell[4:6]}-{cell[6:]}" for cell in digits]
         else:
-            numbers = np.array(digits, dtype=np.int64)
+            try:
+                numbers = np.array(digits, dtype=np.int64)
+            except OverflowError:
+                raise UserError(f"{where}: the time {max(digits, key=len)[:40]} is too large") from None
             if sizes == {10} and (numbers > 0).all():  # 2001 to 2286
                 return Times(1000 * numbers, False, "s")
             return Times(numbers, False, "ms") if sizes == {13} and (numbers > 0).all() else Times(numbers, True)
