@@ -1,7 +1,7 @@
 """The library that multiplies float32 matrices on a CPU.
 
-On Neoverse N1 (AWS Graviton2, Ampere Altra) PyTorch leaves all products to oneDNN, which needs about half a millisecond
-for the smallest and is no faster than OpenBLAS for large ones. PyTorch reads TORCH_MKLDNN_MATMUL_MIN_DIM at its first
+On Neoverse N1 (AWS Graviton2, Ampere Altra) PyTorch leaves all products to oneDNN, which takes up to a millisecond more
+for a small one than OpenBLAS, and is no faster for large ones. PyTorch reads TORCH_MKLDNN_MATMUL_MIN_DIM at its first
 product, and leaves those with a smaller dimension to OpenBLAS. On Neoverse V1 it has a limit of its own.
 """
 
