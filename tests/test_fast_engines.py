@@ -20,6 +20,7 @@ from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.measurement import Times, time_engines
 from allmlp.inference.model import UnfusedModel
 from allmlp.models.encoder import EncoderModel
+from allmlp.models.model import Model
 from tiny import tiny_model
 
 PLAIN = Capabilities("cpu")
@@ -140,6 +141,24 @@ def test_times_are_medians_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order[-1] == "b" and "ab" * 3 in "".join(name for name, last in zip(order, ["", *order]) if name != last)
 
 
+def series_model() -> Model:
+    return allmlp.create("patchtsmixer", seq_len=64, horizon=16, seed=0).eval()
+
+
+def test_series(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of series keep their blocks, and float32 also where the default is 16 bits."""
+    monkeypatch.setattr(inference, "default_dtype", lambda device: torch.bfloat16)
+    model = series_model()
+    (x,) = model.dummy_inputs(3)
+    converted = fast(model)
+    assert converted.report() == "eager on cpu in float32: blocks of this kind are not fused"
+    mask = torch.arange(64)[:, None].expand(3, 64, 7) > 3
+    assert torch.equal(converted(x, mask), model(x, mask)) and not torch.equal(converted(x), converted(x, mask))
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert float(converted(x).norm()) > 0, "the weights are copies"
+
+
 # --- ONNX Runtime -------------------------------------------------------------------------------------------------
 
 
@@ -171,8 +190,23 @@ def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
         small.to(torch.float16)
 
 
+@pytest.mark.slow
+def test_series_in_onnx_runtime() -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = series_model()
+    (x,) = model.dummy_inputs(3)
+    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) > 0.2
+    plain, small = inference.build("onnx", model, torch.float32), fast(model, torch.int8)
+    for given in ((x,), (x, mask)):
+        expected = model(*given).detach()
+        torch.testing.assert_close(plain(*given), expected, rtol=1e-4, atol=1e-4)
+        assert 1e-6 < float((small(*given) - expected).norm() / expected.norm()) < 0.1
+    assert plain(x[:0]).shape == (0, 16, 7)
+
+
 def test_where_int8_runs(trained: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(allmlp.UserError, match="image models in ONNX Runtime, not text models"):
+    with pytest.raises(allmlp.UserError, match="images and series in ONNX Runtime, not of texts"):
         fast(allmlp.create("bert_tiny"), torch.int8)
     monkeypatch.setattr(EncoderModel, "device", torch.device("cuda"))
     with pytest.raises(allmlp.UserError, match=r"int8 is for a CPU: move the model there, or use torch\.float8"):

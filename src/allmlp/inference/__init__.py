@@ -17,6 +17,7 @@ from allmlp.inference.model import FastModel, UnfusedModel
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
+from allmlp.models.series_encoder import SeriesEncoderModel
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +32,20 @@ def fast(
         logits = fast(images)
         print(fast.report())        # what runs it, and why
 
-    The weights are those of this moment, copied: convert again after changing the model's, or to change device or
-    dtype. What runs the model is chosen by device and model, see `allmlp.inference.capabilities`: kernels of this
-    library, fused products, torch.compile, ONNX Runtime or plain PyTorch.
+    Models of series stay in float32 by default. The weights are those of this moment, copied: convert again after
+    changing the model's, or to change device or dtype. What runs the model is chosen by device and model, see
+    `allmlp.inference.capabilities`: kernels of this library, fused products, torch.compile, ONNX Runtime or plain
+    PyTorch.
 
     With `measure` all that can run it here are built and timed on batches of `batch_size` (default: 1 on a CPU, else
     64), which takes up to a minute, and the fastest is returned. The answer is kept on disk for later calls, with and
     without `measure`.
 
-    With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it, and with torch.int8 an
-    image model on a CPU runs in ONNX Runtime with weights and activations of 8 bits: faster still, but less exact.
+    With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it, and with torch.int8 a
+    model of images or series on a CPU runs in ONNX Runtime with weights and activations of 8 bits: faster still, but
+    less exact.
     """
-    if not isinstance(model, EncoderModel):
+    if not isinstance(model, (EncoderModel, SeriesEncoderModel)):
         raise UserError(f"fast() takes an encoder of this library, not a {type(model).__name__}")
     if dtype == torch.int8:
         if model.device.type != "cpu":
@@ -54,13 +57,15 @@ def fast(
     if dtype == FP8:
         if capabilities.amd or capabilities.compute < (8, 9):
             raise UserError("fp8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell)")
-        if not is_supported(model.spec):
+        if not isinstance(model, EncoderModel) or not is_supported(model.spec):
             raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
         converted = GpuFastEncoder(model, default_dtype(model.device), fp8=True)
         return converted.chosen(EngineChoice("kernels", "fp8 was asked for"))
-    dtype = dtype or default_dtype(model.device)
-    can_export = dtype == torch.float32 and isinstance(model.spec.stem, PatchEmbed)
-    choice = choose(capabilities, is_supported(model.spec), can_export)
+    # 16 bits of a series would lose what a level far from 0 is small against, before it is normalized.
+    dtype = dtype or (torch.float32 if isinstance(model, SeriesEncoderModel) else default_dtype(model.device))
+    can_fuse = isinstance(model, EncoderModel) and is_supported(model.spec)
+    is_text = isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed)
+    choice = choose(capabilities, can_fuse, can_export=dtype == torch.float32 and not is_text)
     batch_size = batch_size or (1 if capabilities.device == "cpu" else 64)
     key = measured_key(model, dtype, batch_size)
     if times := read_kept(key):
@@ -69,23 +74,24 @@ def fast(
             return build(fastest, model, dtype).chosen(measured(fastest, times, batch_size))
     if measure and choice.alternatives:
         return measured_fastest(model, dtype, choice, batch_size, key)
-    if choice.engine != "kernels" and capabilities.device != "cpu" and is_supported(model.spec):
+    if choice.engine != "kernels" and capabilities.device != "cpu" and can_fuse:
         log.warning("fast() uses %s: %s", choice.engine, choice.reason)
     return build(choice.engine, model, dtype).chosen(choice)
 
 
-def build(engine: Engine, model: EncoderModel, dtype: torch.dtype) -> FastModel:
+def build(engine: Engine, model: EncoderModel | SeriesEncoderModel, dtype: torch.dtype) -> FastModel:
     if engine == "onnx":
         from allmlp.inference.onnx import OnnxModel  # with what writes ONNX files
 
         return OnnxModel(model)
     if engine in ("kernels", "fused"):
+        assert isinstance(model, EncoderModel)
         return (GpuFastEncoder if engine == "kernels" else CpuFastEncoder)(model, dtype)
     return UnfusedModel(model, dtype, compiled=engine == "compiled")
 
 
 def measured_fastest(
-    model: EncoderModel, dtype: torch.dtype, choice: EngineChoice, batch_size: int, key: str
+    model: EncoderModel | SeriesEncoderModel, dtype: torch.dtype, choice: EngineChoice, batch_size: int, key: str
 ) -> FastModel:
     (x,) = model.dummy_inputs(batch_size)
     built: dict[Engine, FastModel] = {}

@@ -21,7 +21,7 @@ import torch
 from allmlp import __version__
 from allmlp.errors import one_line
 from allmlp.files import expand_user, lock, write_atomically
-from allmlp.models.encoder import EncoderModel
+from allmlp.models.model import Model
 from allmlp.provenance import cpu_name
 from allmlp.spec import to_dict
 
@@ -41,7 +41,7 @@ class Times(dict[str, float]):
         return ", ".join(f"{engine} {1e3 * seconds:.3g} ms" for engine, seconds in self.items())
 
 
-def measured_key(model: EncoderModel, dtype: torch.dtype, batch_size: int) -> str:
+def measured_key(model: Model, dtype: torch.dtype, batch_size: int) -> str:
     device = model.device
     versions = {"allmlp": __version__, "torch": torch.__version__}
     for package in ("triton", "onnxruntime"):

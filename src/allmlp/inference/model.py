@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,22 @@ from allmlp.inference.capabilities import EngineChoice
 from allmlp.inference.graphs import CudaGraphs
 from allmlp.kernels.launch import device_guard
 from allmlp.models.encoder import EncoderModel
+from allmlp.models.model import Model
+from allmlp.models.series_encoder import SeriesEncoderModel
 
+M = TypeVar("M", bound=Model)
 RECONVERT = "convert the original again with allmlp.fast(model)"
 
 
 @torch.no_grad()
-def copy_frozen(model: EncoderModel, dtype: torch.dtype) -> EncoderModel:
+def copy_frozen(model: M, dtype: torch.dtype) -> M:
     """A copy of the model in `dtype`, in eval mode and without gradients."""
     with torch.device("meta"):
         copy = model.spec.build()
     state = model.state_dict().items()
     cast = {name: value.to(dtype if value.is_floating_point() else None, copy=True) for name, value in state}
     copy.load_state_dict(cast, assign=True)
-    assert isinstance(copy, EncoderModel)
+    assert isinstance(copy, type(model))
     return copy.eval().requires_grad_(False)
 
 
@@ -123,7 +126,7 @@ class FastModel(nn.Module):
 class UnfusedModel(FastModel):
     """A model with its own blocks, compiled by torch or as it is."""
 
-    def __init__(self, model: EncoderModel, dtype: torch.dtype, compiled: bool = False) -> None:
+    def __init__(self, model: EncoderModel | SeriesEncoderModel, dtype: torch.dtype, compiled: bool = False) -> None:
         super().__init__(dtype, model.device)
         self.spec, self.compiled = model.spec, compiled
         self.model = copy_frozen(model, dtype)

@@ -17,6 +17,7 @@ from allmlp.export.sample_inputs import SampleInputs
 from allmlp.inference.model import FastModel, copy_frozen
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
+from allmlp.models.series_encoder import SeriesEncoder, SeriesEncoderModel
 
 
 class OnnxModel(FastModel):
@@ -24,13 +25,13 @@ class OnnxModel(FastModel):
 
     file: Tensor
 
-    def __init__(self, model: EncoderModel, int8: bool = False) -> None:
+    def __init__(self, model: EncoderModel | SeriesEncoderModel, int8: bool = False) -> None:
         super().__init__(torch.float32, model.device)
-        if not isinstance(model.spec.stem, PatchEmbed):
-            raise UserError("fast() runs image models in ONNX Runtime, not text models: use another dtype")
+        if isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed):
+            raise UserError("fast() runs models of images and series in ONNX Runtime, not of texts: use another dtype")
         self.spec = model.spec
         copy = copy_frozen(model, torch.float32)
-        (graph, *_) = graphs(copy, SampleInputs(copy.dummy_inputs(2), "random images"))
+        (graph, *_) = graphs(copy, SampleInputs(copy.dummy_inputs(2), "random values"))
         with tempfile.TemporaryDirectory() as folder:
             plain, small = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
             write_onnx(graph, plain, {})
@@ -53,13 +54,21 @@ class OnnxModel(FastModel):
         content = self.file.numpy().tobytes()
         self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """As `forward` of the original, images or series; only series may have a mask."""
+        if isinstance(self.spec, SeriesEncoder):
+            return self.run(self.compute, (x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask))
+        if mask is not None:
+            raise UserError("a model of images takes no mask")
         return self.run(self.compute, (x,))
 
-    def compute(self, x: Tensor) -> Tensor:
-        given = x if len(x) else x.new_zeros(1, *x.shape[1:])  # an exported graph takes one example or more
-        (output,) = self.session.run(None, {self.session.get_inputs()[0].name: given.detach().numpy()})
-        return torch.from_numpy(output)[: len(x)]
+    def compute(self, *inputs: Tensor) -> Tensor:
+        count = len(inputs[0])
+        # An exported graph takes one example or more.
+        given = [x if count else x.new_zeros(1, *x.shape[1:]) for x in inputs]
+        names = (value.name for value in self.session.get_inputs())
+        (output,) = self.session.run(None, {name: x.detach().numpy() for name, x in zip(names, given, strict=True)})
+        return torch.from_numpy(output)[:count]
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         found = super().load_state_dict(*args, **kwargs)
