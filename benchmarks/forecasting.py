@@ -7,12 +7,14 @@ python benchmarks/forecasting.py data/timeseries --speed --device cpu --out spee
 
 Cells run in several processes that share the device, those of the first seed first, until `--minutes` are over. Rows
 are written after every cell, and cells that the file already holds are not measured again. `--speed` measures windows
-per second of training and of inference, ours and transformers' PatchTSMixer of the same sizes in turns.
+per second of training and of inference, ours and transformers' PatchTSMixer of the same sizes in turns; of inference
+also ours in allmlp.fast(measure=True) and in int8, and theirs compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import multiprocessing
 import statistics
@@ -26,9 +28,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from allmlp.device import own_device
 from allmlp.files import write_atomically
+from allmlp.inference import fast
 from allmlp.models.zoo import create, preset
 from allmlp.optim import AdamW
 from allmlp.provenance import environment
@@ -39,6 +43,7 @@ from allmlp.training import train
 
 LINEAR = ("dlinear", "nlinear")
 MODELS = ("patchtsmixer", "hf:patchtsmixer", "hf:patchtst", "dlinear", "nlinear", "resmlp_series", "gmlp_series")
+Side = tuple[torch.nn.Module, Tensor]
 DATASETS, HORIZONS = ("ETTm1", "ETTh1", "ETTh2"), (96, 192, 336, 720)
 
 
@@ -159,39 +164,53 @@ PARTS = (("test", "mae"), ("validation", "mse"))
 def speed(options: argparse.Namespace) -> None:
     device = own_device(options.device)
     record: dict[str, Any] = {"environment": environment(device), "threads": torch.get_num_threads(), "rows": []}
-    pair = ("patchtsmixer", "hf:patchtsmixer")
-    for horizon in options.horizons:
-        models = {name: create(name, seq_len=options.seq_len, horizon=horizon, device=device) for name in pair}
-        rounds: dict[str, list[float]] = {f"{name} {mode}": [] for name in pair for mode in ("inference", "training")}
-        for _ in range(options.rounds + 1):  # the first warms up
-            for (name, model), mode in product(models.items(), ("inference", "training")):
-                rounds[f"{name} {mode}"].append(rate(model, mode == "training", options.batch_size, device))
-        for mode in ("inference", "training"):
-            ours, theirs = (rounds[f"{name} {mode}"][1:] for name in pair)
-            ratio = statistics.median(a / b for a, b in zip(ours, theirs))
-            record["rows"].append({"horizon": horizon, "mode": mode, "ours": ours, "theirs": theirs, "ratio": ratio})
-            print(f"horizon {horizon}, {mode}: {statistics.median(ours):.0f} windows/s, {ratio:.2f} x transformers")
-    save(options.out, record)
+    for horizon, batch_size in product(options.horizons, options.batch_sizes):
+        for mode, models in sides(horizon, batch_size, options.seq_len, device).items():
+            rounds = {name: [] for name in models}
+            for _ in range(options.rounds + 1):  # the first warms up
+                for name, (model, x) in models.items():
+                    rounds[name].append(rate(model, x, mode == "training", device))
+            rates = {name: found[1:] for name, found in rounds.items()}
+            record["rows"].append({"horizon": horizon, "batch_size": batch_size, "mode": mode, "rates": rates})
+            medians = ", ".join(f"{name} {statistics.median(found):.0f}" for name, found in rates.items())
+            print(f"horizon {horizon}, batch {batch_size}, {mode}, windows/s: {medians}", flush=True)
+            save(options.out, record)
 
 
-def rate(model: torch.nn.Module, training: bool, batch_size: int, device: torch.device) -> float:
+def sides(horizon: int, batch_size: int, seq_len: int, device: torch.device) -> dict[str, dict[str, Side]]:
+    """What is compared, by mode: ours and transformers' as they are and at their fastest, on the same windows."""
+    names = {"ours": "patchtsmixer", "transformers": "hf:patchtsmixer"}
+    build = partial(create, seq_len=seq_len, horizon=horizon, device=device)
+    training = {side: build(name).train() for side, name in names.items()}
+    ours, theirs = (build(name).eval() for name in names.values())
+    (x,) = ours.dummy_inputs(batch_size)
+    compiled = copy.deepcopy(theirs)
+    compiled.compile()
+    inference = {"ours": ours, "ours, fast": fast(ours, measure=True, batch_size=batch_size)}
+    if device.type == "cpu":
+        inference["ours, int8"] = fast(ours, torch.int8)
+    inference |= {"transformers": theirs, "transformers, compiled": compiled}
+    found = {"inference": inference, "training": training}
+    return {mode: {side: (model, x) for side, model in models.items()} for mode, models in found.items()}
+
+
+def rate(model: torch.nn.Module, x: Tensor, training: bool, device: torch.device) -> float:
     """Windows per second of one call, or of one step of AdamW."""
-    (x,) = model.train(training).dummy_inputs(batch_size)  # type: ignore[operator]
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True) if training else None
     # One thread is timed by the processor's clock, which other programs do not change.
     alone = device.type == "cpu" and torch.get_num_threads() == 1
-    repeats, clock = 3, time.process_time if alone else time.perf_counter
+    repeats, clock = max(3, 64 // len(x)), time.process_time if alone else time.perf_counter
     start = clock()
     for _ in range(repeats):
         with torch.set_grad_enabled(training):
             output = model(x)
-        if training:
+        if optimizer is not None:
             output.square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return repeats * batch_size / (clock() - start)
+    return repeats * len(x) / (clock() - start)
 
 
 def main() -> None:
@@ -206,7 +225,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="instead of the epochs of the recipe")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--batch-size", type=int, default=64, help="of --speed")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), help="of --speed")
     parser.add_argument("--rounds", type=int, default=7, help="of --speed")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--device")
