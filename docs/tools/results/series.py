@@ -112,8 +112,6 @@ def speed() -> str:
         rates = row["rates"]
         cells = [f"{median(rates[name]):.0f}" if name in rates else NOTHING for name in names]
         ours, theirs = (fastest(rates, (own, f"{own}, {best}")) for own, best in SIDES)
-            fastest(rates, own) for own in (("ours", "ours, fast"), ("transformers", "transformers, compiled"))
-        )
         ratios = [one / other for one, other in zip(ours, theirs)]
         lines.append(
             (
