@@ -20,7 +20,8 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi),constraints.txt,constraints-c
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 PINS := pyproject.toml constraints.txt constraints-cpu.txt requirements/run.txt requirements/dev.txt
 RUN := train,analysis,serve
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+# The commands that tests start read the bytecode that the first of them has written.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo lint test test-all test-peers fuzz docs lock zoo results tables clean
 

@@ -59,6 +59,8 @@ def installed() -> tuple[EntryPoint, ...]:
 def adds(module: ModuleType) -> bool:
     """Whether a module that somebody has imported has models or recipes for this library."""
     known = getattr(module, "__dict__", {})
+    if "PRESETS" not in known and "RECIPES" not in known:  # nearly all of the thousands of modules of a process
+        return False
     models, recipes = known.get("PRESETS"), known.get("RECIPES")
     if known.get("__name__", PACKAGE).startswith(PACKAGE):
         return False

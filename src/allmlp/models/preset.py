@@ -70,4 +70,4 @@ def preset(name: str) -> Preset:
         prefix = getattr(module, "PREFIX", None)
         if prefix is not None and name.startswith(prefix):
             return module.preset(name)
-    return lookup(name, presets(), "model")
+    return own_presets().get(name) or lookup(name, presets(), "model")
