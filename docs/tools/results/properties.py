@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from results.markdown import percent, table
 from results.records import Record, document
 
@@ -55,8 +57,8 @@ def sparsity() -> str:
     return table(["weights below a twentieth of the largest", "token mixing", "channel mixing"], rows)
 
 
-def growth() -> str:
-    found = document("growth")
+def growth(name: str = "growth") -> str:
+    found = document(name)
     rows = [
         (
             name,
@@ -66,9 +68,10 @@ def growth() -> str:
         for name, own in found["exponents"].items()
     ]
     lengths = [length for length in found["lengths"] if length >= found["fitted_from"]]
+    device = f"one thread of a CPU ({found['device']})" if name == "growth" else f"one {found['device']}"
     words = (
         f"\n\nFitted to {', '.join(map(str, lengths))} tokens of {found['channels']} channels, one layer, forward, "
-        f"batch {found['batch']}, one thread of a CPU ({found['device']}) ([record](../logs/growth.json))."
+        f"batch {found['batch']}, {device} ([record](../logs/{name}.json))."
     )
     header = ["layer", "published cost", "operations", "time", "memory", "parameters"]
     return table(header, rows) + words
@@ -76,4 +79,4 @@ def growth() -> str:
 
 BLOCKS = {
     f"property-{function.__name__}": function for function in (start, filters, orders, padding, reach, sparsity, growth)
-}
+} | {"property-growth-gpu": partial(growth, "growth_gpu")}

@@ -92,15 +92,17 @@ def forecasting() -> str:
 
 
 def ahead() -> str:
-    """On how many datasets our PatchTSMixer has the lower mean than each baseline, where both have all seeds."""
-    sentences = []
+    """The difference of our PatchTSMixer to each baseline, where both have all seeds: the mean over horizons."""
+    lines = []
     for other in ("dlinear", "hf:patchtsmixer", "hf:patchtst"):
-        pairs = [(over_horizons("patchtsmixer", dataset), over_horizons(other, dataset)) for dataset in DATASETS]
-        known = [(mean(ours), mean(theirs)) for ours, theirs in pairs if min(len(ours), len(theirs)) >= SEEDS]
-        if known:
-            wins = sum(ours < theirs for ours, theirs in known)
-            sentences.append(f"{MODELS[other]} on {wins} of {len(known)} datasets")
-    return f" By the mean over horizons, ours is ahead of {', '.join(sentences)}." if sentences else ""
+        cells = []
+        for dataset in DATASETS:
+            pairs = list(zip(over_horizons("patchtsmixer", dataset), over_horizons(other, dataset)))
+            found = interval([ours - theirs for ours, theirs in pairs]) if len(pairs) == SEEDS else None
+            cells.append(NOTHING if found is None else f"{found.mean:+.4f} ± {found.half:.4f}")
+        if set(cells) != {NOTHING}:
+            lines.append((MODELS[other], *cells))
+    return "\n\n" + table(("our PatchTSMixer, mean MSE over horizons, less that of", *DATASETS), lines) if lines else ""
 
 
 def speed() -> str:
