@@ -20,11 +20,14 @@ def percent(value: float, digits: int = 2) -> str:
 
 
 def over_seeds(records: Sequence[Record], metric: str, scale: float = 100.0, unit: str = " %") -> str:
-    """The mean over seeds, and half the width of its 95 % interval."""
+    """The mean over seeds and half the width of its 95 % interval; one or two values as they are."""
     if not records:
         return NOTHING
-    found = interval([scale * record["result"]["test"][metric] for record in records])
-    return f"{found.mean:.2f}" + ("" if found.half is None else f" ± {found.half:.2f}") + unit
+    values = [scale * record["result"]["test"][metric] for record in records]
+    if len(values) < 3:
+        return ", ".join(f"{value:.2f}" for value in values) + unit
+    found = interval(values)
+    return f"{found.mean:.2f} ± {found.half:.2f}{unit}"
 
 
 def log(name: str) -> str:

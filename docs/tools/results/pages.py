@@ -8,8 +8,8 @@ from pathlib import Path
 
 from allmlp.files import write_atomically
 from allmlp.recipes import recipes
-from allmlp.study.statistics import interval
 from results import highlights, images, language, own_data, properties, series, speed, studies
+from results.markdown import over_seeds
 from results.records import ROOT, study
 
 PAGES = (
@@ -59,11 +59,9 @@ def measured(recipe: str) -> str:
     records = study(*STUDIES[recipe])
     if not records:
         return ""
-    found = interval([100 * record["result"]["test"]["accuracy"] for record in records])
-    half = "" if found.half is None else f" ± {found.half:.2f}"
     seconds, device = records[0]["result"]["seconds"], records[0]["environment"]["device"]
-    seeds = "one seed" if found.count == 1 else f"{found.count} seeds"
-    return f"Measured: {found.mean:.2f}{half} % ({seeds}, {seconds:.0f} s alone on one {device})."
+    seeds = "one seed" if len(records) == 1 else f"{len(records)} seeds"
+    return f"Measured: {over_seeds(records, 'accuracy')} ({seeds}, {seconds:.0f} s alone on one {device})."
 
 
 def outside(text: str) -> str:
