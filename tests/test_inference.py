@@ -253,3 +253,15 @@ def test_gpu_outputs_within_twice_the_error_of_eager(name: str) -> None:
     converted = fast(model.float())
     for _ in range(2):
         assert (converted(x.float()).double() - exact).norm() <= 2 * (eager - exact).norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_series_far_from_zero_on_a_gpu() -> None:
+    """In float32: in 16 bits all values of such a series would be equal."""
+    model = allmlp.create("patchtsmixer", seq_len=64, horizon=16, seed=0, device="cuda").eval()
+    converted = fast(model)
+    (x,) = model.dummy_inputs(4)
+    x, mask = x + 1000, torch.rand_like(x) > 0.2
+    for given in ((x,), (x, mask), (x,)):
+        torch.testing.assert_close(converted(*given), model(*given).detach(), rtol=0, atol=1e-2)
