@@ -26,7 +26,7 @@ from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
 from allmlp.tasks.causal_lm import CausalLM, generate
 from allmlp.tasks.classify import Classify
-from allmlp.tasks.masked_lm import MaskedLM, Masking, MaskingVocab, fill_mask, fixed_uniforms
+from allmlp.tasks.masked_lm import MaskedLM, Masking, MaskingVocab, fill_masks, fixed_uniforms
 from train.runs import Blobs, language, small
 from train.test_train import losses, same_weights, train_interrupted
 
@@ -286,7 +286,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(data: Corpus, tmp_path: Pa
 def test_padding_does_not_change_predictions(data: Corpus, tmp_path: Path) -> None:
     opened = data.load()
     model = allmlp.create(GMLP.configure(vocab_size=len(opened.tokenizer), seq_len=16), seed=0).eval()
-    alone = fill_mask(model, opened.tokenizer, "one [MASK] three")
+    (alone,) = fill_masks(model, opened.tokenizer, ["one [MASK] three"])
     tokenizer = opened.tokenizer
     ids = [tokenizer.cls_token_id, *tokenizer.encode(["one [MASK] three"])[0], tokenizer.sep_token_id]
     padded = torch.tensor([ids + [opened.tokenizer.pad_token_id] * (16 - len(ids))])

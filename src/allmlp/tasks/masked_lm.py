@@ -257,15 +257,10 @@ def unigram_perplexity(dataset: TextDataset, split: Split) -> float:
     return perplexity(-log_p[evaluated.long()][words[evaluated.long()]].mean().item())
 
 
-def fill_mask(model: Model, tokenizer: Tokenizer, text: str, top_k: int = 5) -> list[list[tuple[str, float]]]:
-    """The most probable tokens for every [MASK] of a text, with their probabilities."""
-    return fill_masks(model, tokenizer, [text], top_k)[0]
-
-
 def fill_masks(
     model: Model, tokenizer: Tokenizer, texts: list[str], top_k: int = 5
 ) -> list[list[list[tuple[str, float]]]]:
-    """`fill_mask` for a batch of texts."""
+    """By text, the most probable tokens for each [MASK] with their probabilities."""
     rows = [[tokenizer.cls_token_id, *ids, tokenizer.sep_token_id] for ids in tokenizer.encode(texts)]
     masks = [[position for position, token in enumerate(row) if token == tokenizer.mask_token_id] for row in rows]
     if not all(masks):
