@@ -20,6 +20,7 @@ from allmlp.data.detect import detect_data
 from allmlp.data.frequency import Frequency
 from allmlp.data.preprocessing import SeriesPreprocessing, write_preprocessing
 from allmlp.data.series_table import SeriesTable
+from allmlp.evaluation import evaluate_model
 from allmlp.export.files import export
 from allmlp.layers import ForecastHead, SeriesSteps, SubtractLast
 from allmlp.models.forecasting import linear, patchtsmixer
@@ -163,8 +164,8 @@ def test_other_commands_say_what_to_do(place: Path, command: Callable[..., tuple
     for option, value in (("--threshold", "0.5"), ("--part-size", "100")):
         code, _, err = command("predict", place / "run", place / "sales.csv", option, value)
         assert code == 2 and f"{option} is not for forecasts" in err
-    code, _, err = command("eval", place / "run", place / "sales.csv")
-    assert code == 2 and "evaluates it on the test part of its own table" in err
+    code, _, err = command("eval", place / "run", place / "sales.csv", "--classes", "classes.csv")
+    assert code == 2 and "--classes is for classifiers" in err
     with pytest.raises(allmlp.UserError, match="forecasts time series: name a table"):
         allmlp.predict(str(place / "run"), "a text")
 
@@ -262,6 +263,39 @@ def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:
     allmlp.train("digits_mixer", tmp_path, overrides={"budget.steps": 1, "budget.epochs": None}, device="cpu")
     with pytest.raises(allmlp.UserError, match="is no run of time series"):
         backtest(tmp_path, "cpu")
+
+
+def test_evaluation_of_another_table(place: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    """Its own table as the test of the run; of a longer one what follows the training; of new series everything."""
+    own = json.loads(command("eval", place / "run", "--json")[1])
+    again = json.loads(command("eval", place / "run", place / "sales.csv", "--json")[1])
+    assert again.pop("data").endswith("sales.csv") and own.pop("data") == "its test split"
+    assert again.pop("notes") == ["2 of 2 series hold values of the training, which do not count"] and not own["notes"]
+    assert again == {name: value for name, value in own.items() if name != "notes"} and len(own["origins"]) == 12
+    mean = sum(row["forecasts"] * row["mase"] for row in own["origins"]) / 68
+    assert mean == pytest.approx(own["mase"], rel=1e-4)
+    code, out, err = command("eval", place / "run", write_sales(tmp_path / "longer.csv", count=230))
+    assert code == 0 and "longer.csv: 128 forecasts" in out and "seasonal_naive_mase" in out and "2024-06-09" in out
+    assert err.startswith("note: 2 of 2 series hold values of the training")
+    for name, options, count in (
+        ("new", {"stores": ("east",)}, 200 - 28 - 7 + 1),
+        ("same names", {"base": 150}, 2 * (200 - 28 - 7 + 1)),
+    ):
+        found = evaluate_model(str(place / "run"), str(write_sales(tmp_path / f"{name}.csv", **options)), device="cpu")
+        assert found.examples == count and 0 < found.metrics["quantile_loss"] < found.metrics["last_value_mae"]
+    assert "2 of 2 series have other values than those of the training" in found.notes[-1]
+
+
+def test_tables_that_cannot_be_evaluated(place: Path, tmp_path: Path) -> None:
+    trained = (place / "sales.csv").read_text().splitlines()[:101]
+    (tmp_path / "trained.csv").write_text("\n".join(trained) + "\n")
+    with pytest.raises(allmlp.UserError, match=r"no forecast of 7 steps to evaluate: .* short without the values"):
+        evaluate_model(str(place / "run"), str(tmp_path / "trained.csv"))
+    with pytest.raises(allmlp.UserError, match=r"no forecast of 7 steps to evaluate: its series are too short$"):
+        evaluate_model(str(place / "run"), str(write_sales(tmp_path / "short.csv", ("east",), 7)))
+    (tmp_path / "price.csv").write_text((place / "sales.csv").read_text().replace("sales", "price"))
+    with pytest.raises(allmlp.UserError, match="has no column 'sales', only date, store, price"):
+        evaluate_model(str(place / "run"), str(tmp_path / "price.csv"))
 
 
 @pytest.mark.slow

@@ -17,6 +17,9 @@ from allmlp.data.preprocessing import PREPROCESSING_FILE, SeriesPreprocessing
 from allmlp.errors import UserError
 from allmlp.spec import to_json
 
+MAX_EVALUATED = 2_000
+"""Forecasts of an evaluation."""
+
 
 class SeriesBatch(NamedTuple):
     past: Tensor
@@ -68,6 +71,14 @@ class Windows(InMemory):
             yield tensor.cpu().contiguous().numpy()
 
 
+class Parts(NamedTuple):
+    """The rows at which training, validation and test of a series end, counted from its first."""
+
+    train: int
+    validation: int
+    test: int
+
+
 @dataclass(frozen=True)
 class SeriesDataset(Dataset):
     """Time series: windows, in units of the standard deviation of each series and column."""
@@ -86,6 +97,8 @@ class SeriesDataset(Dataset):
     id_columns: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
     """The time of the first row of each series, as `Frequency` counts."""
+    parts: tuple[Parts, ...] = ()
+    """Of each series."""
 
     @property
     def has_gaps(self) -> bool:
@@ -111,15 +124,9 @@ class SeriesDataset(Dataset):
             std=tuple(map(tuple, self.std.tolist())),
             time_column=self.time_column,
             id_columns=self.id_columns,
+            seasonal_error=tuple(map(tuple, self.seasonal_error.double().nan_to_num().tolist())),
+            learned=tuple((start, part.train, part.validation) for start, part in zip(self.starts, self.parts)),
         )
-
-
-class Parts(NamedTuple):
-    """The rows at which training, validation and test of a series end, counted from its first."""
-
-    train: int
-    validation: int
-    test: int
 
 
 def build_dataset(
@@ -174,8 +181,14 @@ def build_dataset(
         seq_len=seq_len,
         horizon=horizon,
         validation=found["validation"] if len(found["validation"]) else None,
+        parts=tuple(parts),
         **options,
     )
+
+
+def eval_stride(forecasts: int) -> int:
+    """The distance of those that are evaluated."""
+    return max(-(-forecasts // MAX_EVALUATED), 1)
 
 
 def level(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
