@@ -35,7 +35,8 @@ from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus, split_pair
 from allmlp.data.pets import OxfordPets, is_pets
-from allmlp.data.series_table import SeriesTable, find_time, holds_numbers, plain_samples, refuse_times
+from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, refuse_times
+from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix

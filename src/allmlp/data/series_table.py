@@ -9,59 +9,26 @@ import re
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice
 from time import monotonic_ns
 from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
 from allmlp.data.dataset import Data
-from allmlp.data.frequency import DAY, HINT, Frequency, Notation, check_regular, detect_frequency, is_time, read_times
+from allmlp.data.frequency import DAY, HINT, Frequency, Notation, check_regular, detect_frequency, read_times
 from allmlp.data.series import Parts, SeriesDataset, build_dataset
-from allmlp.data.tables import Table, TableRow, is_number, read_table
+from allmlp.data.series_columns import MISSING, Roles, find_roles, with_points
+from allmlp.data.tables import Table, read_table
 from allmlp.data.text_files import find_files
-from allmlp.errors import UserError, did_you_mean
+from allmlp.errors import UserError
 from allmlp.spec import Count, Range
 
-TIME_COLUMNS = (
-    "date",
-    "time",
-    "timestamp",
-    "datetime",
-    "ds",
-    "date_time",
-    "month",
-    "week",
-    "day",
-    "hour",
-    "quarter",
-    "period",
-    "year",
-)
-ID_COLUMNS = (
-    *("id", "unique_id", "item_id", "series_id", "series", "store", "store_nbr", "store_id", "item", "product"),
-    *("product_id", "sku", "symbol", "ticker", "station", "sensor", "sensor_id", "region", "country", "city"),
-)
-MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
-CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?")
-DATE_ONLY = re.compile(r"[\d./-]{6,10}")
-COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 MAX_SEQ_LEN = 512
 CHUNK = 2**14
 """Rows that are read together."""
 MAX_FILLING = 20
 """More missing steps than this for each row are taken for a mistake in the times."""
-
-
-class Roles(NamedTuple):
-    """Which columns are what."""
-
-    time: str
-    ids: tuple[str, ...]
-    values: tuple[str, ...]
-    unread: tuple[str, ...] = ()
-    """Found to be none of these."""
 
 
 class SeriesRows(NamedTuple):
@@ -201,125 +168,6 @@ def read_files(
         frequency and frequency.replace(notation=notation),
         notation,
     )
-
-
-# --- columns ------------------------------------------------------------------------------------------------
-
-
-def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str, ...]) -> Roles:
-    rows = list(islice(table, SAMPLE_ROWS))
-    samples = {sample.name: sample for sample in plain_samples(table)}
-    for name in (*ids, *values):
-        if name not in samples:
-            hint = did_you_mean(name, table.columns) or f", only {', '.join(table.columns)}"
-            raise UserError(f"{table.file} has no column {name!r}{hint}")
-    time = named_column(table.columns, time, (), table.file) or find_time(list(samples.values())) or ""
-    if not time:
-        refuse_times(table.file, list(samples.values()))
-        raise UserError(f"{table.file} has no column of times, among {', '.join(table.columns)}: set data.time_column")
-    others = [sample for name, sample in samples.items() if name not in (time, *ids, *values)]
-    finds_values = not values
-    if not ids:
-        named = [sample.name for sample in others if names_series(sample)]
-        clock = next((name for name in named if all(map(CLOCK.fullmatch, samples[name].values))), None)
-        if clock and all(map(DATE_ONLY.fullmatch, samples[time].values)):
-            raise UserError(
-                f"{table.file} has days in {time!r} and times of the day in {clock!r}: join them in one column, as in "
-                "2024-01-31 13:00, or set data.id_columns to forecast each time of the day by itself"
-            )
-        moments = read_moments(rows, time, table.file)
-        ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
-    if finds_values:
-        numbers = [sample for sample in others if sample.name not in ids and holds_numbers(sample)]
-        values = tuple(sample.name for sample in numbers if not (table.header and counts_rows(sample)))
-    if not values:
-        raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
-    unread = [sample.name for sample in others if sample.name not in (*ids, *values)] if finds_values else []
-    return Roles(time, ids, values, tuple(unread))
-
-
-def refuse_times(file: str, samples: list[ColumnSample]) -> None:
-    """Refuse a column with the name of times, which cannot be read, beside numbers."""
-    name = named_column([sample.name for sample in samples], "", TIME_COLUMNS, "")
-    given = next((sample.values[0] for sample in samples if sample.name == name and sample.values), None)
-    if given and any(sample.is_numeric for sample in samples if sample.name != name):
-        raise UserError(f"{file}: the times in {name!r}, such as {given[:40]!r}, are not understood: write them {HINT}")
-
-
-def plain_samples(table: Table) -> list[ColumnSample]:
-    """The first values that are not empty, numbers with a decimal point."""
-    return [ColumnSample(name, with_points(cells, table)) for name, cells in sample_columns(table)]
-
-
-def with_points(cells: list[str], table: Table) -> list[str]:
-    """Numbers such as 1.234,56 of a table with decimal commas as 1234.56."""
-    if not table.decimal_comma:
-        return cells
-    return [cell.replace(".", "").replace(",", ".") if COMMA_NUMBER.fullmatch(cell.strip()) else cell for cell in cells]
-
-
-def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]:
-    """The time of each row; None where there is none."""
-    cells = [row[time].strip() for row in rows]
-    distinct = list(dict.fromkeys(filter(None, cells)))
-    known = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
-    return [known.get(cell) for cell in cells]
-
-
-def comes_and_goes(column: str, names: list[str], moments: list[int | None], rows: list[TableRow]) -> bool:
-    """Whether values return after others, or most occur only once, within the series that the other columns name: the
-    weather or a remark, not the name of a series. A column without which a series has several rows for one time is such
-    a name.
-    """
-    if column.casefold().replace(" ", "_") in ID_COLUMNS:
-        return False
-    others = [name for name in names if name != column]
-    series: dict[tuple[str, ...], dict[int, str]] = {}
-    for moment, row in zip(moments, rows):
-        found = series.setdefault(tuple(row[name] for name in others), {})
-        if moment is None or moment in found:
-            return False
-        found[moment] = row[column]
-    ordered = [[found[moment] for moment in sorted(found)] for found in series.values()]
-    return any(
-        sum(one != other for one, other in pairwise(found)) >= len(set(found)) or 2 < len(found) < 2 * len(set(found))
-        for found in ordered
-    )
-
-
-def counts_rows(sample: ColumnSample) -> bool:
-    """The index of a data frame: a column without a name that counts from 0 or 1 on, perhaps again for each series."""
-    if not re.fullmatch(r"column_\d+|unnamed: \d+|index", sample.name.casefold()) or sample.values[:1] not in (
-        ["0"],
-        ["1"],
-    ):
-        return False
-    return all(
-        other == str(int(one) + 1) or other == sample.values[0]
-        for one, other in pairwise(sample.values)
-        if one.isdigit()
-    )
-
-
-def find_time(samples: list[ColumnSample]) -> str | None:
-    """A column of dates by its content, else one of whole numbers by its name."""
-    dates = [sample.name for sample in samples if sample.values and all(map(is_time, sample.values[:50]))]
-    named = named_column(dates, "", TIME_COLUMNS, "") if dates else None
-    numbers = [sample.name for sample in samples if sample.is_numeric]
-    return named or (dates[0] if dates else named_column(numbers, "", TIME_COLUMNS, ""))
-
-
-def names_series(sample: ColumnSample) -> bool:
-    """Words; or whatever is not a measurement, in a column with the name of one of names."""
-    if sample.name.casefold().replace(" ", "_") in ID_COLUMNS:
-        return bool(sample.values) and (not sample.is_numeric or all(float(one).is_integer() for one in sample.values))
-    return not holds_numbers(sample)
-
-
-def holds_numbers(sample: ColumnSample) -> bool:
-    """Most cells are numbers or missing: a word among them is a mistake, which has to be told."""
-    given = [value for value in sample.values if value.strip().casefold() not in MISSING]
-    return not given or 2 * sum(map(is_number, given)) > len(given)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
