@@ -98,8 +98,11 @@ class Evaluation:
     """What was noticed in the data."""
 
     def to_json(self) -> dict[str, Any]:
-        fields = ("class_results", "confusions", "origins")
-        rows = {name: [row._asdict() for row in getattr(self, name)] for name in fields}
+        rows = {name: [row._asdict() for row in getattr(self, name)] for name in ("class_results", "confusions")}
+        rows["origins"] = [
+            {name: None if value != value else value for name, value in row._asdict().items()}  # noqa: PLR0124
+            for row in self.origins
+        ]
         rest = {name: value for name, value in vars(self).items() if name not in ("metrics", *rows)}
         return rest | self.metrics | rows
 

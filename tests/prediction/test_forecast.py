@@ -236,6 +236,23 @@ def test_times_of_a_forecast_are_written_as_those_before(
     assert code == 2 and "the times are numbers; those that the model was trained on were dates" in err
 
 
+def test_business_days(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    """Trained, forecast, drawn and evaluated without weekends; holidays are missing."""
+    dates = np.busday_offset("2024-01-01", np.arange(120))
+    rows = [f"{day},{n * n % 7 + n % 5}" for n, day in enumerate(dates) if n not in (30, 31, 100)]
+    (tmp_path / "prices.csv").write_text("\n".join(["date,close", *rows]) + "\n")
+    small = ("--epochs", 1, "--device", "cpu", "--out", tmp_path / "run")
+    code, _, err = command("train", tmp_path / "prices.csv", *small)
+    assert code == 0 and "data.horizon  5                       a season of 5 steps of 1 business day" in err
+    assert "3 of 120 steps of 1 business day have no row" in err
+    code, _, _ = command("predict", tmp_path / "run", tmp_path / "prices.csv", "--out", tmp_path / "forecast.csv")
+    found = [row["date"] for row in csv.DictReader((tmp_path / "forecast.csv").read_text().splitlines())]
+    assert code == 0 and found == [str(np.busday_offset("2024-01-01", n)) for n in range(120, 125)]
+    origins = evaluate_model(str(tmp_path / "run"), str(tmp_path / "prices.csv"), device="cpu").origins
+    assert origins == backtest(tmp_path / "run", "cpu") and origins[0].first == str(dates[96])
+    assert all(np.is_busday(row.first) for row in origins) and sum(row.forecasts for row in origins) == 20
+
+
 def test_a_horizon_asks_for_a_forecast(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
     """Remarks make no labeled texts of a table, and what is wrong with its times is said."""
     rows = [f"{np.datetime64('2024-01-01') + n},{n % 7},a remark on day {n}" for n in range(60)]
@@ -291,6 +308,10 @@ def test_tables_that_cannot_be_evaluated(place: Path, tmp_path: Path) -> None:
     (tmp_path / "trained.csv").write_text("\n".join(trained) + "\n")
     with pytest.raises(allmlp.UserError, match=r"no forecast of 7 steps to evaluate: .* short without the values"):
         evaluate_model(str(place / "run"), str(tmp_path / "trained.csv"))
+    flat = [f"{np.datetime64('2024-01-01') + n},east,5" for n in range(40)]
+    (tmp_path / "flat.csv").write_text("\n".join(["date,store,sales", *flat]) + "\n")
+    found = evaluate_model(str(place / "run"), str(tmp_path / "flat.csv"))
+    assert "mase" not in found.metrics and found.to_json()["origins"][0]["mase"] is None, "its unit is not known"
     with pytest.raises(allmlp.UserError, match=r"no forecast of 7 steps to evaluate: its series are too short$"):
         evaluate_model(str(place / "run"), str(write_sales(tmp_path / "short.csv", ("east",), 7)))
     (tmp_path / "price.csv").write_text((place / "sales.csv").read_text().replace("sales", "price"))

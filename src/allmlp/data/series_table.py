@@ -15,8 +15,9 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from allmlp.data.clock_changes import are_local_days, doubled_hours, join_doubled, local_days
 from allmlp.data.dataset import Data
-from allmlp.data.frequency import DAY, HINT, Frequency, Notation, check_regular, detect_frequency, read_times
+from allmlp.data.frequency import DAY, HINT, HOUR, Frequency, Notation, check_regular, detect_frequency, read_times
 from allmlp.data.series import Parts, SeriesDataset, build_dataset
 from allmlp.data.series_columns import MISSING, Roles, find_roles, with_points
 from allmlp.data.tables import Table, read_table
@@ -143,7 +144,7 @@ def read_files(
     frequency: Frequency | None,
 ) -> SeriesRows:
     times, series, values, ids = array("q"), array("i"), array("d"), dict[str, int]()
-    roles, kinds = None, set[tuple[bool, Notation]]()
+    roles, kinds = None, set[tuple[bool, Notation, bool]]()
     for file, *_ in versions:
         table = read_table(file)
         roles = roles or find_roles(table, time_column, id_columns, columns)
@@ -151,9 +152,9 @@ def read_files(
     assert roles is not None
     if not kinds:
         raise UserError(f"{path} has no rows")
-    if len(kinds) > 1:
+    if len({kind[:2] for kind in kinds}) > 1:
         raise UserError(f"{path}: times are written in several ways: write all of them {HINT}")
-    counted, notation = kinds.pop()
+    counted, notation, midnights = min(kinds)
     if frequency and counted != (frequency.unit == "row"):
         found, known = ("numbers", "dates") if counted else ("dates", "numbers")
         raise UserError(f"{path}: the times are {found}; those that the model was trained on were {known}")
@@ -165,8 +166,9 @@ def read_files(
         counted,
         roles,
         path,
-        frequency and frequency.replace(notation=notation),
+        frequency,
         notation,
+        midnights,
     )
 
 
@@ -180,9 +182,9 @@ def read_rows(
     series: array[int],
     values: array[float],
     ids: dict[str, int],
-) -> set[tuple[bool, Notation]]:
+) -> set[tuple[bool, Notation, bool]]:
     """Append the rows of a table to the arrays, and names to `ids`; how its times are written."""
-    kinds, rows, first = set[tuple[bool, Notation]](), iter(table), 1
+    kinds, rows, first = set[tuple[bool, Notation, bool]](), iter(table), 1
     while chunk := list(islice(rows, CHUNK)):
         try:
             moments = [row[roles.time].strip() for row in chunk]
@@ -198,9 +200,9 @@ def read_rows(
         series.extend([ids.setdefault(name, len(ids)) for name in names])
         values.frombytes(np.stack(columns, 1).tobytes())
         distinct = list(dict.fromkeys(moments))  # several series share their times
-        found, counted, notation = read_times(distinct, table.file)
-        kinds.add((counted, notation))
-        known = dict(zip(distinct, found.tolist()))
+        found = read_times(distinct, table.file)
+        kinds.add(found[1:])
+        known = dict(zip(distinct, found.values.tolist()))
         times.extend([known[moment] for moment in moments])
         first += len(chunk)
     return kinds
@@ -254,8 +256,59 @@ def to_grid(
     where: str,
     wanted: Frequency | None,
     notation: Notation,
+    midnights: bool,
 ) -> SeriesRows:
     notes = [f"not read: {shorten(roles.unread)}"] if roles.unread else []
+    times, series, values = in_order(times, series, values, notes)
+    if not counted and are_local_days(times, series, midnights):
+        notes += ["times are local midnights: their dates are read"] if (times % DAY).any() else []
+        times, notation = local_days(times), "local"
+    if not counted and len(doubled := doubled_hours(times, series)):
+        first = Frequency(HOUR, notation=notation).text(int(times[doubled[0]]))
+        notes.append(f"{len(doubled):,} times occur twice as clocks are set back, such as {first}: means are read")
+        times, series, values = join_doubled(times, series, values, doubled)
+    same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
+    if len(same):
+        first = same[0]
+        name = f" of {ids[series[first]]}" if len(ids) > 1 else ""
+        time = Frequency(DAY, "row" if counted else "ms", notation).text(int(times[first]))
+        count = int(((times == times[first]) & (series == series[first])).sum())
+        several = "" if roles.ids else ", or name the column that tells the series apart, data.id_columns"
+        raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one{several}")
+    frequency = (
+        wanted.replace(notation=notation) if wanted else detect_frequency(times, series, counted, where, notation)
+    )
+    check_regular(times, series, frequency, where)
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
+    firsts, lasts, sizes = bounds[:-1], bounds[1:] - 1, np.diff(bounds)
+    count = frequency.count(times)
+    step = np.rint(count - np.repeat(count[firsts], sizes)).astype(np.int64)  # of its series
+    lengths = step[lasts] + 1
+    gaps = int(lengths.sum()) - len(times)
+    if gaps > MAX_FILLING * len(times) + 1000:
+        raise UserError(
+            f"{where}: of {int(lengths.sum()):,} steps of {frequency} only {len(times):,} have a row: look for wrong "
+            "times, or resample the series to a longer step"
+        )
+    if gaps:
+        notes.append(f"{gaps:,} of {int(lengths.sum()):,} steps of {frequency} have no row: they are missing values")
+        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        grid = np.full((int(lengths.sum()), values.shape[1]), np.nan)
+        grid[np.repeat(offsets, sizes) + step] = values
+        values = grid
+    elif np.isnan(values).any():
+        notes.append(f"{int(np.isnan(values).sum()):,} of {values.size:,} values are missing")
+    found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
+    if found:
+        notes.append(f"constant: {shorten(found)}")
+    names = tuple(ids[number] for number in series[firsts])
+    return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
+
+
+def in_order(
+    times: np.ndarray, series: np.ndarray, values: np.ndarray, notes: list[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rows by series and time, without those at the end of a series that have no values."""
     grouped = bool((np.diff(times)[np.diff(series) == 0] >= 0).all())
     if not grouped:
         notes.append("the rows were not in the order of time: they are sorted")
@@ -268,40 +321,7 @@ def to_grid(
         empty = int((~kept).sum())
         notes += [f"{empty:,} rows without values at the end of series are left out"] if empty else []
         times, series, values = times[kept], series[kept], values[kept]
-    same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
-    if len(same):
-        first = same[0]
-        name = f" of {ids[series[first]]}" if len(ids) > 1 else ""
-        time = Frequency(DAY, "row" if counted else "ms", notation).text(int(times[first]))
-        count = int(((times == times[first]) & (series == series[first])).sum())
-        several = "" if roles.ids else ", or name the column that tells the series apart, data.id_columns"
-        raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one{several}")
-    frequency = wanted or detect_frequency(times, series, counted, where, notation)
-    check_regular(times, series, frequency, where)
-    count = np.rint(frequency.count(times)).astype(np.int64)
-    bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
-    firsts, lasts = bounds[:-1], bounds[1:] - 1
-    lengths = count[lasts] - count[firsts] + 1
-    gaps = int(lengths.sum()) - len(times)
-    if gaps > MAX_FILLING * len(times) + 1000:
-        raise UserError(
-            f"{where}: of {int(lengths.sum()):,} steps of {frequency} only {len(times):,} have a row: look for wrong "
-            "times, or resample the series to a longer step"
-        )
-    if gaps:
-        notes.append(f"{gaps:,} of {int(lengths.sum()):,} steps of {frequency} have no row: they are missing values")
-        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        grid = np.full((int(lengths.sum()), values.shape[1]), np.nan)
-        sizes = np.diff(bounds)
-        grid[np.repeat(offsets - count[firsts], sizes) + count] = values
-        values = grid
-    elif np.isnan(values).any():
-        notes.append(f"{int(np.isnan(values).sum()):,} of {values.size:,} values are missing")
-    found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
-    if found:
-        notes.append(f"constant: {shorten(found)}")
-    names = tuple(ids[number] for number in series[firsts])
-    return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
+    return times, series, values
 
 
 def before_the_end(series: np.ndarray, values: np.ndarray) -> np.ndarray:
