@@ -1,4 +1,4 @@
-"""Times as people write them: business days, hours and days around a change of the clocks."""
+"""Times as people write them: business days, hours and days around a change of the clocks, parts in several columns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allmlp.data.detect import detect_data
 from allmlp.data.frequency import DAY, HOUR, Frequency, read_times
 from allmlp.data.series_table import SeriesTable, read_series
 from allmlp.errors import UserError
@@ -156,3 +157,61 @@ def test_two_hours_of_every_day_are_no_midnights(tmp_path: Path) -> None:
     assert read_series(table(tmp_path, rows)).frequency == Frequency(HOUR)
     zoned = [[f"{time}Z", 1] for time in hours("2024-01-01T00:00", 48)]
     assert read_series(table(tmp_path, zoned)).frequency == Frequency(HOUR, notation="zone")
+
+
+# --- times in several columns ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "joined", "frequency", "last"),
+    [
+        ("year,month,x", [[2020 + n // 12, n % 12 + 1] for n in range(30)], 2, Frequency(1, "month"), "2022-06-01"),
+        ("Year,Month,x", [[2020, "Jan"], [2020, "February"], [2020, "MAR"]], 2, Frequency(1, "month"), "2020-03-01"),
+        ("year,quarter,x", [[2020 + n // 4, n % 4 + 1] for n in range(9)], 2, Frequency(3, "month"), "2022-01-01"),
+        ("year,week,x", [[2020, n + 1] for n in range(53)], 2, Frequency(7 * DAY), "2020-12-28"),
+        ("day,month,year,x", [[n + 1, 1, 2024] for n in range(9)], 3, Frequency(DAY), "2024-01-09"),
+        ("year,month,day,hour,x", [[2024, 1, 1, n] for n in range(24)], 4, Frequency(HOUR), "2024-01-01 23:00:00"),
+        ("year,month,day,hour,x", [[2024, 1, 1, n + 1] for n in range(24)], 4, Frequency(HOUR), "2024-01-01 23:00:00"),
+        (
+            "year,month,day,hour,minute,x",
+            [[2024.0, 1, 1, n // 2, 30 * (n % 2)] for n in range(9)],
+            5,
+            Frequency(HOUR // 2),
+            "2024-01-01 04:00:00",
+        ),
+        ("date,time,x", [["2024-01-01", f"{n}:30"] for n in range(12)], 2, Frequency(HOUR), "2024-01-01 11:30:00"),
+        ("date,hour,x", [["31.01.2024", n] for n in range(12)], 2, Frequency(HOUR), "2024-01-31 11:00:00"),
+    ],
+)
+def test_times_in_several_columns(
+    header: str, rows: list[list[Any]], joined: int, frequency: Frequency, last: str, tmp_path: Path
+) -> None:
+    file = table(tmp_path, [[*row, n] for n, row in enumerate(rows)], header)
+    assert detect_data(file) == SeriesTable(file)
+    found = read_series(file)
+    assert (
+        found.frequency == frequency
+        and found.roles.values == ("x",)
+        and found.lengths == [len(rows)]
+        and len(found.roles.joined) == joined
+    )
+    assert found.frequency.text(int(found.ends[0])) == last
+    assert found.notes[0] == f"{' and '.join(found.roles.joined)} are joined as {found.roles.time}"
+    again = read_series(file, found.roles.time, (), ("x",), frequency)
+    assert again.frequency == frequency and again.roles.joined == found.roles.joined, "as in a prediction"
+
+
+def test_parts_of_the_time_that_are_something_else(tmp_path: Path) -> None:
+    """Beside a whole time they are neither joined nor forecast; and each hour can be a series of its own."""
+    rows = [[day, 2024, n % 7, n] for n, day in enumerate(days(30))]
+    found = read_series(table(tmp_path, rows, "date,year,weekday,sales"))
+    assert found.roles.values == ("sales",) and found.notes == ("not read: year, weekday",)
+    assert read_series(table(tmp_path, rows, "date,year,weekday,sales"), columns=("year",)).roles.values == ("year",)
+    opening = [[day, 9 + n % 3, n] for n, day in enumerate(days(30))]
+    assert read_series(table(tmp_path, opening, "date,hour,sales")).roles[:3] == ("date", (), ("sales",))
+    hourly = [[day, f"{hour}:00", hour] for day in days(30) for hour in range(24)]
+    assert read_series(table(tmp_path, hourly, "date,time,load"), id_columns=("time",)).lengths == [30] * 24
+    years = [[1990 + n, n] for n in range(30)]
+    assert read_series(table(tmp_path, years, "year,sales")).roles[:3] == ("year", (), ("sales",))
+    with pytest.raises(UserError, match="the time '2024-13-01' is not understood"):
+        read_series(table(tmp_path, [[2024, n % 12 + 1, n] for n in range(2400)] + [[2024, 13, 1]], "year,month,sales"))

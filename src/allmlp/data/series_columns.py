@@ -30,9 +30,11 @@ ID_COLUMNS = (
     *("id", "unique_id", "item_id", "series_id", "series", "store", "store_nbr", "store_id", "item", "product"),
     *("product_id", "sku", "symbol", "ticker", "station", "sensor", "sensor_id", "region", "country", "city"),
 )
+CALENDAR_COLUMNS = (
+    *("year", "quarter", "month", "week", "day", "hour", "minute", "weekday", "day_of_week", "dayofweek", "is_weekend"),
+    *("week_of_year", "weekofyear", "day_of_month", "dayofmonth", "day_of_year", "dayofyear", "weekend"),
+)
 MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
-CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?")
-DATE_ONLY = re.compile(r"[\d./-]{6,10}")
 COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 
 
@@ -44,6 +46,8 @@ class Roles(NamedTuple):
     values: tuple[str, ...]
     unread: tuple[str, ...] = ()
     """Found to be none of these."""
+    joined: tuple[str, ...] = ()
+    """Columns of the table that are joined in that of the times."""
 
 
 def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str, ...]) -> Roles:
@@ -61,17 +65,15 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
     finds_values = not values
     if not ids:
         named = [sample.name for sample in others if names_series(sample)]
-        clock = next((name for name in named if all(map(CLOCK.fullmatch, samples[name].values))), None)
-        if clock and all(map(DATE_ONLY.fullmatch, samples[time].values)):
-            raise UserError(
-                f"{table.file} has days in {time!r} and times of the day in {clock!r}: join them in one column, as in "
-                "2024-01-31 13:00, or set data.id_columns to forecast each time of the day by itself"
-            )
         moments = read_moments(rows, time, table.file)
         ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
     if finds_values:
         numbers = [sample for sample in others if sample.name not in ids and holds_numbers(sample)]
-        values = tuple(sample.name for sample in numbers if not (table.header and counts_rows(sample)))
+        values = tuple(
+            sample.name
+            for sample in numbers
+            if not (table.header and counts_rows(sample)) and not follows_the_calendar(sample)
+        )
     if not values:
         raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
     unread = [sample.name for sample in others if sample.name not in (*ids, *values)] if finds_values else []
@@ -125,6 +127,12 @@ def comes_and_goes(column: str, names: list[str], moments: list[int | None], row
         sum(one != other for one, other in pairwise(found)) >= len(set(found)) or 2 < len(found) < 2 * len(set(found))
         for found in ordered
     )
+
+
+def follows_the_calendar(sample: ColumnSample) -> bool:
+    """The day of the week and the like, which nobody has to forecast."""
+    named = sample.name.casefold().replace(" ", "_").replace("-", "_") in CALENDAR_COLUMNS
+    return named and sample.is_numeric and all(float(cell).is_integer() for cell in sample.values)
 
 
 def counts_rows(sample: ColumnSample) -> bool:

@@ -22,6 +22,7 @@ from allmlp.data.series import Parts, SeriesDataset, build_dataset
 from allmlp.data.series_columns import MISSING, Roles, find_roles, with_points
 from allmlp.data.tables import Table, read_table
 from allmlp.data.text_files import find_files
+from allmlp.data.time_parts import join_time_parts
 from allmlp.errors import UserError
 from allmlp.spec import Count, Range
 
@@ -146,8 +147,8 @@ def read_files(
     times, series, values, ids = array("q"), array("i"), array("d"), dict[str, int]()
     roles, kinds = None, set[tuple[bool, Notation, bool]]()
     for file, *_ in versions:
-        table = read_table(file)
-        roles = roles or find_roles(table, time_column, id_columns, columns)
+        table, joined = join_time_parts(read_table(file), time_column, (*id_columns, *columns))
+        roles = roles or find_roles(table, time_column, id_columns, columns)._replace(joined=joined)
         kinds |= read_rows(table, roles, times, series, values, ids)
     assert roles is not None
     if not kinds:
@@ -258,7 +259,8 @@ def to_grid(
     notation: Notation,
     midnights: bool,
 ) -> SeriesRows:
-    notes = [f"not read: {shorten(roles.unread)}"] if roles.unread else []
+    notes = [f"{' and '.join(roles.joined)} are joined as {roles.time}"] if roles.joined else []
+    notes += [f"not read: {shorten(roles.unread)}"] if roles.unread else []
     times, series, values = in_order(times, series, values, notes)
     if not counted and are_local_days(times, series, midnights):
         notes += ["times are local midnights: their dates are read"] if (times % DAY).any() else []
