@@ -24,9 +24,10 @@ def data_settings(dataset: SeriesDataset, data: Data, size: int | None) -> Itera
     if data.seq_len is None or size:
         why = "as asked for" if size else "three horizons and two seasons, at most half of the longest series"
         yield "data.seq_len", size or dataset.seq_len, why
-    stride = eval_stride(len(dataset.test))
+    forecasts = len(dataset.test if dataset.validation is None else dataset.validation)
+    stride = eval_stride(forecasts)
     if data.eval_stride == 1 and stride > 1:
-        yield "data.eval_stride", stride, f"{len(dataset.test):,} forecasts are more than an evaluation needs"
+        yield "data.eval_stride", stride, f"{forecasts:,} forecasts are more than an evaluation needs"
 
 
 def series_model(dataset: SeriesDataset, few: bool) -> tuple[SeriesEncoder, str, str]:

@@ -12,7 +12,7 @@ import torch
 
 from allmlp.data.dataset import subset
 from allmlp.data.preprocessing import SeriesPreprocessing
-from allmlp.data.series import SeriesDataset, Windows, eval_stride, level, seasonal_error
+from allmlp.data.series import SeriesDataset, Windows, eval_stride, every, level, seasonal_error
 from allmlp.data.series_table import SeriesRows
 from allmlp.device import own_device
 from allmlp.errors import UserError
@@ -79,12 +79,11 @@ def origin_times(dataset: SeriesDataset, split: Windows) -> np.ndarray:
     """The time of the first forecast value of each window."""
     series = (torch.searchsorted(split.offsets, split.origins, right=True) - 1).numpy()
     steps = split.origins.numpy() - split.offsets.numpy()[series]
-    longest = int(steps.max()) if len(steps) else 0
-    grids = {
-        number: np.concatenate([[start], dataset.frequency.following(start, longest)])
-        for number, start in enumerate(dataset.starts)
-    }
-    return np.array([grids[number][step] for number, step in zip(series.tolist(), steps.tolist())], dtype=np.int64)
+    times = np.empty(len(steps), dtype=np.int64)
+    for number in np.unique(series):
+        own, start = series == number, dataset.starts[number]
+        times[own] = np.concatenate([[start], dataset.frequency.following(start, int(steps[own].max()))])[steps[own]]
+    return times
 
 
 def as_table(rows: list[Origin]) -> str:
@@ -145,7 +144,7 @@ def unseen_windows(
     if stride > 1:
         notes.append(f"{count:,} forecasts are more than an evaluation needs: one of {stride} is evaluated")
     tensors = torch.from_numpy(scaled), torch.from_numpy(offsets)
-    chosen = torch.from_numpy(np.concatenate([own[::stride] for own in origins]))
+    chosen = every(stride, origins)
     return SeriesDataset(
         Windows(*tensors, chosen[:0], seq_len, horizon),
         Windows(*tensors, chosen, seq_len, horizon),

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from allmlp.auto_series import data_settings
+from allmlp.backtest import origin_times
 from allmlp.data.dataset import subset
 from allmlp.data.detect import detect_data
 from allmlp.data.ett import ETT
 from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency, read_times
-from allmlp.data.series import Windows, build_dataset, level
+from allmlp.data.series import Windows, build_dataset, eval_stride, level
 from allmlp.data.series_table import SeriesTable, read_series, split_name
 from allmlp.errors import UserError
 
@@ -312,8 +314,16 @@ def test_ten_thousand_series() -> None:
     lengths = [50] * 10_000
     values = np.random.default_rng(0).normal(size=(500_000, 1))
     parts = [SeriesTable("").split(50, 5)] * 10_000
-    dataset = build_dataset(values, lengths, parts, ("x",), Frequency(DAY), 20, 5, ids=tuple(map(str, range(10_000))))
+    sizes, ids = (("x",), Frequency(DAY), 20, 5), tuple(map(str, range(10_000)))
+    dataset = build_dataset(values, lengths, parts, *sizes, ids=ids)
     assert len(dataset.train) == 110_000 and dataset.train.values.data_ptr() == dataset.test.values.data_ptr()
+    settings = {name: value for name, value, _ in data_settings(dataset, SeriesTable("", 5, 20), None)}
+    assert settings == {"data.eval_stride": 8}, "10,000 forecasts of the validation"
+    some = build_dataset(values, lengths, parts, *sizes, 8, ids=ids, starts=(0,) * 10_000)
+    assert len(some.validation) == 1250 and len(some.test) == 7500
+    times, counts = np.unique(origin_times(some, some.test), return_counts=True)
+    assert times.tolist() == [DAY * step for step in (40, 42, 44)] and set(counts) == {2500}, "at several origins"
+    assert [eval_stride(count) for count in (0, 2000, 2001, 5000, 14_000)] == [1, 1, 2, 4, 8]
 
 
 # --- times ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from allmlp.errors import UserError
 from allmlp.spec import to_json
 
 MAX_EVALUATED = 2_000
-"""Forecasts of an evaluation."""
+"""Forecasts of an evaluation, in training of a validation."""
 
 
 class SeriesBatch(NamedTuple):
@@ -143,7 +143,7 @@ def build_dataset(
     """The dataset of `values`, rows x columns, NaN where missing: the series one after another, split by time.
 
     Scaling is that of the training part. A window begins within its series, unless the part is too short for that;
-    those of validation and test look back into the parts before. `stride` is that of evaluation.
+    those of validation and test look back into the parts before. Of their windows, one of `stride` is evaluated.
     """
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     scaled = torch.empty(values.shape).numpy()
@@ -158,11 +158,10 @@ def build_dataset(
         bounds = {"train": (begin, part.train), "validation": (part.train, part.validation)}
         bounds["test"] = (part.validation, part.test)
         for name, (low, high) in bounds.items():
-            step = 1 if name == "train" else stride
-            origins[name].append(first + np.arange(low, high - horizon + 1, step, dtype=np.int64))
+            origins[name].append(first + np.arange(low, high - horizon + 1, dtype=np.int64))
     tensors = torch.from_numpy(scaled), torch.from_numpy(offsets)
     found = {
-        name: Windows(*tensors, torch.from_numpy(np.concatenate(some)), seq_len, horizon)
+        name: Windows(*tensors, every(1 if name == "train" else stride, some), seq_len, horizon)
         for name, some in origins.items()
     }
     if not len(found["train"]) or not len(found["test"]):
@@ -186,9 +185,19 @@ def build_dataset(
     )
 
 
+def every(stride: int, origins: list[np.ndarray]) -> Tensor:
+    """One of `stride` of the origins of several series, however short these are."""
+    return torch.from_numpy(np.concatenate(origins)[::stride].copy())
+
+
 def eval_stride(forecasts: int) -> int:
-    """The distance of those that are evaluated."""
-    return max(-(-forecasts // MAX_EVALUATED), 1)
+    """The distance of those that are evaluated: no multiple of 3, 5 or 7, so that not all begin on the same day of the
+    week or at the same hour.
+    """
+    stride = max(-(-forecasts // MAX_EVALUATED), 1)
+    while math.gcd(stride, 3 * 5 * 7) > 1:
+        stride += 1
+    return stride
 
 
 def level(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -65,7 +65,7 @@ class SeriesTable(Data):
     val_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
     test_fraction: Annotated[float, Range(0.0, 0.9)] = 0.2
     eval_stride: Count = 1
-    """Steps between the forecasts of an evaluation."""
+    """Of the forecasts from all steps of all series, one of this many is evaluated."""
 
     def load(self) -> SeriesDataset:
         found = read_series(self.path, self.time_column, self.id_columns, self.columns)
