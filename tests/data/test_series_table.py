@@ -149,6 +149,35 @@ def test_decimal_commas(tmp_path: Path) -> None:
     assert values[:4].tolist() == [1234.5, -2.25, 7, 1000] and np.isnan(values[4])
 
 
+def test_marked_numbers(tmp_path: Path) -> None:
+    """Thousands, currencies and percent, also after the first rows; a comma elsewhere is a mistake."""
+    cells = ["$1,234.50", "-2.25", "-$7", "1,000,000", "5 %", "12€", "", "+3"]
+    for first in (0, 2_500):
+        rows = [[day, 5] for day in days(first)]
+        rows += [[day, f'"{cell}"'] for day, cell in zip(days(8, "2024-01-01"), cells)]
+        if first:
+            rows = [[day, row[1]] for day, row in zip(days(first + 8), rows)]
+        found = detect_data(table(tmp_path, rows))
+        values = read_series(found.path).values[first:, 0]  # type: ignore[attr-defined]
+        assert values[:6].tolist() == [1234.5, -2.25, -7, 1e6, 5, 12] and np.isnan(values[6]) and values[7] == 3
+    with pytest.raises(UserError, match=r"row 2: sales is '1,5', not a number"):
+        read_series(table(tmp_path, [["2024-01-01", 1], ["2024-01-02", '"1,5"'], ["2024-01-03", 2]]))
+
+
+def test_numbers_that_name_series(tmp_path: Path) -> None:
+    rows = [[day, shop, n % 7 + 0.5] for n, day in enumerate(days(30)) for shop in (7, 8)]
+    for name in ("dept_nbr", "Shop ID", "shopId", "branch code"):
+        assert read_series(table(tmp_path, rows, f"date,{name},sales")).ids == ("7", "8")
+    with pytest.raises(UserError, match=r"2 rows for 2024-01-01: .* if depot tells .* set data\.id_columns=depot"):
+        read_series(table(tmp_path, rows, "date,depot,sales"))
+    assert read_series(table(tmp_path, rows, "date,depot,sales"), id_columns=("depot",)).lengths == [30, 30]
+
+
+def test_a_column_without_values_is_not_read(tmp_path: Path) -> None:
+    found = read_series(table(tmp_path, [[day, n, ""] for n, day in enumerate(days(30))], "date,sales,"))
+    assert found.roles.values == ("sales",) and found.notes == ("not read: column_3",)
+
+
 def test_levels_of_very_small_and_large_values() -> None:
     """Picoamperes are no constant, and squares do not overflow."""
     rows = np.random.default_rng(0).normal(5, 1, (50, 1))
@@ -239,10 +268,11 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
             [[f"2024-{day}", 1] for day in ("01-01", "02-01", "02-28", "04-01", "05-01", "06-01")],
             "times are not regular: most are 1 month apart, but 2024-02-28 follows 2024-02-01",
         ),
-        ([["1 Feb 2024", 1], ["2 Feb 2024", 2]], "the times in 'date', such as '1 Feb 2024', are not understood"),
+        ([["1 Feb 24", 1], ["2 Feb 24", 2]], "the times in 'date', such as '1 Feb 24', are not understood"),
         ([["01/02/2024", 1], ["02/02/2024", 2]], "'01/02/2024' can be read in two ways: write it as 2024-01-31"),
         ([["2024-01-01 00:00Z", 1], ["2024-01-01 01:00", 2]], "some times have a zone"),
         ([["2024-01-01", 1], ["2024-01-02", 2], ["", 3]], "row 3: no time"),
+        ([["2024-01-01", 1], ["NaT", 2], ["2024-01-03", 3]], "row 2: no time"),
     ],
 )
 def test_refused_rows(rows: list[list[Any]], message: str, tmp_path: Path) -> None:
@@ -347,6 +377,13 @@ ZONED_HOUR = Frequency(HOUR, notation="zone")
         (["2024/1/31", "2024/2/1"], Frequency(DAY), 7, "2024-02-02"),
         (["2024Q1", "2024Q2"], Frequency(3, "month"), 4, "2024-07-01"),
         (["20240101", "20240102"], Frequency(DAY), 7, "2024-01-03"),
+        (["1 Feb 2024", "2 February 2024"], Frequency(DAY), 7, "2024-02-03"),
+        (["31-Jan-2024 13:00", "31-JAN-2024 14:00"], Frequency(HOUR), 24, "2024-01-31 15:00:00"),
+        (["Jan. 1 2024", "January 2 2024"], Frequency(DAY), 7, "2024-01-03"),
+        (["Dec 2023", "Jan 2024"], Frequency(1, "month"), 12, "2024-02-01"),
+        (["1/31/2024 12:30 AM", "1/31/2024 1:30 am"], Frequency(HOUR), 24, "2024-01-31 02:30:00"),
+        (["2024-01-31 12:00:00 PM", "2024-01-31 1:00:00 PM"], Frequency(HOUR), 24, "2024-01-31 14:00:00"),
+        (["2024-01-31 00:00:00 UTC", "2024-01-31 01:00:00 UTC"], ZONED_HOUR, 24, "2024-01-31 02:00:00Z"),
         (["2024-01-01", "2024-01-08"], Frequency(7 * DAY), 52, "2024-01-15"),
         (["2024-01-31", "2024-02-29"], Frequency(1, "month"), 12, "2024-03-31"),
         (["2024-01-15", "2024-02-15", "2024-03-15"], Frequency(1, "month"), 12, "2024-04-15"),
@@ -406,7 +443,8 @@ def test_parquet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "message"), [(["9" * 30, "9" * 29], "9 is too large"), (["1²", "2²"], "not underst")]
+    ("cells", "message"),
+    [(["9" * 30, "9" * 29], "9 is too large"), (["9" * 5000, "1"], "9 is too large"), (["1²", "2²"], "not underst")],
 )
 def test_numbers_that_are_no_times(cells: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):

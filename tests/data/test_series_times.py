@@ -215,3 +215,46 @@ def test_parts_of_the_time_that_are_something_else(tmp_path: Path) -> None:
     assert read_series(table(tmp_path, years, "year,sales")).roles[:3] == ("year", (), ("sales",))
     with pytest.raises(UserError, match="the time '2024-13-01' is not understood"):
         read_series(table(tmp_path, [[2024, n % 12 + 1, n] for n in range(2400)] + [[2024, 13, 1]], "year,month,sales"))
+
+
+# --- almost equal steps ---------------------------------------------------------------------------------
+
+
+def test_the_clock_of_a_sensor(tmp_path: Path) -> None:
+    """Times near whole steps, or always some time after them, are rounded; others are refused."""
+    random = np.random.default_rng(0)
+    for start, step, name in (("00:00:00", 60, "1 minute"), ("08:10:00", 86_400, "1 day")):
+        first = np.datetime64(f"2024-01-01T{start}")
+        late = random.integers(0, step // 10, 50)
+        times = [first + step * n + late[n] for n in range(50) if n not in (20, 21)]
+        found = read_series(table(tmp_path, [[time, n] for n, time in enumerate(times)], "time,x"))
+        assert found.notes[0] == f"times are rounded to steps of {name}" and found.lengths == [50]
+        assert np.flatnonzero(np.isnan(found.values)).tolist() == [20, 21] and str(found.frequency) == name
+        again = read_series(str(tmp_path / "t.csv"), frequency=found.frequency)
+        assert (
+            again.ends == found.ends and abs(int(found.ends[0]) - int(times[-1].astype(np.int64)) * 1000) < 150 * step
+        )
+    drifting = [first + 61 * n for n in range(50)]
+    rows = [[time + int(random.integers(0, 30)), n] for n, time in enumerate(drifting)]
+    with pytest.raises(UserError, match="times are not regular"):
+        read_series(table(tmp_path, rows, "time,x"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "last"), [({47: -1, 80: 1}, "2021-11-25"), (dict.fromkeys(range(60, 100), 3), "2021-11-28")]
+)
+def test_weeks_on_other_days(changed: dict[int, int], last: str, tmp_path: Path) -> None:
+    """Thursdays but for holidays, and from some week on Sundays."""
+    times = [np.datetime64("2020-01-02") + 7 * n + changed.get(n, 0) for n in range(100)]
+    del times[30]
+    found = read_series(table(tmp_path, [[time, n] for n, time in enumerate(times)]))
+    assert found.frequency == Frequency(7 * DAY) and found.lengths == [100] and np.isnan(found.values[30, 0])
+    assert found.notes[0].startswith("weeks are on different days") and found.frequency.text(found.ends[0]) == last
+    twice = sorted([*times, times[50] + 2])
+    with pytest.raises(UserError, match="times are not regular"):
+        read_series(table(tmp_path, [[time, n] for n, time in enumerate(twice)]))
+
+
+def test_minutes_are_forecast_for_an_hour(tmp_path: Path) -> None:
+    rows = [[np.datetime64("2024-01-01T00:00") + n, n % 60] for n in range(3000)]
+    assert SeriesTable(table(tmp_path, rows)).load().horizon == 60

@@ -261,9 +261,9 @@ def test_a_horizon_asks_for_a_forecast(tmp_path: Path, command: Callable[..., tu
     code, _, err = command("train", tmp_path / "remarks.csv", "--horizon", 7, *small, "--set", "task.quantiles=[]")
     assert "Forecast of quantiles" not in err
     assert code == 0 and "note      sales, steps of 1 day by date\nnote      not read: remark" in err
-    (tmp_path / "words.csv").write_text("\n".join(["date,sales", *(f"{n} May 2024,{n}" for n in range(1, 30))]) + "\n")
+    (tmp_path / "words.csv").write_text("\n".join(["date,sales", *(f"{n} May '24,{n}" for n in range(1, 30))]) + "\n")
     code, _, err = command("train", tmp_path / "words.csv", "--horizon", 7)
-    assert code == 2 and "the times in 'date', such as '1 May 2024', are not understood" in err
+    assert code == 2 and "the times in 'date', such as \"1 May '24\", are not understood" in err
 
 
 def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:

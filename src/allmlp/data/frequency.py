@@ -25,6 +25,17 @@ ZONE = re.compile(r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
 MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?(Z|[+-]\d\d(:?\d\d)?)$")
 YEAR_FIRST = re.compile(r"(\d{4})/(\d{1,2})(?:/(\d{1,2}))?(?=\D|$)")
 YEAR_LAST = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})(?=\D|$)")
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTH = rf"(?P<month>{'|'.join(MONTHS)})[a-z]*\.?"
+WORDED = tuple(
+    re.compile(pattern + r"(?=\D|$)", re.IGNORECASE)
+    for pattern in (
+        rf"(?P<day>\d{{1,2}})[ -]{MONTH}[ -](?P<year>\d{{4}})",
+        rf"{MONTH} (?P<day>\d{{1,2}}),? (?P<year>\d{{4}})",
+        rf"{MONTH}[ -](?P<year>\d{{4}})",
+    )
+)
+HALF_DAY = re.compile(r"(\d{1,2})(:\d\d(?::\d\d)?) ?([ap])\.?m\.?$", re.IGNORECASE)
 QUARTER = re.compile(r"(\d{4})-?Q([1-4])", re.IGNORECASE)
 HINT = "as 2024-01-31 or 2024-01-31 13:00"
 NAMES = ((7 * DAY, "week"), (DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (1000, "second"), (1, "millisecond"))
@@ -140,13 +151,13 @@ def read_times(cells: Sequence[str], where: str) -> Times:
         else:
             try:
                 numbers = np.array(digits, dtype=np.int64)
-            except OverflowError:
+            except (OverflowError, ValueError):  # Python reads no more than some thousand digits
                 raise UserError(f"{where}: the time {max(digits, key=len)[:40]} is too large") from None
             if sizes == {10} and (numbers > 0).all():  # 2001 to 2286
                 return Times(1000 * numbers, False, "s")
             return Times(numbers, False, "ms") if sizes == {13} and (numbers > 0).all() else Times(numbers, True)
     else:
-        cells = to_iso(cells, where)
+        cells = [cell.removesuffix(" UTC") + "Z" * cell.endswith(" UTC") for cell in to_iso(cells, where)]
     zoned = sum(bool(ZONE.search(cell)) for cell in cells)
     if zoned and zoned < len(cells):
         raise UserError(f"{where}: some times have a zone, such as +01:00, and others do not")
@@ -170,7 +181,10 @@ def read_time(cell: str, where: str) -> int:
 
 
 def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
-    """Times that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31 or 2024Q1, in ISO 8601."""
+    """Times that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31, 31 Jan 2024 or 2024Q1, perhaps with
+    1:00 PM, in ISO 8601.
+    """
+    cells = [HALF_DAY.sub(whole_day, cell) for cell in cells]
     if quarters := match_all(QUARTER.fullmatch, cells):
         return [f"{found[1]}-{3 * int(found[2]) - 2:02}" for found in quarters]
     if dates := match_all(YEAR_FIRST.match, cells):
@@ -181,12 +195,20 @@ def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
             raise UserError(f"{where}: the time {cells[0][:40]!r} can be read in two ways: write it {HINT}")
         month, day = (1, 3) if second > 12 else (3, 1)
         parts = [(found[4], found[month], found[day]) for found in dates]
+    elif dates := next(filter(None, (match_all(pattern.match, cells) for pattern in WORDED)), []):
+        named = [(found["year"], str(MONTHS.index(found["month"].casefold()) + 1)) for found in dates]
+        parts = [(*part, *found.groupdict().get("day", "").split()) for part, found in zip(named, dates)]
     else:
         return cells
     return [
         "-".join([year, *(part.zfill(2) for part in others)]) + cell.strip()[found.end() :]
         for cell, found, (year, *others) in zip(cells, dates, parts)
     ]
+
+
+def whole_day(clock: re.Match[str]) -> str:
+    """13:00 for 1:00 PM, 00:00 for 12:00 AM."""
+    return f"{int(clock[1]) % 12 + 12 * (clock[3] in 'pP'):02}{clock[2]}"
 
 
 def match_all(match: Callable[[str], re.Match[str] | None], cells: Sequence[str]) -> list[re.Match[str]]:

@@ -34,7 +34,10 @@ CALENDAR_COLUMNS = (
     *("year", "quarter", "month", "week", "day", "hour", "minute", "weekday", "day_of_week", "dayofweek", "is_weekend"),
     *("week_of_year", "weekofyear", "day_of_month", "dayofmonth", "day_of_year", "dayofyear", "weekend"),
 )
+ID_ENDING = re.compile(r"(?i:.*_(id|nbr|no|num|number|code|key))|.*[a-z]I[dD]")
 MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
+MARKED_NUMBER = re.compile(r"[+-]?[$€£¥]?[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?[ \xa0]?[%$€£¥]?")
+MARKS = str.maketrans("", "", ",$€£¥% \xa0")
 COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 
 
@@ -72,7 +75,7 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
         values = tuple(
             sample.name
             for sample in numbers
-            if not (table.header and counts_rows(sample)) and not follows_the_calendar(sample)
+            if sample.values and not (table.header and counts_rows(sample)) and not follows_the_calendar(sample)
         )
     if not values:
         raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
@@ -90,7 +93,15 @@ def refuse_times(file: str, samples: list[ColumnSample]) -> None:
 
 def plain_samples(table: Table) -> list[ColumnSample]:
     """The first values that are not empty, numbers with a decimal point."""
-    return [ColumnSample(name, with_points(cells, table)) for name, cells in sample_columns(table)]
+    return [
+        ColumnSample(name, [plain_number(cell) for cell in with_points(cells, table)])
+        for name, cells in sample_columns(table)
+    ]
+
+
+def plain_number(cell: str) -> str:
+    """A number such as $1,234.56 or 5% as 1234.56 or 5; other cells as they are."""
+    return cell.strip().translate(MARKS) if MARKED_NUMBER.fullmatch(cell.strip()) else cell
 
 
 def with_points(cells: list[str], table: Table) -> list[str]:
@@ -159,7 +170,7 @@ def find_time(samples: list[ColumnSample]) -> str | None:
 
 def names_series(sample: ColumnSample) -> bool:
     """Words; or whatever is not a measurement, in a column with the name of one of names."""
-    if sample.name.casefold().replace(" ", "_") in ID_COLUMNS:
+    if sample.name.casefold().replace(" ", "_") in ID_COLUMNS or ID_ENDING.fullmatch(sample.name.replace(" ", "_")):
         return bool(sample.values) and (not sample.is_numeric or all(float(one).is_integer() for one in sample.values))
     return not holds_numbers(sample)
 

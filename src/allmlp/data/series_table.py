@@ -17,12 +17,23 @@ import numpy as np
 
 from allmlp.data.clock_changes import are_local_days, doubled_hours, join_doubled, local_days
 from allmlp.data.dataset import Data
-from allmlp.data.frequency import DAY, HINT, HOUR, Frequency, Notation, check_regular, detect_frequency, read_times
+from allmlp.data.frequency import (
+    DAY,
+    HINT,
+    HOUR,
+    MINUTE,
+    Frequency,
+    Notation,
+    check_regular,
+    detect_frequency,
+    read_times,
+)
 from allmlp.data.series import Parts, SeriesDataset, build_dataset
-from allmlp.data.series_columns import MISSING, Roles, find_roles, with_points
+from allmlp.data.series_columns import MISSING, Roles, find_roles, plain_number, with_points
 from allmlp.data.tables import Table, read_table
 from allmlp.data.text_files import find_files
 from allmlp.data.time_parts import join_time_parts
+from allmlp.data.uneven_times import even_times
 from allmlp.errors import UserError
 from allmlp.spec import Count, Range
 
@@ -107,7 +118,9 @@ def describe(found: SeriesRows) -> str:
 
 
 def default_horizon(found: SeriesRows) -> int:
-    season = found.frequency.season
+    season, frequency = found.frequency.season, found.frequency
+    if season > MAX_SEQ_LEN:  # an hour of minutes, a minute of seconds
+        season = next((size // frequency.step for size in (HOUR, MINUTE) if size <= MAX_SEQ_LEN * frequency.step), 12)
     return min(season if season > 1 else 12, max(max(found.lengths) // 10, 1))
 
 
@@ -196,11 +209,11 @@ def read_rows(
             ]
         except KeyError as missing:
             raise UserError(f"{table.file} has no column {missing.args[0]!r}, which other files have") from None
-        if not all(moments):
-            raise UserError(f"{table.file}, row {first + moments.index('')}: no time")
+        distinct = list(dict.fromkeys(moments))  # several series share their times
+        if missing := [moment for moment in distinct if moment.casefold() in (*MISSING, "nat")]:
+            raise UserError(f"{table.file}, row {first + moments.index(missing[0])}: no time")
         series.extend([ids.setdefault(name, len(ids)) for name in names])
         values.frombytes(np.stack(columns, 1).tobytes())
-        distinct = list(dict.fromkeys(moments))  # several series share their times
         found = read_times(distinct, table.file)
         kinds.add(found[1:])
         known = dict(zip(distinct, found.values.tolist()))
@@ -240,7 +253,7 @@ def read_column(cells: list[str], file: str, first: int, column: str) -> np.ndar
 
 def read_value(cell: str, file: str, row: int, column: str) -> float:
     try:
-        return float(cell)
+        return float(plain_number(cell))
     except ValueError:
         if cell.strip().casefold() in MISSING:
             return np.nan
@@ -269,13 +282,14 @@ def to_grid(
         first = Frequency(HOUR, notation=notation).text(int(times[doubled[0]]))
         notes.append(f"{len(doubled):,} times occur twice as clocks are set back, such as {first}: means are read")
         times, series, values = join_doubled(times, series, values, doubled)
+    times = times if counted else even_times(times, series, wanted, notes)
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
     if len(same):
         first = same[0]
         name = f" of {ids[series[first]]}" if len(ids) > 1 else ""
         time = Frequency(DAY, "row" if counted else "ms", notation).text(int(times[first]))
         count = int(((times == times[first]) & (series == series[first])).sum())
-        several = "" if roles.ids else ", or name the column that tells the series apart, data.id_columns"
+        several = "" if roles.ids else f", or {how_to_name(times, values, roles)}"
         raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one{several}")
     frequency = (
         wanted.replace(notation=notation) if wanted else detect_frequency(times, series, counted, where, notation)
@@ -305,6 +319,16 @@ def to_grid(
         notes.append(f"constant: {shorten(found)}")
     names = tuple(ids[number] for number in series[firsts])
     return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
+
+
+def how_to_name(times: np.ndarray, values: np.ndarray, roles: Roles) -> str:
+    """What to do about several rows for one time, with the first column of numbers that has each once at a time."""
+    for column, name in enumerate(roles.values):
+        numbers = values[:, column]
+        whole = bool((np.isfinite(numbers) & (numbers == np.rint(numbers))).all())
+        if whole and len(np.unique(np.stack([times.astype(float), numbers]), axis=1).T) == len(times):
+            return f"if {name} tells the series apart, set data.id_columns={name}"
+    return "name the column that tells the series apart, data.id_columns"
 
 
 def in_order(

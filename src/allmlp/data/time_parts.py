@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from allmlp.data.columns import SAMPLE_ROWS, named_column
-from allmlp.data.frequency import is_time
+from allmlp.data.frequency import MONTHS, is_time
 from allmlp.data.tables import Table, TableRow
 
 NAMES = {
@@ -29,7 +29,6 @@ LIMITS = {
     "hour": (0, 24),
     "minute": (0, 59),
 }
-MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?")
 DATE_ONLY = re.compile(r"[\d./-]{6,10}")
 
@@ -107,7 +106,7 @@ def fits(part: str, cells: list[str]) -> bool:
     """Whether these are numbers of a part of the time, or names of months."""
     numbers = [month_number(cell) if part == "month" else cell.removesuffix(".0") for cell in cells]
     low, high = LIMITS[part]
-    return bool(cells) and all(number.isdecimal() and low <= int(number) <= high for number in numbers)
+    return bool(cells) and all(re.fullmatch(r"\d{1,4}", number) and low <= int(number) <= high for number in numbers)
 
 
 def first_hour(cells: list[str]) -> int:
@@ -116,7 +115,7 @@ def first_hour(cells: list[str]) -> int:
 
 
 def hour_text(cell: str, first: int) -> str:
-    return f"{int(cell) - first:02}" if cell.isdecimal() else cell
+    return f"{int(cell) - first:02}" if re.fullmatch(r"\d{1,2}", cell) else cell
 
 
 def month_number(cell: str) -> str:
