@@ -294,9 +294,13 @@ def test_a_word_among_numbers_is_named(tmp_path: Path) -> None:
 
 
 def test_words_for_missing_values(tmp_path: Path) -> None:
-    rows = [[day, "NA" if number == 3 else 5, "2b" if number % 3 == 0 else 2] for number, day in enumerate(days(30))]
+    rows = [
+        [day, {3: "NA", 4: ".", 5: "#N/A"}.get(number, 5), "2b" if number % 3 == 0 else 2]
+        for number, day in enumerate(days(30))
+    ]
     found = read_series(table(tmp_path, rows, "date,sales,store"))
     assert found.roles.values == ("sales",) and found.roles.ids == ("store",) and np.isnan(found.values).any()
+    assert np.isnan(read_series(table(tmp_path, [row[:2] for row in rows])).values).sum() == 3
 
 
 def test_a_table_is_read_once_until_it_changes(tmp_path: Path) -> None:
@@ -377,6 +381,10 @@ ZONED_HOUR = Frequency(HOUR, notation="zone")
         (["2024/1/31", "2024/2/1"], Frequency(DAY), 7, "2024-02-02"),
         (["2024Q1", "2024Q2"], Frequency(3, "month"), 4, "2024-07-01"),
         (["20240101", "20240102"], Frequency(DAY), 7, "2024-01-03"),
+        (["202312", "202401"], Frequency(1, "month"), 12, "2024-02-01"),
+        (["2023 Q4", "2024 q1"], Frequency(3, "month"), 4, "2024-04-01"),
+        (["Q4 2023", "Q1 2024"], Frequency(3, "month"), 4, "2024-04-01"),
+        (["2024-W05", "2024-W06"], Frequency(7 * DAY), 52, "2024-02-12"),
         (["1 Feb 2024", "2 February 2024"], Frequency(DAY), 7, "2024-02-03"),
         (["31-Jan-2024 13:00", "31-JAN-2024 14:00"], Frequency(HOUR), 24, "2024-01-31 15:00:00"),
         (["Jan. 1 2024", "January 2 2024"], Frequency(DAY), 7, "2024-01-03"),

@@ -168,6 +168,13 @@ def test_two_hours_of_every_day_are_no_midnights(tmp_path: Path) -> None:
         ("year,month,x", [[2020 + n // 12, n % 12 + 1] for n in range(30)], 2, Frequency(1, "month"), "2022-06-01"),
         ("Year,Month,x", [[2020, "Jan"], [2020, "February"], [2020, "MAR"]], 2, Frequency(1, "month"), "2020-03-01"),
         ("year,quarter,x", [[2020 + n // 4, n % 4 + 1] for n in range(9)], 2, Frequency(3, "month"), "2022-01-01"),
+        (
+            "year,quarter,x",
+            [[2020 + n // 4, f"Q{n % 4 + 1}"] for n in range(9)],
+            2,
+            Frequency(3, "month"),
+            "2022-01-01",
+        ),
         ("year,week,x", [[2020, n + 1] for n in range(53)], 2, Frequency(7 * DAY), "2020-12-28"),
         ("day,month,year,x", [[n + 1, 1, 2024] for n in range(9)], 3, Frequency(DAY), "2024-01-09"),
         ("year,month,day,hour,x", [[2024, 1, 1, n] for n in range(24)], 4, Frequency(HOUR), "2024-01-01 23:00:00"),

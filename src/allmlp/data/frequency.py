@@ -36,7 +36,8 @@ WORDED = tuple(
     )
 )
 HALF_DAY = re.compile(r"(\d{1,2})(:\d\d(?::\d\d)?) ?([ap])\.?m\.?$", re.IGNORECASE)
-QUARTER = re.compile(r"(\d{4})-?Q([1-4])", re.IGNORECASE)
+YEAR_MONTH = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])")
+QUARTER = re.compile(r"(?=.*(?P<year>\d{4}))(?:\d{4}[ -]?)?Q(?P<quarter>[1-4])(?:[ -]?\d{4})?", re.IGNORECASE)
 HINT = "as 2024-01-31 or 2024-01-31 13:00"
 NAMES = ((7 * DAY, "week"), (DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (1000, "second"), (1, "millisecond"))
 
@@ -148,6 +149,8 @@ def read_times(cells: Sequence[str], where: str) -> Times:
         sizes = {len(cell) for cell in digits}
         if sizes == {8} and all(cell[:2] in ("19", "20") for cell in digits):
             cells = [f"{cell[:4]}-{cell[4:6]}-{cell[6:]}" for cell in digits]
+        elif match_all(YEAR_MONTH.fullmatch, digits):
+            cells = [f"{cell[:4]}-{cell[4:]}" for cell in digits]
         else:
             try:
                 numbers = np.array(digits, dtype=np.int64)
@@ -186,7 +189,7 @@ def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
     """
     cells = [HALF_DAY.sub(whole_day, cell) for cell in cells]
     if quarters := match_all(QUARTER.fullmatch, cells):
-        return [f"{found[1]}-{3 * int(found[2]) - 2:02}" for found in quarters]
+        return [f"{found['year']}-{3 * int(found['quarter']) - 2:02}" for found in quarters]
     if dates := match_all(YEAR_FIRST.match, cells):
         parts = [tuple(filter(None, found.groups())) for found in dates]
     elif dates := match_all(YEAR_LAST.match, cells):

@@ -35,7 +35,7 @@ CALENDAR_COLUMNS = (
     *("week_of_year", "weekofyear", "day_of_month", "dayofmonth", "day_of_year", "dayofyear", "weekend"),
 )
 ID_ENDING = re.compile(r"(?i:.*_(id|nbr|no|num|number|code|key))|.*[a-z]I[dD]")
-MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
+MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
 MARKED_NUMBER = re.compile(r"[+-]?[$€£¥]?[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?[ \xa0]?[%$€£¥]?")
 MARKS = str.maketrans("", "", ",$€£¥% \xa0")
 COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")

@@ -290,7 +290,7 @@ def to_grid(
         time = Frequency(DAY, "row" if counted else "ms", notation).text(int(times[first]))
         count = int(((times == times[first]) & (series == series[first])).sum())
         several = "" if roles.ids else f", or {how_to_name(times, values, roles)}"
-        raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one{several}")
+        raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one or their sum{several}")
     frequency = (
         wanted.replace(notation=notation) if wanted else detect_frequency(times, series, counted, where, notation)
     )

@@ -80,7 +80,7 @@ def calendar_parts(cells: dict[str, list[str]]) -> Parts | None:
     if len(whole) > 1:
         return Parts(tuple(found[part] for part in whole), "date", join)
     if "quarter" in found:
-        return Parts((found["year"], found["quarter"]), "date", "Q".join)
+        return Parts((found["year"], found["quarter"]), "date", lambda time: f"{time[0]}Q{time[1][-1]}")
     if "week" in found:
         return Parts((found["year"], found["week"]), "date", lambda time: f"{time[0]}-W{time[1]:0>2}")
     return None
@@ -104,7 +104,8 @@ def clock_parts(dates: list[str], rows: list[TableRow], cells: dict[str, list[st
 
 def fits(part: str, cells: list[str]) -> bool:
     """Whether these are numbers of a part of the time, or names of months."""
-    numbers = [month_number(cell) if part == "month" else cell.removesuffix(".0") for cell in cells]
+    plain = [cell.upper().removeprefix("Q") if part == "quarter" else cell for cell in cells]
+    numbers = [month_number(cell) if part == "month" else cell.removesuffix(".0") for cell in plain]
     low, high = LIMITS[part]
     return bool(cells) and all(re.fullmatch(r"\d{1,4}", number) and low <= int(number) <= high for number in numbers)
 
