@@ -129,7 +129,8 @@ def test_words_that_change_within_a_series_are_no_names(tmp_path: Path) -> None:
 
 def test_the_index_of_a_data_frame_is_not_forecast(tmp_path: Path) -> None:
     rows = [[n % 15, day, n % 7] for n, day in enumerate(days(30))]
-    assert read_series(table(tmp_path, rows, ",date,sales")).roles.values == ("sales",)
+    for header in (",date,sales", "No,date,sales"):
+        assert read_series(table(tmp_path, rows, header)).roles.values == ("sales",)
     assert read_series(
         table(tmp_path, [[n, *row] for n, row in enumerate(rows)], "n,steps,date,sales")
     ).roles.values == (
@@ -151,7 +152,7 @@ def test_decimal_commas(tmp_path: Path) -> None:
 
 def test_marked_numbers(tmp_path: Path) -> None:
     """Thousands, currencies and percent, also after the first rows; a comma elsewhere is a mistake."""
-    cells = ["$1,234.50", "-2.25", "-$7", "1,000,000", "5 %", "12€", "", "+3"]
+    cells = ["$1,234.50", "(2.25)", "-$7", "1,000,000", "5 %", "12€", "", "+3"]
     for first in (0, 2_500):
         rows = [[day, 5] for day in days(first)]
         rows += [[day, f'"{cell}"'] for day, cell in zip(days(8, "2024-01-01"), cells)]
@@ -171,6 +172,28 @@ def test_numbers_that_name_series(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"2 rows for 2024-01-01: .* if depot tells .* set data\.id_columns=depot"):
         read_series(table(tmp_path, rows, "date,depot,sales"))
     assert read_series(table(tmp_path, rows, "date,depot,sales"), id_columns=("depot",)).lengths == [30, 30]
+
+
+def test_rows_only_where_something_was_sold(tmp_path: Path) -> None:
+    """Days are found though other steps are more frequent; a missing day is told not to be 0."""
+    places = [0, 3, 6, 8, 11, 14, 17, 21, 22, 25, 28, 31, 39]
+    found = read_series(table(tmp_path, [[day, n] for n, day in enumerate(days(40)) if n in places]))
+    assert found.frequency == Frequency(DAY) and np.flatnonzero(np.isfinite(found.values)).tolist() == places
+    assert found.notes[0].endswith("they are missing values; write 0 where nothing was sold or counted")
+
+
+def test_further_lines_of_a_header(tmp_path: Path) -> None:
+    rows = [["Ticker", "AAPL"], ["Date", ""], *([day, n] for n, day in enumerate(days(30)))]
+    for read in (detect_data, read_series):
+        with pytest.raises(UserError, match="has 3 lines of names: delete those after the first"):
+            read(table(tmp_path, rows, "Price,Close"))
+
+
+def test_series_in_rows(tmp_path: Path) -> None:
+    header = ",".join(["id", *(f"v{n}" for n in range(30))])
+    rows = [[f"h{k}", *range(30)] for k in range(5)]
+    with pytest.raises(UserError, match=r"v8, \.\.\.: name .* or write a row for each time and name them date"):
+        detect_data(table(tmp_path, rows, header))
 
 
 def test_a_column_without_values_is_not_read(tmp_path: Path) -> None:
@@ -389,6 +412,8 @@ ZONED_HOUR = Frequency(HOUR, notation="zone")
         (["31-Jan-2024 13:00", "31-JAN-2024 14:00"], Frequency(HOUR), 24, "2024-01-31 15:00:00"),
         (["Jan. 1 2024", "January 2 2024"], Frequency(DAY), 7, "2024-01-03"),
         (["Dec 2023", "Jan 2024"], Frequency(1, "month"), 12, "2024-02-01"),
+        (["1/31/2024 9:30", "1/31/2024 10:30"], Frequency(HOUR), 24, "2024-01-31 11:30:00"),
+        (["2024-01-31 9:30", "2024-01-31 10:30"], Frequency(HOUR), 24, "2024-01-31 11:30:00"),
         (["1/31/2024 12:30 AM", "1/31/2024 1:30 am"], Frequency(HOUR), 24, "2024-01-31 02:30:00"),
         (["2024-01-31 12:00:00 PM", "2024-01-31 1:00:00 PM"], Frequency(HOUR), 24, "2024-01-31 14:00:00"),
         (["2024-01-31 00:00:00 UTC", "2024-01-31 01:00:00 UTC"], ZONED_HOUR, 24, "2024-01-31 02:00:00Z"),
@@ -404,6 +429,7 @@ ZONED_HOUR = Frequency(HOUR, notation="zone")
         (days(14, "2024-01-01", 28), Frequency(28 * DAY), 1, "2025-01-27"),
         (days(5, "2024-01-01", 30), Frequency(30 * DAY), 1, "2024-05-30"),
         (["5", "6", "7"], Frequency(1, "row"), 1, "8"),
+        (["1704067200.25", "1704070800.25"], Frequency(HOUR, notation="s"), 24, "1704074400"),
     ],
 )
 def test_frequencies(times: list[str], expected: Frequency, season: int, following: str, tmp_path: Path) -> None:

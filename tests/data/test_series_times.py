@@ -187,6 +187,7 @@ def test_two_hours_of_every_day_are_no_midnights(tmp_path: Path) -> None:
             "2024-01-01 04:00:00",
         ),
         ("date,time,x", [["2024-01-01", f"{n}:30"] for n in range(12)], 2, Frequency(HOUR), "2024-01-01 11:30:00"),
+        ("date,time,x", [["2024-01-01", f"{n}.30.00"] for n in range(9)], 2, Frequency(HOUR), "2024-01-01 08:30:00"),
         ("date,hour,x", [["31.01.2024", n] for n in range(12)], 2, Frequency(HOUR), "2024-01-31 11:00:00"),
     ],
 )

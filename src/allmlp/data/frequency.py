@@ -35,7 +35,9 @@ WORDED = tuple(
         rf"{MONTH}[ -](?P<year>\d{{4}})",
     )
 )
+SHORT_HOUR = re.compile(r"(?<=[ T])(\d)(?=:)")
 HALF_DAY = re.compile(r"(\d{1,2})(:\d\d(?::\d\d)?) ?([ap])\.?m\.?$", re.IGNORECASE)
+SECONDS = re.compile(r"1\d{9}\.\d+")
 YEAR_MONTH = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])")
 QUARTER = re.compile(r"(?=.*(?P<year>\d{4}))(?:\d{4}[ -]?)?Q(?P<quarter>[1-4])(?:[ -]?\d{4})?", re.IGNORECASE)
 HINT = "as 2024-01-31 or 2024-01-31 13:00"
@@ -159,6 +161,8 @@ def read_times(cells: Sequence[str], where: str) -> Times:
             if sizes == {10} and (numbers > 0).all():  # 2001 to 2286
                 return Times(1000 * numbers, False, "s")
             return Times(numbers, False, "ms") if sizes == {13} and (numbers > 0).all() else Times(numbers, True)
+    elif match_all(SECONDS.fullmatch, cells):
+        return Times(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
     else:
         cells = [cell.removesuffix(" UTC") + "Z" * cell.endswith(" UTC") for cell in to_iso(cells, where)]
     zoned = sum(bool(ZONE.search(cell)) for cell in cells)
@@ -185,9 +189,9 @@ def read_time(cell: str, where: str) -> int:
 
 def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
     """Times that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31, 31 Jan 2024 or 2024Q1, perhaps with
-    1:00 PM, in ISO 8601.
+    1:00 or 1:00 PM, in ISO 8601.
     """
-    cells = [HALF_DAY.sub(whole_day, cell) for cell in cells]
+    cells = [SHORT_HOUR.sub(r"0\1", HALF_DAY.sub(whole_day, cell.strip())) for cell in cells]
     if quarters := match_all(QUARTER.fullmatch, cells):
         return [f"{found['year']}-{3 * int(found['quarter']) - 2:02}" for found in quarters]
     if dates := match_all(YEAR_FIRST.match, cells):
@@ -253,6 +257,9 @@ def detect_frequency(
         frequency = Frequency(max(int(sizes[counts.argmax()]), 1), "month", notation)
     elif closed := closed_days(times, steps):
         frequency = Frequency(DAY, notation=notation, without=closed)
+    elif DAY <= step < 7 * DAY and not (steps % DAY).any():
+        # Of days without a row the most frequent step tells little.
+        frequency = Frequency(int(np.gcd.reduce(steps)), notation=notation)
     else:
         frequency = Frequency(step, notation=notation)
     check_regular(times, series, frequency, where)

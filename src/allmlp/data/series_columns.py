@@ -25,6 +25,11 @@ TIME_COLUMNS = (
     "quarter",
     "period",
     "year",
+    "ts",
+    "epoch",
+    "unix_time",
+    "unixtime",
+    "t",
 )
 ID_COLUMNS = (
     *("id", "unique_id", "item_id", "series_id", "series", "store", "store_nbr", "store_id", "item", "product"),
@@ -34,9 +39,11 @@ CALENDAR_COLUMNS = (
     *("year", "quarter", "month", "week", "day", "hour", "minute", "weekday", "day_of_week", "dayofweek", "is_weekend"),
     *("week_of_year", "weekofyear", "day_of_month", "dayofmonth", "day_of_year", "dayofyear", "weekend"),
 )
+ROW_NUMBERS = re.compile(r"column_\d+|unnamed: \d+|index|no\.?|nr\.?|row|#", re.IGNORECASE)
 ID_ENDING = re.compile(r"(?i:.*_(id|nbr|no|num|number|code|key))|.*[a-z]I[dD]")
 MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
-MARKED_NUMBER = re.compile(r"[+-]?[$€£¥]?[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?[ \xa0]?[%$€£¥]?")
+NEGATIVE = re.compile(r"\((.+)\)")
+MARKED_NUMBER = re.compile(r"[+-]?[$€£¥]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?[ \xa0]?[%$€£¥]?")
 MARKS = str.maketrans("", "", ",$€£¥% \xa0")
 COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 
@@ -84,7 +91,13 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
 
 
 def refuse_times(file: str, samples: list[ColumnSample]) -> None:
-    """Refuse a column with the name of times, which cannot be read, beside numbers."""
+    """Refuse times after further lines of a header, and a column with the name of times, which cannot be read, beside
+    numbers.
+    """
+    for sample in samples:
+        start = next((place for place, cell in enumerate(sample.values[:4]) if is_time(cell)), 0)
+        if start and all(map(is_time, sample.values[start:50])):
+            raise UserError(f"{file} has {start + 1} lines of names: delete those after the first, before the times")
     name = named_column([sample.name for sample in samples], "", TIME_COLUMNS, "")
     given = next((sample.values[0] for sample in samples if sample.name == name and sample.values), None)
     if given and any(sample.is_numeric for sample in samples if sample.name != name):
@@ -100,8 +113,9 @@ def plain_samples(table: Table) -> list[ColumnSample]:
 
 
 def plain_number(cell: str) -> str:
-    """A number such as $1,234.56 or 5% as 1234.56 or 5; other cells as they are."""
-    return cell.strip().translate(MARKS) if MARKED_NUMBER.fullmatch(cell.strip()) else cell
+    """A number such as $1,234.56, 5% or (7.50) as 1234.56, 5 or -7.50; other cells as they are."""
+    plain = NEGATIVE.sub(r"-\1", cell.strip())
+    return plain.translate(MARKS) if MARKED_NUMBER.fullmatch(plain) else cell
 
 
 def with_points(cells: list[str], table: Table) -> list[str]:
@@ -147,11 +161,10 @@ def follows_the_calendar(sample: ColumnSample) -> bool:
 
 
 def counts_rows(sample: ColumnSample) -> bool:
-    """The index of a data frame: a column without a name that counts from 0 or 1 on, perhaps again for each series."""
-    if not re.fullmatch(r"column_\d+|unnamed: \d+|index", sample.name.casefold()) or sample.values[:1] not in (
-        ["0"],
-        ["1"],
-    ):
+    """The index of a data frame: a column without a name, or with one such as No, that counts from 0 or 1 on, perhaps
+    again for each series.
+    """
+    if not ROW_NUMBERS.fullmatch(sample.name) or sample.values[:1] not in (["0"], ["1"]):
         return False
     return all(
         other == str(int(one) + 1) or other == sample.values[0]

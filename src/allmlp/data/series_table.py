@@ -307,7 +307,9 @@ def to_grid(
             "times, or resample the series to a longer step"
         )
     if gaps:
-        notes.append(f"{gaps:,} of {int(lengths.sum()):,} steps of {frequency} have no row: they are missing values")
+        zero = "; write 0 where nothing was sold or counted" if gaps > len(times) else ""
+        total = int(lengths.sum())
+        notes.append(f"{gaps:,} of {total:,} steps of {frequency} have no row: they are missing values{zero}")
         offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         grid = np.full((int(lengths.sum()), values.shape[1]), np.nan)
         grid[np.repeat(offsets, sizes) + step] = values

@@ -29,7 +29,7 @@ LIMITS = {
     "hour": (0, 24),
     "minute": (0, 59),
 }
-CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?")
+CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?|\d{1,2}\.\d\d\.\d\d")
 DATE_ONLY = re.compile(r"[\d./-]{6,10}")
 
 
@@ -97,7 +97,7 @@ def clock_parts(dates: list[str], rows: list[TableRow], cells: dict[str, list[st
     first = 0 if clocks else first_hour(cells[clock])
 
     def join(time: list[str]) -> str:
-        return f"{time[0]} {time[1]:0>5}" if clocks else f"{time[0]} {hour_text(time[1], first)}:00"
+        return f"{time[0]} {time[1].replace('.', ':')}" if clocks else f"{time[0]} {hour_text(time[1], first)}:00"
 
     return Parts((date, clock), f"{date}_{clock}", join)
 
