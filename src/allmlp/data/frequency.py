@@ -164,7 +164,9 @@ def read_times(cells: Sequence[str], where: str) -> Times:
     elif match_all(SECONDS.fullmatch, cells):
         return Times(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
     else:
-        cells = [cell.removesuffix(" UTC") + "Z" * cell.endswith(" UTC") for cell in to_iso(cells, where)]
+        cells = to_iso(cells, where)
+        if any(cell.endswith(" UTC") for cell in cells[:1]):
+            cells = [cell.removesuffix(" UTC") + "Z" * cell.endswith(" UTC") for cell in cells]
     zoned = sum(bool(ZONE.search(cell)) for cell in cells)
     if zoned and zoned < len(cells):
         raise UserError(f"{where}: some times have a zone, such as +01:00, and others do not")
@@ -191,7 +193,9 @@ def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
     """Times that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31, 31 Jan 2024 or 2024Q1, perhaps with
     1:00 or 1:00 PM, in ISO 8601.
     """
-    cells = [SHORT_HOUR.sub(r"0\1", HALF_DAY.sub(whole_day, cell.strip())) for cell in cells]
+    text = "\n".join(cells).rstrip()
+    if text.endswith(("m", "M", ".")) or SHORT_HOUR.search(text):
+        cells = [SHORT_HOUR.sub(r"0\1", HALF_DAY.sub(whole_day, cell.strip())) for cell in cells]
     if quarters := match_all(QUARTER.fullmatch, cells):
         return [f"{found['year']}-{3 * int(found['quarter']) - 2:02}" for found in quarters]
     if dates := match_all(YEAR_FIRST.match, cells):
