@@ -139,7 +139,7 @@ BELOW = {
         "train_step",
     },
     "head_init": {"errors", "spec", "models", "data", "tasks", "threads"},
-    "backtest": {"errors", "data", "device", "record", "tasks", "weights"},
+    "backtest": {"errors", "data", "device", "models", "record", "tasks", "weights"},
     "auto_series": {"data", "models"},
     "auto_start": {"data", "head_init", "models", "run", "spec", "weights"},
     "auto": {
@@ -162,6 +162,7 @@ BELOW = {
     "prediction": {"errors", "files", "models", "weights", "data", "tasks", "layers", "inference", "device", "threads"},
     "labeled_inputs": {"data", "errors", "files", "prediction"},
     "evaluation": {
+        "backtest",
         "labeled_inputs",
         "split_metrics",
         "accuracy",

@@ -91,11 +91,12 @@ def evaluate(
     >>> accuracy = allmlp.evaluate("runs/digits")["accuracy"]
     >>> allmlp.evaluate("allmlp:cifar10", "photos")
 
-    `data` are labeled images or texts in any format of `allmlp train`, or a name such as "cifar10"; the test split is
-    evaluated, or everything if there is none. Classes are matched by name; `classes` is a table of the classes of the
-    data and those of the model, for names that differ. With `knn`, the features of a run are evaluated by so many
-    nearest neighbors. `metrics` are functions by name, as for `train`; on `data` their logits are log-probabilities of
-    the classes that are told apart. `evaluation.evaluate_model` also returns the results by class.
+    `data` are labeled images or texts or time series in any format of `allmlp train`, or a name such as "cifar10"; the
+    test split is evaluated, or everything if there is none, but no values of series that the model was trained on.
+    Classes are matched by name; `classes` is a table of the classes of the data and those of the model, for names that
+    differ. With `knn`, the features of a run are evaluated by so many nearest neighbors. `metrics` are functions by
+    name, as for `train`; on `data` their logits are log-probabilities of the classes that are told apart.
+    `evaluation.evaluate_model` also returns the results by class, or by the origin of forecasts.
     """
     from allmlp.evaluation import evaluate_model
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from allmlp.data.dataset import Data
-from allmlp.data.series import SeriesDataset
+from allmlp.data.series import SeriesDataset, eval_stride
 from allmlp.data.series_table import SeriesTable
 from allmlp.models.forecasting import patchtsmixer
 from allmlp.models.series_encoder import SeriesEncoder
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-MAX_EVALUATED = 2_000
-"""Forecasts of an evaluation."""
 
 
 def data_settings(dataset: SeriesDataset, data: Data, size: int | None) -> Iterator[tuple[str, int, str]]:
@@ -26,9 +24,10 @@ def data_settings(dataset: SeriesDataset, data: Data, size: int | None) -> Itera
     if data.seq_len is None or size:
         why = "as asked for" if size else "three horizons and two seasons, at most half of the longest series"
         yield "data.seq_len", size or dataset.seq_len, why
-    stride = -(-len(dataset.test) // MAX_EVALUATED)
+    forecasts = len(dataset.test if dataset.validation is None else dataset.validation)
+    stride = eval_stride(forecasts)
     if data.eval_stride == 1 and stride > 1:
-        yield "data.eval_stride", stride, f"{len(dataset.test):,} forecasts are more than an evaluation needs"
+        yield "data.eval_stride", stride, f"{forecasts:,} forecasts are more than an evaluation needs"
 
 
 def series_model(dataset: SeriesDataset, few: bool) -> tuple[SeriesEncoder, str, str]:

@@ -1,4 +1,6 @@
-"""The test forecasts of a run by their origin: when a model was good, and when a naive forecast was better."""
+"""Back-tests: forecasts of values that a model was not trained on, of its own table or another one, by their origin:
+when a model was good, and when a naive forecast was better.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,20 @@ import numpy as np
 import torch
 
 from allmlp.data.dataset import subset
-from allmlp.data.series import SeriesDataset, Windows
+from allmlp.data.preprocessing import SeriesPreprocessing
+from allmlp.data.series import SeriesDataset, Windows, eval_stride, every, level, seasonal_error
+from allmlp.data.series_table import SeriesRows
 from allmlp.device import own_device
 from allmlp.errors import UserError
+from allmlp.models.model import Model
 from allmlp.record import read_run
 from allmlp.tasks.forecast import ForecastModule, batches, errors, seasonal_naive, total
 from allmlp.weights import folder
 
 MOST = 12
 """Rows of the table."""
+ALIKE = 0.01
+"""Means and standard deviations that differ by less, in units of the latter, are of the same values."""
 
 
 class Origin(NamedTuple):
@@ -33,18 +40,25 @@ class Origin(NamedTuple):
     """Of the seasonal naive forecast."""
 
 
-@torch.no_grad()
 def backtest(out: Path, device: str | None = None, most: int = MOST) -> list[Origin]:
     """Errors of the model of a finished run in at most `most` equal parts of the time of its test split."""
     run = read_run(out)
     dataset = run.data.for_model(str(out)).load()
-    if not isinstance(dataset, SeriesDataset) or not isinstance(dataset.test, Windows):
+    if not isinstance(dataset, SeriesDataset):
         raise UserError(f"{out} is no run of time series: it has no origins")
     place = own_device(device)
     model = folder.load(out, device=place)
-    module = run.task.build(model, dataset).to(place).eval()
+    module = run.task.build(model, dataset).to(place)
     if not isinstance(module, ForecastModule):
         raise UserError(f"the run in {out} does not forecast")
+    return by_origin(module, model, dataset, most)
+
+
+@torch.no_grad()
+def by_origin(module: ForecastModule, model: Model, dataset: SeriesDataset, most: int = MOST) -> list[Origin]:
+    """Errors of the forecasts of the test split."""
+    assert isinstance(dataset.test, Windows)
+    module.eval()
     times = origin_times(dataset, dataset.test)
     rows = []
     for part in np.array_split(np.unique(times), most):
@@ -53,7 +67,7 @@ def backtest(out: Path, device: str | None = None, most: int = MOST) -> list[Ori
             continue
         split = subset(dataset.test, chosen)
         assert isinstance(split, Windows)
-        found = total(module.evaluate(model, batches(split.to(place))))
+        found = total(module.evaluate(model, batches(split.to(model.device))))
         naive = total(errors(seasonal_naive(dataset), batches(split), dataset.seasonal_error))
         first = dataset.frequency.text(int(part[0]))
         known = {name: found.get(name, float("nan")) for name in ("mse", "mae", "mase")}
@@ -65,12 +79,11 @@ def origin_times(dataset: SeriesDataset, split: Windows) -> np.ndarray:
     """The time of the first forecast value of each window."""
     series = (torch.searchsorted(split.offsets, split.origins, right=True) - 1).numpy()
     steps = split.origins.numpy() - split.offsets.numpy()[series]
-    longest = int(steps.max()) if len(steps) else 0
-    grids = {
-        number: np.concatenate([[start], dataset.frequency.following(start, longest)])
-        for number, start in enumerate(dataset.starts)
-    }
-    return np.array([grids[number][step] for number, step in zip(series.tolist(), steps.tolist())], dtype=np.int64)
+    times = np.empty(len(steps), dtype=np.int64)
+    for number in np.unique(series):
+        own, start = series == number, dataset.starts[number]
+        times[own] = np.concatenate([[start], dataset.frequency.following(start, int(steps[own].max()))])[steps[own]]
+    return times
 
 
 def as_table(rows: list[Origin]) -> str:
@@ -81,3 +94,80 @@ def as_table(rows: list[Origin]) -> str:
         numbers = f"{row.mse:9.4f}{row.mae:9.4f}{row.mase:8.3f}{row.naive_mase:12.3f}"
         lines.append(f"{row.first:{width}}{row.forecasts:11,}{numbers}")
     return "\n".join(lines)
+
+
+# --- another table ------------------------------------------------------------------------------------------
+
+
+def unseen_windows(
+    found: SeriesRows, known: SeriesPreprocessing, seq_len: int, horizon: int, where: str
+) -> SeriesDataset:
+    """The series of a table as the test split of a model: all forecasts but those of values that it was trained on.
+
+    Units are those of the training; of a series that is new to the model, those of its values in the table.
+    """
+    places = {name: place for place, name in enumerate(known.ids)}
+    offsets = np.concatenate([[0], np.cumsum(found.lengths)[:-1]]).astype(np.int64)
+    scaled = torch.empty(found.values.shape).numpy()
+    means, stds, units = (np.empty((len(found.ids), len(known.columns))) for _ in range(3))
+    origins, again, other = list[np.ndarray](), 0, 0
+    for number, (name, offset, length) in enumerate(zip(found.ids, offsets, found.lengths)):
+        rows, place = found.values[offset : offset + length], places.get(name)
+        mean, std = level(rows) if place is None else (known.mean[place], known.std[place])
+        means[number], stds[number] = mean, std
+        scaled[offset : offset + length] = (rows - means[number]) / stds[number]
+        units[number] = seasonal_error(scaled[offset : offset + length], known.frequency.season)
+        own = np.arange(min(seq_len, max(length - horizon, 1)), length - horizon + 1)
+        if place is not None and known.seasonal_error:
+            unit = np.array(known.seasonal_error[place])
+            units[number] = np.where(unit > 0, unit, np.nan)
+        if place is not None and known.learned:
+            begin, trained, end = learned_rows(found, number, known.learned[place])
+            if begin >= 0 and trained <= length and not alike(level(rows[begin:trained]), means[number], stds[number]):
+                other += 1
+            elif begin < length and end > 0:
+                before, after = own[own + horizon <= begin], np.arange(max(end, 1), length - horizon + 1)
+                own, again = np.concatenate([before, after]), again + 1
+        origins.append(offset + own)
+    count = sum(map(len, origins))
+    if not count:
+        why = " without the values that the model was trained on" if again else ""
+        raise UserError(f"{where} has no forecast of {horizon} steps to evaluate: its series are too short{why}")
+    notes = list(found.notes)
+    if again:
+        notes.append(f"{again:,} of {len(found.ids):,} series hold values of the training, which do not count")
+    if other:
+        notes.append(
+            f"{other:,} of {len(found.ids):,} series have other values than those of the training at its times"
+        )
+    stride = eval_stride(count)
+    if stride > 1:
+        notes.append(f"{count:,} forecasts are more than an evaluation needs: one of {stride} is evaluated")
+    tensors = torch.from_numpy(scaled), torch.from_numpy(offsets)
+    chosen = every(stride, origins)
+    return SeriesDataset(
+        Windows(*tensors, chosen[:0], seq_len, horizon),
+        Windows(*tensors, chosen, seq_len, horizon),
+        columns=known.columns,
+        ids=found.ids,
+        mean=torch.from_numpy(means),
+        std=torch.from_numpy(stds),
+        frequency=found.frequency,
+        seasonal_error=torch.from_numpy(units).float(),
+        seq_len=seq_len,
+        horizon=horizon,
+        starts=tuple(found.starts.tolist()),
+        notes=tuple(notes),
+    )
+
+
+def learned_rows(found: SeriesRows, number: int, learned: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Where training began in the rows of a series, perhaps before the first, where it ended, and where validation."""
+    first, trained, validated = learned
+    begin = round(float(np.diff(found.frequency.count(np.array([found.starts[number], first])))[0]))
+    return begin, begin + trained, begin + validated
+
+
+def alike(found: tuple[np.ndarray, np.ndarray], mean: np.ndarray, std: np.ndarray) -> bool:
+    """Whether values of this level are those that were trained on, perhaps with a few corrections."""
+    return bool((np.abs(found[0] - mean) <= ALIKE * std).all() and (np.abs(found[1] - std) <= ALIKE * std).all())

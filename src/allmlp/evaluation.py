@@ -12,12 +12,14 @@ from torch import Tensor
 
 from allmlp import parallel
 from allmlp.accuracy import wilson_interval
+from allmlp.backtest import Origin, by_origin, unseen_windows
 from allmlp.data.class_names import ClassMatch, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Data, Split
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.prefetch import read_ahead
 from allmlp.data.sampler import eval_batches
+from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import Squad
 from allmlp.data.tokenizer import TextData, load_tokenizer
 from allmlp.device import as_dtype, sum_dtype
@@ -25,7 +27,7 @@ from allmlp.errors import UserError
 from allmlp.files import RUN
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
-from allmlp.prediction.forecast import series_folder
+from allmlp.prediction.forecast import Forecaster, series_folder
 from allmlp.prediction.predictor import check_vocabulary
 from allmlp.record import read_run
 from allmlp.report.predictions import calibrate
@@ -34,6 +36,7 @@ from allmlp.split_metrics import Metric, SplitMetrics
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import ClassifyModule
 from allmlp.tasks.classify_text import ClassifyTextModule
+from allmlp.tasks.forecast import Forecast, ForecastModule
 from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.probe import KnnEval
 from allmlp.tasks.question_answering import QuestionAnswering
@@ -89,9 +92,17 @@ class Evaluation:
     """Files that could not be read."""
     left_out: int = 0
     """Examples of classes that the table of classes leaves out."""
+    origins: list[Origin] = field(default_factory=list)
+    """Of forecasts, their errors in parts of the time."""
+    notes: tuple[str, ...] = ()
+    """What was noticed in the data."""
 
     def to_json(self) -> dict[str, Any]:
         rows = {name: [row._asdict() for row in getattr(self, name)] for name in ("class_results", "confusions")}
+        rows["origins"] = [
+            {name: None if value != value else value for name, value in row._asdict().items()}  # noqa: PLR0124
+            for row in self.origins
+        ]
         rest = {name: value for name, value in vars(self).items() if name not in ("metrics", *rows)}
         return rest | self.metrics | rows
 
@@ -144,10 +155,9 @@ def evaluate_model(
         if knn is not None:
             raise UserError("--knn compares with the training examples of a run: leave out the data")
         if (place := series_folder(model)) is not None:
-            raise UserError(
-                f"{model} forecasts time series: `allmlp eval {place}` evaluates it on the test part of its own table, "
-                f"`allmlp predict {place} {data}` forecasts another one"
-            )
+            if classes is not None:
+                raise UserError(f"--classes is for classifiers: {model} forecasts time series")
+            return evaluate_series(model, place, data, world, dtype, batch_size, own)
         predictor = open_predictor(model, device=device, dtype=dtype)
         if predictor.task == "values":
             raise UserError(f"{model} is a regression, not a classifier")
@@ -210,7 +220,8 @@ def evaluate_run(
     floors = task.floors(dataset, split)
     if type(module).evaluate not in (ClassifyModule.evaluate, ClassifyTextModule.evaluate):
         found = evaluate(module, model, split, world, in_precision(run, dtype), metrics)
-        return Evaluation(name, title, len(split), found | floors)
+        origins = by_origin(module, model, dataset) if isinstance(module, ForecastModule) else []  # type: ignore[arg-type]
+        return Evaluation(name, title, len(split), found | floors, origins=origins)
     compute = dtype or compute_dtype(run, world.device)
     class_names: tuple[str, ...] = dataset.class_names  # type: ignore[attr-defined]
     keep = bool(metrics.functions)
@@ -294,6 +305,30 @@ def predictor_outputs(
         rows[0, [index for index in inputs.corrupt() if index in indices]] = UNREADABLE
         progress(indices.stop, total)
     return ClassifierOutputs(*gather(rows, world), logits=gather(kept, world))
+
+
+def evaluate_series(
+    name: str,
+    place: Path,
+    table: str,
+    world: parallel.World,
+    dtype: torch.dtype | None,
+    batch_size: int | None,
+    metrics: SplitMetrics,
+) -> Evaluation:
+    """A back-test: the forecasts of values in a table that the model was not trained on."""
+    forecaster = Forecaster(place, str(world.device))
+    model, known = forecaster.model, forecaster.known
+    dataset = unseen_windows(forecaster.read(table), known, forecaster.seq_len, forecaster.horizon, table)
+    default = Run(None, Forecast(quantiles=forecaster.levels), SeriesTable(table), precision="float32")
+    run = read_run(place) if (place / RUN).is_file() else default
+    run = in_precision(run.replace(batch_size=batch_size or run.batch_size), dtype)
+    module = run.task.build_evaluator(model, dataset).to(world.device).eval()
+    metrics.check(module)
+    found = evaluate(module, model, dataset.test, world, run) | run.task.floors(dataset, dataset.test)
+    assert isinstance(module, ForecastModule)
+    origins = by_origin(module, model, dataset)
+    return Evaluation(name, table, len(dataset.test), found, origins=origins, notes=dataset.notes)
 
 
 def evaluate_text_task(

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from allmlp.auto_series import data_settings
+from allmlp.backtest import origin_times
 from allmlp.data.dataset import subset
 from allmlp.data.detect import detect_data
 from allmlp.data.ett import ETT
 from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency, read_times
-from allmlp.data.series import Windows, build_dataset, level
+from allmlp.data.series import Windows, build_dataset, eval_stride, level
 from allmlp.data.series_table import SeriesTable, read_series, split_name
 from allmlp.errors import UserError
 
@@ -100,11 +102,11 @@ def test_ett_itself() -> None:
 def test_columns_are_found(tmp_path: Path) -> None:
     rows = [[day, store, n, 2 * n] for store in ("north", "south") for n, day in enumerate(days(30))]
     found = read_series(table(tmp_path, rows, "day,shop,sold,returned"))
-    assert found.roles == ("day", ("shop",), ("sold", "returned"), ()) and found.ids == ("north", "south")
+    assert found.roles[:4] == ("day", ("shop",), ("sold", "returned"), ()) and found.ids == ("north", "south")
     assert found.lengths == [30, 30] and found.frequency == Frequency(DAY) and found.notes == ()
     numbered = [[day, store, item, n] for store in (1, 2) for item in (7, 8) for n, day in enumerate(days(9))]
     found = read_series(table(tmp_path, numbered, "date,store,item,sales"))
-    assert found.roles == ("date", ("store", "item"), ("sales",), ()) and found.ids == ("1/7", "1/8", "2/7", "2/8")
+    assert found.roles[:4] == ("date", ("store", "item"), ("sales",), ()) and found.ids == ("1/7", "1/8", "2/7", "2/8")
     chosen = SeriesTable(table(tmp_path, rows, "day,shop,sold,returned"), 2, 4, columns=("returned",)).load()
     assert chosen.columns == ("returned",) and chosen.preprocessing.ids == ("north", "south")
 
@@ -116,7 +118,7 @@ def test_words_that_change_within_a_series_are_no_names(tmp_path: Path) -> None:
     found = read_series(table(tmp_path, rows, "date,shop,weather,sales"))
     assert found.roles.ids == ("shop",) and found.lengths == [30, 30] and found.notes == ("not read: weather",)
     found = read_series(table(tmp_path, [[day, n % 7 == 0, n] for n, day in enumerate(days(30))], "date,holiday,sales"))
-    assert found.roles == ("date", (), ("sales",), ("holiday",)) and found.lengths == [30]
+    assert found.roles[:4] == ("date", (), ("sales",), ("holiday",)) and found.lengths == [30]
     regions = [[day, shop, f"of {shop}", n] for n, day in enumerate(days(30)) for shop in ("x", "y")]
     assert read_series(table(tmp_path, regions, "date,shop,area,sales")).roles.ids == ("shop", "area")
     halves = [[day, "old" if n < 15 else "new", n] for n, day in enumerate(days(30))]
@@ -127,7 +129,8 @@ def test_words_that_change_within_a_series_are_no_names(tmp_path: Path) -> None:
 
 def test_the_index_of_a_data_frame_is_not_forecast(tmp_path: Path) -> None:
     rows = [[n % 15, day, n % 7] for n, day in enumerate(days(30))]
-    assert read_series(table(tmp_path, rows, ",date,sales")).roles.values == ("sales",)
+    for header in (",date,sales", "No,date,sales"):
+        assert read_series(table(tmp_path, rows, header)).roles.values == ("sales",)
     assert read_series(
         table(tmp_path, [[n, *row] for n, row in enumerate(rows)], "n,steps,date,sales")
     ).roles.values == (
@@ -135,12 +138,6 @@ def test_the_index_of_a_data_frame_is_not_forecast(tmp_path: Path) -> None:
         "steps",
         "sales",
     )
-
-
-def test_days_and_hours_in_two_columns(tmp_path: Path) -> None:
-    rows = [[day, f"{hour:02}:00", hour] for day in days(5) for hour in range(24)]
-    with pytest.raises(UserError, match="days in 'date' and times of the day in 'time': join them in one column"):
-        read_series(table(tmp_path, rows, "date,time,load"))
 
 
 def test_decimal_commas(tmp_path: Path) -> None:
@@ -151,6 +148,57 @@ def test_decimal_commas(tmp_path: Path) -> None:
     assert isinstance(found, SeriesTable)
     values = read_series(found.path).values[:, 0]
     assert values[:4].tolist() == [1234.5, -2.25, 7, 1000] and np.isnan(values[4])
+
+
+def test_marked_numbers(tmp_path: Path) -> None:
+    """Thousands, currencies and percent, also after the first rows; a comma elsewhere is a mistake."""
+    cells = ["$1,234.50", "(2.25)", "-$7", "1,000,000", "5 %", "12€", "", "+3"]
+    for first in (0, 2_500):
+        rows = [[day, 5] for day in days(first)]
+        rows += [[day, f'"{cell}"'] for day, cell in zip(days(8, "2024-01-01"), cells)]
+        if first:
+            rows = [[day, row[1]] for day, row in zip(days(first + 8), rows)]
+        found = detect_data(table(tmp_path, rows))
+        values = read_series(found.path).values[first:, 0]  # type: ignore[attr-defined]
+        assert values[:6].tolist() == [1234.5, -2.25, -7, 1e6, 5, 12] and np.isnan(values[6]) and values[7] == 3
+    with pytest.raises(UserError, match=r"row 2: sales is '1,5', not a number"):
+        read_series(table(tmp_path, [["2024-01-01", 1], ["2024-01-02", '"1,5"'], ["2024-01-03", 2]]))
+
+
+def test_numbers_that_name_series(tmp_path: Path) -> None:
+    rows = [[day, shop, n % 7 + 0.5] for n, day in enumerate(days(30)) for shop in (7, 8)]
+    for name in ("dept_nbr", "Shop ID", "shopId", "branch code"):
+        assert read_series(table(tmp_path, rows, f"date,{name},sales")).ids == ("7", "8")
+    with pytest.raises(UserError, match=r"2 rows for 2024-01-01: .* if depot tells .* set data\.id_columns=depot"):
+        read_series(table(tmp_path, rows, "date,depot,sales"))
+    assert read_series(table(tmp_path, rows, "date,depot,sales"), id_columns=("depot",)).lengths == [30, 30]
+
+
+def test_rows_only_where_something_was_sold(tmp_path: Path) -> None:
+    """Days are found though other steps are more frequent; a missing day is told not to be 0."""
+    places = [0, 3, 6, 8, 11, 14, 17, 21, 22, 25, 28, 31, 39]
+    found = read_series(table(tmp_path, [[day, n] for n, day in enumerate(days(40)) if n in places]))
+    assert found.frequency == Frequency(DAY) and np.flatnonzero(np.isfinite(found.values)).tolist() == places
+    assert found.notes[0].endswith("they are missing values; write 0 where nothing was sold or counted")
+
+
+def test_further_lines_of_a_header(tmp_path: Path) -> None:
+    rows = [["Ticker", "AAPL"], ["Date", ""], *([day, n] for n, day in enumerate(days(30)))]
+    for read in (detect_data, read_series):
+        with pytest.raises(UserError, match="has 3 lines of names: delete those after the first"):
+            read(table(tmp_path, rows, "Price,Close"))
+
+
+def test_series_in_rows(tmp_path: Path) -> None:
+    header = ",".join(["id", *(f"v{n}" for n in range(30))])
+    rows = [[f"h{k}", *range(30)] for k in range(5)]
+    with pytest.raises(UserError, match=r"v8, \.\.\.: name .* or write a row for each time and name them date"):
+        detect_data(table(tmp_path, rows, header))
+
+
+def test_a_column_without_values_is_not_read(tmp_path: Path) -> None:
+    found = read_series(table(tmp_path, [[day, n, ""] for n, day in enumerate(days(30))], "date,sales,"))
+    assert found.roles.values == ("sales",) and found.notes == ("not read: column_3",)
 
 
 def test_levels_of_very_small_and_large_values() -> None:
@@ -243,10 +291,11 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
             [[f"2024-{day}", 1] for day in ("01-01", "02-01", "02-28", "04-01", "05-01", "06-01")],
             "times are not regular: most are 1 month apart, but 2024-02-28 follows 2024-02-01",
         ),
-        ([["1 Feb 2024", 1], ["2 Feb 2024", 2]], "the times in 'date', such as '1 Feb 2024', are not understood"),
+        ([["1 Feb 24", 1], ["2 Feb 24", 2]], "the times in 'date', such as '1 Feb 24', are not understood"),
         ([["01/02/2024", 1], ["02/02/2024", 2]], "'01/02/2024' can be read in two ways: write it as 2024-01-31"),
         ([["2024-01-01 00:00Z", 1], ["2024-01-01 01:00", 2]], "some times have a zone"),
         ([["2024-01-01", 1], ["2024-01-02", 2], ["", 3]], "row 3: no time"),
+        ([["2024-01-01", 1], ["NaT", 2], ["2024-01-03", 3]], "row 2: no time"),
     ],
 )
 def test_refused_rows(rows: list[list[Any]], message: str, tmp_path: Path) -> None:
@@ -268,9 +317,13 @@ def test_a_word_among_numbers_is_named(tmp_path: Path) -> None:
 
 
 def test_words_for_missing_values(tmp_path: Path) -> None:
-    rows = [[day, "NA" if number == 3 else 5, "2b" if number % 3 == 0 else 2] for number, day in enumerate(days(30))]
+    rows = [
+        [day, {3: "NA", 4: ".", 5: "#N/A"}.get(number, 5), "2b" if number % 3 == 0 else 2]
+        for number, day in enumerate(days(30))
+    ]
     found = read_series(table(tmp_path, rows, "date,sales,store"))
     assert found.roles.values == ("sales",) and found.roles.ids == ("store",) and np.isnan(found.values).any()
+    assert np.isnan(read_series(table(tmp_path, [row[:2] for row in rows])).values).sum() == 3
 
 
 def test_a_table_is_read_once_until_it_changes(tmp_path: Path) -> None:
@@ -318,8 +371,16 @@ def test_ten_thousand_series() -> None:
     lengths = [50] * 10_000
     values = np.random.default_rng(0).normal(size=(500_000, 1))
     parts = [SeriesTable("").split(50, 5)] * 10_000
-    dataset = build_dataset(values, lengths, parts, ("x",), Frequency(DAY), 20, 5, ids=tuple(map(str, range(10_000))))
+    sizes, ids = (("x",), Frequency(DAY), 20, 5), tuple(map(str, range(10_000)))
+    dataset = build_dataset(values, lengths, parts, *sizes, ids=ids)
     assert len(dataset.train) == 110_000 and dataset.train.values.data_ptr() == dataset.test.values.data_ptr()
+    settings = {name: value for name, value, _ in data_settings(dataset, SeriesTable("", 5, 20), None)}
+    assert settings == {"data.eval_stride": 8}, "10,000 forecasts of the validation"
+    some = build_dataset(values, lengths, parts, *sizes, 8, ids=ids, starts=(0,) * 10_000)
+    assert len(some.validation) == 1250 and len(some.test) == 7500
+    times, counts = np.unique(origin_times(some, some.test), return_counts=True)
+    assert times.tolist() == [DAY * step for step in (40, 42, 44)] and set(counts) == {2500}, "at several origins"
+    assert [eval_stride(count) for count in (0, 2000, 2001, 5000, 14_000)] == [1, 1, 2, 4, 8]
 
 
 # --- times ----------------------------------------------------------------------------------------------
@@ -343,6 +404,19 @@ ZONED_HOUR = Frequency(HOUR, notation="zone")
         (["2024/1/31", "2024/2/1"], Frequency(DAY), 7, "2024-02-02"),
         (["2024Q1", "2024Q2"], Frequency(3, "month"), 4, "2024-07-01"),
         (["20240101", "20240102"], Frequency(DAY), 7, "2024-01-03"),
+        (["202312", "202401"], Frequency(1, "month"), 12, "2024-02-01"),
+        (["2023 Q4", "2024 q1"], Frequency(3, "month"), 4, "2024-04-01"),
+        (["Q4 2023", "Q1 2024"], Frequency(3, "month"), 4, "2024-04-01"),
+        (["2024-W05", "2024-W06"], Frequency(7 * DAY), 52, "2024-02-12"),
+        (["1 Feb 2024", "2 February 2024"], Frequency(DAY), 7, "2024-02-03"),
+        (["31-Jan-2024 13:00", "31-JAN-2024 14:00"], Frequency(HOUR), 24, "2024-01-31 15:00:00"),
+        (["Jan. 1 2024", "January 2 2024"], Frequency(DAY), 7, "2024-01-03"),
+        (["Dec 2023", "Jan 2024"], Frequency(1, "month"), 12, "2024-02-01"),
+        (["1/31/2024 9:30", "1/31/2024 10:30"], Frequency(HOUR), 24, "2024-01-31 11:30:00"),
+        (["2024-01-31 9:30", "2024-01-31 10:30"], Frequency(HOUR), 24, "2024-01-31 11:30:00"),
+        (["1/31/2024 12:30 AM", "1/31/2024 1:30 am"], Frequency(HOUR), 24, "2024-01-31 02:30:00"),
+        (["2024-01-31 12:00:00 PM", "2024-01-31 1:00:00 PM"], Frequency(HOUR), 24, "2024-01-31 14:00:00"),
+        (["2024-01-31 00:00:00 UTC", "2024-01-31 01:00:00 UTC"], ZONED_HOUR, 24, "2024-01-31 02:00:00Z"),
         (["2024-01-01", "2024-01-08"], Frequency(7 * DAY), 52, "2024-01-15"),
         (["2024-01-31", "2024-02-29"], Frequency(1, "month"), 12, "2024-03-31"),
         (["2024-01-15", "2024-02-15", "2024-03-15"], Frequency(1, "month"), 12, "2024-04-15"),
@@ -355,6 +429,7 @@ ZONED_HOUR = Frequency(HOUR, notation="zone")
         (days(14, "2024-01-01", 28), Frequency(28 * DAY), 1, "2025-01-27"),
         (days(5, "2024-01-01", 30), Frequency(30 * DAY), 1, "2024-05-30"),
         (["5", "6", "7"], Frequency(1, "row"), 1, "8"),
+        (["1704067200.25", "1704070800.25"], Frequency(HOUR, notation="s"), 24, "1704074400"),
     ],
 )
 def test_frequencies(times: list[str], expected: Frequency, season: int, following: str, tmp_path: Path) -> None:
@@ -398,11 +473,12 @@ def test_parquet(tmp_path: Path) -> None:
     stamps = np.array(days(20), dtype="datetime64[us]")
     parquet.write_table(arrow.table({"ds": stamps, "y": np.arange(20.0)}), tmp_path / "a.parquet")
     found = read_series(str(tmp_path / "a.parquet"))
-    assert found.roles == ("ds", (), ("y",), ()) and found.frequency == Frequency(DAY) and found.values[5, 0] == 5
+    assert found.roles[:4] == ("ds", (), ("y",), ()) and found.frequency == Frequency(DAY) and found.values[5, 0] == 5
 
 
 @pytest.mark.parametrize(
-    ("cells", "message"), [(["9" * 30, "9" * 29], "9 is too large"), (["1²", "2²"], "not underst")]
+    ("cells", "message"),
+    [(["9" * 30, "9" * 29], "9 is too large"), (["9" * 5000, "1"], "9 is too large"), (["1²", "2²"], "not underst")],
 )
 def test_numbers_that_are_no_times(cells: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):

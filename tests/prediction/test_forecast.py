@@ -20,6 +20,7 @@ from allmlp.data.detect import detect_data
 from allmlp.data.frequency import Frequency
 from allmlp.data.preprocessing import SeriesPreprocessing, write_preprocessing
 from allmlp.data.series_table import SeriesTable
+from allmlp.evaluation import evaluate_model
 from allmlp.export.files import export
 from allmlp.layers import ForecastHead, SeriesSteps, SubtractLast
 from allmlp.models.forecasting import linear, patchtsmixer
@@ -163,8 +164,8 @@ def test_other_commands_say_what_to_do(place: Path, command: Callable[..., tuple
     for option, value in (("--threshold", "0.5"), ("--part-size", "100")):
         code, _, err = command("predict", place / "run", place / "sales.csv", option, value)
         assert code == 2 and f"{option} is not for forecasts" in err
-    code, _, err = command("eval", place / "run", place / "sales.csv")
-    assert code == 2 and "evaluates it on the test part of its own table" in err
+    code, _, err = command("eval", place / "run", place / "sales.csv", "--classes", "classes.csv")
+    assert code == 2 and "--classes is for classifiers" in err
     with pytest.raises(allmlp.UserError, match="forecasts time series: name a table"):
         allmlp.predict(str(place / "run"), "a text")
 
@@ -235,6 +236,23 @@ def test_times_of_a_forecast_are_written_as_those_before(
     assert code == 2 and "the times are numbers; those that the model was trained on were dates" in err
 
 
+def test_business_days(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    """Trained, forecast, drawn and evaluated without weekends; holidays are missing."""
+    dates = np.busday_offset("2024-01-01", np.arange(120))
+    rows = [f"{day},{n * n % 7 + n % 5}" for n, day in enumerate(dates) if n not in (30, 31, 100)]
+    (tmp_path / "prices.csv").write_text("\n".join(["date,close", *rows]) + "\n")
+    small = ("--epochs", 1, "--device", "cpu", "--out", tmp_path / "run")
+    code, _, err = command("train", tmp_path / "prices.csv", *small)
+    assert code == 0 and "data.horizon  5                       a season of 5 steps of 1 business day" in err
+    assert "3 of 120 steps of 1 business day have no row" in err
+    code, _, _ = command("predict", tmp_path / "run", tmp_path / "prices.csv", "--out", tmp_path / "forecast.csv")
+    found = [row["date"] for row in csv.DictReader((tmp_path / "forecast.csv").read_text().splitlines())]
+    assert code == 0 and found == [str(np.busday_offset("2024-01-01", n)) for n in range(120, 125)]
+    origins = evaluate_model(str(tmp_path / "run"), str(tmp_path / "prices.csv"), device="cpu").origins
+    assert origins == backtest(tmp_path / "run", "cpu") and origins[0].first == str(dates[96])
+    assert all(np.is_busday(row.first) for row in origins) and sum(row.forecasts for row in origins) == 20
+
+
 def test_a_horizon_asks_for_a_forecast(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
     """Remarks make no labeled texts of a table, and what is wrong with its times is said."""
     rows = [f"{np.datetime64('2024-01-01') + n},{n % 7},a remark on day {n}" for n in range(60)]
@@ -243,9 +261,9 @@ def test_a_horizon_asks_for_a_forecast(tmp_path: Path, command: Callable[..., tu
     code, _, err = command("train", tmp_path / "remarks.csv", "--horizon", 7, *small, "--set", "task.quantiles=[]")
     assert "Forecast of quantiles" not in err
     assert code == 0 and "note      sales, steps of 1 day by date\nnote      not read: remark" in err
-    (tmp_path / "words.csv").write_text("\n".join(["date,sales", *(f"{n} May 2024,{n}" for n in range(1, 30))]) + "\n")
+    (tmp_path / "words.csv").write_text("\n".join(["date,sales", *(f"{n} May '24,{n}" for n in range(1, 30))]) + "\n")
     code, _, err = command("train", tmp_path / "words.csv", "--horizon", 7)
-    assert code == 2 and "the times in 'date', such as '1 May 2024', are not understood" in err
+    assert code == 2 and "the times in 'date', such as \"1 May '24\", are not understood" in err
 
 
 def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:
@@ -262,6 +280,43 @@ def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:
     allmlp.train("digits_mixer", tmp_path, overrides={"budget.steps": 1, "budget.epochs": None}, device="cpu")
     with pytest.raises(allmlp.UserError, match="is no run of time series"):
         backtest(tmp_path, "cpu")
+
+
+def test_evaluation_of_another_table(place: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    """Its own table as the test of the run; of a longer one what follows the training; of new series everything."""
+    own = json.loads(command("eval", place / "run", "--json")[1])
+    again = json.loads(command("eval", place / "run", place / "sales.csv", "--json")[1])
+    assert again.pop("data").endswith("sales.csv") and own.pop("data") == "its test split"
+    assert again.pop("notes") == ["2 of 2 series hold values of the training, which do not count"] and not own["notes"]
+    assert again == {name: value for name, value in own.items() if name != "notes"} and len(own["origins"]) == 12
+    mean = sum(row["forecasts"] * row["mase"] for row in own["origins"]) / 68
+    assert mean == pytest.approx(own["mase"], rel=1e-4)
+    code, out, err = command("eval", place / "run", write_sales(tmp_path / "longer.csv", count=230))
+    assert code == 0 and "longer.csv: 128 forecasts" in out and "seasonal_naive_mase" in out and "2024-06-09" in out
+    assert err.startswith("note: 2 of 2 series hold values of the training")
+    for name, options, count in (
+        ("new", {"stores": ("east",)}, 200 - 28 - 7 + 1),
+        ("same names", {"base": 150}, 2 * (200 - 28 - 7 + 1)),
+    ):
+        found = evaluate_model(str(place / "run"), str(write_sales(tmp_path / f"{name}.csv", **options)), device="cpu")
+        assert found.examples == count and 0 < found.metrics["quantile_loss"] < found.metrics["last_value_mae"]
+    assert "2 of 2 series have other values than those of the training" in found.notes[-1]
+
+
+def test_tables_that_cannot_be_evaluated(place: Path, tmp_path: Path) -> None:
+    trained = (place / "sales.csv").read_text().splitlines()[:101]
+    (tmp_path / "trained.csv").write_text("\n".join(trained) + "\n")
+    with pytest.raises(allmlp.UserError, match=r"no forecast of 7 steps to evaluate: .* short without the values"):
+        evaluate_model(str(place / "run"), str(tmp_path / "trained.csv"))
+    flat = [f"{np.datetime64('2024-01-01') + n},east,5" for n in range(40)]
+    (tmp_path / "flat.csv").write_text("\n".join(["date,store,sales", *flat]) + "\n")
+    found = evaluate_model(str(place / "run"), str(tmp_path / "flat.csv"))
+    assert "mase" not in found.metrics and found.to_json()["origins"][0]["mase"] is None, "its unit is not known"
+    with pytest.raises(allmlp.UserError, match=r"no forecast of 7 steps to evaluate: its series are too short$"):
+        evaluate_model(str(place / "run"), str(write_sales(tmp_path / "short.csv", ("east",), 7)))
+    (tmp_path / "price.csv").write_text((place / "sales.csv").read_text().replace("sales", "price"))
+    with pytest.raises(allmlp.UserError, match="has no column 'sales', only date, store, price"):
+        evaluate_model(str(place / "run"), str(tmp_path / "price.csv"))
 
 
 @pytest.mark.slow

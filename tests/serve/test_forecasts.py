@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allmlp.data.frequency import DAY, Frequency
+from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.prediction.forecast import Forecaster
 from serve.folders import running, series_folder
 
@@ -48,6 +51,18 @@ def test_the_steps_after_the_last(folder: Path) -> None:
         np.testing.assert_allclose(one["forecast"], values[:, column], rtol=1e-5)
         assert list(one["quantiles"]) == ["0.1", "0.5", "0.9"]
         np.testing.assert_allclose(one["quantiles"]["0.9"], quantiles[:, column, 2], rtol=1e-5)
+
+
+def test_business_days(folder: Path, tmp_path: Path) -> None:
+    """A weekend does not count, nor the zone of a midnight."""
+    known = read_preprocessing(folder)
+    assert isinstance(known, SeriesPreprocessing)
+    shutil.copytree(folder, tmp_path / "prices")
+    write_preprocessing(tmp_path / "prices", known.replace(frequency=Frequency(DAY, without=(5, 6))))
+    with running(tmp_path / "prices") as port:
+        for last in ("2024-03-01", "2024-03-02", "2024-03-01T00:00:00+02:00"):
+            status, found = post(port, {"columns": {"load": LOAD, "heat": HEAT}, "last_time": last})
+            assert status == 200 and found["times"] == ["2024-03-04", "2024-03-05", "2024-03-06", "2024-03-07"]
 
 
 @pytest.mark.parametrize(

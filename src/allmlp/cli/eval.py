@@ -28,6 +28,7 @@ MAX_SKIPPED = 5
         "allmlp eval runs/photos other_photos/ --per-class",
         "allmlp eval allmlp:cifar10 cifar10",
         "allmlp eval runs/reviews reviews.csv --json",
+        "allmlp eval runs/sales new_sales.csv",
         "allmlp eval runs/reviews --metric metrics.py:f1",
         "allmlp eval timm:mixer_b16_224 photos/ --classes classes.csv",
         "allmlp eval timm:mixer_b16_224 imagenet/val --real real.json",
@@ -43,8 +44,8 @@ def eval_command(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="Labeled images or texts, as for `allmlp train`, or a name such as cifar10; by default the test split "
-            "of the run."
+            help="Labeled images or texts or a table of time series, as for `allmlp train`, or a name such as cifar10; "
+            "by default the test split of the run."
         ),
     ] = None,
     classes: Annotated[
@@ -68,7 +69,8 @@ def eval_command(
 ) -> None:
     """Evaluate a trained model on the test split of its run, or on other data. Nothing is trained.
 
-    Images are resized, cropped and normalized as the model expects. Data without a test split are evaluated as a whole.
+    Images are resized, cropped and normalized as the model expects. Data without a test split are evaluated as a whole,
+    time series without the values that the model was trained on.
     """
     import torch
     from rich.console import Console
@@ -109,16 +111,18 @@ def eval_command(
 
 
 def print_evaluation(found: Evaluation, per_class: bool) -> None:
-    from rich.table import Table
-
     from allmlp.accuracy import format_accuracy
+    from allmlp.backtest import as_table
     from allmlp.log import format_value
 
     for file in found.skipped[:MAX_SKIPPED]:
         print(f"skipped {printable(file)}", file=sys.stderr)
     if len(found.skipped) > MAX_SKIPPED:
         print(f"skipped {len(found.skipped):,} files that cannot be read in all", file=sys.stderr)
-    print(printable(f"{found.model} on {found.data}: {found.examples:,} examples"))
+    for note in found.notes:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    noun = "forecast" if found.origins else "example"
+    print(printable(f"{found.model} on {found.data}: {found.examples:,} {noun}{'s' * (found.examples != 1)}"))
     if found.left_out:
         print(f"{found.left_out:,} examples of classes without a counterpart are left out")
     values = {name: format_value(name, value) for name, value in found.metrics.items()}
@@ -131,16 +135,24 @@ def print_evaluation(found: Evaluation, per_class: bool) -> None:
     width = max(len(names.get(name, name)) for name in values)
     for name, value in values.items():
         print(f"  {names.get(name, name):<{width}}  {value}")
+    if found.origins:
+        print(f"by their origin:\n{as_table(found.origins)}")
     if found.confusions:
         print("most confused")
         for row in found.confusions:
             share = f"{row.count:,} of {row.examples:,} ({row.count / row.examples:.1%})"
             print(printable(f"  {row.name} as {row.predicted}: {share}"))
     if per_class:
-        table = Table("class", box=None, pad_edge=False)
-        for title in ("examples", "accuracy", "precision"):
-            table.add_column(title, justify="right")
-        for one in found.class_results:
-            precision = f"{one.correct / one.predicted:.1%}" if one.predicted else "-"
-            table.add_row(printable(one.name), f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)
-        console().print(table)
+        print_classes(found)
+
+
+def print_classes(found: Evaluation) -> None:
+    from rich.table import Table
+
+    table = Table("class", box=None, pad_edge=False)
+    for title in ("examples", "accuracy", "precision"):
+        table.add_column(title, justify="right")
+    for one in found.class_results:
+        precision = f"{one.correct / one.predicted:.1%}" if one.predicted else "-"
+        table.add_row(printable(one.name), f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)
+    console().print(table)

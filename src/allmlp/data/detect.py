@@ -35,7 +35,8 @@ from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus, split_pair
 from allmlp.data.pets import OxfordPets, is_pets
-from allmlp.data.series_table import SeriesTable, find_time, holds_numbers, plain_samples, refuse_times
+from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, refuse_times
+from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
@@ -321,7 +322,9 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
     what = (
         "column of labels, called label or with few different values" if texts else "column of texts, images or times"
     )
-    raise UserError(f"{first.file} has no {what}, among {', '.join(columns)}: name the columns text and label")
+    hint = "" if texts else ", or write a row for each time and name them date"
+    some = ", ".join([*columns[:10], *(["..."] if len(columns) > 10 else [])])
+    raise UserError(f"{first.file} has no {what}, among {some}: name the columns text and label{hint}")
 
 
 # --- Hugging Face Hub -----------------------------------------------------------------------------------

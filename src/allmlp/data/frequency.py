@@ -16,11 +16,30 @@ MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 """In milliseconds, the unit of times here."""
 LATEST = {"ms": 253_402_300_799_999, "month": 12 * (9999 - 1970) + 11, "row": 2**63 - 1}
 """The last time of each unit, for years of four digits."""
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+WEEKEND = (5, 6)
+MIN_WEEKS = 3
+"""A shorter series does not tell on which days of the week there are never values."""
 LONG_YEAR = re.compile(r"[+-]?\d{5,}-")
 ZONE = re.compile(r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
+MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?(Z|[+-]\d\d(:?\d\d)?)$")
 YEAR_FIRST = re.compile(r"(\d{4})/(\d{1,2})(?:/(\d{1,2}))?(?=\D|$)")
 YEAR_LAST = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})(?=\D|$)")
-QUARTER = re.compile(r"(\d{4})-?Q([1-4])", re.IGNORECASE)
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTH = rf"(?P<month>{'|'.join(MONTHS)})[a-z]*\.?"
+WORDED = tuple(
+    re.compile(pattern + r"(?=\D|$)", re.IGNORECASE)
+    for pattern in (
+        rf"(?P<day>\d{{1,2}})[ -]{MONTH}[ -](?P<year>\d{{4}})",
+        rf"{MONTH} (?P<day>\d{{1,2}}),? (?P<year>\d{{4}})",
+        rf"{MONTH}[ -](?P<year>\d{{4}})",
+    )
+)
+SHORT_HOUR = re.compile(r"(?<=[ T])(\d)(?=:)")
+HALF_DAY = re.compile(r"(\d{1,2})(:\d\d(?::\d\d)?) ?([ap])\.?m\.?$", re.IGNORECASE)
+SECONDS = re.compile(r"1\d{9}\.\d+")
+YEAR_MONTH = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])")
+QUARTER = re.compile(r"(?=.*(?P<year>\d{4}))(?:\d{4}[ -]?)?Q(?P<quarter>[1-4])(?:[ -]?\d{4})?", re.IGNORECASE)
 HINT = "as 2024-01-31 or 2024-01-31 13:00"
 NAMES = ((7 * DAY, "week"), (DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (1000, "second"), (1, "millisecond"))
 
@@ -35,8 +54,19 @@ class Frequency(Spec):
     step: Annotated[int, Range(1, 2**53)]
     unit: Literal["ms", "month", "row"] = "ms"
     notation: Notation = "local"
+    without: tuple[Annotated[int, Range(0, 6)], ...] = ()
+    """Days of the week that steps of a day leave out, in order, from 0 for Monday on."""
+
+    def check(self) -> None:
+        if self.without and (self.step, self.unit) != (DAY, "ms"):
+            raise UserError("only steps of a day can be without some days of the week")
+        if self.without != tuple(sorted(set(self.without))) or len(self.without) == len(WEEKDAYS):
+            raise UserError("Frequency.without has some days of the week, in order")
 
     def __str__(self) -> str:
+        if self.without:
+            names = " and ".join(WEEKDAYS[day] for day in self.without)
+            return "1 business day" if self.without == WEEKEND else f"1 day without {names}"
         if self.unit != "ms":
             return plural(self.step, self.unit)
         size, name = next((size, name) for size, name in NAMES if self.step % size == 0)
@@ -51,12 +81,20 @@ class Frequency(Spec):
             return 1
         if self.step < DAY:
             return DAY // self.step if DAY % self.step == 0 else 1
-        return {DAY: 7, 7 * DAY: 52}.get(self.step, 1)
+        return {DAY: 7 - len(self.without), 7 * DAY: 52}.get(self.step, 1)
+
+    @property
+    def week(self) -> list[bool]:
+        """Whether there are steps on Monday, Tuesday, ..."""
+        return [day not in self.without for day in range(7)]
 
     def count(self, times: np.ndarray) -> np.ndarray:
         """The number of the step of each time, from any fixed origin; a fraction between steps."""
         if self.unit == "month":
             return times.astype("datetime64[ms]").astype("datetime64[M]").astype(np.int64) / self.step
+        if self.without:
+            days = np.busday_count(np.datetime64(0, "D"), (times // DAY).astype("datetime64[D]"), self.week)
+            return days + times % DAY / DAY
         return times / self.step
 
     def following(self, last: int, steps: int) -> np.ndarray:
@@ -64,11 +102,16 @@ class Frequency(Spec):
         month = np.datetime64(int(last), "ms").astype("datetime64[M]")
         start = int(month.astype(np.int64)) if self.unit == "month" else int(last)
         # In Python's integers: numpy's wrap around.
-        if start + self.step * steps > LATEST[self.unit]:
+        weeks = -(-steps // self.season) if self.without else 0
+        if start + self.step * max(steps, 7 * weeks) > LATEST[self.unit]:
             beyond = f"row {LATEST['row']}" if self.unit == "row" else "the year 9999"
             size = f"{plural(steps, 'step')} of {self}"
             raise UserError(f"{self.text(int(last))} is too late to forecast from: {size} would go beyond {beyond}")
         ahead = np.arange(1, steps + 1)
+        if self.without:
+            day = np.datetime64(int(last) // DAY, "D")
+            days = np.busday_offset(day, ahead, "backward", self.week).astype(np.int64)
+            return days * DAY + int(last) % DAY
         if self.unit != "month":
             return last + self.step * ahead
         starts = (month + self.step * ahead).astype("datetime64[ms]").astype(np.int64)
@@ -98,6 +141,8 @@ class Times(NamedTuple):
     counted: bool
     """Whether they are only whole numbers."""
     notation: Notation = "local"
+    midnights: bool = False
+    """Whether all of them have a zone and are midnights there."""
 
 
 def read_times(cells: Sequence[str], where: str) -> Times:
@@ -106,16 +151,22 @@ def read_times(cells: Sequence[str], where: str) -> Times:
         sizes = {len(cell) for cell in digits}
         if sizes == {8} and all(cell[:2] in ("19", "20") for cell in digits):
             cells = [f"{cell[:4]}-{cell[4:6]}-{cell[6:]}" for cell in digits]
+        elif match_all(YEAR_MONTH.fullmatch, digits):
+            cells = [f"{cell[:4]}-{cell[4:]}" for cell in digits]
         else:
             try:
                 numbers = np.array(digits, dtype=np.int64)
-            except OverflowError:
+            except (OverflowError, ValueError):  # Python reads no more than some thousand digits
                 raise UserError(f"{where}: the time {max(digits, key=len)[:40]} is too large") from None
             if sizes == {10} and (numbers > 0).all():  # 2001 to 2286
                 return Times(1000 * numbers, False, "s")
             return Times(numbers, False, "ms") if sizes == {13} and (numbers > 0).all() else Times(numbers, True)
+    elif match_all(SECONDS.fullmatch, cells):
+        return Times(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
     else:
         cells = to_iso(cells, where)
+        if any(cell.endswith(" UTC") for cell in cells[:1]):
+            cells = [cell.removesuffix(" UTC") + "Z" * cell.endswith(" UTC") for cell in cells]
     zoned = sum(bool(ZONE.search(cell)) for cell in cells)
     if zoned and zoned < len(cells):
         raise UserError(f"{where}: some times have a zone, such as +01:00, and others do not")
@@ -125,7 +176,8 @@ def read_times(cells: Sequence[str], where: str) -> Times:
     except ValueError:  # another notation of ISO 8601
         pass
     moments = np.array([read_time(cell, where) for cell in cells], dtype=np.int64)
-    return Times(moments, False, "zone" if zoned else "local")
+    midnights = bool(zoned) and all(map(MIDNIGHT.search, cells))
+    return Times(moments, False, "zone" if zoned else "local", midnights)
 
 
 def read_time(cell: str, where: str) -> int:
@@ -138,9 +190,14 @@ def read_time(cell: str, where: str) -> int:
 
 
 def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
-    """Times that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31 or 2024Q1, in ISO 8601."""
+    """Times that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31, 31 Jan 2024 or 2024Q1, perhaps with
+    1:00 or 1:00 PM, in ISO 8601.
+    """
+    text = "\n".join(cells).rstrip()
+    if text.endswith(("m", "M", ".")) or SHORT_HOUR.search(text):
+        cells = [SHORT_HOUR.sub(r"0\1", HALF_DAY.sub(whole_day, cell.strip())) for cell in cells]
     if quarters := match_all(QUARTER.fullmatch, cells):
-        return [f"{found[1]}-{3 * int(found[2]) - 2:02}" for found in quarters]
+        return [f"{found['year']}-{3 * int(found['quarter']) - 2:02}" for found in quarters]
     if dates := match_all(YEAR_FIRST.match, cells):
         parts = [tuple(filter(None, found.groups())) for found in dates]
     elif dates := match_all(YEAR_LAST.match, cells):
@@ -149,12 +206,20 @@ def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
             raise UserError(f"{where}: the time {cells[0][:40]!r} can be read in two ways: write it {HINT}")
         month, day = (1, 3) if second > 12 else (3, 1)
         parts = [(found[4], found[month], found[day]) for found in dates]
+    elif dates := next(filter(None, (match_all(pattern.match, cells) for pattern in WORDED)), []):
+        named = [(found["year"], str(MONTHS.index(found["month"].casefold()) + 1)) for found in dates]
+        parts = [(*part, *found.groupdict().get("day", "").split()) for part, found in zip(named, dates)]
     else:
         return cells
     return [
         "-".join([year, *(part.zfill(2) for part in others)]) + cell.strip()[found.end() :]
         for cell, found, (year, *others) in zip(cells, dates, parts)
     ]
+
+
+def whole_day(clock: re.Match[str]) -> str:
+    """13:00 for 1:00 PM, 00:00 for 12:00 AM."""
+    return f"{int(clock[1]) % 12 + 12 * (clock[3] in 'pP'):02}{clock[2]}"
 
 
 def match_all(match: Callable[[str], re.Match[str] | None], cells: Sequence[str]) -> list[re.Match[str]]:
@@ -194,10 +259,29 @@ def detect_frequency(
         months = np.diff(Frequency(1, "month").count(times))[np.diff(series) == 0]
         sizes, counts = np.unique(months.astype(np.int64), return_counts=True)
         frequency = Frequency(max(int(sizes[counts.argmax()]), 1), "month", notation)
+    elif closed := closed_days(times, steps):
+        frequency = Frequency(DAY, notation=notation, without=closed)
+    elif DAY <= step < 7 * DAY and not (steps % DAY).any():
+        # Of days without a row the most frequent step tells little.
+        frequency = Frequency(int(np.gcd.reduce(steps)), notation=notation)
     else:
         frequency = Frequency(step, notation=notation)
     check_regular(times, series, frequency, where)
     return frequency
+
+
+def closed_days(times: np.ndarray, steps: np.ndarray) -> tuple[int, ...]:
+    """The days of the week on which there are never values, if most of the others have some: weekends, for example."""
+    weeks = (int(times.max()) - int(times.min())) // (7 * DAY)
+    if (steps % DAY).any() or not DAY <= np.median(steps) < 7 * DAY or weeks < MIN_WEEKS:
+        return ()
+    open_days = np.unique(day_of_week(times))
+    return tuple(day for day in range(7) if day not in open_days) if np.mean(steps) < 14 * DAY / len(open_days) else ()
+
+
+def day_of_week(times: np.ndarray) -> np.ndarray:
+    """From 0 for Monday on."""
+    return (times // DAY + 3) % 7  # 1970 began on a Thursday
 
 
 def leaves_its_day(times: np.ndarray) -> bool:
@@ -208,7 +292,11 @@ def leaves_its_day(times: np.ndarray) -> bool:
 
 
 def check_regular(times: np.ndarray, series: np.ndarray, frequency: Frequency, where: str) -> None:
-    """Refuse times that are not a whole number of steps apart, at least one."""
+    """Refuse times that are not a whole number of steps apart, at least one, or on days without steps."""
+    closed = times[np.isin(day_of_week(times), frequency.without)] if frequency.without else times[:0]
+    if len(closed):
+        day, name = frequency.text(int(closed[0])), WEEKDAYS[int(day_of_week(closed[:1])[0])]
+        raise UserError(f"{where}: {day} is a {name}, but the steps are those of {frequency}: leave such rows out")
     steps = np.diff(frequency.count(times))
     apart = (np.abs(steps - np.rint(steps)) < 1e-6) & (np.rint(steps) > 0)
     wrong = np.flatnonzero(~apart & (np.diff(series) == 0))

@@ -52,11 +52,17 @@ class SeriesPreprocessing(Spec):
     time_column: str = ""
     id_columns: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    seasonal_error: tuple[tuple[float, ...], ...] = ()
+    """Of each series and column, the unit of MASE; 0 where it is not known."""
+    learned: tuple[tuple[int, int, int], ...] = ()
+    """Of each series, the time of its first step, the steps of training, and those of training and validation."""
 
     def check(self) -> None:
         shape = {(len(self.ids), *{len(row) for row in rows}) for rows in (self.mean, self.std) if len(rows)}
         if shape - {(len(self.ids), len(self.columns))} or len({len(self.ids), len(self.mean), len(self.std)}) > 1:
             raise UserError("SeriesPreprocessing needs a mean and a std for each series and column")
+        if {len(self.seasonal_error), len(self.learned)} - {0, len(self.ids)}:
+            raise UserError("SeriesPreprocessing needs seasonal_error and learned for each series, or for none")
 
 
 Preprocessing = ImagePreprocessing | TextPreprocessing | SeriesPreprocessing

@@ -17,6 +17,9 @@ from allmlp.data.preprocessing import PREPROCESSING_FILE, SeriesPreprocessing
 from allmlp.errors import UserError
 from allmlp.spec import to_json
 
+MAX_EVALUATED = 2_000
+"""Forecasts of an evaluation, in training of a validation."""
+
 
 class SeriesBatch(NamedTuple):
     past: Tensor
@@ -68,6 +71,14 @@ class Windows(InMemory):
             yield tensor.cpu().contiguous().numpy()
 
 
+class Parts(NamedTuple):
+    """The rows at which training, validation and test of a series end, counted from its first."""
+
+    train: int
+    validation: int
+    test: int
+
+
 @dataclass(frozen=True)
 class SeriesDataset(Dataset):
     """Time series: windows, in units of the standard deviation of each series and column."""
@@ -86,6 +97,8 @@ class SeriesDataset(Dataset):
     id_columns: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
     """The time of the first row of each series, as `Frequency` counts."""
+    parts: tuple[Parts, ...] = ()
+    """Of each series."""
 
     @property
     def has_gaps(self) -> bool:
@@ -111,15 +124,9 @@ class SeriesDataset(Dataset):
             std=tuple(map(tuple, self.std.tolist())),
             time_column=self.time_column,
             id_columns=self.id_columns,
+            seasonal_error=tuple(map(tuple, self.seasonal_error.double().nan_to_num().tolist())),
+            learned=tuple((start, part.train, part.validation) for start, part in zip(self.starts, self.parts)),
         )
-
-
-class Parts(NamedTuple):
-    """The rows at which training, validation and test of a series end, counted from its first."""
-
-    train: int
-    validation: int
-    test: int
 
 
 def build_dataset(
@@ -136,7 +143,7 @@ def build_dataset(
     """The dataset of `values`, rows x columns, NaN where missing: the series one after another, split by time.
 
     Scaling is that of the training part. A window begins within its series, unless the part is too short for that;
-    those of validation and test look back into the parts before. `stride` is that of evaluation.
+    those of validation and test look back into the parts before. Of their windows, one of `stride` is evaluated.
     """
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     scaled = torch.empty(values.shape).numpy()
@@ -151,11 +158,10 @@ def build_dataset(
         bounds = {"train": (begin, part.train), "validation": (part.train, part.validation)}
         bounds["test"] = (part.validation, part.test)
         for name, (low, high) in bounds.items():
-            step = 1 if name == "train" else stride
-            origins[name].append(first + np.arange(low, high - horizon + 1, step, dtype=np.int64))
+            origins[name].append(first + np.arange(low, high - horizon + 1, dtype=np.int64))
     tensors = torch.from_numpy(scaled), torch.from_numpy(offsets)
     found = {
-        name: Windows(*tensors, torch.from_numpy(np.concatenate(some)), seq_len, horizon)
+        name: Windows(*tensors, every(1 if name == "train" else stride, some), seq_len, horizon)
         for name, some in origins.items()
     }
     if not len(found["train"]) or not len(found["test"]):
@@ -174,8 +180,24 @@ def build_dataset(
         seq_len=seq_len,
         horizon=horizon,
         validation=found["validation"] if len(found["validation"]) else None,
+        parts=tuple(parts),
         **options,
     )
+
+
+def every(stride: int, origins: list[np.ndarray]) -> Tensor:
+    """One of `stride` of the origins of several series, however short these are."""
+    return torch.from_numpy(np.concatenate(origins)[::stride].copy())
+
+
+def eval_stride(forecasts: int) -> int:
+    """The distance of those that are evaluated: no multiple of 3, 5 or 7, so that not all begin on the same day of the
+    week or at the same hour.
+    """
+    stride = max(-(-forecasts // MAX_EVALUATED), 1)
+    while math.gcd(stride, 3 * 5 * 7) > 1:
+        stride += 1
+    return stride
 
 
 def level(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,59 +9,39 @@ import re
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice
 from time import monotonic_ns
 from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
+from allmlp.data.clock_changes import are_local_days, doubled_hours, join_doubled, local_days
 from allmlp.data.dataset import Data
-from allmlp.data.frequency import DAY, HINT, Frequency, Notation, check_regular, detect_frequency, is_time, read_times
+from allmlp.data.frequency import (
+    DAY,
+    HINT,
+    HOUR,
+    MINUTE,
+    Frequency,
+    Notation,
+    check_regular,
+    detect_frequency,
+    read_times,
+)
 from allmlp.data.series import Parts, SeriesDataset, build_dataset
-from allmlp.data.tables import Table, TableRow, is_number, read_table
+from allmlp.data.series_columns import MISSING, Roles, find_roles, plain_number, with_points
+from allmlp.data.tables import Table, read_table
 from allmlp.data.text_files import find_files
-from allmlp.errors import UserError, did_you_mean
+from allmlp.data.time_parts import join_time_parts
+from allmlp.data.uneven_times import even_times
+from allmlp.errors import UserError
 from allmlp.spec import Count, Range
 
-TIME_COLUMNS = (
-    "date",
-    "time",
-    "timestamp",
-    "datetime",
-    "ds",
-    "date_time",
-    "month",
-    "week",
-    "day",
-    "hour",
-    "quarter",
-    "period",
-    "year",
-)
-ID_COLUMNS = (
-    *("id", "unique_id", "item_id", "series_id", "series", "store", "store_nbr", "store_id", "item", "product"),
-    *("product_id", "sku", "symbol", "ticker", "station", "sensor", "sensor_id", "region", "country", "city"),
-)
-MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
-CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?")
-DATE_ONLY = re.compile(r"[\d./-]{6,10}")
-COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 MAX_SEQ_LEN = 512
 CHUNK = 2**14
 """Rows that are read together."""
 MAX_FILLING = 20
 """More missing steps than this for each row are taken for a mistake in the times."""
-
-
-class Roles(NamedTuple):
-    """Which columns are what."""
-
-    time: str
-    ids: tuple[str, ...]
-    values: tuple[str, ...]
-    unread: tuple[str, ...] = ()
-    """Found to be none of these."""
 
 
 class SeriesRows(NamedTuple):
@@ -96,7 +76,7 @@ class SeriesTable(Data):
     val_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
     test_fraction: Annotated[float, Range(0.0, 0.9)] = 0.2
     eval_stride: Count = 1
-    """Steps between the forecasts of an evaluation."""
+    """Of the forecasts from all steps of all series, one of this many is evaluated."""
 
     def load(self) -> SeriesDataset:
         found = read_series(self.path, self.time_column, self.id_columns, self.columns)
@@ -138,7 +118,9 @@ def describe(found: SeriesRows) -> str:
 
 
 def default_horizon(found: SeriesRows) -> int:
-    season = found.frequency.season
+    season, frequency = found.frequency.season, found.frequency
+    if season > MAX_SEQ_LEN:  # an hour of minutes, a minute of seconds
+        season = next((size // frequency.step for size in (HOUR, MINUTE) if size <= MAX_SEQ_LEN * frequency.step), 12)
     return min(season if season > 1 else 12, max(max(found.lengths) // 10, 1))
 
 
@@ -176,17 +158,17 @@ def read_files(
     frequency: Frequency | None,
 ) -> SeriesRows:
     times, series, values, ids = array("q"), array("i"), array("d"), dict[str, int]()
-    roles, kinds = None, set[tuple[bool, Notation]]()
+    roles, kinds = None, set[tuple[bool, Notation, bool]]()
     for file, *_ in versions:
-        table = read_table(file)
-        roles = roles or find_roles(table, time_column, id_columns, columns)
+        table, joined = join_time_parts(read_table(file), time_column, (*id_columns, *columns))
+        roles = roles or find_roles(table, time_column, id_columns, columns)._replace(joined=joined)
         kinds |= read_rows(table, roles, times, series, values, ids)
     assert roles is not None
     if not kinds:
         raise UserError(f"{path} has no rows")
-    if len(kinds) > 1:
+    if len({kind[:2] for kind in kinds}) > 1:
         raise UserError(f"{path}: times are written in several ways: write all of them {HINT}")
-    counted, notation = kinds.pop()
+    counted, notation, midnights = min(kinds)
     if frequency and counted != (frequency.unit == "row"):
         found, known = ("numbers", "dates") if counted else ("dates", "numbers")
         raise UserError(f"{path}: the times are {found}; those that the model was trained on were {known}")
@@ -198,128 +180,10 @@ def read_files(
         counted,
         roles,
         path,
-        frequency and frequency.replace(notation=notation),
+        frequency,
         notation,
+        midnights,
     )
-
-
-# --- columns ------------------------------------------------------------------------------------------------
-
-
-def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str, ...]) -> Roles:
-    rows = list(islice(table, SAMPLE_ROWS))
-    samples = {sample.name: sample for sample in plain_samples(table)}
-    for name in (*ids, *values):
-        if name not in samples:
-            hint = did_you_mean(name, table.columns) or f", only {', '.join(table.columns)}"
-            raise UserError(f"{table.file} has no column {name!r}{hint}")
-    time = named_column(table.columns, time, (), table.file) or find_time(list(samples.values())) or ""
-    if not time:
-        refuse_times(table.file, list(samples.values()))
-        raise UserError(f"{table.file} has no column of times, among {', '.join(table.columns)}: set data.time_column")
-    others = [sample for name, sample in samples.items() if name not in (time, *ids, *values)]
-    finds_values = not values
-    if not ids:
-        named = [sample.name for sample in others if names_series(sample)]
-        clock = next((name for name in named if all(map(CLOCK.fullmatch, samples[name].values))), None)
-        if clock and all(map(DATE_ONLY.fullmatch, samples[time].values)):
-            raise UserError(
-                f"{table.file} has days in {time!r} and times of the day in {clock!r}: join them in one column, as in "
-                "2024-01-31 13:00, or set data.id_columns to forecast each time of the day by itself"
-            )
-        moments = read_moments(rows, time, table.file)
-        ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
-    if finds_values:
-        numbers = [sample for sample in others if sample.name not in ids and holds_numbers(sample)]
-        values = tuple(sample.name for sample in numbers if not (table.header and counts_rows(sample)))
-    if not values:
-        raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
-    unread = [sample.name for sample in others if sample.name not in (*ids, *values)] if finds_values else []
-    return Roles(time, ids, values, tuple(unread))
-
-
-def refuse_times(file: str, samples: list[ColumnSample]) -> None:
-    """Refuse a column with the name of times, which cannot be read, beside numbers."""
-    name = named_column([sample.name for sample in samples], "", TIME_COLUMNS, "")
-    given = next((sample.values[0] for sample in samples if sample.name == name and sample.values), None)
-    if given and any(sample.is_numeric for sample in samples if sample.name != name):
-        raise UserError(f"{file}: the times in {name!r}, such as {given[:40]!r}, are not understood: write them {HINT}")
-
-
-def plain_samples(table: Table) -> list[ColumnSample]:
-    """The first values that are not empty, numbers with a decimal point."""
-    return [ColumnSample(name, with_points(cells, table)) for name, cells in sample_columns(table)]
-
-
-def with_points(cells: list[str], table: Table) -> list[str]:
-    """Numbers such as 1.234,56 of a table with decimal commas as 1234.56."""
-    if not table.decimal_comma:
-        return cells
-    return [cell.replace(".", "").replace(",", ".") if COMMA_NUMBER.fullmatch(cell.strip()) else cell for cell in cells]
-
-
-def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]:
-    """The time of each row; None where there is none."""
-    cells = [row[time].strip() for row in rows]
-    distinct = list(dict.fromkeys(filter(None, cells)))
-    known = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
-    return [known.get(cell) for cell in cells]
-
-
-def comes_and_goes(column: str, names: list[str], moments: list[int | None], rows: list[TableRow]) -> bool:
-    """Whether values return after others, or most occur only once, within the series that the other columns name: the
-    weather or a remark, not the name of a series. A column without which a series has several rows for one time is such
-    a name.
-    """
-    if column.casefold().replace(" ", "_") in ID_COLUMNS:
-        return False
-    others = [name for name in names if name != column]
-    series: dict[tuple[str, ...], dict[int, str]] = {}
-    for moment, row in zip(moments, rows):
-        found = series.setdefault(tuple(row[name] for name in others), {})
-        if moment is None or moment in found:
-            return False
-        found[moment] = row[column]
-    ordered = [[found[moment] for moment in sorted(found)] for found in series.values()]
-    return any(
-        sum(one != other for one, other in pairwise(found)) >= len(set(found)) or 2 < len(found) < 2 * len(set(found))
-        for found in ordered
-    )
-
-
-def counts_rows(sample: ColumnSample) -> bool:
-    """The index of a data frame: a column without a name that counts from 0 or 1 on, perhaps again for each series."""
-    if not re.fullmatch(r"column_\d+|unnamed: \d+|index", sample.name.casefold()) or sample.values[:1] not in (
-        ["0"],
-        ["1"],
-    ):
-        return False
-    return all(
-        other == str(int(one) + 1) or other == sample.values[0]
-        for one, other in pairwise(sample.values)
-        if one.isdigit()
-    )
-
-
-def find_time(samples: list[ColumnSample]) -> str | None:
-    """A column of dates by its content, else one of whole numbers by its name."""
-    dates = [sample.name for sample in samples if sample.values and all(map(is_time, sample.values[:50]))]
-    named = named_column(dates, "", TIME_COLUMNS, "") if dates else None
-    numbers = [sample.name for sample in samples if sample.is_numeric]
-    return named or (dates[0] if dates else named_column(numbers, "", TIME_COLUMNS, ""))
-
-
-def names_series(sample: ColumnSample) -> bool:
-    """Words; or whatever is not a measurement, in a column with the name of one of names."""
-    if sample.name.casefold().replace(" ", "_") in ID_COLUMNS:
-        return bool(sample.values) and (not sample.is_numeric or all(float(one).is_integer() for one in sample.values))
-    return not holds_numbers(sample)
-
-
-def holds_numbers(sample: ColumnSample) -> bool:
-    """Most cells are numbers or missing: a word among them is a mistake, which has to be told."""
-    given = [value for value in sample.values if value.strip().casefold() not in MISSING]
-    return not given or 2 * sum(map(is_number, given)) > len(given)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
@@ -332,9 +196,9 @@ def read_rows(
     series: array[int],
     values: array[float],
     ids: dict[str, int],
-) -> set[tuple[bool, Notation]]:
+) -> set[tuple[bool, Notation, bool]]:
     """Append the rows of a table to the arrays, and names to `ids`; how its times are written."""
-    kinds, rows, first = set[tuple[bool, Notation]](), iter(table), 1
+    kinds, rows, first = set[tuple[bool, Notation, bool]](), iter(table), 1
     while chunk := list(islice(rows, CHUNK)):
         try:
             moments = [row[roles.time].strip() for row in chunk]
@@ -345,14 +209,14 @@ def read_rows(
             ]
         except KeyError as missing:
             raise UserError(f"{table.file} has no column {missing.args[0]!r}, which other files have") from None
-        if not all(moments):
-            raise UserError(f"{table.file}, row {first + moments.index('')}: no time")
+        distinct = list(dict.fromkeys(moments))  # several series share their times
+        if missing := [moment for moment in distinct if moment.casefold() in (*MISSING, "nat")]:
+            raise UserError(f"{table.file}, row {first + moments.index(missing[0])}: no time")
         series.extend([ids.setdefault(name, len(ids)) for name in names])
         values.frombytes(np.stack(columns, 1).tobytes())
-        distinct = list(dict.fromkeys(moments))  # several series share their times
-        found, counted, notation = read_times(distinct, table.file)
-        kinds.add((counted, notation))
-        known = dict(zip(distinct, found.tolist()))
+        found = read_times(distinct, table.file)
+        kinds.add(found[1:])
+        known = dict(zip(distinct, found.values.tolist()))
         times.extend([known[moment] for moment in moments])
         first += len(chunk)
     return kinds
@@ -389,7 +253,7 @@ def read_column(cells: list[str], file: str, first: int, column: str) -> np.ndar
 
 def read_value(cell: str, file: str, row: int, column: str) -> float:
     try:
-        return float(cell)
+        return float(plain_number(cell))
     except ValueError:
         if cell.strip().casefold() in MISSING:
             return np.nan
@@ -406,8 +270,73 @@ def to_grid(
     where: str,
     wanted: Frequency | None,
     notation: Notation,
+    midnights: bool,
 ) -> SeriesRows:
-    notes = [f"not read: {shorten(roles.unread)}"] if roles.unread else []
+    notes = [f"{' and '.join(roles.joined)} are joined as {roles.time}"] if roles.joined else []
+    notes += [f"not read: {shorten(roles.unread)}"] if roles.unread else []
+    times, series, values = in_order(times, series, values, notes)
+    if not counted and are_local_days(times, series, midnights):
+        notes += ["times are local midnights: their dates are read"] if (times % DAY).any() else []
+        times, notation = local_days(times), "local"
+    if not counted and len(doubled := doubled_hours(times, series)):
+        first = Frequency(HOUR, notation=notation).text(int(times[doubled[0]]))
+        notes.append(f"{len(doubled):,} times occur twice as clocks are set back, such as {first}: means are read")
+        times, series, values = join_doubled(times, series, values, doubled)
+    times = times if counted else even_times(times, series, wanted, notes)
+    same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
+    if len(same):
+        first = same[0]
+        name = f" of {ids[series[first]]}" if len(ids) > 1 else ""
+        time = Frequency(DAY, "row" if counted else "ms", notation).text(int(times[first]))
+        count = int(((times == times[first]) & (series == series[first])).sum())
+        several = "" if roles.ids else f", or {how_to_name(times, values, roles)}"
+        raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one or their sum{several}")
+    frequency = (
+        wanted.replace(notation=notation) if wanted else detect_frequency(times, series, counted, where, notation)
+    )
+    check_regular(times, series, frequency, where)
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
+    firsts, lasts, sizes = bounds[:-1], bounds[1:] - 1, np.diff(bounds)
+    count = frequency.count(times)
+    step = np.rint(count - np.repeat(count[firsts], sizes)).astype(np.int64)  # of its series
+    lengths = step[lasts] + 1
+    gaps = int(lengths.sum()) - len(times)
+    if gaps > MAX_FILLING * len(times) + 1000:
+        raise UserError(
+            f"{where}: of {int(lengths.sum()):,} steps of {frequency} only {len(times):,} have a row: look for wrong "
+            "times, or resample the series to a longer step"
+        )
+    if gaps:
+        zero = "; write 0 where nothing was sold or counted" if gaps > len(times) else ""
+        total = int(lengths.sum())
+        notes.append(f"{gaps:,} of {total:,} steps of {frequency} have no row: they are missing values{zero}")
+        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        grid = np.full((int(lengths.sum()), values.shape[1]), np.nan)
+        grid[np.repeat(offsets, sizes) + step] = values
+        values = grid
+    elif np.isnan(values).any():
+        notes.append(f"{int(np.isnan(values).sum()):,} of {values.size:,} values are missing")
+    found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
+    if found:
+        notes.append(f"constant: {shorten(found)}")
+    names = tuple(ids[number] for number in series[firsts])
+    return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
+
+
+def how_to_name(times: np.ndarray, values: np.ndarray, roles: Roles) -> str:
+    """What to do about several rows for one time, with the first column of numbers that has each once at a time."""
+    for column, name in enumerate(roles.values):
+        numbers = values[:, column]
+        whole = bool((np.isfinite(numbers) & (numbers == np.rint(numbers))).all())
+        if whole and len(np.unique(np.stack([times.astype(float), numbers]), axis=1).T) == len(times):
+            return f"if {name} tells the series apart, set data.id_columns={name}"
+    return "name the column that tells the series apart, data.id_columns"
+
+
+def in_order(
+    times: np.ndarray, series: np.ndarray, values: np.ndarray, notes: list[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rows by series and time, without those at the end of a series that have no values."""
     grouped = bool((np.diff(times)[np.diff(series) == 0] >= 0).all())
     if not grouped:
         notes.append("the rows were not in the order of time: they are sorted")
@@ -420,40 +349,7 @@ def to_grid(
         empty = int((~kept).sum())
         notes += [f"{empty:,} rows without values at the end of series are left out"] if empty else []
         times, series, values = times[kept], series[kept], values[kept]
-    same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
-    if len(same):
-        first = same[0]
-        name = f" of {ids[series[first]]}" if len(ids) > 1 else ""
-        time = Frequency(DAY, "row" if counted else "ms", notation).text(int(times[first]))
-        count = int(((times == times[first]) & (series == series[first])).sum())
-        several = "" if roles.ids else ", or name the column that tells the series apart, data.id_columns"
-        raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one{several}")
-    frequency = wanted or detect_frequency(times, series, counted, where, notation)
-    check_regular(times, series, frequency, where)
-    count = np.rint(frequency.count(times)).astype(np.int64)
-    bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
-    firsts, lasts = bounds[:-1], bounds[1:] - 1
-    lengths = count[lasts] - count[firsts] + 1
-    gaps = int(lengths.sum()) - len(times)
-    if gaps > MAX_FILLING * len(times) + 1000:
-        raise UserError(
-            f"{where}: of {int(lengths.sum()):,} steps of {frequency} only {len(times):,} have a row: look for wrong "
-            "times, or resample the series to a longer step"
-        )
-    if gaps:
-        notes.append(f"{gaps:,} of {int(lengths.sum()):,} steps of {frequency} have no row: they are missing values")
-        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        grid = np.full((int(lengths.sum()), values.shape[1]), np.nan)
-        sizes = np.diff(bounds)
-        grid[np.repeat(offsets - count[firsts], sizes) + count] = values
-        values = grid
-    elif np.isnan(values).any():
-        notes.append(f"{int(np.isnan(values).sum()):,} of {values.size:,} values are missing")
-    found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
-    if found:
-        notes.append(f"constant: {shorten(found)}")
-    names = tuple(ids[number] for number in series[firsts])
-    return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
+    return times, series, values
 
 
 def before_the_end(series: np.ndarray, values: np.ndarray) -> np.ndarray:

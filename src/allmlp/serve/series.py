@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from fastapi import APIRouter
 
-from allmlp.data.frequency import read_times
+from allmlp.data.clock_changes import local_days
+from allmlp.data.frequency import DAY, read_times
 from allmlp.errors import UserError
 from allmlp.prediction.forecast import Forecaster
 from allmlp.serve.batching import Batcher
@@ -60,14 +61,18 @@ class SeriesService:
 
     def following(self, text: str) -> list[str]:
         """The times of the forecast, written as the last time before it."""
+        known = self.predictor.known.frequency
         try:
-            (time,), counted, notation = read_times([text], "last_time")
+            (time,), counted, notation, midnight = read_times([text], "last_time")
         except (OverflowError, ValueError):
-            time, counted, notation = np.iinfo(np.int64).min, False, "local"
-        if time == np.iinfo(np.int64).min or counted != (self.predictor.known.frequency.unit == "row"):
-            kind = "the number of a row" if self.predictor.known.frequency.unit == "row" else "a time in ISO 8601"
-            raise UserError(f"last_time must be {kind}")
-        frequency = self.predictor.known.frequency.replace(notation=notation)
+            time, counted, notation, midnight = np.iinfo(np.int64).min, False, "local", False
+        if time == np.iinfo(np.int64).min or counted != (known.unit == "row"):
+            raise UserError(
+                f"last_time must be {'the number of a row' if known.unit == 'row' else 'a time in ISO 8601'}"
+            )
+        if midnight and (known.unit == "month" or known.step % DAY == 0):
+            time, notation = local_days(np.array(time)), "local"
+        frequency = known.replace(notation=notation)
         return [frequency.text(int(one)) for one in frequency.following(int(time), self.predictor.horizon)]
 
     def routes(self, batcher: Batcher) -> APIRouter:

@@ -1,0 +1,194 @@
+"""Which columns of a table of time series are what: times, names of series, numbers to forecast."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
+from allmlp.data.frequency import HINT, is_time, read_times
+from allmlp.data.tables import Table, TableRow, is_number
+from allmlp.errors import UserError, did_you_mean
+
+TIME_COLUMNS = (
+    "date",
+    "time",
+    "timestamp",
+    "datetime",
+    "ds",
+    "date_time",
+    "month",
+    "week",
+    "day",
+    "hour",
+    "quarter",
+    "period",
+    "year",
+    "ts",
+    "epoch",
+    "unix_time",
+    "unixtime",
+    "t",
+)
+ID_COLUMNS = (
+    *("id", "unique_id", "item_id", "series_id", "series", "store", "store_nbr", "store_id", "item", "product"),
+    *("product_id", "sku", "symbol", "ticker", "station", "sensor", "sensor_id", "region", "country", "city"),
+)
+CALENDAR_COLUMNS = (
+    *("year", "quarter", "month", "week", "day", "hour", "minute", "weekday", "day_of_week", "dayofweek", "is_weekend"),
+    *("week_of_year", "weekofyear", "day_of_month", "dayofmonth", "day_of_year", "dayofyear", "weekend"),
+)
+ROW_NUMBERS = re.compile(r"column_\d+|unnamed: \d+|index|no\.?|nr\.?|row|#", re.IGNORECASE)
+ID_ENDING = re.compile(r"(?i:.*_(id|nbr|no|num|number|code|key))|.*[a-z]I[dD]")
+MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
+NEGATIVE = re.compile(r"\((.+)\)")
+MARKED_NUMBER = re.compile(r"[+-]?[$€£¥]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?[ \xa0]?[%$€£¥]?")
+MARKS = str.maketrans("", "", ",$€£¥% \xa0")
+COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
+
+
+class Roles(NamedTuple):
+    """Which columns are what."""
+
+    time: str
+    ids: tuple[str, ...]
+    values: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+    """Found to be none of these."""
+    joined: tuple[str, ...] = ()
+    """Columns of the table that are joined in that of the times."""
+
+
+def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str, ...]) -> Roles:
+    rows = list(islice(table, SAMPLE_ROWS))
+    samples = {sample.name: sample for sample in plain_samples(table)}
+    for name in (*ids, *values):
+        if name not in samples:
+            hint = did_you_mean(name, table.columns) or f", only {', '.join(table.columns)}"
+            raise UserError(f"{table.file} has no column {name!r}{hint}")
+    time = named_column(table.columns, time, (), table.file) or find_time(list(samples.values())) or ""
+    if not time:
+        refuse_times(table.file, list(samples.values()))
+        raise UserError(f"{table.file} has no column of times, among {', '.join(table.columns)}: set data.time_column")
+    others = [sample for name, sample in samples.items() if name not in (time, *ids, *values)]
+    finds_values = not values
+    if not ids:
+        named = [sample.name for sample in others if names_series(sample)]
+        moments = read_moments(rows, time, table.file)
+        ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
+    if finds_values:
+        numbers = [sample for sample in others if sample.name not in ids and holds_numbers(sample)]
+        values = tuple(
+            sample.name
+            for sample in numbers
+            if sample.values and not (table.header and counts_rows(sample)) and not follows_the_calendar(sample)
+        )
+    if not values:
+        raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
+    unread = [sample.name for sample in others if sample.name not in (*ids, *values)] if finds_values else []
+    return Roles(time, ids, values, tuple(unread))
+
+
+def refuse_times(file: str, samples: list[ColumnSample]) -> None:
+    """Refuse times after further lines of a header, and a column with the name of times, which cannot be read, beside
+    numbers.
+    """
+    for sample in samples:
+        start = next((place for place, cell in enumerate(sample.values[:4]) if is_time(cell)), 0)
+        if start and all(map(is_time, sample.values[start:50])):
+            raise UserError(f"{file} has {start + 1} lines of names: delete those after the first, before the times")
+    name = named_column([sample.name for sample in samples], "", TIME_COLUMNS, "")
+    given = next((sample.values[0] for sample in samples if sample.name == name and sample.values), None)
+    if given and any(sample.is_numeric for sample in samples if sample.name != name):
+        raise UserError(f"{file}: the times in {name!r}, such as {given[:40]!r}, are not understood: write them {HINT}")
+
+
+def plain_samples(table: Table) -> list[ColumnSample]:
+    """The first values that are not empty, numbers with a decimal point."""
+    return [
+        ColumnSample(name, [plain_number(cell) for cell in with_points(cells, table)])
+        for name, cells in sample_columns(table)
+    ]
+
+
+def plain_number(cell: str) -> str:
+    """A number such as $1,234.56, 5% or (7.50) as 1234.56, 5 or -7.50; other cells as they are."""
+    plain = NEGATIVE.sub(r"-\1", cell.strip())
+    return plain.translate(MARKS) if MARKED_NUMBER.fullmatch(plain) else cell
+
+
+def with_points(cells: list[str], table: Table) -> list[str]:
+    """Numbers such as 1.234,56 of a table with decimal commas as 1234.56."""
+    if not table.decimal_comma:
+        return cells
+    return [cell.replace(".", "").replace(",", ".") if COMMA_NUMBER.fullmatch(cell.strip()) else cell for cell in cells]
+
+
+def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]:
+    """The time of each row; None where there is none."""
+    cells = [row[time].strip() for row in rows]
+    distinct = list(dict.fromkeys(filter(None, cells)))
+    known = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
+    return [known.get(cell) for cell in cells]
+
+
+def comes_and_goes(column: str, names: list[str], moments: list[int | None], rows: list[TableRow]) -> bool:
+    """Whether values return after others, or most occur only once, within the series that the other columns name: the
+    weather or a remark, not the name of a series. A column without which a series has several rows for one time is such
+    a name.
+    """
+    if column.casefold().replace(" ", "_") in ID_COLUMNS:
+        return False
+    others = [name for name in names if name != column]
+    series: dict[tuple[str, ...], dict[int, str]] = {}
+    for moment, row in zip(moments, rows):
+        found = series.setdefault(tuple(row[name] for name in others), {})
+        if moment is None or moment in found:
+            return False
+        found[moment] = row[column]
+    ordered = [[found[moment] for moment in sorted(found)] for found in series.values()]
+    return any(
+        sum(one != other for one, other in pairwise(found)) >= len(set(found)) or 2 < len(found) < 2 * len(set(found))
+        for found in ordered
+    )
+
+
+def follows_the_calendar(sample: ColumnSample) -> bool:
+    """The day of the week and the like, which nobody has to forecast."""
+    named = sample.name.casefold().replace(" ", "_").replace("-", "_") in CALENDAR_COLUMNS
+    return named and sample.is_numeric and all(float(cell).is_integer() for cell in sample.values)
+
+
+def counts_rows(sample: ColumnSample) -> bool:
+    """The index of a data frame: a column without a name, or with one such as No, that counts from 0 or 1 on, perhaps
+    again for each series.
+    """
+    if not ROW_NUMBERS.fullmatch(sample.name) or sample.values[:1] not in (["0"], ["1"]):
+        return False
+    return all(
+        other == str(int(one) + 1) or other == sample.values[0]
+        for one, other in pairwise(sample.values)
+        if one.isdigit()
+    )
+
+
+def find_time(samples: list[ColumnSample]) -> str | None:
+    """A column of dates by its content, else one of whole numbers by its name."""
+    dates = [sample.name for sample in samples if sample.values and all(map(is_time, sample.values[:50]))]
+    named = named_column(dates, "", TIME_COLUMNS, "") if dates else None
+    numbers = [sample.name for sample in samples if sample.is_numeric]
+    return named or (dates[0] if dates else named_column(numbers, "", TIME_COLUMNS, ""))
+
+
+def names_series(sample: ColumnSample) -> bool:
+    """Words; or whatever is not a measurement, in a column with the name of one of names."""
+    if sample.name.casefold().replace(" ", "_") in ID_COLUMNS or ID_ENDING.fullmatch(sample.name.replace(" ", "_")):
+        return bool(sample.values) and (not sample.is_numeric or all(float(one).is_integer() for one in sample.values))
+    return not holds_numbers(sample)
+
+
+def holds_numbers(sample: ColumnSample) -> bool:
+    """Most cells are numbers or missing: a word among them is a mistake, which has to be told."""
+    given = [value for value in sample.values if value.strip().casefold() not in MISSING]
+    return not given or 2 * sum(map(is_number, given)) > len(given)

@@ -1,0 +1,73 @@
+"""Times that are almost equal steps apart, read as if they were: a sensor's clock, weeks on changing days."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency
+
+ROUND_STEPS = np.array(
+    [
+        *(1000 * count for count in (1, 2, 5, 10, 15, 20, 30)),
+        *(MINUTE * count for count in (1, 2, 3, 5, 6, 10, 12, 15, 20, 30)),
+        *(HOUR * count for count in (1, 2, 3, 4, 6, 8, 12)),
+        DAY,
+    ]
+)
+TOLERANCE = 0.2
+"""Of a step, how far a time may be from its place."""
+
+
+def even_times(times: np.ndarray, series: np.ndarray, wanted: Frequency | None, notes: list[str]) -> np.ndarray:
+    """The times, sorted within each series, on weeks or equal steps if they are almost so; `notes` tell it."""
+    steps = np.diff(times)[np.diff(series) == 0]
+    if not len(steps) or steps.min() <= 0 or (wanted and (wanted.unit != "ms" or wanted.without)):
+        return times
+    sizes, counts = np.unique(steps, return_counts=True)
+    usual = int(sizes[counts.argmax()])
+    if usual >= 28 * DAY or not (steps % (wanted.step if wanted else usual)).any():
+        return times
+    if usual == 7 * DAY and not (steps % DAY).any() and (found := whole_weeks(times, series)) is not None:
+        notes.append("weeks are on different days: they are read as on the last of these")
+        return found
+    step = wanted.step if wanted else round_step(float(np.median(steps)))
+    found = rounded(times, step) if step else times
+    if found is times or (np.diff(found)[np.diff(series) == 0] <= 0).any():
+        return times
+    notes.append(f"times are rounded to steps of {Frequency(step)}")
+    return found
+
+
+def whole_weeks(times: np.ndarray, series: np.ndarray) -> np.ndarray | None:
+    """Times with one day of the week, the last one, if there are weeks of which each has at most one time of a series:
+    of those that begin on some day, the ones with the fewest gaps.
+    """
+    days, within = times // DAY, np.diff(series) == 0
+    weeks = [(days - first) // 7 for first in range(7)]
+    steps = [np.diff(week)[within] for week in weeks]
+    gaps = [int(step.sum()) if step.min() > 0 else None for step in steps]
+    known = [gap for gap in gaps if gap is not None]
+    if not known:
+        return None
+    first = gaps.index(min(known))
+    offset = (days[times.argmax()] - first) % 7
+    return (7 * weeks[first] + first + offset) * DAY + times % DAY
+
+
+def round_step(step: float) -> int:
+    """The usual step that is nearly this one; 0 if there is none."""
+    nearest = int(ROUND_STEPS[np.abs(ROUND_STEPS - step).argmin()])
+    return nearest if abs(step - nearest) <= TOLERANCE / 2 * nearest else 0
+
+
+def rounded(times: np.ndarray, step: int) -> np.ndarray:
+    """Times at the nearest whole step, or at a 24th of a step after it that fits better; the same array if some are far
+    from it.
+    """
+    angle = 2 * np.pi * (times % step) / step
+    phase = round(float(np.angle(np.exp(1j * angle).mean())) * 24 / (2 * np.pi)) * (step // 24)
+    for shift in (0, phase):
+        error = (times - shift + step // 2) % step - step // 2
+        if np.abs(error).max() <= TOLERANCE * step:
+            return times - error
+    return times
