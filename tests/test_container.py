@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from allmlp.cli import app
+from allmlp.cli import app, main
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "Dockerfile").read_text(encoding="utf8").replace("\\\n", "")
@@ -52,6 +54,19 @@ def test_its_commands_are_understood() -> None:
     given = commands[name].make_context(name, words).params
     assert program == "allmlp" and given["host"] == "0.0.0.0" and str(given["port"]) == values("serve", "EXPOSE")[0]
     assert json.loads(values("train", "ENTRYPOINT")[0]) == ["allmlp"]
+
+
+def test_it_can_be_stopped_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As process 1, to which a signal without a handler does nothing."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    try:
+        with pytest.raises(SystemExit, match="^0$"):
+            main(["--version"])
+        with pytest.raises(SystemExit, match="^143$"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("status", [200, 503])
