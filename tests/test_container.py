@@ -61,9 +61,9 @@ def test_it_can_be_stopped_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> N
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(os, "getpid", lambda: 1)
     try:
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             main(["--version"])
-        with pytest.raises(SystemExit, match="^143$"):
+        with pytest.raises(SystemExit, match=r"^143$"):
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
