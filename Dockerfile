@@ -22,7 +22,7 @@ COPY src src
 COPY weights weights
 RUN ALLMLP_COMMIT="$COMMIT" /opt/allmlp/bin/pip install --no-build-isolation -c constraints.txt '.[train,analysis,serve]'
 
-# The root file system may be read-only: caches go to /tmp (--tmpfs /tmp), runs to /work/runs (--volume .:/work).
+# The root file system may be read-only: caches and compiled code go to /tmp (--tmpfs /tmp:exec), runs to /work/runs (--volume .:/work).
 FROM $BASE AS base
 ARG VARIANT=cpu
 # Triton calls a C compiler, torch.compile a C++ compiler.
