@@ -108,7 +108,8 @@ class RunLog:
                 left = format_duration(self.seconds_left(self.step))
                 self.message(f"train step {self.position(self.step)}  left {left}")
             else:
-                self.message(f"train step {self.position(self.step)}  the first step has taken {now - began:.0f} s so far")
+                taken = f"the first step has taken {now - began:.0f} s so far"
+                self.message(f"train step {self.position(self.step)}  {taken}")
 
     def __enter__(self) -> Self:
         if self.bar is not None:
