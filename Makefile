@@ -52,7 +52,7 @@ docs: .venv/.dev
 # Without torch, whose CPU wheel has another hash than the plain one, and the CUDA libraries that the plain one asks for;
 # with the other packages that torch asks for, and with what builds this one.
 UV ?= uv
-COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate \
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 --no-emit-index-url -c constraints.txt --overrides build/without.txt pyproject.toml build/also.txt
 lock:
 	mkdir -p build

@@ -71,7 +71,7 @@ BELOW = {
     "threads": {"errors", "files"},
     "whitening": {"errors", "spec", "layers", "models", "data", "tasks"},
     "meter": {"device", "tasks"},
-    "compilation": {"layers", "models", "tasks"},
+    "compilation": {"device", "errors", "kernels", "layers", "models", "tasks"},
     "train_step": {"cuda_graph", "ema", "errors", "parallel", "tasks"},
     "pace": {"device", "errors", "files", "parallel"},
     "best": {"ema", "models"},

@@ -241,6 +241,7 @@ def test_format_spec_is_code_in_short_lines() -> None:
         ("model.head.classes", "num_classes"),
         ("model.block.channel.mlp_dim", "hidden"),
         ("model.blok", "block"),
+        ("block.token", "model.block.token"),
     ],
 )
 def test_former_names_and_other_libraries_words_are_understood(path: str, meant: str) -> None:

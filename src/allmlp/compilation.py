@@ -18,6 +18,9 @@ from typing import Any, Literal
 
 import torch
 
+from allmlp.device import has_cpp_compiler
+from allmlp.errors import UserError
+from allmlp.kernels import HAS_TRITON
 from allmlp.layers.block import BlockLayer
 from allmlp.layers.scale import DropPathLayer
 from allmlp.models.encoder import EncoderModel
@@ -29,11 +32,24 @@ GRAPHS_PER_STAGE = 8
 """For training and evaluation, with batches of several sizes: torch's own limit for a stack."""
 
 
+def check_compilers(device: torch.device) -> None:
+    needed = None
+    if device.type == "cpu" and not has_cpp_compiler():
+        needed = "a C++ compiler (g++) on a CPU"
+    elif device.type == "cuda" and not HAS_TRITON:
+        needed = "Triton and a C compiler (gcc) on a GPU"
+    if needed:
+        raise UserError(f"torch.compile needs {needed}: install what is missing, or add --set compile=false")
+
+
 def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool = False) -> None:
     """Compile the loss of `task`; with `cuda_graphs` PyTorch replays the compiled parts as CUDA graphs.
 
     Models without a stack of equal blocks, such as those of other packages, are compiled as a whole.
     """
+    device = next(task.parameters()).device
+    if BACKEND == "inductor":
+        check_compilers(device)
     options: dict[str, Any] = {"backend": BACKEND, "dynamic": False}
     if BACKEND == "inductor" and cuda_graphs:
         options["mode"] = "reduce-overhead"
@@ -44,7 +60,7 @@ def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool 
     limits.recompile_limit = max(limits.recompile_limit, GRAPHS_PER_STAGE * stages)
     for layer in modules:
         if isinstance(layer, DropPathLayer):
-            layer.rate_as_tensor(next(task.parameters()).device)
+            layer.rate_as_tensor(device)
     # The function of the class and not the methods of the instances, so that all blocks share one cache of graphs.
     block_forward = torch.compile(BlockLayer.forward, **options)
     for stack in modules:

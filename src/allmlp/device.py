@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import torch
 
@@ -37,6 +38,11 @@ def count_devices(kind: str) -> int:
         return int(torch.backends.mps.is_available())
     module = getattr(torch, kind)
     return module.device_count() if module.is_available() else 0
+
+
+def has_cpp_compiler() -> bool:
+    """Whether there is what torch.compile calls on a CPU."""
+    return any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "c++", "clang++", "cl")))
 
 
 def default_dtype(device: torch.device) -> torch.dtype:

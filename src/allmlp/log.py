@@ -98,16 +98,18 @@ class RunLog:
 
     def fill_silence(self) -> None:
         """In a thread of its own: a line where nothing has been shown for a while."""
+        began = time.monotonic()
         while not self.ended.wait(0.5):
-            silent = time.monotonic() - self.spoken
-            if silent < self.silence:
+            now = time.monotonic()
+            if now - self.spoken < self.silence:
                 continue
             self.silence = LATER_SILENCE
             if self.step > self.start:
                 left = format_duration(self.seconds_left(self.step))
                 self.message(f"train step {self.position(self.step)}  left {left}")
             else:
-                self.message(f"train step {self.position(self.step)}  the first step has taken {silent:.0f} s so far")
+                taken = f"the first step has taken {now - began:.0f} s so far"
+                self.message(f"train step {self.position(self.step)}  {taken}")
 
     def __enter__(self) -> Self:
         if self.bar is not None:

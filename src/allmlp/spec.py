@@ -291,7 +291,10 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
     head, _, rest = path.partition(".")
     known = hints(type(spec))
     if head not in known:
-        hint = did_you_mean(path, known) or did_you_mean(head, known)
+        parts = {name: part for name in known if isinstance(part := getattr(spec, name), Spec)}
+        within = [repr(f"{name}.{path}") for name, part in parts.items() if head in hints(type(part))]
+        deeper = f"; did you mean {' or '.join(within)}?" if within else ""
+        hint = did_you_mean(path, known) or deeper or did_you_mean(head, known)
         raise UserError(f"unknown {type(spec).__name__} field {head!r}{hint}")
     hint = known[head]
     if not rest:

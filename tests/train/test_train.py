@@ -412,6 +412,16 @@ def test_the_ninth_run_of_a_process_is_compiled(tmp_path: Path, monkeypatch: pyt
         assert counter.frame_count > before, f"run {number + 1} was not compiled"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_compiling_without_a_compiler_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in many images of containers; a message in place of Inductor's traceback in the first step."""
+    monkeypatch.setattr(compilation, "has_cpp_compiler", lambda: False)
+    monkeypatch.setattr(compilation, "HAS_TRITON", False)
+    with pytest.raises(allmlp.UserError, match=r"compiler \(g.* --set compile=false"):
+        compilation.check_compilers(torch.device(device))
+    compilation.check_compilers(torch.device("mps"))
+
+
 def compiled_graphs(depth: int, region: compilation.Region, checkpointing: bool, patch: pytest.MonkeyPatch) -> int:
     """Graphs that a training step compiles for a stack in which every block has another drop-path rate."""
     torch.compiler.reset()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -110,6 +111,8 @@ def main(arguments: list[str] | None = None) -> Any:
     for stream in (sys.stdout, sys.stderr):  # names of files need not be text that the terminal can show
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if os.getpid() == 1:  # in a container, where the kernel ignores signals that process 1 does not handle
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # About images that are large, which we refuse ourselves, or have damaged metadata, which we do not read.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from allmlp.device import has_cpp_compiler
 from allmlp.errors import UserError, one_line
 from allmlp.export.graphs import ExportGraph
 from allmlp.export.program import as_tuple, quiet, trace
 
 
 def write_package(graph: ExportGraph, file: Path, settings: Mapping[str, str]) -> None:
-    if not any(map(shutil.which, ("g++", "c++", "clang++"))):
+    if not has_cpp_compiler():
         raise UserError("compiling ahead of time needs a C++ compiler (g++); without --aot a .pt2 file needs none")
     from torch._inductor import aoti_compile_and_package
 

@@ -9,13 +9,13 @@ eager       the model as it is
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import torch
 
+from allmlp.device import has_cpp_compiler
 from allmlp.kernels import HAS_TRITON, has_old_triton
 
 Engine = Literal["kernels", "fused", "compiled", "onnx", "eager"]
@@ -28,6 +28,7 @@ class Capabilities(NamedTuple):
     """Compute capability of a CUDA GPU."""
     amd: bool = False
     triton: bool = False
+    """Whether it is installed, with the C compiler that it calls."""
     old_triton: bool = False
     """Whether it is older than our kernels."""
     compiler: bool = False
@@ -40,8 +41,8 @@ class Capabilities(NamedTuple):
         if device.type == "cuda":
             compute = torch.cuda.get_device_capability(device)
             return cls("cuda", compute, torch.version.hip is not None, HAS_TRITON, has_old_triton())
-        compiler = any(map(shutil.which, ("g++", "c++", "clang++")))
-        return cls(device.type, compiler=compiler, onnx=all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))))
+        onnx = all(map(find_spec, ("onnx", "onnxscript", "onnxruntime")))
+        return cls(device.type, compiler=has_cpp_compiler(), onnx=onnx)
 
 
 class Rule(NamedTuple):
@@ -54,7 +55,7 @@ class Rule(NamedTuple):
 RULES = (
     Rule(lambda c: c.device == "cpu", ("fused", "eager", "compiled", "onnx"), "the blocks are fused for a CPU"),
     Rule(lambda c: c.device != "cuda", ("eager",), "there are no kernels for this kind of device"),
-    Rule(lambda c: not c.triton, ("eager",), "Triton, which kernels and torch.compile need, is not installed"),
+    Rule(lambda c: not c.triton, ("eager",), "kernels and torch.compile need Triton and a C compiler (gcc)"),
     Rule(lambda c: c.amd, ("compiled", "eager"), "the kernels have instructions of NVIDIA GPUs"),
     Rule(lambda c: c.old_triton, ("compiled", "eager"), "the kernels need Triton 3.6 or newer"),
     Rule(lambda c: c.compute < (8, 0), ("compiled", "eager"), "the kernels need a GPU of compute capability 8.0"),

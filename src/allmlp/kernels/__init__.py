@@ -6,6 +6,9 @@ made of the kernels activation and row_sum.
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -18,7 +21,9 @@ from allmlp.kernels.activation.reference import ActivationName
 
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 """Those that the kernels compute."""
-HAS_TRITON = find_spec("triton") is not None
+HAS_C_COMPILER = sys.platform != "linux" or any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang")))
+"""Triton for Linux calls one to launch its kernels; images of containers often have none."""
+HAS_TRITON = find_spec("triton") is not None and HAS_C_COMPILER
 OLDEST_TRITON = (3, 6)
 """The oldest version that our kernels are run with."""
 GLUON_VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
