@@ -96,10 +96,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     write_preprocessing(tmp_path / "a", inputs)
     with pytest.raises(SystemExit) as end:
         main(["prune", str(tmp_path / "a"), str(tmp_path / "b"), "--fraction", "0.5"])
-    assert end.value.code == 0 and "50% of every token-mixing matrix is zero" in capsys.readouterr().out
+    count = sum(matrix.numel() for matrix in token_matrices(allmlp.load(tmp_path / "a")).values())
+    assert end.value.code == 0
+    assert f"{count // 2:,} of {count:,} token-mixing weights are left" in capsys.readouterr().out
     assert read_preprocessing(tmp_path / "b") == inputs
     zeros = [(matrix == 0).float().mean().item() for matrix in token_matrices(allmlp.load(tmp_path / "b")).values()]
     assert zeros == [0.5] * len(zeros)
+    with pytest.raises(SystemExit):
+        main(["prune", str(tmp_path / "b"), str(tmp_path / "c"), "--fraction", "0.5"])
+    assert f"{count // 4:,} of {count // 2:,} token-mixing weights are left" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,9 @@ def test_a_part_of_a_folder_has_all_classes(tmp_path: Path) -> None:
             image.new("RGB", (8, 8)).save(tmp_path / split / name / f"{number}.png")
     data = ImageFolder(str(tmp_path), img_size=(8, 8))
     assert load_test_images(to_json(data), 4).labels.tolist() == [0, 0, 1, 1]
-    assert len(load_test_images(to_json(data), 99).labels) == 12
+    assert len(load_test_images(to_json(data), 99, ("a", "b")).labels) == 12
+    with pytest.raises(allmlp.UserError, match="other classes than the model, or in another order"):
+        load_test_images(to_json(data), 99, ("b", "a"))
 
 
 def test_a_regression_has_no_accuracy_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -613,6 +613,27 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[in
     return int(caught.value.code or 0), output.out, output.err
 
 
+def test_the_table_leaves_the_runs_of_another_process_alone(fake: Path, tmp_path: Path) -> None:
+    at_work = tmp_path / "out" / "runs" / "final-vit--0"
+    at_work.mkdir(parents=True)
+    work(small(), tmp_path / "out", minutes=0)
+    assert at_work.is_dir()
+    work(small(), tmp_path / "out")
+    assert not at_work.exists(), "what was left by a process that was killed is removed"
+
+
+def test_what_is_left_in_chosen_rows(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ("digits", "--seeds", "1", "--rows", "vit")
+    code, out, err = run_command(capsys, *few, "--minutes", "0")
+    assert code == 0 and out == "study digits: 0 of 9 runs done, 9 left, 3 in the rows of --rows\n", err
+    code, out, err = run_command(capsys, *few)
+    assert code == 0, err
+    assert out.splitlines()[-1] == "study digits: 3 of 9 runs done, 6 left, none in the rows of --rows"
+
+
 @pytest.mark.slow
 def test_command(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -637,6 +658,7 @@ def test_command(
         ((), "--list"),
         (("digits", "--sweep", "optim.lr=1,2"), "--sweep"),
         (("digits_vit", "--sweep", "optim.lr=1,,2"), "FIELD=A,B,C"),
+        (("digits_vit", "--val-size", "90"), "--sweep"),
         (("cifar10", "--jobs", "2"), "one at a time"),
     ):
         code, _, err = run_command(capsys, *wrong)

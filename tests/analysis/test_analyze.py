@@ -7,6 +7,7 @@ import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -250,6 +251,32 @@ def test_images_without_a_near_one_have_no_neighbors(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("without_figures")
+def test_references_are_those_of_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Independent weights are at chance and reach as far as equal ones in every stage, whatever its grid."""
+    charts: list[figures.Chart] = []
+    by_depth = figures.by_depth
+
+    def watched(drawn: list[figures.Chart], title: str, xlabel: str) -> Any:
+        charts.extend(drawn if title.startswith("Locality") else [])
+        return by_depth(drawn, title, xlabel)
+
+    monkeypatch.setattr(figures, "by_depth", watched)
+    result = analyze(load_target("resmlp_staged_micro"), tmp_path)
+    texts = {section.name: section.text for section in result.sections}
+    assert texts["matrices"] == "13 matrices over 256 or 64 or 16 tokens"
+    assert texts["locality"].endswith("(chance 0.01 to 0.19)")
+    _, (model, equal) = (chart.series for chart in charts)
+    assert list(equal.ys) == pytest.approx(list(model.ys), rel=0.15)
+
+
+def test_the_middle_of_a_centered_heatmap_is_zero() -> None:
+    panels = [figures.Panel("a", torch.randn(3, 5)), figures.Panel("b", torch.randn(1, 3))]
+    figure = figures.heatmaps(panels, figures.FigureText("", "", "", ""), centered=True)
+    assert [axes.images[0].get_extent() for axes in figure.axes[:2]] == [[-2.5, 2.5, 1.5, -1.5], [-1.5, 1.5, 0.5, -0.5]]
+    plain = figures.heatmaps(panels, figures.FigureText("", "", "", ""))
+    assert plain.axes[0].images[0].get_extent() == [-0.5, 4.5, 2.5, -0.5]
+
+
 def test_a_second_analysis_removes_the_files_of_the_first(tmp_path: Path) -> None:
     analyze_tiny("resmlp_s12", tmp_path)
     (tmp_path / "mine.txt").write_text("kept")

@@ -25,10 +25,27 @@ from allmlp.analysis.attention_maps import (
     rollout,
     text_input,
 )
-from allmlp.analysis.target import load_target
+from allmlp.analysis.target import AnalysisTarget, load_target
+from allmlp.analysis.token_filters import distances
 from allmlp.cli import main
-from allmlp.layers import Attention, Context, CrossAttention, Init, RelativePositionBias, RotaryPositions, TinyAttention
+from allmlp.layers import (
+    Attention,
+    Block,
+    ChannelMlp,
+    ClassifierHead,
+    Context,
+    CrossAttention,
+    Init,
+    MeanPool,
+    PatchEmbed,
+    PatchMerge,
+    RelativePositionBias,
+    RotaryPositions,
+    Stage,
+    TinyAttention,
+)
 from allmlp.layers.context import BuildContext
+from allmlp.models.encoder import Encoder
 from serve.folders import text_folder
 from tiny import TINY_SPECS, randomize, tiny_model
 
@@ -191,3 +208,28 @@ def test_equal_weights_of_a_causal_model(monkeypatch: pytest.MonkeyPatch) -> Non
     for chart in drawn:
         heads, equal = chart.series
         assert list(heads.ys) == pytest.approx(list(equal.ys)), chart.title
+
+
+def test_every_stage_has_a_grid_of_its_own(tmp_path: Path) -> None:
+    """Attention of equal weights over 4 x 4 patches, then over 2 x 2."""
+    stem = PatchEmbed((8, 8), (2, 2))
+    stages = (Stage(8, 2, Block(Attention(2), channel=ChannelMlp(8)), PatchMerge()),)
+    spec = Encoder(8, 1, stages[0].block, stem, pool=MeanPool(), head=ClassifierHead(3), stages=stages)
+    model = spec.build().eval()
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.token.mix.qkv.weight)
+    result = analyze(AnalysisTarget("staged", model, True), tmp_path)
+    with open(tmp_path / "attention.csv", encoding="utf8") as file:
+        rows = [row for row in csv.DictReader(file) if row["head"] == "0"]
+    distance = [float(row["distance"]) for row in rows]
+    expected = [float(distances(side * side, (side, side)).mean()) for side in (4, 2, 2)]
+    assert distance == pytest.approx(expected, rel=1e-5)
+    assert [float(row["entropy"]) for row in rows] == pytest.approx([math.log(16), math.log(4), math.log(4)], rel=1e-5)
+    (section,) = (section for section in result.sections if section.name == "attention")
+    assert "entropy 2.77 to 1.39 nats" in section.text and "equal weights 2.77 to 1.39" in section.text
+
+
+def test_attention_without_weights_to_show_is_named(tmp_path: Path) -> None:
+    result = analyze(load_target("cait_nano"), tmp_path)
+    (section,) = (section for section in result.sections if section.name == "attention")
+    assert section.text == "not known for TalkingHeadsLayer, ClassAttentionGather, which has no attention_weights"

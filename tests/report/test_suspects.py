@@ -13,6 +13,7 @@ from allmlp.cli import main
 from allmlp.data.dataset import Data, ImageDataset, InMemory
 from allmlp.errors import UserError
 from allmlp.head_init import Features
+from allmlp.report.page import write
 from allmlp.report.suspects import FOLDS, find_suspects, folds, out_of_fold, suspects
 from allmlp.run import Budget
 from allmlp.tasks.classify import Classify
@@ -67,6 +68,17 @@ def test_without_a_start_the_trained_model_is_used(tmp_path: Path, monkeypatch: 
     assert "by heart" in found.about and "do not tell the classes apart" in found.about and found.count == 0
     gone = read_run(folder).replace(init_from=str(tmp_path / "gone"))
     assert "by heart" in find_suspects(gone, folder, torch.device("cpu")).about
+
+
+def test_a_search_that_fails_leaves_the_rest_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jinja2")
+    folder, out = trained(tmp_path / "a"), tmp_path / "report.html"
+    monkeypatch.setattr("allmlp.report.suspects.FOLDS", 100)
+    write([folder], out, suspect_labels=True, device="cpu")
+    assert "Not searched: --suspect-labels needs at least 200 different examples" in out.read_text()
+    assert "Confusion matrix, calibration and mistakes:" not in out.read_text()
+    with pytest.raises(UserError, match="--examples 0"):
+        write([folder], out, examples=0, suspect_labels=True, device="cpu")
 
 
 def gaussians(count: int, classes: int = 3) -> Features:

@@ -28,8 +28,10 @@ from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.target import AnalysisTarget, NamedImages
 from allmlp.analysis.toeplitz import Grid
 from allmlp.analysis.token_filters import evenly_spaced, token_weights
+from allmlp.layers.token_roles import token_parameters
 from allmlp.models.encoder import Encoder
 from allmlp.models.external import ExternalModel
+from allmlp.models.grid import stage_number
 from allmlp.models.model import ModelSpec
 
 LAYERS, HEADS, SIDE = 24, 16, 48
@@ -59,7 +61,9 @@ def attention_section(
     if isinstance(model, ExternalModel):
         return Section("attention", "not known for a network of another package")
     if not attention_layers(model):
-        return Section("attention", "the model has no attention")
+        unknown = dict.fromkeys(type(one.layer).__name__ for one in token_parameters(model) if one.role == "attention")
+        text = f"not known for {', '.join(unknown)}, which has no attention_weights"
+        return Section("attention", text if unknown else "the model has no attention")
     if images is not None:
         inputs, read = [(target.normalize(images.pixels),)], f"{len(images.pixels)} images"
     elif texts:
@@ -70,33 +74,29 @@ def attention_section(
             inputs, read = [model.dummy_inputs()], "one random input"
         read += "; give texts as arguments" if target.tokenizer else ""
     found = [attention_maps(model, *one) for one in inputs]
-    grid = patch_grid(model.spec)
-    rows = head_statistics(found, grid)
+    rows = head_statistics(found, model.spec)
     about = (
         "entropy: of the weights of a query, in nats, mean over queries and inputs; largest_entropy: that of equal "
         "weights. distance: mean distance attended to, in tokens or patches."
     )
     output.table("attention", HeadStatistics._fields, rows, f"{about} Input: {read}.")
-    draw_depth(output, rows, found[0], grid, read)
-    draw_heads(output, found[0], grid, model.spec)
-    mixed = [one.weights for one in found[0] if one.branch == "token" and one.stack != "decoder"]
-    if mixed and not any(token_weights(model)) and len({weights.shape for weights in mixed}) == 1:
-        draw_rollout(output, rollout(mixed), grid, model.spec, images, texts)
+    draw_depth(output, rows, found[0], model.spec, read)
+    draw_heads(output, found[0], model.spec)
+    mixed = [one for one in found[0] if one.branch == "token" and one.stack != "decoder"]
+    if mixed and not any(token_weights(model)) and len({one.weights.shape for one in mixed}) == 1:
+        rolled = rollout([one.weights for one in mixed])
+        draw_rollout(output, rolled, patch_grid(mixed[0], model.spec), model.spec, images, texts)
     if texts and texts[0].predicted:
         draw_alignment(output, [alignment(maps)[0] for maps in found], texts)
     return output.section("attention", f"{summary(rows)} ({read})")
 
 
-def patch_grid(spec: ModelSpec) -> Grid | None:
-    return spec.build_contexts[0].grid if isinstance(spec, Encoder) else None
+def patch_grid(one: AttentionMap, spec: ModelSpec | None) -> Grid | None:
+    """The patches over which a layer attends, in the grid of its stage; class tokens are before them."""
+    return spec.build_contexts[stage_number(spec, one.name)].grid if isinstance(spec, Encoder) else None
 
 
-def on_patches(weights: Tensor, grid: Grid | None) -> Grid | None:
-    """The grid, if the keys are its patches and perhaps class tokens before them."""
-    return grid if grid is not None and weights.shape[-1] >= grid[0] * grid[1] else None
-
-
-def head_statistics(found: Sequence[list[AttentionMap]], grid: Grid | None) -> list[HeadStatistics]:
+def head_statistics(found: Sequence[list[AttentionMap]], spec: ModelSpec | None) -> list[HeadStatistics]:
     rows = []
     for same in zip(*found):  # one layer for every input
         weights = [one.weights for one in same]
@@ -104,7 +104,8 @@ def head_statistics(found: Sequence[list[AttentionMap]], grid: Grid | None) -> l
         largest = sum(map(largest_entropy, weights)) / len(weights)
         far: list[float | None] = [None] * len(entropies)
         if same[0].branch != "cross":
-            far = list(torch.stack([mean_distance(one, on_patches(one, grid)) for one in weights]).mean(0).tolist())
+            grid = patch_grid(same[0], spec)
+            far = list(torch.stack([mean_distance(one, grid) for one in weights]).mean(0).tolist())
         name, stack, block, kind, _ = same[0]
         for head, (one, distance) in enumerate(zip(entropies, far)):
             rows.append(HeadStatistics(name, stack, block, kind, head, one, largest, distance))
@@ -118,7 +119,7 @@ def layer_label(one: AttentionMap) -> str:
 
 
 def draw_depth(
-    output: OutputFolder, rows: list[HeadStatistics], maps: list[AttentionMap], grid: Grid | None, read: str
+    output: OutputFolder, rows: list[HeadStatistics], maps: list[AttentionMap], spec: ModelSpec | None, read: str
 ) -> None:
     """Entropy and distance of the heads, block by block."""
     kinds = dict.fromkeys((row.stack, row.branch) for row in rows)
@@ -134,36 +135,36 @@ def draw_depth(
         return Series(label, list(values), [sum(v) / len(v) for v in lines], ([*map(min, lines)], [*map(max, lines)]))
 
     blocks = sorted({row.block or 0 for row in rows})
-    equal = Series("equal weights", blocks, [rows[0].largest_entropy] * len(blocks), dashed=True)
+    largest = {row.block or 0: row.largest_entropy for row in reversed(rows)}  # of the first one of each block
+    equal = Series("equal weights", blocks, [largest[block] for block in blocks], dashed=True)
     entropies = [series(stack, kind, "entropy") for stack, kind in kinds]
     charts = [Chart("Entropy, shaded from smallest to largest head", "nats", [*entropies, equal])]
     own = [pair for pair in kinds if pair[1] != "cross"]
     if own:
-        weights = next(one.weights for one in maps if one.branch != "cross")
-        patches = on_patches(weights, grid)
+        first = {one.block or 0: one for one in reversed(maps) if one.branch != "cross"}  # of each block
         # Of a causal model, over the tokens that each one may see.
-        equal_distance = float(mean_distance((weights > 0).double(), patches).mean())
-        uniform = Series("equal weights", blocks, [equal_distance] * len(blocks), dashed=True)
+        equals = [mean_distance((one.weights > 0).double(), patch_grid(one, spec)).mean() for one in first.values()]
+        uniform = Series("equal weights", [*first], [float(one) for one in equals], dashed=True)
         far = [series(stack, kind, "distance") for stack, kind in own]
-        unit = "patches" if patches else "tokens"
+        unit = "patches" if patch_grid(maps[0], spec) else "tokens"
         charts.append(
             Chart("Distance, shaded from nearest to farthest head", f"mean distance ({unit})", [*far, uniform])
         )
     output.figure("attention", figures.by_depth(charts, f"Attention by depth ({read})", "block"))
 
 
-def draw_heads(output: OutputFolder, maps: list[AttentionMap], grid: Grid | None, spec: ModelSpec) -> None:
+def draw_heads(output: OutputFolder, maps: list[AttentionMap], spec: ModelSpec) -> None:
     """The maps of every head for the first input."""
     panels = []
     for one in [maps[index] for index in evenly_spaced(len(maps), LAYERS)]:
         heads = one.weights[0, evenly_spaced(one.weights.shape[1], HEADS)].float().cpu()
-        patches = on_patches(heads, grid)
-        if patches:
-            heads = read_by_output(heads, spec)[:, -patches[0] * patches[1] :].unflatten(1, patches)
+        grid = patch_grid(one, spec)
+        if grid:
+            heads = read_by_output(heads, spec)[:, -grid[0] * grid[1] :].unflatten(1, grid)
         elif max(heads.shape[1:]) > SIDE:
             heads = adaptive_avg_pool2d(heads, (min(heads.shape[1], SIDE), min(heads.shape[2], SIDE)))
         panels.append(Panel(layer_label(one), heads, across=math.ceil(math.sqrt(len(heads)))))
-    if grid:
+    if patch_grid(maps[0], spec):
         what, axes = (
             "where the output looks: the row of the class token, or the mean over all patches",
             ("patch column", "patch row"),
@@ -240,5 +241,6 @@ def summary(rows: list[HeadStatistics]) -> str:
 
     own = [row for row in rows if row.branch != "cross"]
     text = f"entropy {span(rows, 'entropy')} nats from the first to the last block"
-    text += f" (equal weights {rows[0].largest_entropy:.2f})"
+    equal = " to ".join(dict.fromkeys(span(rows, "largest_entropy").split(" to ")))
+    text += f" (equal weights {equal})"
     return f"{text}, distance {span(own, 'distance')}" if own else text

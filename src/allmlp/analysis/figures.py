@@ -155,22 +155,21 @@ def mosaic(tiles: Tensor, across: int) -> np.ndarray:
 
 
 @styled
-def heatmaps(
-    layers: Sequence[Panel], text: FigureText, extent: tuple[float, float, float, float] | None = None
-) -> Figure:
-    """Matrices, each scaled by its own largest weight; `extent` is left, right, bottom, top of the axes."""
+def heatmaps(layers: Sequence[Panel], text: FigureText, centered: bool = False) -> Figure:
+    """Matrices, each scaled by its own largest weight; the axes count from 0, or from the middle if `centered`."""
     shape = min(max(layers[0].values.shape[0] / layers[0].values.shape[1], 0.4), 1.6)
     drawn = axes_grid(len(layers), text, 1.5, 1.5 * shape)
     for number, (axes, layer) in enumerate(zip(drawn.axes, layers)):
         limit = float(layer.values.abs().max()) or 1.0
         matrix = shrink(layer.values).numpy()
         rows, columns = layer.values.shape
-        limits = extent or (-0.5, columns - 0.5, rows - 0.5, -0.5)
+        right, down = (columns / 2, rows / 2) if centered else (columns - 0.5, rows - 0.5)
+        limits = (right - columns, right, down, down - rows)
         axes.imshow(
             matrix / limit, cmap=WEIGHTS, vmin=-1, vmax=1, interpolation="nearest", aspect="auto", extent=limits
         )
         axes.set_title(f"{layer.title}\n|w| $\\leq$ {limit:.2g}", pad=3, size=7, linespacing=1.1)
-        outer_ticks(axes, number, len(layers), drawn.columns)
+        outer_ticks(axes, number, layers, drawn.columns)
     return drawn.figure
 
 
@@ -212,13 +211,15 @@ def shrink(matrix: Tensor) -> Tensor:
     return matrix if (rows, columns) == tuple(matrix.shape) else adaptive_avg_pool2d(matrix[None], (rows, columns))[0]
 
 
-def outer_ticks(axes: Axes, number: int, count: int, columns: int) -> None:
-    """Tick labels at the left and the lower edge of the figure only."""
+def outer_ticks(axes: Axes, number: int, layers: Sequence[Panel], columns: int) -> None:
+    """Tick labels at the left and the lower edge of the figure only, unless the layers differ in size (stages)."""
     axes.locator_params(nbins=3, integer=True)
     axes.tick_params(labelsize=6, length=2, pad=1.5)
+    if len({layer.values.shape for layer in layers}) > 1:
+        return
     if number % columns:
         axes.set_yticklabels([])
-    if number + columns < count:
+    if number + columns < len(layers):
         axes.set_xticklabels([])
 
 
@@ -236,7 +237,7 @@ def filter_lines(layers: Sequence[Panel], text: FigureText, directions: bool) ->
         axes.set_ylim(-1.1, 1.1)
         axes.set_xlim(-half, half)
         axes.set_title(layer.title, pad=2, size=7)
-        outer_ticks(axes, number, len(layers), drawn.columns)
+        outer_ticks(axes, number, layers, drawn.columns)
     if directions:
         named = [kind for kind in DIRECTIONS if any(layer.direction == kind for layer in layers)]
         lines = [drawn.axes[0].plot([], [], color=DIRECTIONS[kind], label=kind)[0] for kind in named]

@@ -180,14 +180,13 @@ def matrix_section(output: OutputFolder, matrices: list[TokenWeights]) -> Sectio
     titles = [f"{label(one.name)}, T = {toeplitz_fraction(one.weight, one.grid):.2f}" for one in layers]
     panels = [Panel(title, one.weight.float().cpu()) for title, one in zip(titles, layers)]
     output.figure("matrices", figures.heatmaps(panels, text))
-    grid = layers[0].grid
-    if grid is not None:
+    if layers[0].grid is not None:
         note = f"{which}; the mean over all reading patches; each {SCALE}"
         text = FigureText("Mean token-mixing weight by displacement", note, "patches to the right", "patches down")
-        right, down = grid[1] - 0.5, grid[0] - 0.5
         panels = [Panel(label(one.name), mean_filter(one.weight.float().cpu(), one.grid)) for one in layers]
-        output.figure("kernels", figures.heatmaps(panels, text, (-right, right, down, -down)))
-    return output.section("matrices", f"{len(matrices)} matrices over {len(matrices[0].weight)} tokens")
+        output.figure("kernels", figures.heatmaps(panels, text, centered=True))
+    tokens = " or ".join(map(str, dict.fromkeys(len(one.weight) for one in matrices)))
+    return output.section("matrices", f"{len(matrices)} matrices over {tokens} tokens")
 
 
 class Locality(NamedTuple):
@@ -227,10 +226,10 @@ def locality_section(output: OutputFolder, matrices: list[TokenWeights]) -> Sect
     if grid is not None:
         fractions.append(Series("grid of patches", depth, [row.toeplitz_grid or 0.0 for row in rows]))
     chance = Series("independent weights", depth, [row.chance for row in rows], dashed=True)
-    uniform = float(distances(len(matrices[0].weight), grid).mean())
+    uniform = [float(distances(len(one.weight), one.grid).mean()) for one in matrices]
     reached = [
         Series("this model", depth, [row.reach or 0.0 for row in rows]),
-        Series("equal weights", depth, [uniform] * len(rows), dashed=True),
+        Series("equal weights", depth, uniform, dashed=True),
     ]
     charts = [
         Chart("Energy that depends on distance alone", "Toeplitz fraction of the energy", [*fractions, chance]),
@@ -238,6 +237,7 @@ def locality_section(output: OutputFolder, matrices: list[TokenWeights]) -> Sect
     ]
     output.figure("locality", figures.by_depth(charts, "Locality of the token matrices", "token matrix"))
     shown = fractions[-1].ys
-    text = f"Toeplitz fraction {min(shown):.2f} to {max(shown):.2f} (chance {rows[0].chance:.2f})"
+    chances = " to ".join(dict.fromkeys(f"{row.chance:.2f}" for row in (rows[0], rows[-1])))
+    text = f"Toeplitz fraction {min(shown):.2f} to {max(shown):.2f} (chance {chances})"
     kinds = Counter(row.direction for row in rows if row.direction)
     return output.section("locality", text + "".join(f", {count} {kind}" for kind, count in kinds.most_common()))

@@ -265,15 +265,16 @@ def bench(
         for _, mode in wanted:
             lookup(mode, training.MODES, "training mode")
     packages = [package for package in PACKAGES if not wanted or package in dict(wanted)]
+    names = labels([*options.models, *options.against])
     specs = {
-        label(name): configure(spec_of(name), img_size=options.img_size, seq_len=options.seq_len)
-        for name in (*options.models, *options.against)
+        names[name]: configure(spec_of(name), img_size=options.img_size, seq_len=options.seq_len) for name in names
     }
-    cases = [case for name in map(label, options.models) for case in sizes(name, specs[name], options.scale)]
+    cases = [case for name in options.models for case in sizes(names[name], specs[names[name]], options.scale)]
     clock = clock_of(device)
     with fastest_settings(), device_guard(device):
         report = BenchReport(options, environment(device), copy_rate(device, clock, options.seconds), [], {})
-        against = {name: peer_group(name, specs[name], device, packages) for name in map(label, options.against)}
+        others = dict.fromkeys(names[name] for name in options.against)
+        against = {name: peer_group(name, specs[name], device, packages) for name in others}
         for name, size, spec in cases:
             title = name if size is None else f"{name} with {size} {options.scale}"
             groups = [
@@ -299,9 +300,11 @@ def spec_of(name: str) -> ModelSpec:
     return read_spec(expand_user(name)) if is_model_folder(expand_user(name)) else preset(name).spec
 
 
-def label(name: str) -> str:
-    """The name in tables and figures: of a folder the last part of its path."""
-    return expand_user(name).resolve().name if is_model_folder(expand_user(name)) else name
+def labels(names: Sequence[str]) -> dict[str, str]:
+    """The names in tables and figures: of a folder the last part of its path, or all of it where two end alike."""
+    folders = {name: is_model_folder(expand_user(name)) for name in names}
+    short = {name: expand_user(name).resolve().name if folder else name for name, folder in folders.items()}
+    return {name: name if list(short.values()).count(last) > 1 else last for name, last in short.items()}
 
 
 def sizes(name: str, spec: ModelSpec, axis: ScalingAxis | None) -> Iterator[tuple[str, int | None, ModelSpec]]:

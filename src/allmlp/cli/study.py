@@ -112,6 +112,8 @@ def make_study(
             raise UserError(f"{name} is a study with settings of its own: --sweep and --val-size are for recipes")
         study = dataclasses.replace(studies()[name].make(), options=options)
     elif name.partition("/")[0] in recipes():
+        if val_size and not sweeps:
+            raise UserError("--val-size holds out examples for --sweep: without it nothing is chosen on validation")
         choices = {field: split_values(values) for field, values in assignments(sweeps).items()}
         study = sweep(name, choices, options, locations, val_size)
     else:
@@ -174,9 +176,14 @@ def report(now: Progress, runner: Runner) -> None:
         print(f"study {summary.name}: complete, {total} runs")
         next_command("study", "--list")
         return
-    durations = [expected_seconds(trial, now.records) for trial in left]
-    known = [duration for duration in durations if duration is not None]
     text = f"study {summary.name}: {len(now.done)} of {total} runs done, {len(left)} left"
+    wanted = [trial for trial in left if trial.row in runner.wanted]
+    if not wanted:
+        print(f"{text}, none in the rows of --rows")
+        return
+    text += f", {len(wanted)} in the rows of --rows" if len(wanted) < len(left) else ""
+    durations = [expected_seconds(trial, now.records) for trial in wanted]
+    known = [duration for duration in durations if duration is not None]
     if len(known) == len(durations):
         text += f", about {format_duration(sum(known) / runner.jobs)}"
         if runner.minutes:

@@ -113,6 +113,8 @@ def write(
     labels that may be wrong are searched for, see `allmlp.report.suspects`. `track` wraps the iteration over runs, for
     a progress bar. Models run on `device`, by default an accelerator if there is one.
     """
+    if suspect_labels and not examples:
+        raise UserError("--suspect-labels needs the data, which --examples 0 does not load: leave out one of them")
     place = own_device(device)
     require("jinja2", "analysis")
     found, skipped = find(paths)
@@ -145,9 +147,14 @@ def inspect(logged: LoggedRun, device: torch.device, examples: int, suspect_labe
         return RunDetail(logged, seen, None, "disabled by --examples 0")
     try:
         predictions = collect_predictions(model.to(device), logged.run, str(logged.folder), examples)
-        suspects = find_suspects(logged.run, logged.folder, device) if suspect_labels else None
     except (UserError, OSError) as reason:
         return RunDetail(logged, seen, None, one_line(reason))
+    suspects = None
+    if suspect_labels:
+        try:
+            suspects = find_suspects(logged.run, logged.folder, device)
+        except (UserError, OSError) as reason:  # what is known of the classifier is shown nevertheless
+            suspects = SuspectLabels([], 0, 0, f"Not searched: {one_line(reason)}.")
     return RunDetail(logged, seen, classifier_report(predictions), "", suspects)
 
 

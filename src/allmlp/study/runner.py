@@ -295,7 +295,8 @@ class Runner:
                 for active in self.active:
                     self.stop(active)
                     active.clear()
-                shutil.rmtree(self.out / "runs", ignore_errors=True)
+                if self.minutes != 0:  # to look at the tables takes no lock: the runs may be those of another process
+                    shutil.rmtree(self.out / "runs", ignore_errors=True)
         if self.unstarted and not self.ended:
             raise UserError("; ".join(f"{row}: {reason}" for row, reason in self.unstarted.items()))
         return now
