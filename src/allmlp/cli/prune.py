@@ -23,7 +23,7 @@ def prune(
     folder: Annotated[Path, typer.Argument(help="A model folder.")],
     target: Annotated[Path | None, typer.Argument(help="The folder to write.")] = None,
     fraction: Annotated[
-        float | None, typer.Option(help="Fraction of every token-mixing matrix to set to zero.")
+        float | None, typer.Option(help="Fraction of the weights of every token-mixing matrix to set to zero.")
     ] = None,
     curve: Annotated[bool, typer.Option("--curve", help="Print accuracies as CSV instead of writing a model.")] = False,
     data: Annotated[str | None, typer.Option(help="With --curve: Cifar10, or any dataset of labeled images.")] = None,
@@ -40,12 +40,14 @@ def prune(
     if target is None or fraction is None or any(option is not None for option in (data, figure, device)):
         raise UserError("give a folder to write and a --fraction to remove, or --curve with its options")
     from allmlp.weights.folder import load, save
-    from allmlp.weights.pruning import prune
+    from allmlp.weights.pruning import prune, token_matrices
 
     model = load(folder, dtype=None)
+    before = sum(int(matrix.count_nonzero()) for matrix in token_matrices(model).values())
     prune(model, fraction)
     save(model, target, like=folder)
-    print(f"{target}: {fraction:.0%} of every token-mixing matrix is zero")
+    left = sum(int(matrix.count_nonzero()) for matrix in token_matrices(model).values())
+    print(f"{target}: {left:,} of {before:,} token-mixing weights are left")
     next_command("eval", target, "DATA")
 
 
