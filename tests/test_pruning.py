@@ -142,7 +142,9 @@ def test_a_part_of_a_folder_has_all_classes(tmp_path: Path) -> None:
             image.new("RGB", (8, 8)).save(tmp_path / split / name / f"{number}.png")
     data = ImageFolder(str(tmp_path), img_size=(8, 8))
     assert load_test_images(to_json(data), 4).labels.tolist() == [0, 0, 1, 1]
-    assert len(load_test_images(to_json(data), 99).labels) == 12
+    assert len(load_test_images(to_json(data), 99, ("a", "b")).labels) == 12
+    with pytest.raises(allmlp.UserError, match="other classes than the model, or in another order"):
+        load_test_images(to_json(data), 99, ("b", "a"))
 
 
 def test_a_regression_has_no_accuracy_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

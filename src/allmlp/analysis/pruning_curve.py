@@ -34,14 +34,16 @@ class PruningPoint(NamedTuple):
     accuracy: float
 
 
-def load_test_images(data: str, count: int) -> LabeledImages:
+def load_test_images(data: str, count: int, class_names: tuple[str, ...] = ()) -> LabeledImages:
     """Test images of a dataset, evenly spaced, since those of a folder are in the order of their classes. `data` is its
-    kind, such as Cifar10, or its JSON.
+    kind, such as Cifar10, or its JSON. `class_names` are those of the model, if it has any, which its labels must be.
     """
     discover("allmlp.data")
     dataset = parse(data, Data, "--data").load()
     if not isinstance(dataset, ImageDataset) or not dataset.class_names:
         raise UserError(f"{data} is not a dataset of images with class labels")
+    if class_names and class_names != dataset.class_names:
+        raise UserError(f"{data} has other classes than the model, or in another order: it has no accuracy on them")
     return dataset.test.fetch(torch.tensor(evenly_spaced(len(dataset.test), count)))
 
 

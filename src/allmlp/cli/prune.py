@@ -62,9 +62,9 @@ def print_curve(folder: Path, data: str, count: int, file: Path | None, device: 
     model, preprocessing = pretrained(str(folder), device=own_device(device))
     if preprocessing.task != "classes":
         raise UserError(f"the model in {folder} outputs {preprocessing.task}, not classes: it has no accuracy")
-    points = []
+    points, test_images = [], load_test_images(data, count, preprocessing.class_names)
     print("method,removed,accuracy")
-    for point in pruning_curve(model, preprocessing, load_test_images(data, count)):
+    for point in pruning_curve(model, preprocessing, test_images):
         print(f"{point.method},{point.removed:.2f},{point.accuracy:.4f}", flush=True)
         points.append(point)
     if file is not None:
