@@ -277,6 +277,27 @@ def test_an_interrupted_run_leaves_neither_process_nor_record(
     assert not read(tmp_path / "out")
 
 
+def test_an_interrupted_measurement_leaves_no_process(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = tmp_path / "pid"
+    script = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    command = [sys.executable, "-c", script]
+    monkeypatch.setattr(Runner, "bench_command", lambda self, folder, batch: command)
+
+    def terminate() -> None:
+        while not pid.exists() or not pid.read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    rows = {"vit": Row("digits_vit", {"budget.minutes": "1", "budget.epochs": "none"})}
+    with pytest.raises(KeyboardInterrupt):
+        work(small(rows=rows, compared="seconds", reference="", seeds=1, inference_batch=8), tmp_path / "out")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     with records.locked(tmp_path / "out"), pytest.raises(UserError, match="another"), records.locked(tmp_path / "out"):
         pass

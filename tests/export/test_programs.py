@@ -17,6 +17,7 @@ from allmlp.export.program import as_tuple
 from allmlp.export.sample_inputs import SampleInputs, sample_inputs
 from emulated_device import EmulatedDevice
 from export.folders import REPRESENTATIVES, kind, make
+from tiny import tiny_model
 
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling ahead of time needs a C++ compiler")
 
@@ -161,3 +162,18 @@ def test_grouped_queries_step_to_any_length(tmp_path: Path) -> None:
         logits, *past = step(token, *past)
         found.append(logits)
     torch.testing.assert_close(torch.cat(found, dim=1), model(ids), atol=1e-5, rtol=1e-5)
+
+
+def test_files_that_the_model_cannot_be_compared_on_are_refused(tmp_path: Path) -> None:
+    """Otherwise the comparison would be on other inputs than those that were named."""
+    (tmp_path / "one.txt").write_text("the cat sat")
+    given = [tmp_path / "one.txt"]
+    text = make(tmp_path / "text", "bert_base")
+    (tmp_path / "text" / "tokenizer.json").unlink()
+    with pytest.raises(allmlp.UserError, match="no tokenizer to read the texts of --on"):
+        sample_inputs(text, tmp_path / "text", given)
+    wide = allmlp.create("mixer_nano", overrides={"stem.in_chans": 4})
+    with pytest.raises(allmlp.UserError, match="1 or 3 channels, and the model reads 4"):
+        sample_inputs(wide, tmp_path, given)
+    with pytest.raises(allmlp.UserError, match="--on takes images or texts"):
+        sample_inputs(tiny_model("patchtsmixer"), tmp_path, given)

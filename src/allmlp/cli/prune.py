@@ -23,7 +23,7 @@ def prune(
     folder: Annotated[Path, typer.Argument(help="A model folder.")],
     target: Annotated[Path | None, typer.Argument(help="The folder to write.")] = None,
     fraction: Annotated[
-        float | None, typer.Option(help="Fraction of the weights of every token-mixing matrix to set to zero; not counting zeros.")
+        float | None, typer.Option(help="Fraction of the weights of every token-mixing matrix to set to zero.")
     ] = None,
     curve: Annotated[bool, typer.Option("--curve", help="Print accuracies as CSV instead of writing a model.")] = False,
     data: Annotated[str | None, typer.Option(help="With --curve: Cifar10, or any dataset of labeled images.")] = None,

@@ -40,6 +40,8 @@ def sample_inputs(model: Model, folder: Path, files: list[Path]) -> SampleInputs
         found = images(model, folder, files, model.spec.input_size)
     elif isinstance(model.spec, (Encoder, EncoderDecoder)):
         found = texts(model, folder, files)
+    elif files:
+        raise UserError(f"--on takes images or texts, and the model reads {model.spec.input_spec}: leave it out")
     else:
         found = SampleInputs(model.dummy_inputs(COUNT), "random inputs")
     if len(found.tensors[0]) == 1:
@@ -55,8 +57,10 @@ def images(model: Model, folder: Path, files: list[Path], size: tuple[int, int])
     known = isinstance(found, ImagePreprocessing) and len(found.mean) == channels
     preprocessing = found if known else ImagePreprocessing((0.5,) * channels, (0.5,) * channels)
     assert isinstance(preprocessing, ImagePreprocessing)
+    if files and channels not in (1, 3):
+        raise UserError(f"--on takes images of 1 or 3 channels, and the model reads {channels}: leave it out")
     try:
-        if files and channels in (1, 3):
+        if files:
             pixels, description = read_images(files, size, preprocessing), f"{len(files)} images"
         else:
             pixels, description = photo_crops(size, channels), f"{COUNT} crops of photographs"
@@ -87,6 +91,8 @@ def texts(model: Model, folder: Path, files: list[Path]) -> SampleInputs:
     count, seq_len = ids.shape
     mask = torch.arange(seq_len) < torch.linspace(2, seq_len, count).round().view(-1, 1)
     tokenizer = matching_tokenizer(folder, model)
+    if tokenizer is None and files:
+        raise UserError(f"{folder} has no tokenizer to read the texts of --on with: leave it out")
     if tokenizer is None:
         return SampleInputs((ids, mask), "random tokens (the folder has no tokenizer)")
     try:

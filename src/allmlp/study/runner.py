@@ -407,7 +407,13 @@ class Runner:
         """How fast the model of a finished run is, measured once for every model, here and now: the device is free."""
         trial, batch = active.trial, self.study.inference_batch or 1
         with open(active.log, "ab") as log:
-            subprocess.Popen(self.bench_command(active.folder, batch), stdout=log, stderr=subprocess.STDOUT).wait()
+            bench = subprocess.Popen(self.bench_command(active.folder, batch), stdout=log, stderr=subprocess.STDOUT)
+            try:
+                bench.wait()
+            except KeyboardInterrupt:  # of the study alone, if it is terminated
+                bench.kill()
+                bench.wait()
+                raise
         try:
             report = json.loads((active.folder / "bench" / "bench.json").read_text(encoding="utf8"))
             best = max((row for row in report["rows"] if row["rate_per_s"]), key=lambda row: row["rate_per_s"])
