@@ -151,7 +151,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     train(texts, place / "runs" / "reviews", "cpu")
     days = [f"{np.datetime64('2024-01-01') + number},{number % 7}" for number in range(60)]
-    (place / "sales.csv").write_text("\n".join(["date,sales", *days]))
+    for name in ("sales.csv", "new_sales.csv"):
+        (place / name).write_text("\n".join(["date,sales", *days]))
     series = Run(model=preset("nlinear").spec, task=Forecast(), data=SeriesTable(str(place / "sales.csv")), **short)
     train(series, place / "runs" / "sales", "cpu")
     for source, copies in {"photos": ("a", "b"), "reviews": ("text",)}.items():

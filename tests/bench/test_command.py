@@ -60,7 +60,7 @@ def test_inference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 def test_models_are_compared_in_the_same_rounds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = allmlp.save(allmlp.create("vit_nano"), tmp_path / "vit_nano")
     backends = ["--backends", "ours-fast,timm-eager", "--against", str(folder), "--batch-size", "2"]
-    code, out, err = run(capsys, "mixer_nano", "vit_nano", *backends, "--out", str(tmp_path))
+    code, out, err = run(capsys, "mixer_nano", str(folder), *backends, "--out", str(tmp_path))
     assert code == 0, err
     rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf8"))["rows"]
     assert [(row["cell"], row["model"]) for row in rows] == [

@@ -92,7 +92,7 @@ def test_a_compiled_package_agrees(name: str, tmp_path: Path) -> None:
 
 def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "model", "gmlp_ti16")
-    monkeypatch.setattr(aot.shutil, "which", lambda name: None)
+    monkeypatch.setattr(aot, "has_cpp_compiler", lambda: False)
     with pytest.raises(allmlp.UserError, match=r"needs a C\+\+ compiler"):
         export(tmp_path / "model", tmp_path / "m.pt2", aot=True)
     assert not (tmp_path / "m.pt2").exists()
