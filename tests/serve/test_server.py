@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import os
 import re
@@ -255,6 +256,18 @@ def test_two_requests_on_one_connection(port: int) -> None:
     last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     response = send(port, request + request, last, pause=0.2)
     assert response.count(b"HTTP/1.1 200 OK") == 3
+
+
+def test_bodies_are_sent_at_once(port: int) -> None:
+    """Not when the client has acknowledged the head, which may take 40 ms."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as client:
+        client.request("GET", "/health")
+        client.getresponse().read()
+        assert client.sock is not None
+        own = client.sock.getsockname()
+        (connection,) = (one for one in gc.get_objects() if isinstance(one, server.Connection) and one.client == own)
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_client_that_does_not_read_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

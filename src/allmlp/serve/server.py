@@ -95,6 +95,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # asyncio does it only for sockets that name their protocol, and Python's own create_server() does not. Without
+        # it the body of a response, sent after its head, waits 40 ms for a client that delays its acknowledgment.
+        if (connected := transport.get_extra_info("socket")) is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host = self.client[0] if self.client else ""
         trusted = any(ip_address(host) in network for network in self.trusted_proxies)
         self.address = None if trusted else client_of(host)
