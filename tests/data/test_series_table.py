@@ -169,8 +169,14 @@ def test_numbers_that_name_series(tmp_path: Path) -> None:
     rows = [[day, shop, n % 7 + 0.5] for n, day in enumerate(days(30)) for shop in (7, 8)]
     for name in ("dept_nbr", "Shop ID", "shopId", "branch code"):
         assert read_series(table(tmp_path, rows, f"date,{name},sales")).ids == ("7", "8")
-    with pytest.raises(UserError, match=r"2 rows for 2024-01-01: .* if depot tells .* set data\.id_columns=depot"):
-        read_series(table(tmp_path, rows, "date,depot,sales"))
+    for given in ((), ("sales",)):  # a number for each row of a day
+        assert read_series(table(tmp_path, rows, "date,depot,sales"), columns=given).ids == ("7", "8")
+    message = r"2 rows for 2024-01-01: .* if {0} tells .* set data\.id_columns={0}"
+    with pytest.raises(UserError, match=message.format("period")):  # perhaps of the day
+        read_series(table(tmp_path, rows, "date,period,sales"))
+    some = [[day, shop, n % 7 + 0.5] for n, day in enumerate(days(30)) for shop in (n % 3, 3)]  # each day two of four
+    with pytest.raises(UserError, match=message.format("depot")):
+        read_series(table(tmp_path, some, "date,depot,sales"))
     assert read_series(table(tmp_path, rows, "date,depot,sales"), id_columns=("depot",)).lengths == [30, 30]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ CALENDAR_COLUMNS = (
     *("week_of_year", "weekofyear", "day_of_month", "dayofmonth", "day_of_year", "dayofyear", "weekend"),
 )
 ROW_NUMBERS = re.compile(r"column_\d+|unnamed: \d+|index|no\.?|nr\.?|row|#", re.IGNORECASE)
+TIME_OF_DAY = re.compile(r"(?i).*(hour|minute|period|slot|interval|time)")
 ID_ENDING = re.compile(r"(?i:.*_(id|nbr|no|num|number|code|key))|.*[a-z]I[dD]")
 MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
 NEGATIVE = re.compile(r"\((.+)\)")
@@ -77,6 +79,7 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
         named = [sample.name for sample in others if names_series(sample)]
         moments = read_moments(rows, time, table.file)
         ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
+        ids = ids or numbered_series([sample.name for sample in others], moments, rows)
     if finds_values:
         numbers = [sample for sample in others if sample.name not in ids and holds_numbers(sample)]
         values = tuple(
@@ -131,6 +134,20 @@ def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]
     distinct = list(dict.fromkeys(filter(None, cells)))
     known = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
     return [known.get(cell) for cell in cells]
+
+
+def numbered_series(names: list[str], moments: list[int | None], rows: list[TableRow]) -> tuple[str, ...]:
+    """The column of whole numbers that tells the rows of a time apart, if some time has a row for each of its values. One
+    that is part of the time by its name is left to the user.
+    """
+    most = max(Counter(moments).values(), default=0)
+    for name in names if most > 1 else ():
+        if TIME_OF_DAY.match(name):
+            continue
+        cells = [row[name].strip() for row in rows]
+        if len(set(cells)) == most and len(set(zip(moments, cells))) == len(rows) and all(map(str.isdecimal, cells)):
+            return (name,)
+    return ()
 
 
 def comes_and_goes(column: str, names: list[str], moments: list[int | None], rows: list[TableRow]) -> bool:
