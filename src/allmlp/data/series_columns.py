@@ -137,8 +137,8 @@ def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]
 
 
 def numbered_series(names: list[str], moments: list[int | None], rows: list[TableRow]) -> tuple[str, ...]:
-    """The column of whole numbers that tells the rows of a time apart, if some time has a row for each of its values. One
-    that is part of the time by its name is left to the user.
+    """The column of whole numbers that tells the rows of a time apart, if some time has a row for each of its values.
+    One that is part of the time by its name is left to the user.
     """
     most = max(Counter(moments).values(), default=0)
     for name in names if most > 1 else ():
