@@ -174,6 +174,8 @@ def test_numbers_that_name_series(tmp_path: Path) -> None:
     message = r"2 rows for 2024-01-01: .* if {0} tells .* set data\.id_columns={0}"
     with pytest.raises(UserError, match=message.format("period")):  # perhaps of the day
         read_series(table(tmp_path, rows, "date,period,sales"))
+    with pytest.raises(UserError, match="name the column that tells the series apart"):  # the only numbers there are
+        read_series(table(tmp_path, [row[:2] for row in rows], "date,sales"))
     some = [[day, shop, n % 7 + 0.5] for n, day in enumerate(days(30)) for shop in (n % 3, 3)]  # each day two of four
     with pytest.raises(UserError, match=message.format("depot")):
         read_series(table(tmp_path, some, "date,depot,sales"))

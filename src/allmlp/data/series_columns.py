@@ -79,7 +79,9 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
         named = [sample.name for sample in others if names_series(sample)]
         moments = read_moments(rows, time, table.file)
         ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
-        ids = ids or numbered_series([sample.name for sample in others], moments, rows)
+        numbers = [sample.name for sample in others if holds_numbers(sample)]
+        if not ids and (values or len(numbers) > 1):
+            ids = numbered_series(numbers, moments, rows)
     if finds_values:
         numbers = [sample for sample in others if sample.name not in ids and holds_numbers(sample)]
         values = tuple(

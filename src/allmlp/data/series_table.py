@@ -325,7 +325,7 @@ def to_grid(
 
 def how_to_name(times: np.ndarray, values: np.ndarray, roles: Roles) -> str:
     """What to do about several rows for one time, with the first column of numbers that has each once at a time."""
-    for column, name in enumerate(roles.values):
+    for column, name in enumerate(roles.values if len(roles.values) > 1 else ()):
         numbers = values[:, column]
         whole = bool((np.isfinite(numbers) & (numbers == np.rint(numbers))).all())
         if whole and len(np.unique(np.stack([times.astype(float), numbers]), axis=1).T) == len(times):
