@@ -22,16 +22,16 @@ COPY src src
 COPY weights weights
 RUN ALLMLP_COMMIT="$COMMIT" /opt/allmlp/bin/pip install --no-build-isolation -c constraints.txt '.[train,analysis,serve]'
 
-# The root file system may be read-only: caches and compiled code go to /tmp (--tmpfs /tmp:exec), runs to /work/runs (--volume .:/work).
+# The root file system may be read-only: caches and compiled code go to /tmp (--tmpfs /tmp:exec), runs to /workspace/runs (--volume .:/workspace).
 FROM $BASE AS base
 ARG VARIANT=cpu
 # Triton calls a C compiler, torch.compile a C++ compiler.
 RUN if [ "$VARIANT" = cuda ]; then apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; fi
 COPY --from=build /opt/allmlp /opt/allmlp
-RUN useradd --uid 1000 --no-create-home allmlp && install --directory --owner=allmlp /work
+RUN useradd --uid 1000 --no-create-home allmlp && install --directory --owner=allmlp /workspace
 ENV PATH=/opt/allmlp/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 
 FROM base AS train
 ENTRYPOINT ["allmlp"]

@@ -203,6 +203,9 @@ def test_series_in_onnx_runtime() -> None:
         torch.testing.assert_close(plain(*given), expected, rtol=1e-4, atol=1e-4)
         assert 1e-6 < float((small(*given) - expected).norm() / expected.norm()) < 0.1
     assert plain(x[:0]).shape == (0, 16, 7)
+    for given, got in (((x[:, 1:],), r"float32 \[3, 63, 7\]"), ((x, mask.float()), "float32"), ((x, mask[:2]), "bool")):
+        with pytest.raises(allmlp.UserError, match=rf"^expected (series|mask): .* of shape \[B, 64, 7\], got {got}"):
+            plain(*given)
 
 
 def test_where_int8_runs(trained: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:

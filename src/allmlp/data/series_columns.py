@@ -74,20 +74,22 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
         refuse_times(table.file, list(samples.values()))
         raise UserError(f"{table.file} has no column of times, among {', '.join(table.columns)}: set data.time_column")
     others = [sample for name, sample in samples.items() if name not in (time, *ids, *values)]
+    numeric = [sample for sample in others if holds_numbers(sample)]
     finds_values = not values
     if not ids:
         named = [sample.name for sample in others if names_series(sample)]
         moments = read_moments(rows, time, table.file)
         ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
-        numbers = [sample.name for sample in others if holds_numbers(sample)]
-        if not ids and (values or len(numbers) > 1):
-            ids = numbered_series(numbers, moments, rows)
+        if not ids and (values or len(numeric) > 1):  # one is left to forecast
+            ids = numbered_series([sample.name for sample in numeric], moments, rows)
     if finds_values:
-        numbers = [sample for sample in others if sample.name not in ids and holds_numbers(sample)]
         values = tuple(
             sample.name
-            for sample in numbers
-            if sample.values and not (table.header and counts_rows(sample)) and not follows_the_calendar(sample)
+            for sample in numeric
+            if sample.name not in ids
+            and sample.values
+            and not (table.header and counts_rows(sample))
+            and not follows_the_calendar(sample)
         )
     if not values:
         raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")

@@ -63,11 +63,15 @@ class OnnxModel(FastModel):
         return self.run(self.compute, (x,))
 
     def compute(self, *inputs: Tensor) -> Tensor:
-        count = len(inputs[0])
-        # An exported graph takes one example or more.
-        given = [x if count else x.new_zeros(1, *x.shape[1:]) for x in inputs]
-        names = (value.name for value in self.session.get_inputs())
-        (output,) = self.session.run(None, {name: x.detach().numpy() for name, x in zip(names, given, strict=True)})
+        count, given = len(inputs[0]), {}
+        for expected, x in zip(self.session.get_inputs(), inputs, strict=True):
+            shape, kind = list(x.shape), str(x.dtype).removeprefix("torch.")
+            if shape != [count, *expected.shape[1:]] or (kind == "bool") != (expected.type == "tensor(bool)"):
+                wanted = f"[B, {', '.join(map(str, expected.shape[1:]))}]"
+                raise UserError(f"expected {expected.name}: {expected.type} of shape {wanted}, got {kind} {shape}")
+            # An exported graph takes one example or more.
+            given[expected.name] = (x if count else x.new_zeros(1, *shape[1:])).detach().numpy()
+        (output,) = self.session.run(None, given)
         return torch.from_numpy(output)[:count]
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
