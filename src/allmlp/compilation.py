@@ -13,6 +13,9 @@ TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 turns it off.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -30,6 +33,28 @@ Region = Literal["blocks", "step"]
 BACKEND: Any = "inductor"
 GRAPHS_PER_STAGE = 8
 """For training and evaluation, with batches of several sizes: torch's own limit for a stack."""
+
+
+@contextmanager
+def compiler_loading(enabled: bool) -> Iterator[None]:
+    """Load torch.compile in a thread, beside what is inside the `with` block: seconds of imports, in which reading data
+    mostly decodes and waits for files. Inside the block nothing may be compiled: two threads would import the same
+    modules.
+    """
+    thread = threading.Thread(target=load_compiler, daemon=True)
+    if enabled and BACKEND == "inductor":
+        thread.start()
+    yield
+    if thread.ident is not None:
+        thread.join()
+
+
+def load_compiler() -> None:
+    """Import Inductor, and start the processes in which it compiles kernels for a GPU."""
+    import torch._inductor.compile_fx
+    from torch._inductor import async_compile
+
+    getattr(async_compile, "maybe_warm_pool", lambda: None)()  # torch 2.8 starts them when the module is imported
 
 
 def check_compilers(device: torch.device) -> None:

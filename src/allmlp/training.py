@@ -23,7 +23,7 @@ import torch
 from allmlp import checkpoint, parallel
 from allmlp.best import Best
 from allmlp.callbacks import Callback
-from allmlp.compilation import compile_task
+from allmlp.compilation import compile_task, compiler_loading
 from allmlp.data.dataset import Split
 from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
 from allmlp.device import default_dtype, sum_dtype
@@ -89,7 +89,7 @@ def training_loop(
     check_folder(path, run)
     start = open_start(run.init_from) if run.init_from else None
     data = run.data.for_model(start.folder) if start else run.data
-    with announced("reading the data", world.is_main):
+    with announced("reading the data", world.is_main), compiler_loading(run.compile):
         dataset = data.load().split_validation(run.val_size).take_fraction(run.train_fraction)
         dataset = dataset.take_per_class(run.train_per_class, run.seed)
     run.task.check_dataset(dataset)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -410,6 +411,18 @@ def test_the_ninth_run_of_a_process_is_compiled(tmp_path: Path, monkeypatch: pyt
         before = counter.frame_count
         train(run.replace(model=run.model.replace(width=8 + 4 * number)), tmp_path / str(number), "cpu")
         assert counter.frame_count > before, f"run {number + 1} was not compiled"
+
+
+def test_the_compiler_is_loaded_while_the_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = list[str]()
+    reading = threading.Event()
+    monkeypatch.setattr(compilation, "load_compiler", lambda: (reading.wait(10), order.append("loaded")))
+    for enabled in (True, False):
+        with compilation.compiler_loading(enabled):
+            order.append("reading")
+            reading.set()
+        order.append("compiling")
+    assert order == ["reading", "loaded", "compiling", "reading", "compiling"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
