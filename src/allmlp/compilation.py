@@ -13,6 +13,7 @@ TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 turns it off.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,10 +52,9 @@ def compiler_loading(enabled: bool) -> Iterator[None]:
 
 def load_compiler() -> None:
     """Import Inductor, and start the processes in which it compiles kernels for a GPU."""
-    import torch._inductor.compile_fx
-    from torch._inductor import async_compile
-
-    getattr(async_compile, "maybe_warm_pool", lambda: None)()  # torch 2.8 starts them when the module is imported
+    importlib.import_module("torch._inductor.compile_fx")
+    workers = importlib.import_module("torch._inductor.async_compile")
+    getattr(workers, "maybe_warm_pool", lambda: None)()  # torch 2.8 starts them when the module is imported
 
 
 def check_compilers(device: torch.device) -> None:
