@@ -132,14 +132,14 @@ def trained(folder: Path, model: Any, inputs: ImagePreprocessing | TextPreproces
             "device": "a card",
             "command": ["/usr/bin/allmlp", "train", "cifar10_mixer", "--set", "data.path=/home/me/data/cifar"],
         },
+        "result": {
+            "validation": {"accuracy": 0.91234, "loss": 0.5},
+            "test": {"accuracy": 0.9, "loss": 0.6, "majority": 0.1},
+            "best_step": 2,
+            "steps": 3,
+        },
     }
     (folder / "run.json").write_text(json.dumps(record))
-    lines = [
-        {"kind": "eval", "step": 1, "time": 1.0, "accuracy": 0.1},
-        {"kind": "eval", "step": 2, "time": 2.0, "accuracy": 0.91234},
-        {"kind": "train", "step": 3, "time": 3.0, "loss": 1.0},
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": "ev')
     return folder
 
 
@@ -190,8 +190,9 @@ def test_card_describes_the_run(tmp_path: Path) -> None:
         "| optim | AdamW (lr 0.002) |",
         "| batch_size | 64 |",
         "allmlp train cifar10_mixer --set data.path=cifar",
-        "| accuracy | 0.9123 |",
-        "at step 2",
+        "|  | validation | test |\n| --- | --- | --- |\n| accuracy | 0.9123 | 0.9 |",
+        "| majority |  | 0.1 |",
+        "after 2 steps",
         "a center crop of 90.0% of the short side",
         "Apache-2.0",
     ):

@@ -33,6 +33,15 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert short_name(entry.spec) == "ResMLP 2 x 16"
 
 
+def test_a_run_that_has_kept_its_best_weights(tmp_path: Path) -> None:
+    records = [{"kind": "eval", "step": step, "accuracy": value} for step, value in ((4, 0.7), (8, 0.9), (12, 0.8))]
+    folder = written(tmp_path / "a", records)
+    assert read_logged("a", folder).final == {"accuracy": 0.8}
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"result": {"best_step": 8}}))
+    assert read_logged("a", folder).final == {"accuracy": 0.9}
+
+
 def test_an_unfinished_run(tmp_path: Path) -> None:
     entry = read_logged("a", written(tmp_path / "a", curve(30)))
     assert entry.state == "unfinished" and entry.problems == () and entry.final == {}

@@ -169,12 +169,13 @@ def start(out: Path) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_kill_at_random_moments(whole: Path, tmp_path: Path) -> None:
     """kill -9 again and again, also while a checkpoint is written: the losses are those of the uninterrupted run."""
-    moments = random.Random(0)
+    moments, written = random.Random(0), tmp_path / log.METRICS
     for _ in range(8):
+        before = written.stat().st_size if written.exists() else 0
         process = start(tmp_path)
-        while process.poll() is None and not (tmp_path / log.METRICS).exists():
-            time.sleep(0.05)
-        time.sleep(moments.uniform(0.0, 0.35))
+        while process.poll() is None and not (written.exists() and written.stat().st_size > before):
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0.0, 0.1))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         found = checkpoint.newest(tmp_path)

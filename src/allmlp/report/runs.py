@@ -63,9 +63,11 @@ class LoggedRun(NamedTuple):
 
     @property
     def final(self) -> dict[str, float]:
-        """The last evaluation."""
-        evaluated = self.of_kind("eval")
-        return evaluated[-1].values if evaluated else {}
+        """The evaluation of the saved weights: the best one if the run has kept its weights, else the last."""
+        evaluated, result = self.of_kind("eval"), self.config.get("result")
+        best = result.get("best_step") if isinstance(result, dict) else None
+        kept = [record for record in evaluated if record.step == best] or evaluated
+        return kept[-1].values if kept else {}
 
     @property
     def proportion(self) -> tuple[str, int, int] | None:

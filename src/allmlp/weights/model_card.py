@@ -18,7 +18,7 @@ from allmlp.models.model import ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.spec import format_spec
 
-README, METRICS = "README.md", "metrics.jsonl"
+README = "README.md"
 TASKS = {
     "text": "fill-mask",
     "classes": "text-classification",
@@ -139,7 +139,7 @@ def training(run: Path | None) -> list[str]:
     """How the model was trained and its results, as recorded in the folder of the run."""
     if run is None:
         return []
-    record, results = read_record(run / RUN), last_evaluation(run / METRICS)
+    record = read_record(run / RUN)
     sections = []
     if record:
         rows = [f"| {name} | {shown} |" for name in RUN_FIELDS if (shown := show(record.get("run", {}).get(name)))]
@@ -149,11 +149,24 @@ def training(run: Path | None) -> list[str]:
         text = f"allmlp {shlex.join(map(str, command[1:]))}" if isinstance(command, list) else ""
         sections += ["## Training", "\n".join(["| | |", "|---|---|", *rows])]
         sections += [code(without_folders(text), "")] if text else []
-    if results:
-        step = results.pop("step")
-        rows = [f"| {name} | {value:.4g} |" for name, value in results.items()]
-        sections += ["## Results", f"The last evaluation, at step {step}:", "\n".join(["| | |", "|---|---|", *rows])]
+    sections += results(record.get("result"))
     return sections
+
+
+def results(found: Any) -> list[str]:
+    """A table of the metrics of the saved model, with a column for each split it was evaluated on."""
+    found = found if isinstance(found, dict) else {}
+    splits = {split: found[split] for split in ("validation", "test") if isinstance(found.get(split), dict)}
+    table = {
+        name: [f"{v[name]:.4g}" if isinstance(v.get(name), (int, float)) else "" for v in splits.values()]
+        for values in splits.values()
+        for name in values
+    }
+    if not table:
+        return []
+    rows = [["", *splits], ["---"] * (1 + len(splits)), *([name, *shown] for name, shown in table.items())]
+    steps = f"The saved weights are those after {found.get('best_step', found.get('steps'))} steps."
+    return ["## Results", "\n".join(f"| {' | '.join(row)} |" for row in rows), steps]
 
 
 def read_record(file: Path) -> dict[str, Any]:
@@ -162,22 +175,6 @@ def read_record(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def last_evaluation(file: Path) -> dict[str, Any]:
-    """The metrics of a run's last evaluation."""
-    try:
-        lines = file.read_text(encoding="utf8").splitlines()
-    except (OSError, UnicodeError):
-        return {}
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if record.get("kind") == "eval":
-            return {name: value for name, value in record.items() if isinstance(value, (int, float)) and name != "time"}
-    return {}
 
 
 def show(value: Any) -> str:
