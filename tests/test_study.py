@@ -277,7 +277,7 @@ def test_an_interrupted_run_leaves_neither_process_nor_record(
     assert not read(tmp_path / "out")
 
 
-def test_an_interrupted_measurement_leaves_no_process(
+def test_an_interrupted_measurement_loses_no_run_and_leaves_no_process(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = tmp_path / "pid"
@@ -296,6 +296,8 @@ def test_an_interrupted_measurement_leaves_no_process(
         work(small(rows=rows, compared="seconds", reference="", seeds=1, inference_batch=8), tmp_path / "out")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+    (record,) = records.read(tmp_path / "out" / records.FILE)
+    assert "result" in record and "inference" not in record
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -36,7 +36,10 @@ def serve(
     device: DeviceOption = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16 or float16; by default bfloat16 for fast models on a GPU, else float32."),
+        typer.Option(
+            help="float32, bfloat16 or float16; by default bfloat16 for fast models on a GPU, else float32. "
+            "Forecasts of time series are always computed in float32."
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Largest number of inputs per forward pass; 128 on a GPU, 16 on a CPU.", min=1)

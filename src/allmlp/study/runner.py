@@ -385,14 +385,10 @@ class Runner:
         found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
         if code == 0 and "result" in found:
             record = records.make(self.study.name, trial, self.jobs, active.seconds, found)
-            record |= self.measure_inference(active) if self.is_measured(trial) else {}
-            name = metric_name(self.study, record)
-            text = format_value(name, scores(record).get(name, math.nan))
-            trained = format_duration(found["result"]["seconds"])
-            self.say(f"{trial.label}: {name} {text}, {trained} of training, {active.seconds:.0f} s in all")
-            self.keep(active)
-            if trial.key not in self.progress().done:
-                records.append(self.out / records.FILE, record)
+            try:
+                record |= self.measure_inference(active) if self.is_measured(trial) else {}
+            finally:  # an interruption while inference is measured loses that alone
+                self.complete(active, record)
         elif (active.folder / METRICS).exists() and code != 130:
             reason = active.last_line.removeprefix("error: ") or f"ended with code {code}"
             self.fail(active, found, f"ended by signal {-code}" if code < 0 else reason)
@@ -402,6 +398,15 @@ class Runner:
             self.unstarted[trial.row] = active.last_line.removeprefix("error: ") or f"ended with code {code}"
             self.say(f"{trial.label}: did not start: {self.unstarted[trial.row]}")
         active.clear()
+
+    def complete(self, active: Process, record: Record) -> None:
+        trial, name = active.trial, metric_name(self.study, record)
+        text = format_value(name, scores(record).get(name, math.nan))
+        trained = format_duration(record["result"]["seconds"])
+        self.say(f"{trial.label}: {name} {text}, {trained} of training, {active.seconds:.0f} s in all")
+        self.keep(active)
+        if trial.key not in self.progress().done:
+            records.append(self.out / records.FILE, record)
 
     def measure_inference(self, active: Process) -> Record:
         """How fast the model of a finished run is, measured once for every model, here and now: the device is free."""
