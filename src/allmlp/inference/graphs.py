@@ -10,6 +10,7 @@ bucket. A larger batch than ever before replaces them all, so the memory used is
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,8 +93,9 @@ class CudaGraphs:
         # Padding is zeros, valid images and token ids, or examples of earlier calls.
         buffers = tuple(zeros(bucket, x, dtype) for x in inputs) if is_new else group.inputs
         examples = tuple(buffer[:bucket] for buffer in buffers)
-        with synchronous():  # compiles and loads the kernels, which a capture cannot, and raises their errors
-            output = compute(*examples)
+        with synchronous(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32")  # whoever asks for float32 wants its precision
+            output = compute(*examples)  # compiles and loads the kernels, which a capture cannot, and raises errors
         if is_new:
             torch.cuda.synchronize()  # earlier calls may still use what is dropped here
             self.groups.pop(kind, None)
