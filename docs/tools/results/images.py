@@ -6,7 +6,7 @@ from statistics import mean
 from textwrap import indent
 
 from paper_tables.vision import TABLES
-from results.markdown import NOTHING, log, over_seeds, percent, table
+from results.markdown import NOTHING, accuracy, log, percent, table
 from results.records import LOGS, Record, document, epochs, evaluation, seeds, study
 
 FAMILIES = {
@@ -73,7 +73,7 @@ def measured(found: list[Record]) -> tuple[str, str, str, str]:
     """Parameters, runs, epochs and accuracy."""
     parameters = f"{found[0]['result']['parameters'] / 1e6:.2f} M" if found else NOTHING
     passes = f"{mean(record['result']['epochs'] for record in found):.0f}" if found else NOTHING
-    return parameters, str(len(found)), passes, over_seeds(found, "accuracy")
+    return parameters, str(len(found)), passes, accuracy(found)
 
 
 def staged() -> str:
@@ -92,7 +92,7 @@ def cifar10_short() -> str:
             f"{FAMILIES[row][0]}, {FAMILIES[row][1]}",
             f"{records[0]['result']['parameters'] / 1e6:.2f} M",
             str(len(records)),
-            over_seeds(records, "accuracy"),
+            accuracy(records),
         )
         for row, records in found.items()
         if records

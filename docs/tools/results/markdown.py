@@ -19,15 +19,22 @@ def percent(value: float, digits: int = 2) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
-def over_seeds(records: Sequence[Record], metric: str, scale: float = 100.0, unit: str = " %") -> str:
-    """The mean over seeds and half the width of its 95 % interval; one or two values as they are."""
-    if not records:
+def over_seeds(values: Sequence[float], digits: int, seeds: int | None = None) -> str:
+    """The mean and half the width of its 95 % interval; one or two values as they are. With the number of values if it
+    is not `seeds`."""
+    if not values:
         return NOTHING
-    values = [scale * record["result"]["test"][metric] for record in records]
+    count = "" if seeds in (None, len(values)) else f" (n={len(values)})"
     if len(values) < 3:
-        return ", ".join(f"{value:.2f}" for value in values) + unit
+        return ", ".join(f"{value:.{digits}f}" for value in values) + count
     found = interval(values)
-    return f"{found.mean:.2f} ± {found.half:.2f}{unit}"
+    return f"{found.mean:.{digits}f} ± {found.half:.{digits}f}{count}"
+
+
+def accuracy(records: Sequence[Record]) -> str:
+    """Of runs that differ by their seed, on the test split."""
+    values = [100 * record["result"]["test"]["accuracy"] for record in records]
+    return f"{over_seeds(values, 2)} %" if values else NOTHING
 
 
 def log(name: str) -> str:

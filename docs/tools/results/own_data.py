@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from allmlp.study.statistics import interval
-from results.markdown import NOTHING, percent, table
+from results.markdown import over_seeds, percent, table
 from results.records import Record, document, run_record
 
 DATA = {
@@ -25,13 +24,8 @@ def rows(data: str, method: str, start: str | None = None) -> list[Record]:
     ]
 
 
-def mean(found: list[Record], seeds: int | None = None) -> str:
-    """Mean accuracy over the seeds, and half the width of its 95 % interval; their number, if it is not `seeds`."""
-    if not found:
-        return NOTHING
-    over = interval([100 * row["accuracy"] for row in found])
-    few = f" (n={len(found)})" if seeds not in (None, len(found)) else ""
-    return f"{over.mean:.1f}" + ("" if over.half is None else f" ± {over.half:.1f}") + few
+def accuracy(found: list[Record], seeds: int | None = None) -> str:
+    return over_seeds([100 * row["accuracy"] for row in found], 1, seeds)
 
 
 def own_data() -> str:
@@ -43,10 +37,10 @@ def own_data() -> str:
         starts = sorted({row["start"] for row in ours})
         seeds = len(ours)
         started = {(row["seed"], row["start"]) for row in ours}
-        probe = mean([row for row in rows(name, "probe") if (row["seed"], row["start"]) in started], seeds)
+        probe = accuracy([row for row in rows(name, "probe") if (row["seed"], row["start"]) in started], seeds)
         seconds = sum(row["cpu_seconds"] for row in ours) / len(ours)
         sizes = f"{ours[0]['train'] + ours[0]['validation']:,} / {ours[0]['test']:,}"
-        cells = (mean(ours), probe, *(mean(rows(name, method), seeds) for method in ("trainer", "simple")))
+        cells = (accuracy(ours), probe, *(accuracy(rows(name, method), seeds) for method in ("trainer", "simple")))
         lines.append((title, sizes, str(seeds), *cells, ", ".join(starts), f"{seconds:.0f} s"))
     header = ("data", "train / test", "seeds", "`allmlp train DATA`", "linear probe", "Trainer", "simple")
     return table((*header, "start", "processor time"), lines)
@@ -95,9 +89,9 @@ def image_card() -> str:
     probes = [
         (
             f"linear probe, {DATA[name].partition(',')[0]}",
-            f"{mean(rows(name, 'probe', 'allmlp:image'))} % ({DATA[name].partition(', ')[2]},"
+            f"{accuracy(rows(name, 'probe', 'allmlp:image'))} % ({DATA[name].partition(', ')[2]},"
             f" {rows(name, 'probe')[0]['train']} training images; CIFAR-10 model"
-            f" {mean(rows(name, 'probe', 'allmlp:cifar10'))} %; {draws(len(rows(name, 'probe', 'allmlp:image')))})",
+            f" {accuracy(rows(name, 'probe', 'allmlp:cifar10'))} %; {draws(len(rows(name, 'probe', 'allmlp:image')))})",
         )
         for name in ("imagenette", "cifar10", "cifar100")
         if rows(name, "probe")

@@ -9,7 +9,7 @@ from pathlib import Path
 from allmlp.files import write_atomically
 from allmlp.recipes import recipes
 from results import highlights, images, language, own_data, properties, series, speed, studies
-from results.markdown import over_seeds
+from results.markdown import accuracy
 from results.records import ROOT, study
 
 PAGES = (
@@ -61,7 +61,7 @@ def measured(recipe: str) -> str:
         return ""
     seconds, device = records[0]["result"]["seconds"], records[0]["environment"]["device"]
     seeds = "one seed" if len(records) == 1 else f"{len(records)} seeds"
-    return f"Measured: {over_seeds(records, 'accuracy')} ({seeds}, {seconds:.0f} s alone on one {device})."
+    return f"Measured: {accuracy(records)} ({seeds}, {seconds:.0f} s alone on one {device})."
 
 
 def outside(text: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from itertools import product
 from statistics import mean, median
 
 from allmlp.study.statistics import interval
-from results.markdown import NOTHING, table
+from results.markdown import NOTHING, over_seeds, table
 from results.records import BENCHMARKS, Record, document
 
 DATASETS, HORIZONS, SEEDS, SEQ_LEN = ("ETTh1", "ETTh2", "ETTm1"), (96, 192, 336, 720), 3, 512
@@ -33,15 +32,6 @@ def rows() -> list[Record]:
     """The cells that have ended."""
     found = document("forecasting").get("rows", [])
     return [row for row in found if "error" not in row and row["seq_len"] == SEQ_LEN]
-
-
-def show(values: Sequence[float]) -> str:
-    """The mean over seeds, half the width of its 95 % interval, and the number of seeds where some are missing."""
-    if not values:
-        return NOTHING
-    found = interval(values)
-    count = "" if len(values) == SEEDS else f" (n={len(values)})"
-    return f"{found.mean:.4f}" + ("" if found.half is None else f" ± {found.half:.4f}") + count
 
 
 def by_seed(model: str, dataset: str, horizon: int) -> dict[int, float]:
@@ -79,8 +69,8 @@ def forecasting() -> str:
     lines = []
     for dataset in DATASETS:
         for name in measured:
-            cells = [show(list(by_seed(name, dataset, horizon).values())) for horizon in HORIZONS]
-            lines.append((dataset, MODELS[name], *cells, show(over_horizons(name, dataset))))
+            cells = [over_seeds(list(by_seed(name, dataset, horizon).values()), 4, SEEDS) for horizon in HORIZONS]
+            lines.append((dataset, MODELS[name], *cells, over_seeds(over_horizons(name, dataset), 4, SEEDS)))
             published = [PUBLISHED.get((name, dataset, horizon), "") for horizon in HORIZONS]
             if any(published):
                 lines.append((dataset, f"{MODELS[name]}, published", *published, ""))
