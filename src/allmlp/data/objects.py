@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from allmlp.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, is_image_name, label_order
-from allmlp.data.dataset import Data, ImageDataset, LabeledImages, Split, Subset, evenly_spaced
+from allmlp.data.dataset import Data, ImageDataset, LabeledImages, evenly_spaced
 from allmlp.data.decode import Decode, as_tensor, crop_and_resize
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset, TextExample
-from allmlp.data.splits import listing, split_by_group
+from allmlp.data.splits import divide, listing
 from allmlp.data.tokenizer import TextData, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean, one_line, require
 from allmlp.spec import Count, Rate, Size
@@ -286,34 +286,32 @@ class ObjectImageData(ObjectData):
         objects = self.objects
         whole = self.split(objects.train)
         names = objects.class_names or tuple(map(str, range(int(whole.labels.max()) + 1)))
-        given = [None if part is None else self.split(part) for part in (objects.validation, objects.test)]
-        for split in filter(None, (whole, *given)):
+        validation, test = (None if part is None else self.split(part) for part in (objects.validation, objects.test))
+        for split in filter(None, (whole, validation, test)):
             split.check_labels(names)
         if len(whole.labels.unique()) < 2:
             raise UserError(f"{self.name} has only one class: at least two are needed")
-        train, validation, test = (whole, *given) if given[1] else self.divide(whole, given[0])
-        assert test is not None
         first = whole.fetch(torch.tensor([0])).images
-        for split in filter(None, given):
+        for split in filter(None, (validation, test)):
             split.form = whole.form
+        val_fraction = 0.0 if validation else self.test_fraction
+        parts = (whole, None, test) if test else divide(whole, val_fraction, self.test_fraction, self.split_seed)
         plain = (0.0,) * first.shape[1], (1.0,) * first.shape[1]
         mean, std = plain if first.is_floating_point() else self.decode.statistics()
         notes = empty_class_note([names[label] for label in whole.labels.unique().tolist()], names)
         return ImageDataset(
-            train, test, names, mean, std, self.decode.crop_pct, validation=validation, notes=tuple(notes)
+            parts[0],
+            parts[2],
+            names,
+            mean,
+            std,
+            self.decode.crop_pct,
+            validation=validation or parts[1],
+            notes=tuple(notes),
         )
 
     def split(self, items: Any) -> ObjectImages:
         return ObjectImages(items, self.name, self.img_size, self.decode)
-
-    def divide(self, split: ObjectImages, validation: ObjectImages | None) -> tuple[Split, Split, Split]:
-        """Training, validation and test part; nothing is held out for a `validation` split that is given."""
-        labels = split.labels.tolist()
-        numbers = list(range(len(labels)))
-        fraction = 0.0 if validation else self.test_fraction
-        found = split_by_group(labels, numbers, list(map(str, numbers)), fraction, self.test_fraction, self.split_seed)
-        train, held_out, test = (Subset(split, torch.tensor(indices)) for indices in found)
-        return train, validation or held_out, test
 
 
 def own_size(image: Any) -> tuple[int, int]:

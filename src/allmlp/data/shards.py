@@ -80,7 +80,11 @@ class Shards(Data):
         if len(classes) == 1:
             raise UserError(f"{self.path} has only one class: at least two are needed")
         mean, std = self.decode.statistics()
-        splits = (images, held_out, tests) if tests else divide(images, self.test_fraction, self.split_seed)
+        splits = (
+            (images, held_out, tests)
+            if tests
+            else divide(images, self.test_fraction, self.test_fraction, self.split_seed)
+        )
         return ImageDataset(splits[0], splits[2], classes, mean, std, self.decode.crop_pct, validation=splits[1])
 
     def split(self, shards: list[Shard]) -> ShardImages:
