@@ -28,13 +28,13 @@ from allmlp.data.columns import (
     split_for_testing,
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
-from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import group_by_keys, overlap_notes, plural, single_example_note, split_by_group
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table
 from allmlp.data.text_files import detect_encoding, find_files, open_file
-from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
+from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean
-from allmlp.spec import Count, Rate, Seed, to_json
+from allmlp.spec import Count, Rate, Seed
 
 UNLABELED = -1
 """Label of texts that only have a teacher's output."""
@@ -92,8 +92,7 @@ class LabeledTextDataset(Dataset):
         )
 
     def files(self) -> dict[str, str]:
-        inputs = TextPreprocessing("classes", self.seq_len, self.class_names)
-        return {TOKENIZER_FILE: self.tokenizer.to_json(), PREPROCESSING_FILE: to_json(inputs)}
+        return self.tokenizer.files(TextPreprocessing("classes", self.seq_len, self.class_names))
 
 
 class LabeledText(TextData):

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from allmlp.data.columns import named_column
 from allmlp.data.dataset import Dataset, InMemory
-from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import group_by_keys, split_by_group
 from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix
 from allmlp.data.text_files import detect_encoding, exists, find_files, open_file, split_commas
-from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
+from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
-from allmlp.spec import Count, NonNegative, Rate, Seed, to_json
+from allmlp.spec import Count, NonNegative, Rate, Seed
 
 log = logging.getLogger("allmlp.data")
 
@@ -54,10 +54,7 @@ class TranslationDataset(Dataset):
     """Where there are several test files: their names, and the `reference_index` at which each begins."""
 
     def files(self) -> dict[str, str]:
-        return {
-            TOKENIZER_FILE: self.tokenizer.to_json(),
-            PREPROCESSING_FILE: to_json(TextPreprocessing("translation", self.seq_len)),
-        }
+        return self.tokenizer.files(TextPreprocessing("translation", self.seq_len))
 
 
 class ParallelCorpus(TextData):
