@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from allmlp.callbacks import Callback, Callbacks, tensorboard
 from allmlp.errors import MissingExtra, printable, require
-from allmlp.files import RUN, write_atomically
+from allmlp.files import RUN, write_text_atomically
 
 METRICS = "metrics.jsonl"
 PERCENTAGES = ("accuracy", "agreement", "majority", "mfu", "exact_match", "f1")
@@ -168,7 +168,7 @@ def drop_after(file: Path, step: int) -> None:
     if file.exists():
         kept = [record for record in read_metrics(file) if record["step"] <= step] if step else []
         text = "".join(f"{json.dumps(record)}\n" for record in kept)
-        write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf8"))
+        write_text_atomically(file, text)
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from typing import Self, TypeVar
 import torch
 
 from allmlp.errors import UserError
-from allmlp.files import write_atomically
+from allmlp.files import write_text_atomically
 
 T = TypeVar("T")
 FILE = "threads.json"
@@ -217,7 +217,7 @@ class Threads:
     def record(self) -> None:
         if self.file is not None:
             text = json.dumps({"plan": self.plan, "until": self.until})
-            write_atomically(self.file, lambda file: file.write_text(text, encoding="utf8"))
+            write_text_atomically(self.file, text)
 
 
 class Spare:

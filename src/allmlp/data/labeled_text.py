@@ -22,6 +22,7 @@ from allmlp.data.columns import (
     find_split,
     guess_label,
     guess_note,
+    guess_texts,
     label_order,
     named_column,
     sample_columns,
@@ -270,16 +271,11 @@ class LabeledTextReader:
             label = guess_label([sample for sample in samples if sample.name not in (first, second)], table)
             self.guessed["label_column"] = label
         if first is None:
-            left = [sample for sample in samples if sample.name not in (second, label) and not sample.is_numeric]
-            texts = [sample.name for sample in left if sample.is_text] or [
-                sample.name for sample in sorted(left, key=lambda sample: -sample.mean_length)[:1] if sample.values
-            ]
-            if not texts or len(texts) > 2 - bool(second):
-                which = f"{', '.join(texts)} all could be" if texts else f"none of {', '.join(names)} is known as"
-                raise UserError(f"{table.file}: {which} the text: set data.text_column")
-            first = self.guessed["text_column"] = texts[0]
-            if texts[1:]:
-                second = self.guessed["text_pair_column"] = texts[1]
+            left = [sample for sample in samples if sample.name not in (second, label)]
+            first, *others = guess_texts(left, 2 - bool(second), table, "data.text_column")
+            self.guessed["text_column"] = first
+            if others:
+                second = self.guessed["text_pair_column"] = others[0]
         return ExampleColumns(first, second or "", label, find_split(samples))
 
 

@@ -119,7 +119,7 @@ def of_objects(
 # --- items --------------------------------------------------------------------------------------------------
 
 
-class Item(NamedTuple):
+class LabeledItem(NamedTuple):
     content: Any
     """A text or an image."""
     second: Any
@@ -127,7 +127,7 @@ class Item(NamedTuple):
     label: Any
 
 
-def read_item(items: Any, index: int, name: str) -> Item:
+def read_item(items: Any, index: int, name: str) -> LabeledItem:
     """One item of any of the forms, or a UserError that says what was found."""
     where = f"item {index} of {name}"
     try:
@@ -143,11 +143,11 @@ def read_item(items: Any, index: int, name: str) -> Item:
         if content is None or label is None:
             raise UserError(f"{where} has the keys {', '.join(map(str, item))}: it needs image or text, and label")
         second = next((key for key in TEXT_PAIR_COLUMNS if key in item and key != content), None)
-        found = Item(item[content], item[second] if second else None, item[label])
+        found = LabeledItem(item[content], item[second] if second else None, item[label])
     elif isinstance(item, (tuple, list)) and len(item) == 2:
-        found = Item(item[0], None, item[1])
+        found = LabeledItem(item[0], None, item[1])
     elif isinstance(item, (tuple, list)) and len(item) == 3 and isinstance(item[0], str):
-        found = Item(*item)
+        found = LabeledItem(*item)
     else:
         raise UserError(
             f"{where} is {type(item).__name__}: expected (image, label), (text, label) or (text, text_pair, label), "
@@ -227,7 +227,7 @@ class ObjectTextData(ObjectData, TextData):
         return table.assemble(rows, given[0], [(self.name, given[1])] if test is not None else [], [], notes, names)
 
 
-def read_texts(items: Any, name: str) -> list[Item]:
+def read_texts(items: Any, name: str) -> list[LabeledItem]:
     """All items, with strings as texts and a number or a string as label."""
     found = []
     for index in range(len(items)):
@@ -239,7 +239,7 @@ def read_texts(items: Any, name: str) -> list[Item]:
         if not first.strip():
             raise UserError(f"{where} has an empty text: leave it out")
         label = label if isinstance(label, str) else class_number(label, where)
-        found.append(Item(first.strip(), second.strip(), label))
+        found.append(LabeledItem(first.strip(), second.strip(), label))
     return found
 
 
@@ -255,7 +255,7 @@ def class_names_of(labels: list[int | str], name: str) -> tuple[str, ...]:
     return tuple(map(str, range(max(int(label) for label in labels) + 1)))
 
 
-def name_labels(items: list[Item], name: str, class_names: tuple[str, ...]) -> list[TextExample]:
+def name_labels(items: list[LabeledItem], name: str, class_names: tuple[str, ...]) -> list[TextExample]:
     rows = []
     for index, (first, second, label) in enumerate(items):
         where = f"item {index} of {name}"
@@ -398,14 +398,14 @@ class ObjectImages:
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8:
                 raise UserError(f"{where} is a {image.dtype} array: use uint8, or a float tensor")
-            image = self.picture(image, where)
+            image = self.to_image(image, where)
         elif not hasattr(image, "getexif"):
             raise UserError(f"{where} is {type(image).__name__}, but item 0 is an image")
         pixels = as_tensor(crop_and_resize(image, self.img_size, self.decode, uniforms))
         self.check_form(pixels, where)
         return pixels
 
-    def picture(self, pixels: np.ndarray, where: str) -> Any:
+    def to_image(self, pixels: np.ndarray, where: str) -> Any:
         try:
             return require("PIL.Image", "train").fromarray(pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels)
         except (TypeError, ValueError):

@@ -21,7 +21,7 @@ from allmlp.data.dataset import Data
 from allmlp.data.paths import cache_folder
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import expand_user, lock, write_atomically
+from allmlp.files import expand_user, lock, write_text_atomically
 from allmlp.spec import Count, Spec, to_json
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -69,7 +69,7 @@ class TokenizerConfig(Spec):
             with lock(file.with_suffix(".lock")):
                 if not file.is_file():
                     trained = train_tokenizer(self, texts).to_json()
-                    write_atomically(file, lambda temporary: temporary.write_text(trained, encoding="utf8"))
+                    write_text_atomically(file, trained)
         except OSError as reason:
             raise UserError(
                 f"cannot write the tokenizer to {file.parent}: {one_line(reason)}; set data.cache"

@@ -36,7 +36,7 @@ from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
 from allmlp.layers.pool import MeanPoolLayer
-from allmlp.layers.stem import PatchEmbedLayer, patch_grid
+from allmlp.layers.stem import PatchEmbedLayer, patch_view
 from allmlp.models.encoder import EncoderModel
 
 FP8 = torch.float8_e4m3fn
@@ -120,7 +120,7 @@ class GpuFastEncoder(FastEncoder):
         if not isinstance(stem, PatchEmbedLayer) or stem.spec.kernel is not None:
             return x
         stem.validate(x)
-        return patch_grid(x, stem.spec.patch_size)
+        return patch_view(x, stem.spec.patch_size)
 
     def embed(self, x: Tensor) -> Tensor:
         stem = self.stem_and_head.stem

@@ -23,7 +23,7 @@ from allmlp import __version__
 from allmlp.accuracy import format_accuracy
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import RUN, write_atomically
+from allmlp.files import RUN, write_text_atomically
 from allmlp.log import format_duration, format_value
 from allmlp.models.zoo import short_name
 from allmlp.report.curves import POINTS, better, charts, is_percent, title
@@ -56,7 +56,7 @@ DIFFERENCES, LETTERS = 40, 80
 COLUMNS = 5
 """Metrics in the table of runs, the most common first; all of them are drawn."""
 COLORS = 7
-"""Of the style sheet, also told apart by color-blind readers; runs beyond them are drawn in dashes."""
+"""Of the style sheet, distinguishable for color-blind readers; further runs are drawn in dashes."""
 LETTERS_OF_RECIPE = 50_000
 ENVIRONMENT = ("allmlp", "torch", "python", "device", "processes")
 
@@ -126,7 +126,7 @@ def write(
     page = render(details, skipped)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, lambda file: file.write_text(page, encoding="utf8"))
+        write_text_atomically(out, page)
     except OSError as reason:
         raise UserError(f"cannot write {out}: {one_line(reason)}") from None
     return len(details), skipped

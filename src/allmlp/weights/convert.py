@@ -27,7 +27,7 @@ from allmlp.data.preprocessing import (
     write_preprocessing,
 )
 from allmlp.errors import UserError, lookup, one_line
-from allmlp.files import expand_user, write_atomically
+from allmlp.files import expand_user, write_text_atomically
 from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.gated import GatedTokens
 from allmlp.layers.mixers.attention import Attention
@@ -303,7 +303,7 @@ def write_folder(path: Path, found: ConvertedModel) -> Path:
         write_preprocessing(path, found.preprocessing)
     for name in TOKENIZER_FILES:
         if name in found.files:
-            write_atomically(path / name, lambda file, text=found.files[name]: file.write_text(text, encoding="utf8"))
+            write_text_atomically(path / name, found.files[name])
         else:
             (path / name).unlink(missing_ok=True)
     return path

@@ -53,15 +53,19 @@ def pretrained(
         return Pretrained(model, preprocessing if known else image_preprocessing(path))
     if ":" not in name:
         raise UserError(f"{name} is not a folder; use a model folder, {BUNDLED}, timm:NAME or hf:NAME")
+    if img_size is not None or dynamic:
+        raise UserError(f"only models of this library can be resized; first run allmlp convert {name} FOLDER")
+    found = pretrained_external(name)
+    return found._replace(model=found.model.to(device))
+
+
+def pretrained_external(name: str) -> Pretrained:
+    """An image classifier of another package, `timm:NAME` or `hf:NAME`, with its published weights."""
     spec = preset(name).spec
     if not isinstance(spec, External):
         raise UserError(f"{name} is not an image classifier")
-    if img_size is not None or dynamic:
-        raise UserError(f"only models of this library can be resized; first run allmlp convert {name} FOLDER")
     trained = spec.pretrained()
-    return Pretrained(
-        trained.model.to(device).eval(), ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop_pct)
-    )
+    return Pretrained(trained.model.eval(), ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop_pct))
 
 
 @suggest_keywords
