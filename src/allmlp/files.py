@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import hashlib
+import json
 import os
 import stat
 import sys
@@ -74,6 +75,19 @@ def read_regular(file: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {limit:,}", os.fspath(file))
         return source.read(limit)
+
+
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one per line; lines that were cut short by a crash are skipped."""
+    found = []
+    for line in file.read_text(encoding="utf8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
 
 
 def digest(file: Path) -> str:

@@ -290,8 +290,8 @@ def next_command(*parts: object) -> None:
 
 
 def print_results(results: dict[str, dict[str, float]]) -> None:
-    from allmlp.log import format_value
+    from allmlp.log import format_values
 
     if is_main_process():
         for name, values in results.items():
-            print(printable(name), "  ".join(f"{key} {format_value(key, value)}" for key, value in values.items()))
+            print(printable(name), format_values(values))

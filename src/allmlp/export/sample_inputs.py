@@ -12,7 +12,7 @@ from torch import Tensor
 
 from allmlp.data.decode import read_images
 from allmlp.data.docstrings import iter_docstrings
-from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing, read_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, known_preprocessing
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import MissingExtra, UserError, require
 from allmlp.models.encoder import Encoder
@@ -52,7 +52,7 @@ def sample_inputs(model: Model, folder: Path, files: list[Path]) -> SampleInputs
 
 def images(model: Model, folder: Path, files: list[Path], size: tuple[int, int]) -> SampleInputs:
     (example,) = model.dummy_inputs(COUNT)
-    found = read_preprocessing(folder) if (folder / PREPROCESSING_FILE).is_file() else None
+    found = known_preprocessing(folder)
     channels = example.shape[1]
     known = isinstance(found, ImagePreprocessing) and len(found.mean) == channels
     preprocessing = found if known else ImagePreprocessing((0.5,) * channels, (0.5,) * channels)

@@ -24,9 +24,9 @@ from allmlp.accuracy import format_accuracy
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import RUN, write_text_atomically
-from allmlp.log import format_duration, format_value
+from allmlp.log import format_duration, format_value, is_percentage
 from allmlp.models.zoo import short_name
-from allmlp.report.curves import POINTS, better, charts, is_percent, title
+from allmlp.report.curves import POINTS, better, charts, title
 from allmlp.report.filters import Filters, filters
 from allmlp.report.images import EmbeddedImage, weights_image
 from allmlp.report.predictions import (
@@ -292,7 +292,7 @@ def columns(runs: Sequence[LoggedRun]) -> list[str]:
     """The evaluated metrics; accuracy and other percentages first, the loss last."""
     counts = Counter(name for run in runs for name in run.final)
     common = [name for name, _ in counts.most_common(COLUMNS)]
-    return sorted(common, key=lambda name: (not is_percent(name), name == "loss"))
+    return sorted(common, key=lambda name: (not is_percentage(name), name == "loss"))
 
 
 def differences(runs: Sequence[LoggedRun]) -> list[tuple[str, list[str | None]]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from allmlp.best import MINIMIZED
 from allmlp.files import write_csv_atomically, write_text_atomically
-from allmlp.log import PERCENTAGES
+from allmlp.log import is_percentage
 from allmlp.study.definition import Study
 from allmlp.study.records import Record
 from allmlp.study.runner import Progress, scores
@@ -175,7 +175,7 @@ def tuning_line(now: Progress, row: str, candidate: str) -> TuningLine:
 
 
 def scale(metric: str) -> float:
-    return 100.0 if any(word in metric for word in PERCENTAGES) else 1.0
+    return 100.0 if is_percentage(metric) else 1.0
 
 
 def with_unit(metric: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from allmlp import __version__
 from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing, SeriesPreprocessing, TextPreprocessing
-from allmlp.files import RUN
+from allmlp.files import RUN, read_json_lines
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
@@ -167,14 +167,10 @@ def read_record(file: Path) -> dict[str, Any]:
 def last_evaluation(file: Path) -> dict[str, Any]:
     """The metrics of a run's last evaluation."""
     try:
-        lines = file.read_text(encoding="utf8").splitlines()
-    except (OSError, UnicodeError):
+        records = read_json_lines(file)
+    except OSError:
         return {}
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
+    for record in reversed(records):
         if record.get("kind") == "eval":
             return {name: value for name, value in record.items() if isinstance(value, (int, float)) and name != "time"}
     return {}
