@@ -42,10 +42,10 @@ def allowed(eager: Sequence[float], precision: torch.dtype) -> float:
 
 
 @torch.no_grad()
-def randomize(model: nn.Module, seed: int = 0) -> None:
+def randomize(model: nn.Module) -> None:
     """Draw all weights, including those that start at zero or one, which would hide a missing branch."""
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        generator = torch.Generator(parameter.device).manual_seed(seed + number)
+        generator = torch.Generator(parameter.device).manual_seed(number)
         noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
         sizes = [size for size in parameter.shape if size > 1]
         if len(sizes) > 1:

@@ -13,8 +13,6 @@ from allmlp.cli.app import app, complete_name, console, examples, next_command, 
 from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from allmlp.plan.check import Comparison
     from allmlp.plan.estimate import Estimate
     from allmlp.plan.scaling import Scaling
@@ -256,7 +254,7 @@ def print_estimate(found: Estimate) -> None:
         screen.print(Text(f"\n{text}", style="bold"))
 
     def line(label: str, text: str) -> None:
-        print_wrapped(screen, label, text)
+        print(*wrap(text, screen.width, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")
 
     mode = "compiled" if job.compiled else "eager"
     title = f" on {job.gpus:,} {job.card.name}, {type(job.optim).__name__}, {job.precision}, {mode}"
@@ -317,7 +315,3 @@ def print_estimate(found: Estimate) -> None:
     heading("Total")
     line("hours", f"{found.expected_seconds / 3600:,.1f} ({found.ideal_seconds / 3600:,.1f} without failures)")
     line("GPU-days", f"{found.gpu_days:,.1f}")
-
-
-def print_wrapped(screen: Console, label: str, text: str) -> None:
-    print(*wrap(text, screen.width, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")

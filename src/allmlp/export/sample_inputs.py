@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -115,10 +114,5 @@ def matching_tokenizer(folder: Path, model: Model) -> Tokenizer | None:
         tokenizer = load_tokenizer(folder)
     except UserError:
         return None
-    return tokenizer if len(tokenizer) in vocab_sizes(model) else None
-
-
-def vocab_sizes(model: Model) -> Iterator[int]:
-    for part in model.spec.children():
-        if hasattr(part, "vocab_size"):
-            yield part.vocab_size
+    sizes = [part.vocab_size for part in model.spec.children() if hasattr(part, "vocab_size")]
+    return tokenizer if len(tokenizer) in sizes else None

@@ -150,9 +150,9 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 class ForwardAtSize:
     """Calls a model at another image size; each call resizes the current weights, so gradients reach them."""
 
-    def __init__(self, model: Model, img_size: tuple[int, int], rule: Rule = "interpolate") -> None:
-        spec = with_img_size(model.spec, img_size, rule)
-        self.resize = GridResize(model.spec, spec, model.device, rule)
+    def __init__(self, model: Model, img_size: tuple[int, int]) -> None:
+        spec = with_img_size(model.spec, img_size)
+        self.resize = GridResize(model.spec, spec, model.device)
         with torch.device("meta"):
             self.network = spec.build().train(model.training)
         self.model, self.device = model, model.device
