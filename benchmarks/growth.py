@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allmlp.analysis.figures import COLORS, save, styled
 from allmlp.bench.clock import CudaClock, ThreadClock
-from allmlp.bench.machine import Memory
+from allmlp.bench.machine import PeakMemory
 from allmlp.bench.scaling import exponent
 from allmlp.bench.timing import Timing, time_interleaved
 from allmlp.errors import UserError, require
@@ -141,7 +141,7 @@ def timed(timing: Timing) -> dict[str, float]:
 
 def peak_memory(call: Callable[[], Tensor], existing: list[Tensor], device: torch.device) -> int:
     if device.type == "cuda":
-        return Memory(device).peak(call) or 0
+        return PeakMemory(device).peak(call) or 0
     with TensorMemory(existing) as counter:
         call()
     return counter.peak

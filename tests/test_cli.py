@@ -17,7 +17,7 @@ import allmlp
 from allmlp.cli import COMMANDS
 from allmlp.cli.app import next_command
 from allmlp.models.zoo import presets
-from allmlp.plan.forecast import expected_seconds
+from allmlp.plan.estimate import expected_seconds
 from allmlp.plan.hardware import speeds
 from allmlp.plan.jobs import from_run
 from allmlp.recipes import recipes, runs

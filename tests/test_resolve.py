@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import allmlp
-from allmlp.auto import Wishes
+from allmlp.auto import TrainOptions
 from allmlp.cli import main
 from allmlp.data.image_folder import ImageFolder
 from allmlp.models.encoder import Encoder
@@ -88,7 +88,7 @@ def test_runs_in_a_python_file(here: Path) -> None:
 
 def test_a_model_that_is_misspelled(here: Path) -> None:
     with pytest.raises(allmlp.UserError, match="mixr_nano was not found; did you mean 'mixer_nano'"):
-        resolve("digits_mixer", wishes=Wishes(model="mixr_nano"))
+        resolve("digits_mixer", options=TrainOptions(model="mixr_nano"))
 
 
 def test_a_record_is_the_same_run_again(here: Path) -> None:
@@ -115,20 +115,20 @@ def test_what_is_nothing_of_it(here: Path) -> None:
 
 def test_plain_options_change_recipes_too(here: Path) -> None:
     base = runs("imagenette_mixer")["imagenette_mixer"]
-    assert only("imagenette_mixer", wishes=Wishes(epochs=5)).budget == Budget(epochs=5)
-    assert only("imagenette_mixer", wishes=Wishes(minutes=5)).budget == base.budget.replace(minutes=5)
-    assert only("imagenette_mixer", wishes=Wishes(epochs=5, minutes=1)).budget == Budget(epochs=5, minutes=1)
-    smaller = only("imagenette_mixer", wishes=Wishes(size=64))
+    assert only("imagenette_mixer", options=TrainOptions(epochs=5)).budget == Budget(epochs=5)
+    assert only("imagenette_mixer", options=TrainOptions(minutes=5)).budget == base.budget.replace(minutes=5)
+    assert only("imagenette_mixer", options=TrainOptions(epochs=5, minutes=1)).budget == Budget(epochs=5, minutes=1)
+    smaller = only("imagenette_mixer", options=TrainOptions(size=64))
     assert smaller.model is not None and smaller.model.input_size == (64, 64)
     assert smaller.data.img_size == (64, 64)  # type: ignore[attr-defined]
-    other = only("imagenette_mixer", wishes=Wishes(model="resmlp_s12"))
+    other = only("imagenette_mixer", options=TrainOptions(model="resmlp_s12"))
     assert other.model is not None and other.model.input_size == (128, 128) and other.init_from is None
-    start = only("imagenette_mixer", wishes=Wishes(model="allmlp:cifar10"))
+    start = only("imagenette_mixer", options=TrainOptions(model="allmlp:cifar10"))
     assert (start.model, start.init_from) == (None, "allmlp:cifar10")
     assert start.data.img_size == (32, 32)  # type: ignore[attr-defined]
-    resized = only("imagenette_mixer", wishes=Wishes(model="allmlp:cifar10", size=48))
+    resized = only("imagenette_mixer", options=TrainOptions(model="allmlp:cifar10", size=48))
     assert isinstance(resized.model, Encoder) and resized.model.width == 256 and resized.model.input_size == (48, 48)
-    assert only("sst2", wishes=Wishes(size=32)).data.seq_len == 32  # type: ignore[attr-defined]
+    assert only("sst2", options=TrainOptions(size=32)).data.seq_len == 32  # type: ignore[attr-defined]
     with pytest.raises(allmlp.UserError, match=r"data\.img_size 64x64 is not the model's 128x128: --size sets both"):
         only("imagenette_mixer", overrides={"data.img_size": "64"})
 

@@ -129,7 +129,7 @@ def test_further_metrics_are_reported_if_asked_for() -> None:
         study = small(seeds=1, floor="", **({"also": also} if also else {}))
         (trial,) = finals(study)
         summary = summarize(progress(study, [finished(trial)]))
-        assert summary.also == also and list(summary.lines[0].others) == titles
+        assert summary.study.also == also and list(summary.lines[0].others) == titles
         header, row = final_table(summary)
         assert header == ["row", "seeds", "epochs", "seconds", "accuracy %", *titles], row
 

@@ -48,20 +48,20 @@ def train(
     `run` and the options are those of the command: a folder of images per class, a table of texts and labels, or of
     times and numbers, a recipe,
     FILE.py:NAME, a run.json; or `Data.of` your own dataset. Called again with the same arguments, it continues from the
-    last checkpoint. `callbacks` are told about steps, evaluations, checkpoints and the end. `metrics` are functions by
+    last checkpoint. `callbacks` are called at steps, evaluations, checkpoints and the end. `metrics` are functions by
     name, from the logits [N, K] and labels [N] of the whole evaluated split to a number: {"f1": f1}.
     """
-    from allmlp.auto import Wishes, choose_run
+    from allmlp.auto import TrainOptions, choose_run
     from allmlp.data.dataset import Data
-    from allmlp.resolve import resolve, with_wishes
+    from allmlp.resolve import resolve, with_options
     from allmlp.run import Run
     from allmlp.spec import override_all
     from allmlp.training import train as train_run
 
     overrides = {**(overrides or {}), **({} if horizon is None else {"data.horizon": horizon})}
-    wishes, folder = Wishes(model, epochs, minutes, size), None if out is None else Path(out)
+    options, folder = TrainOptions(model, epochs, minutes, size), None if out is None else Path(out)
     if isinstance(run, (str, os.PathLike)):
-        found = resolve(os.fspath(run), wishes, overrides, device, folder)
+        found = resolve(os.fspath(run), options, overrides, device, folder)
         if len(found) > 1:
             raise UserError(f"{run} is a table of {len(found)} runs; train one of them, such as {next(iter(found))!r}")
         (resolved,) = found.values()
@@ -70,7 +70,9 @@ def train(
         raise UserError(f"cannot train {type(run).__name__}: give a name, a Run, or your dataset as Data.of(dataset)")
     if folder is None:
         raise UserError(f"{'a Run' if isinstance(run, Run) else 'Data'} needs a folder: train(run, out)")
-    made = with_wishes(run, wishes) if isinstance(run, Run) else choose_run(run, device=device, **wishes._asdict()).run
+    made = (
+        with_options(run, options) if isinstance(run, Run) else choose_run(run, device=device, **options._asdict()).run
+    )
     return train_run(override_all(made, overrides), folder, device, callbacks, metrics)
 
 
@@ -94,8 +96,8 @@ def evaluate(
     `data` are labeled images or texts or time series in any format of `allmlp train`, or a name such as "cifar10"; the
     test split is evaluated, or everything if there is none, but no values of series that the model was trained on.
     Classes are matched by name; `classes` is a table of the classes of the data and those of the model, for names that
-    differ. With `knn`, the features of a run are evaluated by so many nearest neighbors. `metrics` are functions by
-    name, as for `train`; on `data` their logits are log-probabilities of the classes that are told apart.
+    differ. With `knn`, the features of a run are evaluated by this many nearest neighbors. `metrics` are functions by
+    name, as for `train`; on `data` their logits are log-probabilities of the distinguished classes.
     `evaluation.evaluate_model` also returns the results by class, or by the origin of forecasts.
     """
     from allmlp.evaluation import evaluate_model

@@ -49,7 +49,6 @@ from allmlp.weights.start import Start, open_start
 
 FEW, MANY = 2_000, 50_000
 """Fewer examples: the strongest regularization. More, on a GPU: a larger model from random weights."""
-"""Examples of either split, to compare starts with each other."""
 MAX_CPU_FEATURES = 2_000
 """Examples whose features are computed to fit a head on a CPU."""
 UNEVEN = 10.0
@@ -89,8 +88,8 @@ class Choice(NamedTuple):
         return "\n".join(f"{field:{widths[0]}}  {value:{widths[1]}}  {why}" for field, value, why in self.reasons)
 
 
-class Wishes(NamedTuple):
-    """What the user asks for; None leaves the choice open."""
+class TrainOptions(NamedTuple):
+    """Options of `allmlp train`; None is chosen automatically."""
 
     model: str | None = None
     epochs: float | None = None
@@ -110,7 +109,7 @@ def choose_run(
     """A run for `data` on `device`. `model` is a name of `allmlp list`, which is trained from random weights, or a
     trained model to start from, see `open_start`; `size` is the image size, or the number of tokens.
     """
-    settings = Settings(data, own_device(device), Wishes(model, epochs, minutes, size))
+    settings = Settings(data, own_device(device), TrainOptions(model, epochs, minutes, size))
     dataset = settings.dataset
     for kind, choose in CHOOSERS.items():
         if isinstance(dataset, kind):
@@ -127,9 +126,9 @@ def rank(reason: Reason) -> int:
 class Settings:
     """The run so far, and the reasons of its fields."""
 
-    def __init__(self, data: Data, device: torch.device, wishes: Wishes) -> None:
+    def __init__(self, data: Data, device: torch.device, options: TrainOptions) -> None:
         self.run = Run(model=None, task=Classify(), data=data)
-        self.device, self.wishes, self.reasons = device, wishes, list[Reason]()
+        self.device, self.options, self.reasons = device, options, list[Reason]()
         with announced("reading the data", is_main()):
             self.dataset: Dataset = data.load()
 
@@ -193,9 +192,9 @@ def choose_margin(settings: Settings) -> None:
 
 def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
     """`minutes` are for a CPU, so that a first result does not take hours."""
-    wishes = settings.wishes
-    if wishes.epochs is not None or wishes.minutes is not None:
-        settings.set("budget", Budget(epochs=wishes.epochs, minutes=wishes.minutes), "")
+    options = settings.options
+    if options.epochs is not None or options.minutes is not None:
+        settings.set("budget", Budget(epochs=options.epochs, minutes=options.minutes), "")
         settings.reasons.append(Reason("budget", show_budget(settings.run.budget), "as asked for"))
         return
     settings.set("budget", Budget(epochs=epochs, minutes=minutes if settings.on_cpu else None), "")
@@ -239,7 +238,7 @@ def named_model(settings: Settings, bundled: bool = True) -> Start | None:
     """Set the model that is asked for, or else the best of those that come with the package, if `bundled`; returns the
     trained model.
     """
-    name = settings.wishes.model
+    name = settings.options.model
     if name is not None and name in presets() and not os.path.exists(name):
         settings.set("model", preset(name).spec, "as asked for, from random weights", name)
         return None
@@ -301,7 +300,7 @@ def choose_images(settings: Settings) -> None:
     else:
         settings.run = settings.run.replace(model=spec.configure(img_size=size, in_chans=len(dataset.mean)))
     if settings.has("img_size"):
-        why = "as asked for" if settings.wishes.size else "the size of the model"
+        why = "as asked for" if settings.options.size else "the size of the model"
         settings.set("data.img_size", size, why if start or spec else "for this many examples on this device")
     choose_augmentation(settings, min(size), start is not None)
     choose_balance(settings, len(dataset.class_names))
@@ -319,8 +318,8 @@ def choose_images(settings: Settings) -> None:
 
 def image_size(settings: Settings, spec: ModelSpec | None) -> tuple[int, int]:
     train = settings.dataset.train
-    if settings.wishes.size is not None:
-        return settings.wishes.size, settings.wishes.size
+    if settings.options.size is not None:
+        return settings.options.size, settings.options.size
     if spec is not None and spec.input_size is not None:
         return spec.input_size
     if isinstance(train, InMemory):
@@ -398,8 +397,8 @@ def choose_labeled_texts(settings: Settings) -> None:
 def choose_seq_len(settings: Settings, start: Start | None) -> None:
     """Enough tokens for 95 % of the texts, in steps of 16, at most 512; the fewer, the faster."""
     most = 512 if start is None else start.model.spec.stem.seq_len  # type: ignore[attr-defined]
-    if settings.wishes.size is not None:
-        settings.set("data.seq_len", settings.wishes.size, "as asked for")
+    if settings.options.size is not None:
+        settings.set("data.seq_len", settings.options.size, "as asked for")
         return settings.reload()
     settings.run = override(settings.run, "data.seq_len", most)
     settings.reload()
@@ -419,8 +418,8 @@ def choose_seq_len(settings: Settings, start: Start | None) -> None:
 def choose_plain_text(settings: Settings) -> None:
     start = named_model(settings, bundled=False)
     spec = settings.run.model if start is None else start.model.spec
-    if settings.wishes.size is not None:
-        settings.set("data.seq_len", settings.wishes.size, "as asked for")
+    if settings.options.size is not None:
+        settings.set("data.seq_len", settings.options.size, "as asked for")
     if spec is None:
         seq_len = settings.run.data.seq_len  # type: ignore[attr-defined]
         spec = gmlp_text(4, 128, 512, seq_len) if settings.on_cpu else gmlp_text(12, 256, 1536, seq_len)
@@ -438,8 +437,8 @@ def choose_plain_text(settings: Settings) -> None:
 
 def choose_translation(settings: Settings) -> None:
     start = named_model(settings, bundled=False)
-    if settings.wishes.size is not None:
-        settings.set("data.seq_len", settings.wishes.size, "as asked for")
+    if settings.options.size is not None:
+        settings.set("data.seq_len", settings.options.size, "as asked for")
     if start is None and settings.run.model is None:
         depth, width = (2, 128) if settings.on_cpu else (6, 256)
         model = resmlp_seq2seq(depth, width, 4, settings.run.data.seq_len)  # type: ignore[attr-defined]
@@ -467,7 +466,7 @@ def choose_questions(settings: Settings) -> None:
 
 def choose_series(settings: Settings) -> None:
     assert isinstance(settings.dataset, SeriesDataset)
-    for field, value, why in data_settings(settings.dataset, settings.run.data, settings.wishes.size):
+    for field, value, why in data_settings(settings.dataset, settings.run.data, settings.options.size):
         settings.set(field, value, why)
     settings.reload()
     choose_validation(settings)

@@ -49,7 +49,7 @@ def probe_accuracy(run: Run, start: Start, device: torch.device) -> float:
 
 
 def is_small(dataset: Dataset) -> bool:
-    """Whether the validation split alone cannot tell a good model from one a few points worse."""
+    """Whether the validation split is too small to distinguish models that differ by a few points."""
     return len(dataset.validation or ()) < SMALL_VALIDATION
 
 

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: to TensorBoard, Weights & Biases, MLflow, or to your own code."""
+"""Callbacks of a run: TensorBoard, Weights & Biases, MLflow, or your own code."""
 
 from __future__ import annotations
 

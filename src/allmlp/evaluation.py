@@ -108,7 +108,7 @@ class Evaluation:
 
 
 class ClassifierOutputs(NamedTuple):
-    """What a classifier says about each example, n each."""
+    """The outputs of a classifier for each example, n each."""
 
     labels: Tensor
     predicted: Tensor
@@ -139,9 +139,9 @@ def evaluate_model(
     """Evaluate a run on its own test split, or any model on `data`: a path, a name of `NAMED`, a dataset of the Hub.
 
     Data without splits are evaluated as a whole. Their classes are matched with the model's by name; `classes` is a
-    table for those with other names. `knn` evaluates the features of a run by so many nearest neighbors.
+    table for those with other names. `knn` evaluates the features of a run by this many nearest neighbors.
     `metrics` are functions of logits and labels, as for training; on other data, the logits are log-probabilities of
-    the classes that are told apart.
+    the distinguished classes.
     """
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):

@@ -1,15 +1,17 @@
-"""Atomic writes, by which a file is there completely or not at all, reads of regular files only, and locks."""
+"""Atomic writes, reads of regular files only, and locks."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import json
 import os
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -35,11 +37,27 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_text_atomically(file: Path, text: str) -> None:
+    write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf8"))
+
+
+def write_csv_atomically(file: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a table; None is an empty cell."""
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "w", encoding="utf8", newline="") as target:
+            writer = csv.writer(target)
+            writer.writerow(header)
+            writer.writerows(rows)
+
+    write_atomically(file, write)
+
+
 def expand_user(path: str | os.PathLike[str]) -> Path:
     """~ and ~name; a user that does not exist stays as it is."""
     try:
         return Path(os.path.expanduser(path))
-    except ValueError:  # a NUL: there is no such file, which whoever opens it will tell
+    except ValueError:  # a NUL: there is no such file, which opening it will report
         return Path(path)
 
 
@@ -57,6 +75,19 @@ def read_regular(file: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {limit:,}", os.fspath(file))
         return source.read(limit)
+
+
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one per line; lines that were cut short by a crash are skipped."""
+    found = []
+    for line in file.read_text(encoding="utf8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
 
 
 def digest(file: Path) -> str:

@@ -96,7 +96,7 @@ class Interrupts:
             self.exit(first)
 
     def exit(self, number: int) -> NoReturn:
-        """End the process at once; the first of several tells what is lost and how to go on."""
+        """End the process at once; the first of several prints what is lost and how to continue."""
         if os.environ.get("RANK", "0") == "0":
             show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
             print(show_cursor + self.lost(), file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from allmlp.callbacks import Callback, Callbacks, tensorboard
 from allmlp.errors import MissingExtra, printable, require
-from allmlp.files import RUN, write_atomically
+from allmlp.files import RUN, read_json_lines, write_text_atomically
 
 METRICS = "metrics.jsonl"
 PERCENTAGES = ("accuracy", "agreement", "majority", "mfu", "exact_match", "f1")
@@ -168,20 +168,12 @@ def drop_after(file: Path, step: int) -> None:
     if file.exists():
         kept = [record for record in read_metrics(file) if record["step"] <= step] if step else []
         text = "".join(f"{json.dumps(record)}\n" for record in kept)
-        write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf8"))
+        write_text_atomically(file, text)
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; lines cut short by a crash are skipped."""
-    records = []
-    for line in file.read_text(encoding="utf8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and {"kind", "step"} <= record.keys():
-            records.append(record)
-    return records
+    """The records of a metrics file."""
+    return [record for record in read_json_lines(file) if {"kind", "step"} <= record.keys()]
 
 
 def progress_bar(steps: int | None, start: int) -> Any:

@@ -41,7 +41,8 @@ class Lora(Spec):
         head = model.parts().get("head")
         trained = [*model.get_submodule(head).parameters()] if head is not None else []
         trained += [weight for name, weight in model.named_parameters() if name in fresh]
-        found = [module for module in linear_maps(model, self.maps) if not is_in(module.weight, trained)]
+        maps = linear_maps(model, self.maps)
+        found = [module for module in maps if not any(module.weight is weight for weight in trained)]
         if not found:
             raise UserError(f"lora finds no linear maps ({self.maps}) in {type(model.spec).__name__}")
         model.requires_grad_(False)
@@ -70,10 +71,6 @@ def linear_maps(model: Model, maps: Literal["all", "channel", "token"]) -> Itera
             kind = "token" if f"{path}.weight" in over_tokens else "channel"
             if maps in ("all", kind):
                 yield module
-
-
-def is_in(weight: Tensor, weights: Collection[Tensor]) -> bool:
-    return any(weight is one for one in weights)
 
 
 def adapt(module: LinearMap, rank: int, scale: float, generator: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""What a run tells about itself: before the first step, when its duration is known, when it is stopped, at the end."""
+"""Messages of a run: before the first step, when its duration is known, when it is stopped, at the end."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float],
 
 
 def interval(values: dict[str, float], examples: int) -> str:
-    """The 95 % interval of an accuracy that is a fraction of so many examples."""
+    """The 95 % interval of an accuracy over this many examples."""
     accuracy = values.get("accuracy", math.nan)
     if math.isnan(accuracy) or abs(round(accuracy * examples) / examples - accuracy) > 1e-9:
         return f"({examples:,} examples)"

@@ -36,7 +36,7 @@ class Meter:
             self.start += time.monotonic() - start
 
     def read(self, examples: int) -> dict[str, float]:
-        """Of so many examples since the last reading."""
+        """Of this many examples since the last reading."""
         seconds = max(time.monotonic() - self.start, 1e-9)
         self.start = time.monotonic()
         rate = examples / seconds

@@ -27,7 +27,7 @@ import torch
 
 from allmlp.device import sum_dtype
 from allmlp.errors import UserError
-from allmlp.files import write_atomically
+from allmlp.files import write_text_atomically
 from allmlp.parallel import World
 
 FILE = "pace.json"
@@ -127,7 +127,7 @@ class Pace:
         self.next_check = step + max(min(2 * interval, (steps - step) // CHECKS), 1)
         if self.world.is_main:
             text = json.dumps({"plans": self.plans, "next_check": self.next_check})
-            write_atomically(self.file, lambda file: file.write_text(text, encoding="utf8"))
+            write_text_atomically(self.file, text)
 
     def exclude_compilation(self, own_steps: int, now: float, before: tuple[int, float] | None) -> None:
         """Count the first steps of this process with the duration of the shortest; of one step nothing is known yet."""

@@ -34,7 +34,7 @@ def evaluate_real_labels(
     batch_size: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """The share of validation images in `folder` whose predicted class is among their labels in `file` (real.json).
+    """The fraction of validation images in `folder` whose predicted class is among their labels in `file` (real.json).
 
     Images without labels, on which the annotators agreed on none, do not count.
     """

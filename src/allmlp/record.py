@@ -18,7 +18,7 @@ from typing import Any
 from allmlp import checkpoint, pace, threads
 from allmlp.data.dataset import Dataset
 from allmlp.errors import UserError
-from allmlp.files import RUN, write_atomically
+from allmlp.files import RUN, write_text_atomically
 from allmlp.parallel import World
 from allmlp.provenance import environment
 from allmlp.run import Run
@@ -73,7 +73,7 @@ def add_to_record(out: Path, world: World, make: Callable[[], dict[str, Any]]) -
 def write_record(out: Path, record: dict[str, Any]) -> None:
     order = [name for name in ("run", "processes", "environment", "data", "result") if name in record]
     text = json.dumps({name: record[name] for name in order}, indent=1)
-    write_atomically(out / RUN, lambda temporary: temporary.write_text(text, encoding="utf8"))
+    write_text_atomically(out / RUN, text)
 
 
 def read_record(out: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allmlp import recipes
-from allmlp.auto import Reason, Wishes, choose_run, show
+from allmlp.auto import Reason, TrainOptions, choose_run, show
 from allmlp.data.detect import detect_data
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.tables import is_table
@@ -45,7 +45,7 @@ class Resolved(NamedTuple):
 
 def resolve(
     source: str,
-    wishes: Wishes = Wishes(),
+    options: TrainOptions = TrainOptions(),
     overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
     out: Path | None = None,
@@ -63,10 +63,10 @@ def resolve(
             f"{RECIPE_PREFIX}{source} or ./{source}"
         )
     if is_recipe or source.startswith(RECIPE_PREFIX):
-        return changed(recipes.runs(named), wishes, overrides, out)
+        return changed(recipes.runs(named), options, overrides, out)
     file, colon, name = source.rpartition(":")
     if colon and file.endswith(".py"):
-        return changed(read_python(expand_user(file), name), wishes, overrides, out)
+        return changed(read_python(expand_user(file), name), options, overrides, out)
     if path.name == RUN or (path / RUN).is_file():
         folder = path.parent if path.name == RUN else path
         name = folder.resolve().name
@@ -75,7 +75,7 @@ def resolve(
                 f"{folder} is the run itself: name another folder with --out to repeat it, or continue it with "
                 f"allmlp train --resume {folder}"
             )
-        return changed({name: read_run(folder)}, wishes, overrides, out)
+        return changed({name: read_run(folder)}, options, overrides, out)
     if (path / CONFIG).is_file():
         raise UserError(f"{source} is a model: name the data to train it on, allmlp train DATA --model {source}")
     if not path.exists() and re.fullmatch(r"[\w./-]+", source):
@@ -85,7 +85,7 @@ def resolve(
     fields = {name.removeprefix("data."): value for name, value in overrides.items() if name.startswith("data.")}
     series = is_table(source) and not fields.keys().isdisjoint(("horizon", "time_column", "id_columns"))
     data = SeriesTable(source) if series else detect_data(source)
-    choice = choose_run(override_all(data, fields), device=device, **wishes._asdict())
+    choice = choose_run(override_all(data, fields), device=device, **options._asdict())
     run = override_all(choice.run, overrides)
     check_sizes(run, overrides)
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
@@ -95,19 +95,19 @@ def resolve(
 
 
 def changed(
-    runs: dict[str, Run], wishes: Wishes, overrides: Mapping[str, Any], out: Path | None
+    runs: dict[str, Run], options: TrainOptions, overrides: Mapping[str, Any], out: Path | None
 ) -> dict[str, Resolved]:
     found = {}
     for name, run in runs.items():
-        made = override_all(with_wishes(run, wishes), overrides)
+        made = override_all(with_options(run, options), overrides)
         check_sizes(made, overrides)
         found[name] = Resolved(made, RUNS / name if out is None else out / name.partition("/")[2], [])
     return found
 
 
-def with_wishes(run: Run, wishes: Wishes) -> Run:
+def with_options(run: Run, options: TrainOptions) -> Run:
     """`run` with another model, budget or input size."""
-    name = wishes.model
+    name = options.model
     if name is not None and name in presets() and not Path(name).exists():
         model, before = preset(name).spec, run.model
         if before is not None and before.input_size and model.input_size:
@@ -116,18 +116,18 @@ def with_wishes(run: Run, wishes: Wishes) -> Run:
     elif name is not None:
         run = run.replace(model=None, init_from=name)
         run = with_size(run, open_start(name).model.spec.input_size)
-    if wishes.epochs is not None:
-        run = run.replace(budget=Budget(epochs=wishes.epochs, minutes=wishes.minutes))
-    elif wishes.minutes is not None:
-        run = run.replace(budget=run.budget.replace(minutes=wishes.minutes))
-    if wishes.size is None:
+    if options.epochs is not None:
+        run = run.replace(budget=Budget(epochs=options.epochs, minutes=options.minutes))
+    elif options.minutes is not None:
+        run = run.replace(budget=run.budget.replace(minutes=options.minutes))
+    if options.size is None:
         return run
     if "seq_len" in hints(type(run.data)):
-        return override(run, "data.seq_len", wishes.size)
+        return override(run, "data.seq_len", options.size)
     if run.model is None and run.init_from is None:
         raise UserError("--size needs a model: name one with --model")
     model = run.model or open_start(str(run.init_from)).model.spec
-    return with_size(run.replace(model=model.configure(img_size=wishes.size)), (wishes.size, wishes.size))
+    return with_size(run.replace(model=model.configure(img_size=options.size)), (options.size, options.size))
 
 
 def with_size(run: Run, size: tuple[int, int] | None) -> Run:

@@ -29,7 +29,7 @@ from typing import Self, TypeVar
 import torch
 
 from allmlp.errors import UserError
-from allmlp.files import write_atomically
+from allmlp.files import write_text_atomically
 
 T = TypeVar("T")
 FILE = "threads.json"
@@ -83,11 +83,6 @@ def quota(root: Path = Path("/")) -> float:
     return min(found)
 
 
-def is_fixed() -> bool:
-    """Whether the user has set the number of threads."""
-    return "OMP_NUM_THREADS" in os.environ
-
-
 def choose(work: Callable[[], object]) -> int:
     """Set the number of threads that `work` is fastest with, and return it. Call it in the thread that will compute."""
     threads = Threads()
@@ -114,7 +109,8 @@ class Threads:
         worth: float = WORTH,
         spare_only: bool = False,
     ) -> None:
-        self.file, self.unit, self.active, self.worth = file, start, active and not is_fixed(), worth
+        chosen_by_user = "OMP_NUM_THREADS" in os.environ
+        self.file, self.unit, self.active, self.worth = file, start, active and not chosen_by_user, worth
         self.spare = Spare() if spare_only else None
         self.candidates = [1] if spare_only else halves(limit())
         self.plan: list[tuple[int, int]] = [(start, self.candidates[0])]
@@ -217,7 +213,7 @@ class Threads:
     def record(self) -> None:
         if self.file is not None:
             text = json.dumps({"plan": self.plan, "until": self.until})
-            write_atomically(self.file, lambda file: file.write_text(text, encoding="utf8"))
+            write_text_atomically(self.file, text)
 
 
 class Spare:

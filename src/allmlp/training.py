@@ -29,7 +29,7 @@ from allmlp.data.sampler import Loader, Sampler, Stream, eval_batches, mix_seed
 from allmlp.device import default_dtype, sum_dtype
 from allmlp.ema import ModelEma
 from allmlp.errors import UserError
-from allmlp.files import write_atomically
+from allmlp.files import write_text_atomically
 from allmlp.freezing import Freezing
 from allmlp.interrupts import Interrupts
 from allmlp.log import RunLog, announced, draw_curves, format_values
@@ -361,7 +361,7 @@ def save_model(out: Path, model: Model, files: Mapping[str, str], world: paralle
     if world.is_main:
         folder.write_model(out, model.spec, state)
         for name, text in files.items():
-            write_atomically(out / name, lambda file, text=text: file.write_text(text, encoding="utf8"))
+            write_text_atomically(out / name, text)
 
 
 def evaluate_checkpoint(

@@ -31,7 +31,7 @@ class ProbeResult:
     accuracies: tuple[float, ...]
     """One for each seed, which chooses the training examples."""
     majority: float
-    """The share of the most frequent class of the test split."""
+    """The fraction of the most frequent class of the test split."""
 
     @property
     def accuracy(self) -> float:

@@ -42,7 +42,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_figures(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are not even built, for tests of the numbers and the text."""
-    for name in ("mosaics", "heatmaps", "filter_lines", "by_depth", "cost_bars", "saliency_maps", "picture_rows"):
+    for name in ("mosaics", "heatmaps", "filter_lines", "by_depth", "cost_bars", "saliency_maps", "image_rows"):
         monkeypatch.setattr(figures, name, lambda *args, **options: None)
 
 

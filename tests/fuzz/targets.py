@@ -167,7 +167,7 @@ def seeds() -> Path:
 
 def warm_up() -> None:
     """Do in the parent what every case would do again."""
-    for module in ("allmlp.prediction.output", "allmlp.prediction.stream", "allmlp.plan.forecast", "rich.progress"):
+    for module in ("allmlp.prediction.output", "allmlp.prediction.stream", "allmlp.plan.estimate", "rich.progress"):
         import_module(module)
     typer.main.get_command(app)
     runs("digits_mixer")

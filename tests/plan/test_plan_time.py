@@ -10,7 +10,7 @@ from allmlp import UserError
 from allmlp.models.cost import measure
 from allmlp.models.zoo import family, preset, presets
 from allmlp.optim import Lamb
-from allmlp.plan.forecast import forecast
+from allmlp.plan.estimate import estimate
 from allmlp.plan.hardware import GPUS, expected_flops, speeds, training_speed
 from allmlp.plan.jobs import job
 from allmlp.plan.time import step_time, training_flops
@@ -92,7 +92,7 @@ def test_expected_flops_of_a_device() -> None:
 
 def test_forecast_of_mixer_h14() -> None:
     """Mixer-H/14, 300 million images, 14 epochs, 1,024 GPUs."""
-    found = forecast(job("mixer_h14", samples=300e6, epochs=14, gpus=1024, mfu=0.4))
+    found = estimate(job("mixer_h14", samples=300e6, epochs=14, gpus=1024, mfu=0.4))
     assert found.job.batch_size == 4096 and found.job.local_batch_size == 4 and found.job.steps == 1_025_391
     useful = 6 * measure(preset("mixer_h14").spec).macs * 300e6 * 14
     assert found.chosen.step.flops * found.job.steps == pytest.approx(useful, rel=1e-5)
@@ -115,8 +115,8 @@ def test_recipe_settings() -> None:
     mixer = job("imagenet21k_mixer_l16", gpus=8)
     assert mixer.samples == 14_197_122 and mixer.epochs == 300 and mixer.batch_size == 4096
     text = job("mlm_table6/gmlp_base", gpus=8)
-    assert text.samples * text.epochs == 1_000_000 * 256 and forecast(text).sample_bytes == 2 * 512
-    series = forecast(job("patchtsmixer", 1e5, gpus=8, mfu=0.1))
+    assert text.samples * text.epochs == 1_000_000 * 256 and estimate(text).sample_bytes == 2 * 512
+    series = estimate(job("patchtsmixer", 1e5, gpus=8, mfu=0.1))
     assert series.sample_bytes == 4 * 512 * 7 and series.job.batch_size == 64
     assert job("mlm_table3/mixer", gpus=8).family == "Mixer" and job("mlm_table6/bert_base", gpus=8).family == "BERT"
 
@@ -124,19 +124,19 @@ def test_recipe_settings() -> None:
 @pytest.mark.slow
 def test_choice_of_a_strategy_that_fits() -> None:
     """941 M weights and 512 tokens: gradient checkpointing where the activations do not fit."""
-    wide = forecast(job("gmlp_xlarge", samples=1e6, gpus=8, batch_size=1024, mfu=0.3, gpu="h100"))
+    wide = estimate(job("gmlp_xlarge", samples=1e6, gpus=8, batch_size=1024, mfu=0.3, gpu="h100"))
     assert not wide.strategies[0].fits and wide.chosen.grad_checkpointing and wide.chosen.fits
-    forced = forecast(job("gmlp_xlarge", samples=1e6, gpus=8, batch_size=64, mfu=0.3, sharding="fsdp"))
+    forced = estimate(job("gmlp_xlarge", samples=1e6, gpus=8, batch_size=64, mfu=0.3, sharding="fsdp"))
     assert forced.chosen.sharding == "fsdp"
     with pytest.raises(UserError, match="does not fit"):
-        forecast(job("gmlp_xlarge", samples=1e6, gpus=1, batch_size=2048))
+        estimate(job("gmlp_xlarge", samples=1e6, gpus=1, batch_size=2048))
 
 
 @pytest.mark.slow
 def test_external_models_are_planned_from_a_given_mfu() -> None:
     with pytest.raises(UserError, match="no measured MFU for training ResNet on image: pass --mfu"):
-        forecast(job("hf:resnet50", samples=1e6, gpus=8))
-    found = forecast(job("hf:resnet50", samples=1e6, gpus=8, mfu=0.3, compiled=False, batch_size=1024))
+        estimate(job("hf:resnet50", samples=1e6, gpus=8))
+    found = estimate(job("hf:resnet50", samples=1e6, gpus=8, mfu=0.3, compiled=False, batch_size=1024))
     assert found.sample_bytes == 115_000 and found.chosen.name == "DDP"
 
 

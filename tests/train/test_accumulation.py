@@ -14,7 +14,7 @@ from allmlp import parallel
 from allmlp.data.corpus import Corpus
 from allmlp.data.frequency import DAY, Frequency
 from allmlp.data.sampler import Batch
-from allmlp.data.series import Parts, build_dataset
+from allmlp.data.series import SplitEnds, build_dataset
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.models.forecasting import patchtsmixer
 from allmlp.models.zoo import create, preset
@@ -54,7 +54,9 @@ def text_task(task: Any, name: str, folder: Path) -> tuple[TaskModule, Any]:
 def series_task() -> tuple[TaskModule, Any]:
     values = np.random.default_rng(0).normal(size=(60, 2))
     values[20:40, 1] = np.nan
-    data = build_dataset(values, [60], [Parts(40, 50, 60)], ("a", "b"), Frequency(DAY), 8, 4, ids=("",), starts=(0,))
+    data = build_dataset(
+        values, [60], [SplitEnds(40, 50, 60)], ("a", "b"), Frequency(DAY), 8, 4, ids=("",), starts=(0,)
+    )
     task = Forecast()
     model = create(task.configure_model(patchtsmixer(1, 8, 2, 0.0, 0.0, patch_size=4, stride=4), data), seed=0)
     return task.build(model, data).train(), data

@@ -13,7 +13,7 @@ import allmlp
 from allmlp.data.dataset import Data
 from allmlp.data.frequency import DAY, Frequency
 from allmlp.data.sampler import Batch, eval_batches
-from allmlp.data.series import Parts, SeriesDataset, build_dataset
+from allmlp.data.series import SeriesDataset, SplitEnds, build_dataset
 from allmlp.models.forecasting import patchtsmixer
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.optim import AdamW
@@ -40,7 +40,7 @@ class Waves(Data):
         values = np.concatenate(series) + 0.1 * rng.normal(size=(400, 2))
         if self.gaps:
             values[250:256, 0], values[310, 1] = np.nan, np.nan
-        parts, options = [Parts(130, 160, 200)] * 2, {"ids": ("a", "b")}
+        parts, options = [SplitEnds(130, 160, 200)] * 2, {"ids": ("a", "b")}
         return build_dataset(
             values, [200, 200], parts, ("x", "y"), Frequency(DAY), self.seq_len, self.horizon, **options
         )

@@ -18,7 +18,7 @@ from allmlp.models.cost import Cost, measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.zoo import preset
 from allmlp.plan import hardware
-from allmlp.plan.forecast import Forecast, forecast
+from allmlp.plan.estimate import Estimate, estimate
 from allmlp.plan.hardware import GPUS, Speed
 from allmlp.plan.jobs import job
 from allmlp.plan.time import training_flops
@@ -228,15 +228,15 @@ def memory(row: PublishedRow, task: str, batch: str = "") -> Figure:
 
 
 @cache
-def planned(recipe: str) -> Forecast:
-    return forecast(job(recipe, gpus=NUM_GPUS, gpu=GPU, **(JFT if recipe == "mixer_h14" else {})), runs=2)
+def planned(recipe: str) -> Estimate:
+    return estimate(job(recipe, gpus=NUM_GPUS, gpu=GPU, **(JFT if recipe == "mixer_h14" else {})), runs=2)
 
 
-def total_flops(plan: Forecast) -> float:
+def total_flops(plan: Estimate) -> float:
     return plan.chosen.step.flops * plan.job.steps
 
 
-def hours(plan: Forecast) -> float:
+def hours(plan: Estimate) -> float:
     """Hours of one GPU for the model FLOPs alone."""
     return total_flops(plan) / (plan.mfu * plan.job.card.peak) / 3600
 

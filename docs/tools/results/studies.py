@@ -32,7 +32,9 @@ def all_studies() -> str:
         if found is None:
             parts.append(f"{text}: not run yet.")
             continue
-        text += f", equal {found.compared} ([records](logs/study/{name}.jsonl)).\n\n{markdown(final_table(found))}"
+        text += (
+            f", equal {found.study.compared} ([records](logs/study/{name}.jsonl)).\n\n{markdown(final_table(found))}"
+        )
         if found.tuning:
             text += f"\nChosen on validation:\n\n{markdown(tuning_table(found))}"
         if found.reached:

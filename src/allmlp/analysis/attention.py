@@ -85,13 +85,13 @@ def attention_section(
     mixed = [one for one in found[0] if one.branch == "token" and one.stack != "decoder"]
     if mixed and not any(token_weights(model)) and len({one.weights.shape for one in mixed}) == 1:
         rolled = rollout([one.weights for one in mixed])
-        draw_rollout(output, rolled, patch_grid(mixed[0], model.spec), model.spec, images, texts)
+        draw_rollout(output, rolled, attention_grid(mixed[0], model.spec), model.spec, images, texts)
     if texts and texts[0].predicted:
         draw_alignment(output, [alignment(maps)[0] for maps in found], texts)
     return output.section("attention", f"{summary(rows)} ({read})")
 
 
-def patch_grid(one: AttentionMap, spec: ModelSpec | None) -> Grid | None:
+def attention_grid(one: AttentionMap, spec: ModelSpec | None) -> Grid | None:
     """The patches over which a layer attends, in the grid of its stage; class tokens are before them."""
     return spec.build_contexts[stage_number(spec, one.name)].grid if isinstance(spec, Encoder) else None
 
@@ -104,7 +104,7 @@ def head_statistics(found: Sequence[list[AttentionMap]], spec: ModelSpec | None)
         largest = sum(map(largest_entropy, weights)) / len(weights)
         far: list[float | None] = [None] * len(entropies)
         if same[0].branch != "cross":
-            grid = patch_grid(same[0], spec)
+            grid = attention_grid(same[0], spec)
             far = list(torch.stack([mean_distance(one, grid) for one in weights]).mean(0).tolist())
         name, stack, block, kind, _ = same[0]
         for head, (one, distance) in enumerate(zip(entropies, far)):
@@ -143,10 +143,10 @@ def draw_depth(
     if own:
         first = {one.block or 0: one for one in reversed(maps) if one.branch != "cross"}  # of each block
         # Of a causal model, over the tokens that each one may see.
-        equals = [mean_distance((one.weights > 0).double(), patch_grid(one, spec)).mean() for one in first.values()]
+        equals = [mean_distance((one.weights > 0).double(), attention_grid(one, spec)).mean() for one in first.values()]
         uniform = Series("equal weights", [*first], [float(one) for one in equals], dashed=True)
         far = [series(stack, kind, "distance") for stack, kind in own]
-        unit = "patches" if patch_grid(maps[0], spec) else "tokens"
+        unit = "patches" if attention_grid(maps[0], spec) else "tokens"
         charts.append(
             Chart("Distance, shaded from nearest to farthest head", f"mean distance ({unit})", [*far, uniform])
         )
@@ -158,13 +158,13 @@ def draw_heads(output: OutputFolder, maps: list[AttentionMap], spec: ModelSpec) 
     panels = []
     for one in [maps[index] for index in evenly_spaced(len(maps), LAYERS)]:
         heads = one.weights[0, evenly_spaced(one.weights.shape[1], HEADS)].float().cpu()
-        grid = patch_grid(one, spec)
+        grid = attention_grid(one, spec)
         if grid:
             heads = read_by_output(heads, spec)[:, -grid[0] * grid[1] :].unflatten(1, grid)
         elif max(heads.shape[1:]) > SIDE:
             heads = adaptive_avg_pool2d(heads, (min(heads.shape[1], SIDE), min(heads.shape[2], SIDE)))
         panels.append(Panel(layer_label(one), heads, across=math.ceil(math.sqrt(len(heads)))))
-    if patch_grid(maps[0], spec):
+    if attention_grid(maps[0], spec):
         what, axes = (
             "where the output looks: the row of the class token, or the mean over all patches",
             ("patch column", "patch row"),
@@ -207,7 +207,7 @@ def draw_rollout(
     seen = images.pixels * bright / bright.amax((1, 2, 3), keepdim=True)
     rows = [[(image, name), (dark, "rollout")] for image, name, dark in zip(images.pixels, images.names, seen)]
     text = FigureText("Attention rollout", f"{note}; bright patches have the largest share", "", "")
-    output.figure("rollout", figures.picture_rows(rows, text))
+    output.figure("rollout", figures.image_rows(rows, text))
 
 
 def draw_alignment(output: OutputFolder, found: list[Tensor], texts: Sequence[TextInput]) -> None:

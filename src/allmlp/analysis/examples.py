@@ -101,5 +101,5 @@ def neighbor_section(
     words = FigureText(
         "Nearest neighbors in feature space", note, "query, then its neighbors, nearest first", "queries"
     )
-    output.figure("neighbors", figures.picture_rows(drawn, words))
+    output.figure("neighbors", figures.image_rows(drawn, words))
     return output.section("neighbors", text)

@@ -59,6 +59,11 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return inside
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of this size in inches, whose parts make room for each other."""
+    return require("matplotlib.figure", "analysis").Figure(figsize=(width, height), layout="constrained")
+
+
 def save(figure: Figure, file: Path, kind: str) -> None:
     """Write a png or svg file; the same figure gives the same bytes."""
     with require("matplotlib", "analysis").rc_context(STYLE):
@@ -185,10 +190,8 @@ class LabeledMatrix(NamedTuple):
 def labeled_matrices(panels: Sequence[LabeledMatrix], text: FigureText, labels: int) -> Figure:
     """Matrices side by side, dark for large values, with names at the rows and columns of those up to `labels` wide."""
     widest, highest = (max(panel.values.shape[side] for panel in panels) for side in (1, 0))
-    figure = require("matplotlib.figure", "analysis").Figure(
-        figsize=(max(len(panels) * (1.4 + 0.14 * min(widest, labels)), 6), 1.9 + 0.14 * min(highest, labels)),
-        layout="constrained",
-    )
+    width = max(len(panels) * (1.4 + 0.14 * min(widest, labels)), 6)
+    figure = new_figure(width, 1.9 + 0.14 * min(highest, labels))
     note = textwrap.wrap(text.note, 15 * int(figure.get_figwidth()))
     figure.suptitle(text.title + "\n" * len(note), size=10)  # constrained layout leaves room for the note below it
     under = 1 - 0.26 / figure.get_figheight()
@@ -266,9 +269,7 @@ class Chart(NamedTuple):
 def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
     """Charts side by side over the same depth."""
     most = max(len(chart.series) for chart in charts)
-    figure = require("matplotlib.figure", "analysis").Figure(
-        figsize=(4.6 * len(charts) if len(charts) > 1 else 6, 3.4 + 0.12 * most), layout="constrained"
-    )
+    figure = new_figure(4.6 * len(charts) if len(charts) > 1 else 6, 3.4 + 0.12 * most)
     figure.suptitle(title, size=10, parse_math=False)
     for axes, chart in zip(np.atleast_1d(figure.subplots(1, len(charts))), charts):
         for number, series in enumerate(chart.series):
@@ -299,7 +300,7 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
 @styled
 def cost_bars(cost: Cost, name: str) -> Figure:
     parts = cost.parts[::-1]
-    figure = require("matplotlib.figure", "analysis").Figure(figsize=(8, 1.3 + 0.22 * len(parts)), layout="constrained")
+    figure = new_figure(8, 1.3 + 0.22 * len(parts))
     figure.suptitle(f"Parameters and multiply-adds of {name} by part", size=10, parse_math=False)
     left, right = figure.subplots(1, 2, sharey=True)
     columns = (
@@ -366,7 +367,7 @@ def saliency_maps(pixels: Tensor, found: Sequence[Saliency], titles: Sequence[st
 
 
 @styled
-def picture_rows(rows: Sequence[Sequence[tuple[Tensor, str]]], text: FigureText) -> Figure:
+def image_rows(rows: Sequence[Sequence[tuple[Tensor, str]]], text: FigureText) -> Figure:
     """Rows of images with captions; the first of each row is framed."""
     columns = max(map(len, rows))
     first = rows[0][0][0]

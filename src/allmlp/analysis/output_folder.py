@@ -51,7 +51,7 @@ class OutputFolder:
             with open(file, "w", encoding="utf8", newline="") as target:
                 writer = csv.writer(target)
                 writer.writerow(columns)
-                writer.writerows([["" if value is None else value for value in row] for row in plain])
+                writer.writerows(plain)
 
         lines = ",\n  ".join(json.dumps(row, allow_nan=False) for row in plain)
         head = f'{{"about": {json.dumps(about)},\n "columns": {json.dumps(list(columns))},\n'

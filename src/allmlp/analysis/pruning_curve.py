@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from allmlp.analysis.figures import COLORS, styled
+from allmlp.analysis.figures import COLORS, new_figure, styled
 from allmlp.analysis.token_filters import evenly_spaced
 from allmlp.data.dataset import Data, ImageDataset, LabeledImages
 from allmlp.data.preprocessing import ImagePreprocessing
-from allmlp.errors import UserError, require
+from allmlp.errors import UserError
 from allmlp.models.model import Model
 from allmlp.spec import discover, parse
 from allmlp.tasks.classify import evaluate_classifier
@@ -87,7 +87,7 @@ def accuracy(model: Model, preprocessing: ImagePreprocessing, images: LabeledIma
 @styled
 def draw_curve(points: list[PruningPoint]) -> Figure:
     """Accuracy over the fraction removed, one line per method."""
-    figure = require("matplotlib.figure", "analysis").Figure(figsize=(3.6, 2.4), layout="constrained")
+    figure = new_figure(3.6, 2.4)
     axes = figure.subplots()
     for method, color in zip(FRACTIONS, COLORS):
         line = [points[0], *(point for point in points if point.method == method)]

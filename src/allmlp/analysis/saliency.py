@@ -16,8 +16,8 @@ from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import Encoder, EncoderModel
 from allmlp.models.model import Model, ModelSpec
 
-SQUARES = 64
-"""The largest number of squares of an image that are occluded, one after the other."""
+SQUARES, BATCH_SIZE = 64, 16
+"""The largest number of squares of an image that are occluded, and how many in one batch."""
 
 
 class Saliency(NamedTuple):
@@ -79,7 +79,7 @@ def occlusion_squares(grid: Grid, most: int = SQUARES) -> Tensor:
 
 
 @torch.inference_mode()
-def occlusion(model: Model, image: Tensor, label: int, squares: int = SQUARES, batch_size: int = 16) -> Tensor:
+def occlusion(model: Model, image: Tensor, label: int, squares: int = SQUARES) -> Tensor:
     """The log-probability that the class loses when a patch is occluded, h w (Zeiler and Fergus, 2014).
 
         map[i] = log p(label | x) - log p(label | x with square i of the mean color)
@@ -90,7 +90,7 @@ def occlusion(model: Model, image: Tensor, label: int, squares: int = SQUARES, b
     pixels = which.repeat_interleave(patch[0], 0).repeat_interleave(patch[1], 1).to(image.device)
     numbers = torch.arange(int(which.max()) + 1, device=image.device)
     kept = pixels != numbers[:, None, None, None]  # n 1 h w
-    variants = [torch.where(part, image, image.new_zeros(())) for part in kept.split(batch_size)]
+    variants = [torch.where(part, image, image.new_zeros(())) for part in kept.split(BATCH_SIZE)]
     logs = [class_logits(model, part).float().log_softmax(1)[:, label] for part in (image[None], *variants)]
     return (logs[0] - torch.cat(logs[1:])).cpu()[which]
 

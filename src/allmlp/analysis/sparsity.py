@@ -45,7 +45,7 @@ def small_fraction(weight: Tensor, limit: float = 0.05) -> float:
     return float((size < limit * size.max()).double().mean())
 
 
-def sparsity(model: Model, limit: float = 0.05) -> list[Sparsity]:
+def sparsity(model: Model) -> list[Sparsity]:
     """The fraction in every parameter of two or more axes and in every Toeplitz vector, not in biases, norms, scales.
 
     Of a causal matrix only the lower triangle counts.
@@ -60,7 +60,7 @@ def sparsity(model: Model, limit: float = 0.05) -> list[Sparsity]:
                 continue
             weight = used_entries(declared[name].layer, parameter.cpu()) if role == "square" else parameter.cpu()
             kind = KINDS.get(role, "channel" if role is None and name.startswith(channel) else "other")
-            found.append(Sparsity(name, kind, *module_path(name), weight.numel(), small_fraction(weight, limit)))
+            found.append(Sparsity(name, kind, *module_path(name), weight.numel(), small_fraction(weight)))
     return found
 
 

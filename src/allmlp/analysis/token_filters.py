@@ -166,10 +166,10 @@ def reach(matrix: Tensor, grid: Grid | None = None) -> float | None:
     return float((energy * distances(len(matrix), grid)).sum()) / total if total else None
 
 
-def center_patches(grid: Grid, side: int = CENTER) -> list[int]:
-    """The indices of the patches in the center, at most side x side, row by row."""
-    starts = [(size - min(size, side)) // 2 for size in grid]
-    rows, columns = (range(start, start + min(size, side)) for start, size in zip(starts, grid))
+def center_patches(grid: Grid) -> list[int]:
+    """The indices of the patches in the center, at most CENTER x CENTER, row by row."""
+    starts = [(size - min(size, CENTER)) // 2 for size in grid]
+    rows, columns = (range(start, start + min(size, CENTER)) for start, size in zip(starts, grid))
     return [row * grid[1] + column for row in rows for column in columns]
 
 

@@ -1,1 +1,1 @@
-"""Speed against peers: the same weights on every side, the same answers or no number, all sides in turns."""
+"""Benchmarks against other libraries: equal weights, interleaved rounds; a backend with other outputs is rejected."""

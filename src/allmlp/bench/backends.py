@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from allmlp.bench.clock import Call
-from allmlp.bench.parity import Parts
+from allmlp.bench.parity import Outputs
 from allmlp.bench.peers import PeerGroup
 from allmlp.errors import lookup, require
 from allmlp.models.model import Model
@@ -41,7 +41,7 @@ class PreparedBackend(NamedTuple):
 
     call: Call
     """The timed call."""
-    output: Callable[[], Parts]
+    output: Callable[[], Outputs]
     """The outputs that are checked before timing."""
 
 
@@ -188,7 +188,7 @@ def inference(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], prec
     return Backend(name, build, tolerance_scale=fp8_scale if mode == "fp8" else 1.0)
 
 
-def exact(peer_group: PeerGroup, package: str, inputs: tuple[Tensor, ...]) -> Parts:
+def exact(peer_group: PeerGroup, package: str, inputs: tuple[Tensor, ...]) -> Outputs:
     """Outputs in float64, one part per example."""
     model = copy.deepcopy(peer_group.models[package]).double().eval()
     rows: list[Tensor] = []

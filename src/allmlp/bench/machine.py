@@ -25,7 +25,7 @@ def copy_rate(device: torch.device, clock: Clock, seconds: float) -> float:
     return 2 * size / timing.call.median if isinstance(timing, Timing) else 0.0
 
 
-class Memory:
+class PeakMemory:
     """Peak GPU memory of a backend beyond what was allocated before: weights, activations, captured graphs."""
 
     def __init__(self, device: torch.device) -> None:

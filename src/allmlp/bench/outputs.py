@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 from functools import partial
@@ -15,7 +14,7 @@ from allmlp.bench.runner import BenchReport, Measurement, Ratio
 from allmlp.bench.scaling import exponent
 from allmlp.bench.timing import quartiles
 from allmlp.errors import MissingExtra, UserError, one_line
-from allmlp.files import write_atomically
+from allmlp.files import write_atomically, write_csv_atomically, write_text_atomically
 
 NOT_IN_CSV = ("ratios", "calls_s", "latencies_s", "device_times_s")
 """Of the ratios, the CSV file has the one by throughput, and at batch 1 by device time, over timm at its best."""
@@ -58,27 +57,16 @@ def exponents(report: BenchReport) -> list[dict[str, Any]]:
 
 def write_numbers(report: BenchReport, folder: Path) -> None:
     """Write bench.csv and bench.json atomically."""
-
-    def as_csv(file: Path) -> None:
-        with open(file, "w", encoding="utf8", newline="") as target:
-            writer = csv.writer(target)
-            columns = [name for name in Measurement._fields if name not in NOT_IN_CSV]
-            writer.writerow([*columns, *RATIO_COLUMNS])
-            for row in report.rows:
-                ratio = headline(row)
-                over_timm = [ratio.backend, ratio.by, ratio.median, ratio.low, ratio.high] if ratio else []
-                values = [*(getattr(row, name) for name in columns), *over_timm]
-                writer.writerow(["" if value is None else value for value in values])
-
+    columns, rows = [name for name in Measurement._fields if name not in NOT_IN_CSV], []
+    for row in report.rows:
+        ratio = headline(row)
+        over_timm = [ratio.backend, ratio.by, ratio.median, ratio.low, ratio.high] if ratio else []
+        rows.append([*(getattr(row, name) for name in columns), *over_timm])
     text = json.dumps(as_dict(report), indent=1, allow_nan=False, default=str) + "\n"
-    files = {
-        folder / "bench.csv": as_csv,
-        folder / "bench.json": lambda file: file.write_text(text, encoding="utf8"),
-    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file, fill in files.items():
-            write_atomically(file, fill)
+        write_csv_atomically(folder / "bench.csv", [*columns, *RATIO_COLUMNS], rows)
+        write_text_atomically(folder / "bench.json", text)
     except OSError as reason:
         raise UserError(f"cannot write to {folder}: {one_line(reason)}") from None
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-Parts = Sequence[Tensor]
+Outputs = Sequence[Tensor]
 
 SAME_MODEL_ERROR = 1e-5
 """In float64; losses are computed in float32."""
@@ -27,7 +27,7 @@ ERROR_FLOOR = {torch.float32: 1e-4}
 """Always allowed: in float32 the order of summation is free."""
 
 
-def error(found: Parts, reference: Parts) -> float:
+def error(found: Outputs, reference: Outputs) -> float:
     """Largest relative error of a part; infinite if shapes differ or a value is not finite."""
     if [part.shape for part in found] != [part.shape for part in reference]:
         return math.inf
@@ -42,10 +42,10 @@ def allowed(eager: Sequence[float], precision: torch.dtype) -> float:
 
 
 @torch.no_grad()
-def randomize(model: nn.Module, seed: int = 0) -> None:
+def randomize(model: nn.Module) -> None:
     """Draw all weights, including those that start at zero or one, which would hide a missing branch."""
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        generator = torch.Generator(parameter.device).manual_seed(seed + number)
+        generator = torch.Generator(parameter.device).manual_seed(number)
         noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
         sizes = [size for size in parameter.shape if size > 1]
         if len(sizes) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from allmlp.analysis.figures import COLORS, styled
+from allmlp.analysis.figures import COLORS, new_figure, styled
 from allmlp.bench.runner import BenchReport, Measurement
 from allmlp.bench.timing import quartiles
 from allmlp.errors import require
@@ -182,8 +182,7 @@ def panels(count: int, wide: float, high: float) -> tuple[Figure, list[Axes]]:
     """At most three panels in a row."""
     columns = min(count, 3)
     rows = -(-count // columns)
-    size = (wide * columns + 0.6, high * rows + 0.9)
-    figure = require("matplotlib.figure", "analysis").Figure(figsize=size, layout="constrained")
+    figure = new_figure(wide * columns + 0.6, high * rows + 0.9)
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for spare in axes[count:]:
         spare.remove()

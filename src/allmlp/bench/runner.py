@@ -14,8 +14,8 @@ from allmlp.bench import backends as inference
 from allmlp.bench import training
 from allmlp.bench.backends import Backend, PreparedBackend, default_backends, parse_backend, select_backends
 from allmlp.bench.clock import Call, Clock, clock_of
-from allmlp.bench.machine import Memory, copy_rate, peak_matmul
-from allmlp.bench.parity import SAME_MODEL_ERROR, Parts, allowed, error
+from allmlp.bench.machine import PeakMemory, copy_rate, peak_matmul
+from allmlp.bench.parity import SAME_MODEL_ERROR, Outputs, allowed, error
 from allmlp.bench.peers import PACKAGES, PeerGroup, peer_group
 from allmlp.bench.scaling import ScalingAxis, scaled_models
 from allmlp.bench.timing import Failure, Timing, release, speedup, time_interleaved, try_call
@@ -214,7 +214,7 @@ def prepare_group(
 
 def prepare_backends(
     backends: Sequence[Backend],
-    reference: Parts,
+    reference: Outputs,
     max_error: float,
     device: torch.device,
     log: LogFunction = lambda *text, **end: None,
@@ -235,10 +235,10 @@ def prepare_backends(
 
 
 def prepare_backend(
-    backend: Backend, reference: Parts, max_error: float, device: torch.device
+    backend: Backend, reference: Outputs, max_error: float, device: torch.device
 ) -> tuple[PreparedBackend | None, BackendResult]:
     """Build a backend, check its outputs and measure its memory; None if it is rejected."""
-    memory = Memory(device)
+    memory = PeakMemory(device)
     entry = backend.build()
     for _ in range(WARMUP_CALLS):  # with CUDA graphs, the compared output comes from a replay
         entry.output()
@@ -338,7 +338,7 @@ def run_cell(
 
 
 class ParityCheck(NamedTuple):
-    reference: Parts
+    reference: Outputs
     allowed: float
     same: list[str]
     """Packages with the same model."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from allmlp.bench.backends import CHUNK, Backend, PreparedBackend, memory_format
-from allmlp.bench.parity import Parts
+from allmlp.bench.parity import Outputs
 from allmlp.bench.peers import Peer, PeerGroup
 from allmlp.compilation import compile_task
 from allmlp.data.dataset import LabeledImages
@@ -109,7 +109,7 @@ def training(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], preci
         recorded = mode == "cuda-graph" and device.type == "cuda" and precision != torch.float16
         call = partial(step, [given])
 
-        def output() -> Parts:
+        def output() -> Outputs:
             step.backward([given])
             step.scaler.unscale_(optimizer)
             found = gradients(model)
@@ -122,7 +122,7 @@ def training(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], preci
     return Backend(name, build)
 
 
-def exact(peer_group: PeerGroup, package: str, inputs: tuple[Tensor, ...]) -> Parts:
+def exact(peer_group: PeerGroup, package: str, inputs: tuple[Tensor, ...]) -> Outputs:
     """Gradients in float64, a few examples at a time unless BatchNorm needs the whole batch."""
     model = copy.deepcopy(peer_group.models[package])
     task = build_task(model, peer_group).double().train()
@@ -135,7 +135,7 @@ def exact(peer_group: PeerGroup, package: str, inputs: tuple[Tensor, ...]) -> Pa
     return gradients(model)
 
 
-def gradients(model: Model) -> Parts:
+def gradients(model: Model) -> Outputs:
     """All gradients as one vector, ordered by our names: those of some biases alone are nothing but rounding."""
     found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     found = model.to_native(found) if isinstance(model, Peer) else found

@@ -73,7 +73,7 @@ def is_first(line: str) -> bool:
         with open(report, "w", encoding="utf8") as target:
             json.dump({"message": content}, target)
         # The folder of the file is this process's own, the one above it belongs to all.
-        with open(os.path.join(os.path.dirname(os.path.dirname(report)), "told"), "x", encoding="utf8"):
+        with open(os.path.join(os.path.dirname(os.path.dirname(report)), "reported"), "x", encoding="utf8"):
             return True
     except FileExistsError:
         return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, complete_model, console, examples, next_command
+from allmlp.cli.app import app, complete_model, console, examples, next_command, plain_table
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import UserError
 
@@ -99,15 +99,12 @@ def run_examples(folder: Path, target: AnalysisTarget, most: int | None) -> tupl
 
 
 def print_analysis(result: Analysis, note: str) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     screen = console()
     screen.print(Text(result.about))
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    view.add_column("section", no_wrap=True)
-    view.add_column("result")
-    view.add_column("files")
+    view = plain_table(("section", "result", "files"))
+    view.columns[0].no_wrap = True
     for section in result.sections:
         if section.files:
             view.add_row(section.name, Text(section.text), Text(short_list(section.files)))

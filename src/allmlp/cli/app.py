@@ -21,6 +21,7 @@ from allmlp.errors import UserError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def examples(*lines: str) -> str:
@@ -243,6 +244,23 @@ def console() -> Console:
     return Console(highlight=False, width=width())
 
 
+def plain_table(left: Iterable[str], right: Iterable[str] = (), **column: Any) -> Table:
+    """A table without lines; `left` are columns of words, `right` of numbers, `column` are options of all of them."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in left:
+        table.add_column(title, **column)
+    for title in right:
+        table.add_column(title, justify="right", **column)
+    return table
+
+
+def is_main_process() -> bool:
+    """Whether this is the only process, or the first of torchrun."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def millions(count: float) -> str:
     return f"{count / 1e6:,.{2 if count < 1e10 else 0}f} M"
 
@@ -267,13 +285,13 @@ def next_command(*parts: object) -> None:
 
     next_command("predict", folder, "IMAGE") prints `next: allmlp predict runs/photos IMAGE`.
     """
-    if os.environ.get("RANK", "0") == "0":
+    if is_main_process():
         print(f"next: allmlp {shlex.join(map(str, parts))}", file=sys.stderr)
 
 
 def print_results(results: dict[str, dict[str, float]]) -> None:
-    from allmlp.log import format_value
+    from allmlp.log import format_values
 
-    if os.environ.get("RANK", "0") == "0":
+    if is_main_process():
         for name, values in results.items():
-            print(printable(name), "  ".join(f"{key} {format_value(key, value)}" for key, value in values.items()))
+            print(printable(name), format_values(values))

@@ -22,7 +22,7 @@ from allmlp.errors import UserError
 def average(
     folders: Annotated[list[Path], typer.Argument(help="Runs or model folders of one spec; one run with --last.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
-    last: Annotated[int | None, typer.Option(help="Average so many checkpoints of one run.", min=2)] = None,
+    last: Annotated[int | None, typer.Option(help="Average this many checkpoints of one run.", min=2)] = None,
     device: DeviceOption = None,
 ) -> None:
     """Average the weights of models, or of the last checkpoints of a run.

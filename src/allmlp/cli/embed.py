@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, console, examples
+from allmlp.cli.app import app, console, examples, plain_table
 from allmlp.cli.job import (
     PART_SIZE,
     BatchOption,
@@ -18,11 +18,11 @@ from allmlp.cli.job import (
     DeviceOption,
     DtypeOption,
     FastOption,
-    Job,
     KeepOption,
     ModelAndInputs,
     PairOption,
     PartOption,
+    PredictionJob,
     split_model,
 )
 from allmlp.errors import UserError, printable
@@ -67,7 +67,7 @@ def embed(
 
     from allmlp.prediction.inputs import Columns
     from allmlp.prediction.neighbors import are_features, collect, nearest, read_features
-    from allmlp.prediction.output import FEATURES, Parts, feature_record, write_features
+    from allmlp.prediction.output import FEATURES, PartWriter, feature_record, write_features
     from allmlp.prediction.stream import features
 
     if (out is None) == (near is None):
@@ -78,7 +78,7 @@ def embed(
     saved = near is not None and len(places) == 1 and are_features(Path(places[0]))
     if saved and len(inputs) == 1:  # features of different models cannot be compared, even if they are of one size
         raise UserError(f"name the model of these features: allmlp embed MODEL {places[0]} --near QUERY")
-    job = Job(
+    job = PredictionJob(
         [model, near] if saved and near is not None else inputs, columns, context, device, dtype, fast, out, part_size
     )
     predictor = job.predictor
@@ -95,7 +95,7 @@ def embed(
         print_matches(nearest(value.value, bank, top_k, query.name), job.inputs.reads, as_json)
     elif job.is_folder:
         part_size = part_size or PART_SIZE
-        parts = Parts(Path(out or ""), part_size, job.settings("embed", kept, context, part_size), *job.process)
+        parts = PartWriter(Path(out or ""), part_size, job.settings("embed", kept, context, part_size), *job.process)
         kinds = {"input": str, **dict.fromkeys(kept, str), FEATURES: np.ndarray}
         parts.write(
             job.items,
@@ -114,9 +114,8 @@ def print_matches(matches: list[Match], reads: str, as_json: bool) -> None:
         print(json.dumps([match._asdict() for match in matches]))
         return
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table("cosine", reads.removesuffix("s"), box=None, header_style="bold", pad_edge=False)
+    table = plain_table(("cosine", reads.removesuffix("s")))
     for match in matches:
         table.add_row(f"{match.cosine:.4f}", escape(printable(match.name)))
     console().print(table)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import MetricOption, app, console, examples, next_command
+from allmlp.cli.app import MetricOption, app, console, examples, is_main_process, next_command, plain_table
 from allmlp.cli.job import DTYPES, DeviceOption
 from allmlp.errors import UserError, lookup, printable
 
@@ -81,7 +80,7 @@ def eval_command(
     from allmlp.split_metrics import import_metrics
 
     chosen = lookup(dtype, {name: getattr(torch, name) for name in DTYPES}, "dtype") if dtype else None
-    screen, is_main = Console(stderr=True), os.environ.get("RANK", "0") == "0"
+    screen = Console(stderr=True)
     bar = Progress(
         MofNCompleteColumn(), TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal
     )
@@ -100,7 +99,7 @@ def eval_command(
         else:
             options["metrics"] = import_metrics(metric or [])
             found = evaluate_model(model, data, classes=str(classes) if classes else None, knn=knn, **options)
-    if not is_main:
+    if not is_main_process():
         return
     if as_json:
         print(json.dumps(found.to_json()))
@@ -147,11 +146,7 @@ def print_evaluation(found: Evaluation, per_class: bool) -> None:
 
 
 def print_classes(found: Evaluation) -> None:
-    from rich.table import Table
-
-    table = Table("class", box=None, pad_edge=False)
-    for title in ("examples", "accuracy", "precision"):
-        table.add_column(title, justify="right")
+    table = plain_table(("class",), ("examples", "accuracy", "precision"))
     for one in found.class_results:
         precision = f"{one.correct / one.predicted:.1%}" if one.predicted else "-"
         table.add_row(printable(one.name), f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)

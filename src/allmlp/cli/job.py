@@ -70,8 +70,8 @@ PartOption = Annotated[
 ]
 
 
-class Job:
-    """A model and its inputs. What happens to them is told on stderr, by the first process only."""
+class PredictionJob:
+    """A model and its inputs. Progress and errors are printed on stderr, by the first process only."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Job:
     def count(self) -> None:
         try:
             self.progress.update(self.bar, total=sum(1 for _ in self.inputs))
-        except UserError:  # told when the input is reached
+        except UserError:  # reported when the input is reached
             return
 
     def single(self, text: str) -> Item:
@@ -173,7 +173,7 @@ class Job:
         self.earlier += count
 
     def settings(self, command: str, *options: Any) -> dict[str, Any]:
-        """All that the answers depend on besides the inputs; as JSON gives it back."""
+        """Everything that the answers depend on besides the inputs, as JSON values."""
         from allmlp.prediction.predictor import model_checksum
 
         precision = [str(self.predictor.dtype), self.predictor.fast]

@@ -14,7 +14,7 @@ from allmlp.cli.app import app, examples
 from allmlp.errors import UserError, one_line
 
 QUIET = 2, 130
-"""Exit statuses of a process that has said why it ends: a user's mistake, and Ctrl-C."""
+"""Exit statuses of a process that has printed its own error: a user's mistake, and Ctrl-C."""
 
 
 @app.command(
@@ -48,7 +48,7 @@ def launch(
     given.module, given.training_script, command = True, "allmlp", given.training_script
     given.training_script_args = [command, *given.training_script_args]
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does so too, with a warning
-    logging.disable(logging.ERROR)  # what torchrun would say of failures
+    logging.disable(logging.ERROR)  # torchrun's own report of failures
     try:
         run(given)
     except ValueError as error:  # of torchrun's options, such as --nproc-per-node two

@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, billions, console, examples, millions, next_command, print_described, width
+from allmlp.cli.app import (
+    app,
+    billions,
+    console,
+    examples,
+    millions,
+    next_command,
+    plain_table,
+    print_described,
+    width,
+)
 from allmlp.errors import UserError, did_you_mean
 
 
@@ -74,13 +84,7 @@ def list_models(pattern: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps([entry._asdict() for entry in entries], indent=2))
         return
-    from rich.table import Table
-
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("model", "family", "input"):
-        view.add_column(title, overflow="fold")
-    for title in ("parameters", "MACs", "published"):
-        view.add_column(title, justify="right", overflow="fold")
+    view = plain_table(("model", "family", "input"), ("parameters", "MACs", "published"), overflow="fold")
     for entry in entries:
         counts = millions(entry.parameters), billions(entry.macs), entry.published
         view.add_row(entry.name, entry.family, entry.input_spec, *counts)
@@ -117,18 +121,13 @@ def list_weights(pattern: str, as_json: bool) -> None:
         published = [row._asdict() | {"normalization": row.normalization._asdict()} for row in rows]
         print(json.dumps([*(row._asdict() for row in own), *published], indent=2))
         return
-    from rich.table import Table
-
     if own:
         texts = {row.name: f"{row.description}, {row.result}; bundled, {row.size / 2**20:.1f} MiB" for row in own}
         print_described(texts, width())
     if not rows:
         next_command("predict", own[0].name, "INPUT")
         return
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("weights", "description", "normalize"):
-        view.add_column(title, overflow="fold")
-    view.add_column("top-1", justify="right", overflow="fold")
+    view = plain_table(("weights", "description", "normalize"), ("top-1",), overflow="fold")
     view.add_column("license", overflow="fold")
     for row in rows:
         view.add_row(

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, complete_name, console, examples, next_command
+from allmlp.cli.app import app, complete_name, console, examples, next_command, plain_table
 from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from allmlp.plan.check import Comparison
-    from allmlp.plan.forecast import Forecast
+    from allmlp.plan.estimate import Estimate
     from allmlp.plan.scaling import Scaling
 
 GIGABYTE = 1e9
@@ -95,7 +93,7 @@ def plan(
     if len(targets) > 1 or at is not None:
         raise UserError("a plan is of one model or recipe; several runs and --at need --from")
     (target,) = targets
-    from allmlp.plan.forecast import forecast
+    from allmlp.plan.estimate import estimate
     from allmlp.plan.jobs import job
 
     if check:
@@ -105,7 +103,7 @@ def plan(
         return
     if calibrate or device:
         raise UserError("--calibrate and --device need --check")
-    found = forecast(
+    found = estimate(
         job(
             target,
             samples,
@@ -130,7 +128,7 @@ def plan(
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:
-        print_forecast(found)
+        print_estimate(found)
         next_command("show", target)
 
 
@@ -155,12 +153,7 @@ def predict_loss(folders: list[str], by: str, at: float | None, seed: int, as_js
 
 
 def print_scaling(found: Scaling) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run")
-    for title in (found.by, "loss", "fitted", "from smaller runs"):
-        table.add_column(title, justify="right")
+    table = plain_table(("run",), (found.by, "loss", "fitted", "from smaller runs"))
     for point in found.points:
         x, error = getattr(point, found.by), found.held_out.get(point.name)
         table.add_row(
@@ -230,12 +223,7 @@ def run_check(
 
 
 def print_comparisons(rows: list[Comparison]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("quantity")
-    for title in ("predicted", "measured", "error"):
-        table.add_column(title, justify="right")
+    table = plain_table(("quantity",), ("predicted", "measured", "error"))
     for row in rows:
         scale, unit = (1e6, "MB") if row.unit == "bytes" else (1.0, row.unit)
         shown = [f"{value / scale:,.3f} {unit}" if value is not None else "" for value in (row.predicted, row.measured)]
@@ -254,12 +242,11 @@ MEMORY = {
 }
 
 
-def print_forecast(found: Forecast) -> None:
-    from rich.table import Table
+def print_estimate(found: Estimate) -> None:
     from rich.text import Text
 
+    from allmlp.plan.estimate import USABLE
     from allmlp.plan.failures import young
-    from allmlp.plan.forecast import USABLE
 
     job, chosen, screen = found.job, found.chosen, console()
 
@@ -267,7 +254,7 @@ def print_forecast(found: Forecast) -> None:
         screen.print(Text(f"\n{text}", style="bold"))
 
     def line(label: str, text: str) -> None:
-        print_wrapped(screen, label, text)
+        print(*wrap(text, screen.width, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")
 
     mode = "compiled" if job.compiled else "eager"
     title = f" on {job.gpus:,} {job.card.name}, {type(job.optim).__name__}, {job.precision}, {mode}"
@@ -277,10 +264,7 @@ def print_forecast(found: Forecast) -> None:
         f"({job.local_batch_size:,} per GPU)"
     )
     heading(f"Memory per GPU in GB ({USABLE * job.card.memory / GIGABYTE:.0f} usable; ckpt: gradient checkpointing)")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for each in found.strategies:
-        table.add_column(each.name, justify="right")
+    table = plain_table(("",), (each.name for each in found.strategies))
     for label, name in MEMORY.items():
         sizes = [getattr(each.memory, name) for each in found.strategies]
         if any(sizes):
@@ -331,7 +315,3 @@ def print_forecast(found: Forecast) -> None:
     heading("Total")
     line("hours", f"{found.expected_seconds / 3600:,.1f} ({found.ideal_seconds / 3600:,.1f} without failures)")
     line("GPU-days", f"{found.gpu_days:,.1f}")
-
-
-def print_wrapped(screen: Console, label: str, text: str) -> None:
-    print(*wrap(text, screen.width, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")

@@ -21,11 +21,11 @@ from allmlp.cli.job import (
     DeviceOption,
     DtypeOption,
     FastOption,
-    Job,
     KeepOption,
     ModelAndInputs,
     PairOption,
     PartOption,
+    PredictionJob,
 )
 from allmlp.errors import UserError, printable
 
@@ -91,11 +91,11 @@ def predict(
         forecast(inputs, out, as_json, device)
         return
     from allmlp.prediction.inputs import Columns
-    from allmlp.prediction.output import AnswerTable, Parts, write_answers
+    from allmlp.prediction.output import AnswerTable, PartWriter, write_answers
     from allmlp.prediction.stream import predictions
 
     columns = Columns(column, pair_column, tuple(keep or ()))
-    job = Job(inputs, columns, context, device, dtype, fast, out, part_size)
+    job = PredictionJob(inputs, columns, context, device, dtype, fast, out, part_size)
     predictor, labels = job.predictor, job.predictor.labels
     if probabilities and predictor.task != "classes":
         raise UserError(f"the model in {predictor.name} has no classes: --probabilities is for classifiers")
@@ -117,7 +117,9 @@ def predict(
 
     if job.is_folder:
         part_size = part_size or PART_SIZE
-        parts = Parts(Path(out or ""), part_size, job.settings("predict", *table, context, part_size), *job.process)
+        parts = PartWriter(
+            Path(out or ""), part_size, job.settings("predict", *table, context, part_size), *job.process
+        )
         parts.write(
             job.items,
             table.columns,
@@ -198,7 +200,7 @@ def print_lines(table: AnswerTable, answers: Iterable[Answer]) -> None:
             print(printable(f"{name}: {'  '.join([*unsure, *map(str, row)])}"), flush=True)
 
 
-def print_table(table: AnswerTable, answers: Iterable[Answer], job: Job) -> None:
+def print_table(table: AnswerTable, answers: Iterable[Answer], job: PredictionJob) -> None:
     """For a terminal: the first answers, in lines that fit."""
     from rich.markup import escape
     from rich.table import Table

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, console, examples
+from allmlp.cli.app import app, console, examples, plain_table
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import printable
 
@@ -38,7 +38,6 @@ def probe(
     The model stays as it is. A table as of VTAB, with the datasets at hand.
     """
     from rich.console import Console
-    from rich.table import Table
 
     from allmlp.transfer import probe_datasets
 
@@ -57,9 +56,7 @@ def probe(
     if as_json:
         print(json.dumps({"model": model, "mean": mean, "results": [result.to_json() for result in results]}))
         return
-    table = Table("data", box=None, pad_edge=False)
-    for title in ("classes", "train", "test", "largest class", "accuracy"):
-        table.add_column(title, justify="right")
+    table = plain_table(("data",), ("classes", "train", "test", "largest class", "accuracy"))
     for result in results:
         spread = f" +- {statistics.stdev(result.accuracies):.2%}" if seeds > 1 else ""
         counts = (f"{count:,}" for count in (result.classes, result.train_examples, result.test_examples))

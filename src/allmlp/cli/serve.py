@@ -61,7 +61,7 @@ def serve(
     ] = None,
     trusted_proxy: Annotated[
         list[str] | None,
-        typer.Option(help="Address or network of a proxy whose X-Forwarded-For header tells the client."),
+        typer.Option(help="Address or network of a proxy whose X-Forwarded-For header names the client."),
     ] = None,
 ) -> None:
     """Serve models over HTTP with a web page, by default on localhost only."""

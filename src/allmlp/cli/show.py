@@ -19,6 +19,7 @@ from allmlp.cli.app import (
     examples,
     millions,
     next_command,
+    plain_table,
     print_described,
     width,
     wrap_text,
@@ -169,15 +170,15 @@ def one_line_spec(text: str) -> str:
 def expected_time(name: str, run: Run) -> str:
     """Of one H200, where the size of the data is known and the speed of such models is measured."""
     from allmlp.log import format_duration
-    from allmlp.plan.forecast import expected_seconds
+    from allmlp.plan.estimate import expected_seconds
     from allmlp.plan.jobs import from_run
 
     try:
         seconds, source = expected_seconds(from_run(name, run, None, None, {"gpus": 1}))
     except UserError:
         most = f"at most {run.budget.minutes:g} minutes" if run.budget.minutes else "not known yet"
-        return f"{most}; `allmlp train` tells it when it starts"
-    return f"about {format_duration(seconds)} on one H200, from the speed of {source}; `allmlp plan` tells more"
+        return f"{most}; `allmlp train` prints it when it starts"
+    return f"about {format_duration(seconds)} on one H200, from the speed of {source}; see also `allmlp plan`"
 
 
 def print_summary(summary: ModelSummary) -> None:
@@ -203,10 +204,7 @@ def print_summary(summary: ModelSummary) -> None:
             formulas.add_row(Text(kind if number == 0 else ""), Text(line))
     screen.print(formulas)
     heading("Cost of one example")
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    view.add_column("part")
-    for title in ("parameters", "MACs", "% of MACs"):
-        view.add_column(title, justify="right")
+    view = plain_table(("part",), ("parameters", "MACs", "% of MACs"))
     for part in summary.cost.parts:
         fraction = part.macs / max(summary.cost.macs, 1)
         view.add_row(part.name, f"{part.parameters:,}", f"{part.macs:,}", f"{fraction:.1%}")

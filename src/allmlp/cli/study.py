@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, complete_recipe, console, examples, next_command, print_described, width
+from allmlp.cli.app import (
+    app,
+    assignments,
+    complete_recipe,
+    console,
+    examples,
+    next_command,
+    plain_table,
+    print_described,
+    width,
+)
 from allmlp.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -173,10 +183,10 @@ def report(now: Progress, runner: Runner) -> None:
     left = [*now.ready, *now.later]
     total = len(now.done) + len(left)
     if not left:
-        print(f"study {summary.name}: complete, {total} runs")
+        print(f"study {summary.study.name}: complete, {total} runs")
         next_command("study", "--list")
         return
-    text = f"study {summary.name}: {len(now.done)} of {total} runs done, {len(left)} left"
+    text = f"study {summary.study.name}: {len(now.done)} of {total} runs done, {len(left)} left"
     wanted = [trial for trial in left if trial.row in runner.wanted]
     if not wanted:
         print(f"{text}, none in the rows of --rows")
@@ -193,19 +203,15 @@ def report(now: Progress, runner: Runner) -> None:
 
 
 def print_tables(summary: Summary) -> None:
-    from rich.table import Table
-
     from allmlp.study.summary import final_table, target_table, tuning_table
 
     tables = {"Chosen on validation": tuning_table(summary)} if summary.tuning else {}
-    tables[f"On test, equal {summary.compared}; mean ± half a 95 % interval"] = final_table(summary)
+    tables[f"On test, equal {summary.study.compared}; mean ± half a 95 % interval"] = final_table(summary)
     if summary.reached:
         tables["Between the durations of the rows by the logarithm of the seconds"] = target_table(summary)
     for title, (header, *rows) in tables.items():
         print(title)
-        view = Table(box=None, pad_edge=False, header_style="bold")
-        for number, column in enumerate(header):
-            view.add_column(column, justify="left" if number < 2 else "right")
+        view = plain_table(header[:2], header[2:])
         for row in rows:
             view.add_row(*row)
         console().print(view)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import MetricOption, app, assignments, complete_recipe, examples, next_command, print_results
+from allmlp.cli.app import (
+    MetricOption,
+    app,
+    assignments,
+    complete_recipe,
+    examples,
+    is_main_process,
+    next_command,
+    print_results,
+)
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
     from allmlp.resolve import Resolved
 
 WAYS = """\
-allmlp train DATA trains on your own data; everything else is chosen, and told before it starts:
+allmlp train DATA trains on your own data; everything else is chosen, and printed before it starts:
 
   allmlp train photos/                      a folder of images per class
   allmlp train reviews.csv                  a table with a column of texts and one of labels
@@ -92,7 +100,7 @@ def train(
             "--resume continues a run unchanged: it takes no other option than --device, --track and --metric"
         )
 
-    from allmlp.auto import Wishes
+    from allmlp.auto import TrainOptions
     from allmlp.callbacks import trackers
     from allmlp.record import read_run
     from allmlp.resolve import resolve
@@ -105,24 +113,26 @@ def train(
         finish(resume, device)
         return
     results = {}
-    for name, resolved in resolve(str(source), Wishes(*options), assignments(overrides or []), device, out).items():
-        tell_choice(resolved)
+    for name, resolved in resolve(
+        str(source), TrainOptions(*options), assignments(overrides or []), device, out
+    ).items():
+        print_choice(resolved)
         results[name] = train(resolved.run, resolved.folder, device, trackers(track), metrics)
         finish(resolved.folder, device)
     print_results(results)
 
 
-def tell_choice(resolved: Resolved) -> None:
+def print_choice(resolved: Resolved) -> None:
     from allmlp.auto import Choice
 
-    if resolved.reasons and os.environ.get("RANK", "0") == "0":
+    if resolved.reasons and is_main_process():
         table = Choice(resolved.run, resolved.reasons).table()
         print(f"chosen for these data and this device; --set changes any of it:\n{table}\n", file=sys.stderr)
 
 
 def finish(folder: Path, device: str | None) -> None:
-    """Write the page on the run, tell where a simple baseline is better, and what to do next."""
-    if os.environ.get("RANK", "0") != "0":
+    """Write the report of the run, and print where a simple baseline is better and what to do next."""
+    if not is_main_process():
         return
     from allmlp.data.preprocessing import ImagePreprocessing, SeriesPreprocessing, read_preprocessing
     from allmlp.record import read_record, read_run
@@ -150,13 +160,13 @@ def finish(folder: Path, device: str | None) -> None:
     if isinstance(known, SeriesPreprocessing) and isinstance(read_run(folder).task, MaskedPatches):
         next_command("train", "TABLE", "--horizon", "STEPS", "--model", folder)
     elif isinstance(known, SeriesPreprocessing):
-        tell_backtest(folder, device)
+        print_backtest(folder, device)
         next_command("predict", folder, "TABLE", "--out", "forecast.csv")
     else:
         next_command("predict", folder, "IMAGE" if isinstance(known, ImagePreprocessing) else "TEXT")
 
 
-def tell_backtest(folder: Path, device: str | None) -> None:
+def print_backtest(folder: Path, device: str | None) -> None:
     """The test forecasts by their origin."""
     from allmlp.backtest import as_table, backtest
     from allmlp.record import read_run

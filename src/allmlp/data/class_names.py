@@ -17,7 +17,7 @@ MAX_NAMES = 5
 
 class ClassMatch(NamedTuple):
     names: tuple[str, ...]
-    """Of the classes that are told apart: those of the model, some of them merged."""
+    """Of the distinguished classes: those of the model, some of them merged."""
     columns: list[int]
     """Class of the model -> index in `names`."""
     labels: list[int]

@@ -30,7 +30,7 @@ SPLIT_NAMES = {
 }
 """Names of splits in folders and tables -> our names."""
 SAMPLE_ROWS = 2000
-"""Columns are judged by this many rows."""
+"""Rows that are read to guess what a column holds."""
 NO_LABEL = ("", "-")
 """Labels of rows that have none; "-" where annotators did not agree (MNLI)."""
 MAX_SCATTER = 20
@@ -110,6 +110,17 @@ def guess_label(samples: Sequence[ColumnSample], table: Table) -> str:
         )
         raise UserError(f"{table.file}: {which} the label: set data.label_column")
     return found[0]
+
+
+def guess_texts(samples: Sequence[ColumnSample], most: int, table: Table, option: str) -> list[str]:
+    """The columns of text, at least one and at most `most`; where none is, the one with the longest values."""
+    words = [sample for sample in samples if sample.values and not sample.is_numeric]
+    longest = sorted(words, key=lambda sample: -sample.mean_length)[:1]
+    found = [sample.name for sample in [sample for sample in words if sample.is_text] or longest]
+    if not 0 < len(found) <= most:
+        which = f"{', '.join(found)} all could be" if found else f"none of {', '.join(table.columns)} is known as"
+        raise UserError(f"{table.file}: {which} the text: set {option}")
+    return found
 
 
 def find_split(samples: Sequence[ColumnSample]) -> str:

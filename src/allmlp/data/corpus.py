@@ -17,12 +17,12 @@ from torch import Tensor
 
 from allmlp.data.dataset import Dataset, InMemory, Split, evenly_spaced
 from allmlp.data.paths import cache_folder
-from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.text_files import SampleBy, find_files, read_documents
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.files import lock
-from allmlp.spec import Count, Rate, to_json
+from allmlp.spec import Count, Rate
 
 MAX_BYTES_IN_MEMORY = 2**31
 """Larger splits are read from disk."""
@@ -49,10 +49,7 @@ class TextDataset(Dataset):
         return {"documents": self.tokenizer.starts(ids).cumsum(1).masked_fill(self.tokenizer.padding(ids), 0)}
 
     def files(self) -> dict[str, str]:
-        return {
-            TOKENIZER_FILE: self.tokenizer.to_json(),
-            PREPROCESSING_FILE: to_json(TextPreprocessing("text", self.seq_len)),
-        }
+        return self.tokenizer.files(TextPreprocessing("text", self.seq_len))
 
 
 class Corpus(TextData):
@@ -96,7 +93,7 @@ class PassageDataset(TextDataset):
     """Passages of text."""
 
     def files(self) -> dict[str, str]:
-        return super().files() | {PREPROCESSING_FILE: to_json(TextPreprocessing("span", self.seq_len))}
+        return self.tokenizer.files(TextPreprocessing("span", self.seq_len))
 
 
 class Passages(Corpus):

@@ -122,15 +122,9 @@ class Dataset:
         """Keep this fraction of the training split, of every class alike; a smaller one is part of a larger one."""
         if fraction == 1:
             return self
-        try:
-            labels = labels_of(self.train)
-        except AttributeError:  # examples without labels, such as text
-            labels = torch.zeros(len(self.train))
-        if labels.is_floating_point() or labels.dim() != 1:  # numbers to predict, or several classes for an example
-            labels = torch.zeros(len(self.train))
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
-        members = [order[labels[order] == label] for label in labels.unique()]
-        kept = torch.cat([some[: max(round(fraction * len(some)), 1)] for some in members])
+        labels = classes_of(self.train)
+        groups = shuffled_classes(torch.zeros(len(self.train)) if labels is None else labels, seed=0)
+        kept = torch.cat([some[: max(round(fraction * len(some)), 1)] for some in groups])
         return replace(self, train=subset(self.train, kept.sort().values))
 
     def take_per_class(self, count: int | None, seed: int) -> Self:
@@ -139,15 +133,11 @@ class Dataset:
         """
         if count is None:
             return self
-        try:
-            labels = labels_of(self.train)
-        except AttributeError:  # examples without labels, such as text
-            labels = None
-        if labels is None or labels.is_floating_point() or labels.dim() != 1:
+        labels = classes_of(self.train)
+        if labels is None:
             raise UserError("train_per_class needs data with one class per example: use train_fraction")
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
-        groups = [order[labels[order] == label] for label in labels.unique()]
         # Examples without a label, below zero, are no class: all of them stay.
+        groups = shuffled_classes(labels, seed)
         kept = torch.cat([some if labels[some[0]] < 0 else some[:count] for some in groups])
         return replace(self, train=subset(self.train, kept.sort().values))
 
@@ -205,6 +195,21 @@ def labels_of(split: Split) -> Tensor:
     if isinstance(split, Subset):
         return labels_of(split.split)[split.indices]
     return split.examples.labels if isinstance(split, InMemory) else split.labels  # type: ignore[attr-defined]
+
+
+def classes_of(split: Split) -> Tensor | None:
+    """The class of each example; None for text without labels, numbers to predict, or several classes per example."""
+    try:
+        labels = labels_of(split)
+    except AttributeError:
+        return None
+    return None if labels.is_floating_point() or labels.dim() != 1 else labels
+
+
+def shuffled_classes(labels: Tensor, seed: int) -> list[Tensor]:
+    """The indices of the examples of each class, in random order."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return [order[labels[order] == label] for label in labels.unique()]
 
 
 class Data(Spec, abstract=True):

@@ -1,4 +1,4 @@
-"""What data a path holds, seen from names and contents of its files.
+"""Detect the dataset at a path from names and contents of its files.
 
 A folder is, in this order: a dataset in its official layout (CIFAR-10, CIFAR-100, MNIST, Oxford Pets, Flowers-102), a
 dataset saved by the `datasets` package, tar shards, a table of images, folders of images, other tables, SQuAD files,
@@ -174,7 +174,7 @@ def tables_in(folder: Path, tables: list[PeekedTable]) -> Data:
 
 
 def split_of(name: str) -> str:
-    """The split that a file name tells: sst2-train.tsv, dev.tsv, test_2016.csv.gz; empty if none or several."""
+    """The split in a file name: sst2-train.tsv, dev.tsv, test_2016.csv.gz; empty if none or several."""
     found = {SPLIT_NAMES[word] for word in re.split("[^a-z]+", name.casefold()) if word in SPLIT_NAMES}
     return found.pop() if len(found) == 1 else ""
 
@@ -262,7 +262,7 @@ def text_suffix(name: str) -> str:
 
 
 class PeekedTable:
-    """A table and what its first rows tell."""
+    """A table and a sample of its columns."""
 
     def __init__(self, file: str) -> None:
         self.file, self.table = file, read_table(file)

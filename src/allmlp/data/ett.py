@@ -9,7 +9,7 @@ import numpy as np
 from allmlp.data.dataset import Data
 from allmlp.data.frequency import HOUR, Frequency, read_times
 from allmlp.data.paths import join_paths, search_paths
-from allmlp.data.series import Parts, SeriesDataset, build_dataset
+from allmlp.data.series import SeriesDataset, SplitEnds, build_dataset
 from allmlp.data.tables import read_table
 from allmlp.errors import UserError
 from allmlp.spec import Count
@@ -45,7 +45,7 @@ class ETT(Data):
         except ValueError as reason:
             raise UserError(f"{file}: {reason}") from None
         hourly = 1 if self.name.startswith("ETTh") else 4
-        parts = Parts(*(months * MONTH * hourly for months in (12, 16, 20)))
+        parts = SplitEnds(*(months * MONTH * hourly for months in (12, 16, 20)))
         if len(values) < parts.test:
             raise UserError(f"{file} has {len(values):,} rows, not the {parts.test:,} of the benchmark: get it again")
         values, frequency = values[: parts.test], Frequency(HOUR // hourly)

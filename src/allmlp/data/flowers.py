@@ -1,10 +1,8 @@
-"""Oxford Flowers-102 in the official layout, with a reader of its MATLAB files."""
+"""Oxford Flowers-102 in the official layout."""
 
 from __future__ import annotations
 
-import struct
-import zlib
-from collections.abc import Iterator
+import io
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +10,10 @@ import numpy as np
 from allmlp.data.dataset import ImageDataset
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
 from allmlp.data.paths import join_paths, search_paths
-from allmlp.errors import UserError, one_line
+from allmlp.errors import MissingExtra, UserError, one_line, require
 from allmlp.files import read_regular
 
 LABELS, SPLITS = "imagelabels.mat", "setid.mat"
-MATRIX, COMPRESSED = 14, 15
-NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-"""Types of MAT files, level 5 -> types of numpy."""
 MAX_BYTES = 2**26
 
 
@@ -68,37 +63,14 @@ def is_flowers(folder: Path) -> bool:
 
 
 def read_mat(file: Path) -> dict[str, np.ndarray]:
-    """The numeric arrays of a MAT file of level 5 (MATLAB's save -v6 and -v7), by name."""
+    """The arrays of a MAT file of level 5 (MATLAB's save -v6 and -v7), by name."""
     data = read_regular(file, MAX_BYTES)
-    order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
-    if order is None:
+    if data[126:128] not in (b"IM", b"MI"):
         raise UserError(f"{file} is not a MAT file of level 5")
     try:
-        return dict(read_arrays(data[128:], order))
-    except (struct.error, zlib.error, ValueError, KeyError) as reason:
+        found = require("scipy.io", "train").loadmat(io.BytesIO(data))
+    except MissingExtra:
+        raise
+    except Exception as reason:  # scipy raises many types on damaged files
         raise UserError(f"{file} is damaged: {one_line(reason)}") from None
-
-
-def read_arrays(data: bytes, order: str) -> Iterator[tuple[str, np.ndarray]]:
-    for outer, packed in elements(data, order):
-        inner = zlib.decompressobj().decompress(packed, MAX_BYTES) if outer == COMPRESSED else b""
-        for kind, content in elements(inner, order) if inner else [(outer, packed)]:
-            if kind != MATRIX:
-                continue
-            _, (_, shape), (_, name), (number, values), *_ = elements(content, order)
-            array = np.frombuffer(values, order + NUMBERS[number])
-            yield name.decode("ascii"), array.reshape(np.frombuffer(shape, order + "i4"), order="F")
-
-
-def elements(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
-    """Type and content of each element; those of up to four bytes have a short header, others fill eight bytes."""
-    start = 0
-    while start < len(data):
-        kind, size = struct.unpack_from(f"{order}II", data, start)
-        is_short = kind >> 16
-        kind, size, header = (kind & 0xFFFF, kind >> 16, 4) if is_short else (kind, size, 8)
-        content = data[start + header : start + header + size]
-        if len(content) < size:
-            raise ValueError("it ends too early")
-        yield kind, content
-        start += 8 if is_short else 8 + size + (-size % 8 if kind != COMPRESSED else 0)
+    return {name: array for name, array in found.items() if not name.startswith("__")}

@@ -19,7 +19,7 @@ LATEST = {"ms": 253_402_300_799_999, "month": 12 * (9999 - 1970) + 11, "row": 2*
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 WEEKEND = (5, 6)
 MIN_WEEKS = 3
-"""A shorter series does not tell on which days of the week there are never values."""
+"""A shorter series does not show on which days of the week there are never values."""
 LONG_YEAR = re.compile(r"[+-]?\d{5,}-")
 ZONE = re.compile(r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
 MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?(Z|[+-]\d\d(:?\d\d)?)$")
@@ -135,7 +135,7 @@ def plural(count: int, name: str) -> str:
     return f"{count} {name}{'s' * (count > 1)}"
 
 
-class Times(NamedTuple):
+class ParsedTimes(NamedTuple):
     values: np.ndarray
     """int64, milliseconds since 1970 (UTC where a zone is given), or whole numbers."""
     counted: bool
@@ -145,7 +145,7 @@ class Times(NamedTuple):
     """Whether all of them have a zone and are midnights there."""
 
 
-def read_times(cells: Sequence[str], where: str) -> Times:
+def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
     digits = [cell.removesuffix(".0") for cell in cells]
     if all(cell.removeprefix("-").isdecimal() for cell in digits):
         sizes = {len(cell) for cell in digits}
@@ -159,10 +159,14 @@ def read_times(cells: Sequence[str], where: str) -> Times:
             except (OverflowError, ValueError):  # Python reads no more than some thousand digits
                 raise UserError(f"{where}: the time {max(digits, key=len)[:40]} is too large") from None
             if sizes == {10} and (numbers > 0).all():  # 2001 to 2286
-                return Times(1000 * numbers, False, "s")
-            return Times(numbers, False, "ms") if sizes == {13} and (numbers > 0).all() else Times(numbers, True)
+                return ParsedTimes(1000 * numbers, False, "s")
+            return (
+                ParsedTimes(numbers, False, "ms")
+                if sizes == {13} and (numbers > 0).all()
+                else ParsedTimes(numbers, True)
+            )
     elif match_all(SECONDS.fullmatch, cells):
-        return Times(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
+        return ParsedTimes(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
     else:
         cells = to_iso(cells, where)
         if any(cell.endswith(" UTC") for cell in cells[:1]):
@@ -172,12 +176,12 @@ def read_times(cells: Sequence[str], where: str) -> Times:
         raise UserError(f"{where}: some times have a zone, such as +01:00, and others do not")
     try:
         if not zoned and not any(map(LONG_YEAR.match, cells)):
-            return Times(np.array(cells, dtype="datetime64[ms]").astype(np.int64), False)
+            return ParsedTimes(np.array(cells, dtype="datetime64[ms]").astype(np.int64), False)
     except ValueError:  # another notation of ISO 8601
         pass
     moments = np.array([read_time(cell, where) for cell in cells], dtype=np.int64)
     midnights = bool(zoned) and all(map(MIDNIGHT.search, cells))
-    return Times(moments, False, "zone" if zoned else "local", midnights)
+    return ParsedTimes(moments, False, "zone" if zoned else "local", midnights)
 
 
 def read_time(cell: str, where: str) -> int:
@@ -262,7 +266,7 @@ def detect_frequency(
     elif closed := closed_days(times, steps):
         frequency = Frequency(DAY, notation=notation, without=closed)
     elif DAY <= step < 7 * DAY and not (steps % DAY).any():
-        # Of days without a row the most frequent step tells little.
+        # Of days without a row the most frequent step is not informative.
         frequency = Frequency(int(np.gcd.reduce(steps)), notation=notation)
     else:
         frequency = Frequency(step, notation=notation)

@@ -64,7 +64,9 @@ class HubDataset(Data):
             source = f"{self.name}, {name}"
             splits.append(HubImages(encoded, image, numbers, source, self.img_size, self.decode, self.num_workers))
         train_images, validation, test_images = (
-            (splits[0], None, splits[1]) if tested else divide(splits[0], self.test_fraction, self.split_seed)
+            (splits[0], None, splits[1])
+            if tested
+            else divide(splits[0], self.test_fraction, self.test_fraction, self.split_seed)
         )
         return ImageDataset(train_images, test_images, classes, mean, std, self.decode.crop_pct, validation=validation)
 

@@ -22,19 +22,20 @@ from allmlp.data.columns import (
     find_split,
     guess_label,
     guess_note,
+    guess_texts,
     label_order,
     named_column,
     sample_columns,
     split_for_testing,
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
-from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import group_by_keys, overlap_notes, plural, single_example_note, split_by_group
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table
 from allmlp.data.text_files import detect_encoding, find_files, open_file
-from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
+from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean
-from allmlp.spec import Count, Rate, Seed, to_json
+from allmlp.spec import Count, Rate, Seed
 
 UNLABELED = -1
 """Label of texts that only have a teacher's output."""
@@ -92,8 +93,7 @@ class LabeledTextDataset(Dataset):
         )
 
     def files(self) -> dict[str, str]:
-        inputs = TextPreprocessing("classes", self.seq_len, self.class_names)
-        return {TOKENIZER_FILE: self.tokenizer.to_json(), PREPROCESSING_FILE: to_json(inputs)}
+        return self.tokenizer.files(TextPreprocessing("classes", self.seq_len, self.class_names))
 
 
 class LabeledText(TextData):
@@ -271,16 +271,11 @@ class LabeledTextReader:
             label = guess_label([sample for sample in samples if sample.name not in (first, second)], table)
             self.guessed["label_column"] = label
         if first is None:
-            left = [sample for sample in samples if sample.name not in (second, label) and not sample.is_numeric]
-            texts = [sample.name for sample in left if sample.is_text] or [
-                sample.name for sample in sorted(left, key=lambda sample: -sample.mean_length)[:1] if sample.values
-            ]
-            if not texts or len(texts) > 2 - bool(second):
-                which = f"{', '.join(texts)} all could be" if texts else f"none of {', '.join(names)} is known as"
-                raise UserError(f"{table.file}: {which} the text: set data.text_column")
-            first = self.guessed["text_column"] = texts[0]
-            if texts[1:]:
-                second = self.guessed["text_pair_column"] = texts[1]
+            left = [sample for sample in samples if sample.name not in (second, label)]
+            first, *others = guess_texts(left, 2 - bool(second), table, "data.text_column")
+            self.guessed["text_column"] = first
+            if others:
+                second = self.guessed["text_pair_column"] = others[0]
         return ExampleColumns(first, second or "", label, find_split(samples))
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from allmlp.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, is_image_name, label_order
-from allmlp.data.dataset import Data, ImageDataset, LabeledImages, Split, Subset, evenly_spaced
+from allmlp.data.dataset import Data, ImageDataset, LabeledImages, evenly_spaced
 from allmlp.data.decode import Decode, as_tensor, crop_and_resize
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset, TextExample
-from allmlp.data.splits import listing, split_by_group
+from allmlp.data.splits import divide, listing
 from allmlp.data.tokenizer import TextData, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean, one_line, require
 from allmlp.spec import Count, Rate, Size
@@ -119,7 +119,7 @@ def of_objects(
 # --- items --------------------------------------------------------------------------------------------------
 
 
-class Item(NamedTuple):
+class LabeledItem(NamedTuple):
     content: Any
     """A text or an image."""
     second: Any
@@ -127,7 +127,7 @@ class Item(NamedTuple):
     label: Any
 
 
-def read_item(items: Any, index: int, name: str) -> Item:
+def read_item(items: Any, index: int, name: str) -> LabeledItem:
     """One item of any of the forms, or a UserError that says what was found."""
     where = f"item {index} of {name}"
     try:
@@ -143,11 +143,11 @@ def read_item(items: Any, index: int, name: str) -> Item:
         if content is None or label is None:
             raise UserError(f"{where} has the keys {', '.join(map(str, item))}: it needs image or text, and label")
         second = next((key for key in TEXT_PAIR_COLUMNS if key in item and key != content), None)
-        found = Item(item[content], item[second] if second else None, item[label])
+        found = LabeledItem(item[content], item[second] if second else None, item[label])
     elif isinstance(item, (tuple, list)) and len(item) == 2:
-        found = Item(item[0], None, item[1])
+        found = LabeledItem(item[0], None, item[1])
     elif isinstance(item, (tuple, list)) and len(item) == 3 and isinstance(item[0], str):
-        found = Item(*item)
+        found = LabeledItem(*item)
     else:
         raise UserError(
             f"{where} is {type(item).__name__}: expected (image, label), (text, label) or (text, text_pair, label), "
@@ -227,7 +227,7 @@ class ObjectTextData(ObjectData, TextData):
         return table.assemble(rows, given[0], [(self.name, given[1])] if test is not None else [], [], notes, names)
 
 
-def read_texts(items: Any, name: str) -> list[Item]:
+def read_texts(items: Any, name: str) -> list[LabeledItem]:
     """All items, with strings as texts and a number or a string as label."""
     found = []
     for index in range(len(items)):
@@ -239,7 +239,7 @@ def read_texts(items: Any, name: str) -> list[Item]:
         if not first.strip():
             raise UserError(f"{where} has an empty text: leave it out")
         label = label if isinstance(label, str) else class_number(label, where)
-        found.append(Item(first.strip(), second.strip(), label))
+        found.append(LabeledItem(first.strip(), second.strip(), label))
     return found
 
 
@@ -255,7 +255,7 @@ def class_names_of(labels: list[int | str], name: str) -> tuple[str, ...]:
     return tuple(map(str, range(max(int(label) for label in labels) + 1)))
 
 
-def name_labels(items: list[Item], name: str, class_names: tuple[str, ...]) -> list[TextExample]:
+def name_labels(items: list[LabeledItem], name: str, class_names: tuple[str, ...]) -> list[TextExample]:
     rows = []
     for index, (first, second, label) in enumerate(items):
         where = f"item {index} of {name}"
@@ -286,34 +286,32 @@ class ObjectImageData(ObjectData):
         objects = self.objects
         whole = self.split(objects.train)
         names = objects.class_names or tuple(map(str, range(int(whole.labels.max()) + 1)))
-        given = [None if part is None else self.split(part) for part in (objects.validation, objects.test)]
-        for split in filter(None, (whole, *given)):
+        validation, test = (None if part is None else self.split(part) for part in (objects.validation, objects.test))
+        for split in filter(None, (whole, validation, test)):
             split.check_labels(names)
         if len(whole.labels.unique()) < 2:
             raise UserError(f"{self.name} has only one class: at least two are needed")
-        train, validation, test = (whole, *given) if given[1] else self.divide(whole, given[0])
-        assert test is not None
         first = whole.fetch(torch.tensor([0])).images
-        for split in filter(None, given):
+        for split in filter(None, (validation, test)):
             split.form = whole.form
+        val_fraction = 0.0 if validation else self.test_fraction
+        parts = (whole, None, test) if test else divide(whole, val_fraction, self.test_fraction, self.split_seed)
         plain = (0.0,) * first.shape[1], (1.0,) * first.shape[1]
         mean, std = plain if first.is_floating_point() else self.decode.statistics()
         notes = empty_class_note([names[label] for label in whole.labels.unique().tolist()], names)
         return ImageDataset(
-            train, test, names, mean, std, self.decode.crop_pct, validation=validation, notes=tuple(notes)
+            parts[0],
+            parts[2],
+            names,
+            mean,
+            std,
+            self.decode.crop_pct,
+            validation=validation or parts[1],
+            notes=tuple(notes),
         )
 
     def split(self, items: Any) -> ObjectImages:
         return ObjectImages(items, self.name, self.img_size, self.decode)
-
-    def divide(self, split: ObjectImages, validation: ObjectImages | None) -> tuple[Split, Split, Split]:
-        """Training, validation and test part; nothing is held out for a `validation` split that is given."""
-        labels = split.labels.tolist()
-        numbers = list(range(len(labels)))
-        fraction = 0.0 if validation else self.test_fraction
-        found = split_by_group(labels, numbers, list(map(str, numbers)), fraction, self.test_fraction, self.split_seed)
-        train, held_out, test = (Subset(split, torch.tensor(indices)) for indices in found)
-        return train, validation or held_out, test
 
 
 def own_size(image: Any) -> tuple[int, int]:
@@ -400,14 +398,14 @@ class ObjectImages:
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8:
                 raise UserError(f"{where} is a {image.dtype} array: use uint8, or a float tensor")
-            image = self.picture(image, where)
+            image = self.to_image(image, where)
         elif not hasattr(image, "getexif"):
             raise UserError(f"{where} is {type(image).__name__}, but item 0 is an image")
         pixels = as_tensor(crop_and_resize(image, self.img_size, self.decode, uniforms))
         self.check_form(pixels, where)
         return pixels
 
-    def picture(self, pixels: np.ndarray, where: str) -> Any:
+    def to_image(self, pixels: np.ndarray, where: str) -> Any:
         try:
             return require("PIL.Image", "train").fromarray(pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels)
         except (TypeError, ValueError):

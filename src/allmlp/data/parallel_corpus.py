@@ -16,14 +16,14 @@ from torch import Tensor
 
 from allmlp.data.columns import named_column
 from allmlp.data.dataset import Dataset, InMemory
-from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import group_by_keys, split_by_group
 from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix
 from allmlp.data.text_files import detect_encoding, exists, find_files, open_file, split_commas
-from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig
+from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
-from allmlp.spec import Count, NonNegative, Rate, Seed, to_json
+from allmlp.spec import Count, NonNegative, Rate, Seed
 
 log = logging.getLogger("allmlp.data")
 
@@ -49,15 +49,12 @@ class TranslationDataset(Dataset):
     references: tuple[str, ...]
     """The target texts of all splits."""
     tokens_per_pair: int
-    """Mean number of tokens of a training pair, both pairs_ids together, without padding."""
+    """Mean number of tokens of a training pair, both sides together, without padding."""
     test_sets: tuple[tuple[str, int], ...] = ()
     """Where there are several test files: their names, and the `reference_index` at which each begins."""
 
     def files(self) -> dict[str, str]:
-        return {
-            TOKENIZER_FILE: self.tokenizer.to_json(),
-            PREPROCESSING_FILE: to_json(TextPreprocessing("translation", self.seq_len)),
-        }
+        return self.tokenizer.files(TextPreprocessing("translation", self.seq_len))
 
 
 class ParallelCorpus(TextData):
@@ -153,14 +150,12 @@ class ParallelCorpus(TextData):
         """The training pairs that are kept, and their token ids, 2 b s."""
         skipped: Counter[str] = Counter()
         kept, pieces = [], []
-        for start, pairs_ids in zip(range(0, len(pairs), ENCODE_BATCH), encode(pairs, tokenizer)):
-            found = [self.skip_reason(*side) for side in pairs_ids]
+        for start, encoded in zip(range(0, len(pairs), ENCODE_BATCH), encode(pairs, tokenizer)):
+            found = [self.skip_reason(*pair) for pair in encoded]
             skipped.update(filter(None, found))
-            kept += [pair for pair, reason_text in zip(pairs[start : start + ENCODE_BATCH], found) if not reason_text]
-            pieces.append(
-                rows([side for side, reason_text in zip(pairs_ids, found) if not reason_text], tokenizer, self.seq_len)
-            )
-        reasons = ", ".join(f"{count} {reason_text}" for reason_text, count in skipped.items())
+            kept += [pair for pair, reason in zip(pairs[start : start + ENCODE_BATCH], found) if not reason]
+            pieces.append(rows([pair for pair, reason in zip(encoded, found) if not reason], tokenizer, self.seq_len))
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
         if not kept:
             raise UserError(
                 f"{self.path}: no training pair is left, {reasons}; change data.seq_len or data.max_length_ratio"
@@ -250,7 +245,7 @@ def read_columns(file: str, source: str, target: str) -> Iterator[tuple[str, str
 
 
 def read_aligned(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Aligned lines of two files, or of equally many files on both pairs_ids."""
+    """Aligned lines of two files, or of equally many files on both sides."""
     sources, targets = find_files(source), find_files(target)
     if len(sources) != len(targets):
         raise UserError(f"{source} has {len(sources)} files and {target} has {len(targets)}: both need the same number")
@@ -279,19 +274,19 @@ EncodedPairs = list[tuple[list[int], list[int]]]
 
 
 def encode(pairs: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[EncodedPairs]:
-    """Token ids of both pairs_ids, without [CLS] and [SEP], in batches of pairs."""
+    """Token ids of both sides, without [CLS] and [SEP], in batches of pairs."""
     for start in range(0, len(pairs), ENCODE_BATCH):
         sources, targets = zip(*pairs[start : start + ENCODE_BATCH])
         yield list(zip(tokenizer.encode(list(sources)), tokenizer.encode(list(targets))))
 
 
-def rows(pairs_ids: EncodedPairs, tokenizer: Tokenizer, seq_len: int) -> Tensor:
+def rows(encoded: EncodedPairs, tokenizer: Tokenizer, seq_len: int) -> Tensor:
     """Padded rows of sources and targets, 2 b s."""
-    sources = [source_ids(source, tokenizer, seq_len) for source, _ in pairs_ids]
+    sources = [source_ids(source, tokenizer, seq_len) for source, _ in encoded]
     # A truncated target has no [SEP].
-    targets = [[tokenizer.cls_token_id, *target, tokenizer.sep_token_id][:seq_len] for _, target in pairs_ids]
+    targets = [[tokenizer.cls_token_id, *target, tokenizer.sep_token_id][:seq_len] for _, target in encoded]
     padded = [[row + [tokenizer.pad_token_id] * (seq_len - len(row)) for row in side] for side in (sources, targets)]
-    return torch.tensor(padded, dtype=torch.int32).view(2, len(pairs_ids), seq_len)
+    return torch.tensor(padded, dtype=torch.int32).view(2, len(encoded), seq_len)
 
 
 def source_ids(ids: list[int], tokenizer: Tokenizer, seq_len: int) -> list[int]:

@@ -24,7 +24,7 @@ def join_paths(paths: Sequence[Path]) -> str:
     return " or ".join(map(str, paths))
 
 
-def cache_folder(path: str) -> Path:
+def cache_folder(path: str = "") -> Path:
     """`path` if given, else $ALLMLP_CACHE or ~/.cache/allmlp."""
     return expand_user(path or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp")
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from allmlp.data.frequency import Frequency
 from allmlp.errors import UserError
-from allmlp.files import RUN, write_atomically
+from allmlp.files import RUN, write_atomically, write_text_atomically
 from allmlp.spec import Count, Rate, Spec, from_json, to_json
 
 PREPROCESSING_FILE = "preprocessing.json"
@@ -69,9 +69,7 @@ Preprocessing = ImagePreprocessing | TextPreprocessing | SeriesPreprocessing
 
 
 def write_preprocessing(folder: Path, preprocessing: Preprocessing) -> None:
-    write_atomically(
-        folder / PREPROCESSING_FILE, lambda temporary: temporary.write_text(to_json(preprocessing), encoding="utf8")
-    )
+    write_text_atomically(folder / PREPROCESSING_FILE, to_json(preprocessing))
 
 
 def refuse_unfinished(folder: Path) -> None:

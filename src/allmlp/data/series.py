@@ -71,7 +71,7 @@ class Windows(InMemory):
             yield tensor.cpu().contiguous().numpy()
 
 
-class Parts(NamedTuple):
+class SplitEnds(NamedTuple):
     """The rows at which training, validation and test of a series end, counted from its first."""
 
     train: int
@@ -97,7 +97,7 @@ class SeriesDataset(Dataset):
     id_columns: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
     """The time of the first row of each series, as `Frequency` counts."""
-    parts: tuple[Parts, ...] = ()
+    parts: tuple[SplitEnds, ...] = ()
     """Of each series."""
 
     @property
@@ -132,7 +132,7 @@ class SeriesDataset(Dataset):
 def build_dataset(
     values: np.ndarray,
     lengths: list[int],
-    parts: list[Parts],
+    parts: list[SplitEnds],
     columns: tuple[str, ...],
     frequency: Frequency,
     seq_len: int,

@@ -210,6 +210,6 @@ def names_series(sample: ColumnSample) -> bool:
 
 
 def holds_numbers(sample: ColumnSample) -> bool:
-    """Most cells are numbers or missing: a word among them is a mistake, which has to be told."""
+    """Most cells are numbers or missing: a word among them is a mistake, which must be reported."""
     given = [value for value in sample.values if value.strip().casefold() not in MISSING]
     return not given or 2 * sum(map(is_number, given)) > len(given)

@@ -28,7 +28,7 @@ from allmlp.data.frequency import (
     detect_frequency,
     read_times,
 )
-from allmlp.data.series import Parts, SeriesDataset, build_dataset
+from allmlp.data.series import SeriesDataset, SplitEnds, build_dataset
 from allmlp.data.series_columns import MISSING, Roles, find_roles, plain_number, with_points
 from allmlp.data.tables import Table, read_table
 from allmlp.data.text_files import find_files
@@ -102,13 +102,13 @@ class SeriesTable(Data):
             notes=notes,
         )
 
-    def split(self, length: int, horizon: int) -> Parts:
+    def split(self, length: int, horizon: int) -> SplitEnds:
         """At least a horizon for the test, then for training, then for validation."""
         test = min(max(round(self.test_fraction * length), horizon), length)
         left = length - test
         validation = max(round(self.val_fraction * length), horizon) if self.val_fraction else 0
         validation = validation if left - validation > horizon else 0
-        return Parts(left - validation, left, length)
+        return SplitEnds(left - validation, left, length)
 
 
 def describe(found: SeriesRows) -> str:

@@ -22,7 +22,7 @@ from allmlp.data.prefetch import read_ahead
 from allmlp.data.resample import resize_short_side
 from allmlp.data.shards import CLASS_NAMES, MANIFEST, Shard, load_index, read_manifest
 from allmlp.errors import UserError, printable, require
-from allmlp.files import lock, write_atomically
+from allmlp.files import lock, write_atomically, write_text_atomically
 from allmlp.threads import limit
 
 log = logging.getLogger("allmlp.data")
@@ -66,7 +66,7 @@ def write_shards(
     images = total = 0
     with lock(folder / f".{MANIFEST}.lock", wait=False):
         names = "".join(f"{name}\n" for name in dataset.class_names)
-        write_atomically(folder / CLASS_NAMES, lambda file: file.write_text(names, encoding="utf8"))
+        write_text_atomically(folder / CLASS_NAMES, names)
         for name, (source, indices) in splits.items():
             for number, some in enumerate(indices.split(to.per_shard)):
                 file = folder / f"{SPLITS[name]}-{number:05}.tar"
@@ -102,7 +102,7 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     text = json.dumps(content, indent=1) + "\n"
-    write_atomically(folder / MANIFEST, lambda file: file.write_text(text, encoding="utf8"))
+    write_text_atomically(folder / MANIFEST, text)
 
 
 def write_shard(file: Path, source: EncodedImages, indices: list[int], first: int, to: ShardFormat) -> int:

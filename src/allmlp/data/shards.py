@@ -15,6 +15,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -80,7 +81,11 @@ class Shards(Data):
         if len(classes) == 1:
             raise UserError(f"{self.path} has only one class: at least two are needed")
         mean, std = self.decode.statistics()
-        splits = (images, held_out, tests) if tests else divide(images, self.test_fraction, self.split_seed)
+        splits = (
+            (images, held_out, tests)
+            if tests
+            else divide(images, self.test_fraction, self.test_fraction, self.split_seed)
+        )
         return ImageDataset(splits[0], splits[2], classes, mean, std, self.decode.crop_pct, validation=splits[1])
 
     def split(self, shards: list[Shard]) -> ShardImages:
@@ -265,7 +270,7 @@ def load_index(shard: Shard, label: str, cache: str) -> ShardIndex:
         stored = read_index(file, stamp_text, size)
         if stored:
             return stored
-    entries = scan(shard, size, label)
+    entries = scan(shard, label)
     for file in files:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -300,11 +305,22 @@ def read_index(file: Path, stamp_text: str, size: int) -> ShardIndex | None:
         return None
 
 
-def scan(shard: Shard, size: int, label: str) -> ShardIndex:
+@contextmanager
+def open_tar(shard: Shard) -> Iterator[tarfile.TarFile]:
+    """A shard whose members are then listed up to the end; raises ReadError if it is truncated or damaged there."""
+    with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        yield tar
+        # tarfile treats a damaged header as the end of the archive, which is a block of zeros.
+        file.seek(tar.offset)
+        if file.read(512) != bytes(512):
+            raise tarfile.ReadError(f"truncated or damaged at byte {tar.offset:,}")
+
+
+def scan(shard: Shard, label: str) -> ShardIndex:
     """Read a shard's headers and labels."""
     samples: dict[str, dict[str, tuple[int, int] | int]] = {}
     try:
-        with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with open_tar(shard) as tar:
             for member in tar:
                 key, suffix = split_name(member.name)
                 if not member.isfile() or not suffix:
@@ -317,10 +333,6 @@ def scan(shard: Shard, size: int, label: str) -> ShardIndex:
                 elif suffix in (".cls", ".json"):
                     source = tar.extractfile(member)
                     sample["label"] = read_label(source.read(2**24) if source else b"", suffix, label, shard, member)
-            # tarfile treats a damaged header as the end of the archive, which is a block of zeros.
-            file.seek(tar.offset)
-            if tar.offset > size or file.read(512) != bytes(512):
-                raise tarfile.ReadError(f"truncated or damaged at byte {tar.offset:,} of {size:,}")
     except UserError:
         raise
     except Exception as reason:  # tarfile and file systems raise many types

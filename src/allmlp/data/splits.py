@@ -96,11 +96,11 @@ def split_by_group(
     return SplitIndices(*(sorted(splits[name]) for name in ("train", "validation", "test")))
 
 
-def divide(split: Split, fraction: float, seed: int) -> tuple[Split, Split, Split]:
-    """Training, validation and test part of a labeled split, this fraction for each of the last two."""
+def divide(split: Split, val_fraction: float, test_fraction: float, seed: int) -> tuple[Split, Split, Split]:
+    """Training, validation and test part of a labeled split."""
     labels = labels_of(split).tolist()
     numbers = list(range(len(labels)))
-    found = split_by_group(labels, numbers, list(map(str, numbers)), fraction, fraction, seed)
+    found = split_by_group(labels, numbers, list(map(str, numbers)), val_fraction, test_fraction, seed)
     train, validation, test = (subset(split, torch.tensor(indices)) for indices in found)
     return train, validation, test
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from allmlp.data.dataset import Dataset, InMemory
-from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.text_files import open_file
-from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, replace_surrogates
+from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig, replace_surrogates
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
-from allmlp.spec import Count, to_json
+from allmlp.spec import Count
 
 log = logging.getLogger("allmlp.data")
 
@@ -156,10 +156,7 @@ class SquadDataset(Dataset):
         yield "\n".join(answer.text for question in self.test_questions for answer in question.answers).encode()
 
     def files(self) -> dict[str, str]:
-        return {
-            TOKENIZER_FILE: self.tokenizer.to_json(),
-            PREPROCESSING_FILE: to_json(TextPreprocessing("span", self.seq_len)),
-        }
+        return self.tokenizer.files(TextPreprocessing("span", self.seq_len))
 
 
 class Squad(TextData):

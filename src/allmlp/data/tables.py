@@ -185,9 +185,9 @@ def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
     """
     text, whole = read_sample(file)
     newline = "\n" if "\n" in text else "\r"
-    best, share, chosen = CellFormat(NO_SEPARATOR, False, newline), 0.0, list[list[str]]()
+    best, fraction, chosen = CellFormat(NO_SEPARATOR, False, newline), 0.0, list[list[str]]()
     for separator in (*separators, NO_SEPARATOR):
-        if share == 1 or (separator == NO_SEPARATOR and chosen):
+        if fraction == 1 or (separator == NO_SEPARATOR and chosen):
             break
         formats = [CellFormat(separator, True), CellFormat(separator, False, newline)]
         parsed = [parse_sample(text, cell_format, file, whole) for cell_format in formats]
@@ -199,8 +199,8 @@ def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
         for cell_format, (rows, failed) in zip(formats, parsed):
             if rows and (len(rows[0]) > 1 or separator == NO_SEPARATOR):
                 equal = sum(len(row) == len(rows[0]) for row in rows) / (len(rows) + failed)
-                if equal > share and equal >= 0.5:
-                    best, share, chosen = cell_format, equal, rows
+                if equal > fraction and equal >= 0.5:
+                    best, fraction, chosen = cell_format, equal, rows
     if not chosen:
         raise UserError(f"{file} is not a table: its first line has no columns")
     return best, chosen

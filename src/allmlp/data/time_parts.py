@@ -33,7 +33,7 @@ CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?|\d{1,2}\.\d\d\.\d\d")
 DATE_ONLY = re.compile(r"[\d./-]{6,10}")
 
 
-class Parts(NamedTuple):
+class TimeColumns(NamedTuple):
     columns: tuple[str, ...]
     name: str
     """Of the column in which they are joined."""
@@ -63,7 +63,7 @@ def join_time_parts(table: Table, time: str, taken: Sequence[str]) -> tuple[Tabl
     return Table(table.file, (parts.name, *others), joined, table.header, table.decimal_comma), parts.columns
 
 
-def calendar_parts(cells: dict[str, list[str]]) -> Parts | None:
+def calendar_parts(cells: dict[str, list[str]]) -> TimeColumns | None:
     """Year and month, perhaps day, hour and minute; or year and quarter, or year and week."""
     named = {part: named_column([*cells], "", known, "") for part, known in NAMES.items()}
     found = {part: name for part, name in named.items() if name and fits(part, cells[name])}
@@ -78,15 +78,15 @@ def calendar_parts(cells: dict[str, list[str]]) -> Parts | None:
 
     whole = [*takewhile(found.__contains__, ("year", "month", "day", "hour", "minute"))]
     if len(whole) > 1:
-        return Parts(tuple(found[part] for part in whole), "date", join)
+        return TimeColumns(tuple(found[part] for part in whole), "date", join)
     if "quarter" in found:
-        return Parts((found["year"], found["quarter"]), "date", lambda time: f"{time[0]}Q{time[1][-1]}")
+        return TimeColumns((found["year"], found["quarter"]), "date", lambda time: f"{time[0]}Q{time[1][-1]}")
     if "week" in found:
-        return Parts((found["year"], found["week"]), "date", lambda time: f"{time[0]}-W{time[1]:0>2}")
+        return TimeColumns((found["year"], found["week"]), "date", lambda time: f"{time[0]}-W{time[1]:0>2}")
     return None
 
 
-def clock_parts(dates: list[str], rows: list[TableRow], cells: dict[str, list[str]]) -> Parts | None:
+def clock_parts(dates: list[str], rows: list[TableRow], cells: dict[str, list[str]]) -> TimeColumns | None:
     """Dates, and times or hours of the day, of which some dates have several."""
     date = next((name for name in dates if all(map(DATE_ONLY.fullmatch, cells[name]))), "")
     clocks = [name for name in cells if cells[name] and all(map(CLOCK.fullmatch, cells[name]))]
@@ -99,7 +99,7 @@ def clock_parts(dates: list[str], rows: list[TableRow], cells: dict[str, list[st
     def join(time: list[str]) -> str:
         return f"{time[0]} {time[1].replace('.', ':')}" if clocks else f"{time[0]} {hour_text(time[1], first)}:00"
 
-    return Parts((date, clock), f"{date}_{clock}", join)
+    return TimeColumns((date, clock), f"{date}_{clock}", join)
 
 
 def fits(part: str, cells: list[str]) -> bool:

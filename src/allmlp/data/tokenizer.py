@@ -19,9 +19,10 @@ from torch.nn import functional as F
 
 from allmlp.data.dataset import Data
 from allmlp.data.paths import cache_folder
+from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import expand_user, lock, write_atomically
-from allmlp.spec import Count, Spec
+from allmlp.files import expand_user, lock, write_text_atomically
+from allmlp.spec import Count, Spec, to_json
 
 TOKENIZER_FILE = "tokenizer.json"
 PAD_TOKEN, UNK_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -68,7 +69,7 @@ class TokenizerConfig(Spec):
             with lock(file.with_suffix(".lock")):
                 if not file.is_file():
                     trained = train_tokenizer(self, texts).to_json()
-                    write_atomically(file, lambda temporary: temporary.write_text(trained, encoding="utf8"))
+                    write_text_atomically(file, trained)
         except OSError as reason:
             raise UserError(
                 f"cannot write the tokenizer to {file.parent}: {one_line(reason)}; set data.cache"
@@ -201,6 +202,10 @@ class Tokenizer:
 
     def to_json(self) -> str:
         return self.tokenizer.to_str()
+
+    def files(self, preprocessing: TextPreprocessing) -> dict[str, str]:
+        """Name -> text of the files that are saved next to a model that reads text with this tokenizer."""
+        return {TOKENIZER_FILE: self.to_json(), PREPROCESSING_FILE: to_json(preprocessing)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.to_json() == other.to_json()

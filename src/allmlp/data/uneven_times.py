@@ -19,7 +19,7 @@ TOLERANCE = 0.2
 
 
 def even_times(times: np.ndarray, series: np.ndarray, wanted: Frequency | None, notes: list[str]) -> np.ndarray:
-    """The times, sorted within each series, on weeks or equal steps if they are almost so; `notes` tell it."""
+    """The times, sorted within each series, on weeks or equal steps if they are almost so, with a note."""
     steps = np.diff(times)[np.diff(series) == 0]
     if not len(steps) or steps.min() <= 0 or (wanted and (wanted.unit != "ms" or wanted.without)):
         return times

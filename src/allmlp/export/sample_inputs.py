@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from allmlp.data.decode import read_images
 from allmlp.data.docstrings import iter_docstrings
-from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing, read_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, known_preprocessing
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import MissingExtra, UserError, require
 from allmlp.models.encoder import Encoder
@@ -52,7 +51,7 @@ def sample_inputs(model: Model, folder: Path, files: list[Path]) -> SampleInputs
 
 def images(model: Model, folder: Path, files: list[Path], size: tuple[int, int]) -> SampleInputs:
     (example,) = model.dummy_inputs(COUNT)
-    found = read_preprocessing(folder) if (folder / PREPROCESSING_FILE).is_file() else None
+    found = known_preprocessing(folder)
     channels = example.shape[1]
     known = isinstance(found, ImagePreprocessing) and len(found.mean) == channels
     preprocessing = found if known else ImagePreprocessing((0.5,) * channels, (0.5,) * channels)
@@ -115,10 +114,5 @@ def matching_tokenizer(folder: Path, model: Model) -> Tokenizer | None:
         tokenizer = load_tokenizer(folder)
     except UserError:
         return None
-    return tokenizer if len(tokenizer) in vocab_sizes(model) else None
-
-
-def vocab_sizes(model: Model) -> Iterator[int]:
-    for part in model.spec.children():
-        if hasattr(part, "vocab_size"):
-            yield part.vocab_size
+    sizes = [part.vocab_size for part in model.spec.children() if hasattr(part, "vocab_size")]
+    return tokenizer if len(tokenizer) in sizes else None

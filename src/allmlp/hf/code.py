@@ -103,7 +103,7 @@ class SourceModule:
         ours = [node for node in self.imports if isinstance(node, ast.ImportFrom) and is_ours(node)]
         self.needs = {node.module or "": {alias.name for alias in node.names} for node in ours}
         if any(alias.asname for node in ours for alias in node.names):
-            raise TypeError(f"{name} renames what it imports from allmlp: the modelling file cannot")
+            raise TypeError(f"{name} renames what it imports from allmlp: the modeling file cannot")
         # Presets, costs and resizing need the rest of the library.
         left_out = {need for need in self.needs if is_within(need, ("allmlp.models.cost", "allmlp.models.preset"))}
         dropped = {found for need in left_out for found in self.needs.pop(need)}
@@ -136,7 +136,7 @@ def used_definitions(modules: dict[str, SourceModule]) -> Iterator[Definition]:
     for one in [one for module in modules.values() for one in module.definitions if one in used]:
         for name in one.names:
             if taken.setdefault(name, one.module) != one.module:
-                raise TypeError(f"{taken[name]} and {one.module} both define {name}: the modelling file needs one name")
+                raise TypeError(f"{taken[name]} and {one.module} both define {name}: the modeling file needs one name")
         yield one
 
 
@@ -162,7 +162,7 @@ def import_lines(modules: dict[str, SourceModule], names: set[str]) -> list[str]
 
 @cache
 def export_code() -> str:
-    """The source of the modelling file."""
+    """The source of the modeling file."""
     modules: dict[str, SourceModule] = {}
     layers = [file for file in sorted((ROOT / "layers").rglob("*.py")) if file.name != "__init__.py"]
     for name in [".".join(("allmlp", *file.relative_to(ROOT).with_suffix("").parts)) for file in layers]:

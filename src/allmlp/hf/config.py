@@ -109,7 +109,7 @@ class AllMlpConfig(PreTrainedConfig):
         return ImagePreprocessing(tuple(self.image_mean), tuple(self.image_std), class_names, self.crop_pct or 1, task)
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
-        """Also write the modelling file, for those who do not have allmlp, and preprocessing.json for those who do."""
+        """Also write the modeling file, for those who do not have allmlp, and preprocessing.json for those who do."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MODELING_FILE).write_text(export_code(), encoding="utf8")

@@ -33,21 +33,14 @@ def token_baddbmm(matrix: Tensor, x: Tensor, bias: Tensor, out: Tensor | None = 
 
 
 class CpuFastEncoder(FastEncoder):
-    def token_linear(
-        self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
-    ) -> nn.Module:
-        if isinstance(norm, AffineLayer):
+    def fuse(self, conversion: Conversion, norm: nn.Module, mix: nn.Module, layer_scale: Tensor | None) -> nn.Module:
+        if isinstance(mix, TokenProjection) and isinstance(norm, AffineLayer):
             return CpuAffineTokenLinear(conversion, norm, mix, layer_scale)
-        return CpuTokenLinear(conversion, norm, mix, layer_scale)
-
-    def token_mlp(
-        self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None
-    ) -> nn.Module:
-        return CpuTokenMlp(conversion, norm, mix, layer_scale)
-
-    def channel_mlp(
-        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
-    ) -> nn.Module:
+        if isinstance(mix, TokenProjection):
+            return CpuTokenLinear(conversion, norm, mix, layer_scale)
+        if isinstance(mix, TokenMlpLayer):
+            return CpuTokenMlp(conversion, norm, mix, layer_scale)
+        assert isinstance(mix, ChannelMlpLayer)
         return CpuChannelMlp(conversion, norm, mix, layer_scale)
 
 

@@ -22,11 +22,10 @@ from allmlp.kernels import ACTIVATIONS
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.launch import naming_errors
 from allmlp.layers.block import Block, BlockLayer, Residual
-from allmlp.layers.channel import ChannelMlp, ChannelMlpLayer
+from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.context import Context
 from allmlp.layers.mixers.linear import TokenLinear
-from allmlp.layers.mixers.mlp import TokenMlp, TokenMlpLayer
-from allmlp.layers.mixers.projection import TokenProjection
+from allmlp.layers.mixers.mlp import TokenMlp
 from allmlp.layers.norm import Affine, LayerNorm, Norm
 from allmlp.layers.scale import LayerScaleLayer
 from allmlp.layers.stem import TokenEmbed
@@ -130,35 +129,22 @@ class FastEncoder(FastModel):
         self.eval()
 
     def branch(self, conversion: Conversion, residual: Residual) -> nn.Module:
-        """The fused module z -> z of a residual branch."""
-        mix, layer_scale = residual.mix, None
+        layer_scale = None
         if isinstance(residual.scale, LayerScaleLayer):
             if residual.scale.beta is not None:
                 raise UserError("fast() does not support LayerScale with a shift")
             layer_scale = residual.scale.gamma.double()
-        if isinstance(mix, TokenProjection):
-            return self.token_linear(conversion, residual.norm, mix, layer_scale)
-        if isinstance(mix, TokenMlpLayer):
-            return self.token_mlp(conversion, residual.norm, mix, layer_scale)
-        assert isinstance(mix, ChannelMlpLayer)
-        return self.channel_mlp(conversion, residual.norm, mix, layer_scale)
+        return self.fuse(conversion, residual.norm, residual.mix, layer_scale)
 
-    def token_linear(
-        self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
-    ) -> nn.Module:
-        """z + layer_scale * (A norm(z + deferred_bias) + b 1^T)."""
-        raise NotImplementedError
+    def fuse(self, conversion: Conversion, norm: nn.Module, mix: nn.Module, layer_scale: Tensor | None) -> nn.Module:
+        """The fused module z -> z of a residual branch, where `mix` is one of
 
-    def token_mlp(
-        self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None
-    ) -> nn.Module:
-        """z + layer_scale * (W2 act(W1 norm(z + deferred_bias) + b1 1^T) + b2 1^T)."""
-        raise NotImplementedError
+        TokenProjection  z + layer_scale * (A norm(z + deferred_bias) + b 1^T)
+        TokenMlpLayer    z + layer_scale * (W2 act(W1 norm(z + deferred_bias) + b1 1^T) + b2 1^T)
+        ChannelMlpLayer  z + layer_scale * V inner(act(U norm(z + deferred_bias) + a))
 
-    def channel_mlp(
-        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
-    ) -> nn.Module:
-        """z + layer_scale * V inner(act(U norm(z + deferred_bias) + a)); the last bias is added or deferred."""
+        The last bias of a ChannelMlpLayer is added or deferred.
+        """
         raise NotImplementedError
 
     def forward(self, x: Tensor, *args: Tensor, **kwargs: Tensor) -> Tensor:

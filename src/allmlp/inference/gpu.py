@@ -36,7 +36,7 @@ from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
 from allmlp.layers.pool import MeanPoolLayer
-from allmlp.layers.stem import PatchEmbedLayer, patch_grid
+from allmlp.layers.stem import PatchEmbedLayer, patch_view
 from allmlp.models.encoder import EncoderModel
 
 FP8 = torch.float8_e4m3fn
@@ -92,23 +92,16 @@ class GpuFastEncoder(FastEncoder):
         self.fp8 = fp8
         super().__init__(model, dtype)
 
-    def token_linear(
-        self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
-    ) -> nn.Module:
-        return GpuTokenLinear(conversion, norm, mix, layer_scale)
-
-    def token_mlp(
-        self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None
-    ) -> nn.Module:
-        fused = cublas_fuses(conversion.act("token"), self.dtype, mix.up.weight.device)
-        if fused and conversion.token_bias_cancels(layer_scale):
-            return GpuTransposedTokenMlp(conversion, norm, mix)
-        return GpuTokenMlp(conversion, norm, mix, layer_scale)
-
-    def channel_mlp(
-        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
-    ) -> nn.Module:
-        """The branch without its last bias, which is deferred."""
+    def fuse(self, conversion: Conversion, norm: nn.Module, mix: nn.Module, layer_scale: Tensor | None) -> nn.Module:
+        """The last bias of a channel MLP is deferred."""
+        if isinstance(mix, TokenProjection):
+            return GpuTokenLinear(conversion, norm, mix, layer_scale)
+        if isinstance(mix, TokenMlpLayer):
+            fused = cublas_fuses(conversion.act("token"), self.dtype, mix.up.weight.device)
+            if fused and conversion.token_bias_cancels(layer_scale):
+                return GpuTransposedTokenMlp(conversion, norm, mix)
+            return GpuTokenMlp(conversion, norm, mix, layer_scale)
+        assert isinstance(mix, ChannelMlpLayer)
         kind = GpuFp8ChannelMlp if self.fp8 else GpuChannelMlp
         branch = kind(conversion, norm, mix, layer_scale)
         conversion.defer_bias(mix.down.bias, layer_scale)
@@ -120,7 +113,7 @@ class GpuFastEncoder(FastEncoder):
         if not isinstance(stem, PatchEmbedLayer) or stem.spec.kernel is not None:
             return x
         stem.validate(x)
-        return patch_grid(x, stem.spec.patch_size)
+        return patch_view(x, stem.spec.patch_size)
 
     def embed(self, x: Tensor) -> Tensor:
         stem = self.stem_and_head.stem

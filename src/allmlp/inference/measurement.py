@@ -20,7 +20,7 @@ import torch
 
 from allmlp import __version__
 from allmlp.errors import one_line
-from allmlp.files import expand_user, lock, write_atomically
+from allmlp.files import expand_user, lock, write_text_atomically
 from allmlp.models.model import Model
 from allmlp.provenance import cpu_name
 from allmlp.spec import to_dict
@@ -74,7 +74,7 @@ def keep(key: str, times: Times) -> None:
             except (OSError, ValueError):
                 kept = {}
             text = json.dumps((kept if isinstance(kept, dict) else {}) | {key: times}, indent=1)
-            write_atomically(file, lambda target: target.write_text(text, encoding="utf8"))
+            write_text_atomically(file, text)
     except OSError as reason:  # as on a read-only disk: measured again the next time
         log.warning("what fast() has measured is not kept: %s", one_line(reason))
 

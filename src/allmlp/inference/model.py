@@ -63,7 +63,7 @@ class FastModel(nn.Module):
         return next(self.parameters()).device
 
     def run(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...], kind: Any = None) -> Tensor:
-        """compute(*inputs), in a CUDA graph on a GPU; `kind` tells apart what `compute` may be."""
+        """compute(*inputs), in a CUDA graph on a GPU; `kind` identifies `compute`."""
         device = self.device
         for x in inputs:
             if x.device != device:

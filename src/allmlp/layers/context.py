@@ -22,7 +22,7 @@ class BuildContext:
     init: Init
     grid: tuple[int, int] | None = None
     variates: int = 1
-    """Of a multivariate series: so many consecutive rows of the batch are one example."""
+    """Of a multivariate series: this many consecutive rows of the batch are one example."""
 
     def require_grid(self, mixer: str) -> tuple[int, int]:
         if self.grid is None or self.grid[0] * self.grid[1] != self.tokens:

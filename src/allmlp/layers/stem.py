@@ -139,10 +139,10 @@ def split_patches(images: Tensor, patch_size: tuple[int, int], kernel: int | Non
     if kernel is not None:
         padding = window_padding(patch_size, kernel)
         return F.unfold(images, kernel, padding=padding, stride=patch_size).transpose(1, 2)
-    return patch_grid(images, patch_size).flatten(3).flatten(1, 2)
+    return patch_view(images, patch_size).flatten(3).flatten(1, 2)
 
 
-def patch_grid(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
+def patch_view(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """The patches of b c h w as a view: b gh gw c ph pw."""
     (ph, pw), (height, width) = patch_size, images.shape[2:]
     x = images.unflatten(3, (width // pw, pw)).unflatten(2, (height // ph, ph))  # b c gh ph gw pw
@@ -184,7 +184,7 @@ class PatchEmbedLayer(nn.Module):
         return self.complete(embed_patches(images, self.proj, self.spec.patch_size, self.spec.kernel))
 
     def embed_grid(self, grid: Tensor) -> Tensor:
-        """As `forward`, of the `patch_grid` of the images."""
+        """As `forward`, of the `patch_view` of the images."""
         return self.complete(self.proj(grid.flatten(3).flatten(1, 2)))
 
     def complete(self, x: Tensor) -> Tensor:

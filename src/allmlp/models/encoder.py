@@ -146,7 +146,7 @@ class Encoder(ModelSpec):
         return self.replace(depth=depths[0], stages=tuple(kept), drop_path=rate)
 
     def with_classes(self, num_classes: int) -> Head | None:
-        """The head for so many classes; none for 0, so that the model returns pooled features."""
+        """The head for this many classes; none for 0, so that the model returns pooled features."""
         if num_classes == 0:
             return None
         if isinstance(self.head, (ClassifierHead, PooledHead)):

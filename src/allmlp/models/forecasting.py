@@ -35,27 +35,20 @@ from allmlp.models.series_encoder import SeriesEncoder
 VARIATES = 7
 
 
-def tsmixer(
-    depth: int = 2,
-    hidden: int = 64,
-    dropout: float = 0.7,
-    seq_len: int = 512,
-    in_chans: int = VARIATES,
-    horizon: int = 96,
-) -> SeriesEncoder:
+def tsmixer(dropout: float = 0.7) -> SeriesEncoder:
     """Chen et al. (2023), with reversible normalization: time steps are the tokens, variates the channels."""
     return SeriesEncoder(
-        width=in_chans,
-        depth=depth,
-        stem=SeriesSteps(seq_len, in_chans),
+        width=VARIATES,
+        depth=2,
+        stem=SeriesSteps(512, VARIATES),
         block=Block(
             TokenLinear(act="relu"),
-            channel=ChannelMlp(hidden, "relu", dropout=dropout),
+            channel=ChannelMlp(64, "relu", dropout=dropout),
             norm=BatchNorm(eps=1e-3, momentum=0.01, per_token=True),
             dropout=dropout,
         ),
         norm=None,
-        head=ForecastHead(horizon),
+        head=ForecastHead(96),
         series_norm=RevIN(affine=True),
         init=Init(),
     )

@@ -26,16 +26,16 @@ MAX_CACHED_SIZES = 8
 """Image sizes for which a dynamic model caches its resized weights."""
 
 
-def patch_grid(spec: ModelSpec) -> tuple[int, int]:
+def image_encoder(spec: ModelSpec) -> Encoder:
+    """`spec`, if it is an image model of this library."""
     if not isinstance(spec, Encoder) or not isinstance(spec.stem, PatchEmbed):
         raise UserError(f"only this library's image models can be resized (input: {spec.input_spec})")
-    return spec.stem.grid
+    return spec
 
 
 def with_img_size(spec: ModelSpec, img_size: int | tuple[int, int], rule: Rule = "interpolate") -> Encoder:
     """The spec at another image size. A token MLP keeps its hidden width, times the number of tiles with `tile`."""
-    patch_grid(spec)
-    assert isinstance(spec, Encoder)
+    spec = image_encoder(spec)
     new = spec.configure(img_size=img_size)
     if new == spec:
         return new
@@ -70,8 +70,8 @@ class GridResize:
     def __init__(
         self, old: ModelSpec, new: ModelSpec, device: torch.device | str = "cpu", rule: Rule = "interpolate"
     ) -> None:
-        patch_grid(old), patch_grid(new)
-        assert isinstance(old, Encoder) and isinstance(new, Encoder) and new.input_size is not None
+        old, new = image_encoder(old), image_encoder(new)
+        assert new.input_size is not None
         with torch.device("meta"):
             self.roles = resizable_roles(new.build())
             check_roles(old.shallow()[0].build(), with_img_size(old, new.input_size, rule).shallow()[0].build())
@@ -150,9 +150,9 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 class ForwardAtSize:
     """Calls a model at another image size; each call resizes the current weights, so gradients reach them."""
 
-    def __init__(self, model: Model, img_size: tuple[int, int], rule: Rule = "interpolate") -> None:
-        spec = with_img_size(model.spec, img_size, rule)
-        self.resize = GridResize(model.spec, spec, model.device, rule)
+    def __init__(self, model: Model, img_size: tuple[int, int]) -> None:
+        spec = with_img_size(model.spec, img_size)
+        self.resize = GridResize(model.spec, spec, model.device)
         with torch.device("meta"):
             self.network = spec.build().train(model.training)
         self.model, self.device = model, model.device
@@ -175,8 +175,7 @@ class DynamicEncoderModel(EncoderModel):
     """
 
     def __init__(self, spec: Encoder, rule: Rule = "interpolate") -> None:
-        patch_grid(spec)
-        super().__init__(spec)
+        super().__init__(image_encoder(spec))
         self.rule: Rule = rule
         self.variants: dict[tuple[Encoder, torch.device], SizeVariant] = {}
 
@@ -221,7 +220,6 @@ class DynamicEncoderModel(EncoderModel):
 
 def make_dynamic(model: Model, rule: Rule = "interpolate") -> DynamicEncoderModel:
     """`model` for images of any size, with the same weights."""
-    patch_grid(model.spec)
     with torch.device("meta"):
         dynamic = DynamicEncoderModel(model.spec, rule)
     dynamic.load_state_dict(model.state_dict(keep_vars=True), assign=True)

@@ -38,8 +38,9 @@ def machine_memory() -> float:
     return 1024.0 * int(found[1]) if found else float("inf")
 
 
-def group_memory(root: Path = Path("/sys/fs/cgroup")) -> float:
+def group_memory() -> float:
     """What is left of the limit of a container (cgroup v2); pages of files, which can be dropped, count as free."""
+    root = Path("/sys/fs/cgroup")
     try:
         limit, used = ((root / name).read_text(encoding="utf8").strip() for name in ("memory.max", "memory.current"))
         cached = re.search(r"inactive_file (\d+)", (root / "memory.stat").read_text(encoding="utf8"))

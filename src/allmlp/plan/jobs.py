@@ -7,7 +7,7 @@ from typing import Any
 from allmlp.errors import UserError, did_you_mean, lookup
 from allmlp.models.zoo import family, list_models, preset, presets
 from allmlp.optim import Adagrad, AdamW, Lamb, Muon, Optim, Sgd
-from allmlp.plan.forecast import Job, modality
+from allmlp.plan.estimate import Job, modality
 from allmlp.recipes import recipes, runs
 from allmlp.recipes.imagenet import TRAIN_IMAGES
 from allmlp.run import Run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -18,7 +17,7 @@ from allmlp.data.series import level
 from allmlp.data.series_table import SeriesRows, read_series, split_name
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import write_atomically
+from allmlp.files import write_csv_atomically
 from allmlp.layers.series import ReconstructionHead
 from allmlp.models.model import Model
 from allmlp.prediction.predictor import model_folder
@@ -150,23 +149,19 @@ def write_forecasts(forecasts: Iterable[SeriesForecast], forecaster: Forecaster,
     header = [known.time_column or "time", *known.id_columns]
     header += [f"{name}{suffix}" for name in known.columns for suffix in ("", *suffixes)]
 
-    def write(temporary: Path) -> None:
-        with open(temporary, "w", newline="", encoding="utf8") as file:
-            writer = csv.writer(file)
-            writer.writerow(header)
-            for one in forecasts:
-                shown.extend([one] if len(shown) < SHOWN else [])
-                ids = split_name(one.id, len(known.id_columns))
-                for step, stamp in enumerate(one.stamps):
-                    parts = one.values[step, :, None] if one.quantiles is None else one.quantiles[step]
-                    points = [[point, *others] for point, others in zip(one.values[step], parts)]
-                    cells = [f"{value:.10g}" for row in points for value in row[: 1 + len(suffixes)]]
-                    writer.writerow([stamp, *ids, *cells])
+    def rows() -> Iterator[list[str]]:
+        for one in forecasts:
+            shown.extend([one] if len(shown) < SHOWN else [])
+            ids = split_name(one.id, len(known.id_columns))
+            for step, stamp in enumerate(one.stamps):
+                parts = one.values[step, :, None] if one.quantiles is None else one.quantiles[step]
+                points = [[point, *others] for point, others in zip(one.values[step], parts)]
+                yield [stamp, *ids, *(f"{value:.10g}" for row in points for value in row[: 1 + len(suffixes)])]
 
     if out.suffix != ".csv":
         raise UserError(f"forecasts are written as .csv, not {out.suffix or 'without a suffix'}")
     try:
-        write_atomically(out, write)
+        write_csv_atomically(out, header, rows())
     except OSError as reason:
         raise UserError(f"cannot write {out}: {one_line(reason)}") from None
     return shown

@@ -18,9 +18,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from allmlp.data.columns import IMAGE_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, named_column, sample_columns
+from allmlp.data.columns import (
+    IMAGE_COLUMNS,
+    TEXT_COLUMNS,
+    TEXT_PAIR_COLUMNS,
+    guess_texts,
+    named_column,
+    sample_columns,
+)
 from allmlp.data.decode import SUFFIXES
-from allmlp.data.shards import Shard, expand_range
+from allmlp.data.shards import Shard, expand_range, open_tar
 from allmlp.data.tables import Table, is_table, read_table
 from allmlp.data.text_files import file_system, read_documents
 from allmlp.errors import UserError, one_line
@@ -219,15 +226,11 @@ class Inputs:
         """Images, or texts, of a tar file; only its headers are read now."""
         wanted = SUFFIXES if self.reads == "images" else frozenset({".txt"})
         try:
-            with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            with open_tar(shard) as tar:
                 for member in tar:
                     if member.isfile() and os.path.splitext(member.name)[1].lower() in wanted:
                         source = partial(fetch, partial(shard.read, member.offset_data, member.size))
                         yield Item(f"{shard}/{member.name}", source)
-                # tarfile treats a damaged header as the end of the archive, which is a block of zeros.
-                file.seek(tar.offset)
-                if file.read(512) != bytes(512):
-                    raise tarfile.ReadError(f"truncated or damaged at byte {tar.offset:,}")
         except (OSError, tarfile.TarError) as reason:
             raise UserError(f"{shard} is damaged or not a tar file: {one_line(reason)}") from reason
 
@@ -317,14 +320,9 @@ def text_columns(table: Table, wanted: Columns, questions: bool) -> tuple[str, s
     known = (*TEXT_PAIR_COLUMNS, "context") if questions else TEXT_PAIR_COLUMNS
     second = named_column(table.columns, wanted.pair, known, table.file, taken=(first,))
     if first is None:
-        samples = [sample for sample in sample_columns(table) if sample.name != second and not sample.is_numeric]
-        texts = [sample.name for sample in samples if sample.is_text] or [
-            sample.name for sample in sorted(samples, key=lambda sample: -sample.mean_length)[:1]
-        ]
-        if not texts or len(texts) > 2 - bool(second):
-            which = f"{', '.join(texts)} all could be" if texts else f"none of {', '.join(table.columns)} is"
-            raise UserError(f"{table.file}: {which} the text: set --column")
-        first, second = texts[0], second or next(iter(texts[1:]), None)
+        samples = [sample for sample in sample_columns(table) if sample.name != second]
+        first, *others = guess_texts(samples, 2 - bool(second), table, "--column")
+        second = second or next(iter(others), None)
     return first, second
 
 

@@ -199,7 +199,7 @@ def write_parquet(
 # --- a folder of parts --------------------------------------------------------------------------------------
 
 
-class Parts(NamedTuple):
+class PartWriter(NamedTuple):
     """A folder of Parquet files, each with the answers to `size` consecutive inputs.
 
     Process `rank` of `processes` writes every part whose number is rank modulo processes. A part that is there is not
@@ -220,7 +220,7 @@ class Parts(NamedTuple):
         answer: Callable[[Iterable[Item]], Iterable[Record]],
         skipped: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Write the parts of this process that are missing; `skipped` is told how many inputs were done before."""
+        """Write the parts of this process that are missing; `skipped` gets the number of inputs done before."""
         self.prepare()
         count = 0
         for number, part in enumerate(chunks(items, self.size)):

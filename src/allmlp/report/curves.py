@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allmlp.log import PERCENTAGES
+from allmlp.log import PERCENTAGES, is_percentage
 from allmlp.report.runs import LoggedRun
 
 POINTS = 300
@@ -41,7 +41,7 @@ def charts(runs: Sequence[LoggedRun]) -> list[dict[str, Any]]:
             ]
             if curves:
                 about = "" if group is None or len(groups) == 1 else " · ".join(filter(None, group)) or "unknown task"
-                drawn.append({"title": title(name), "group": about, "percent": is_percent(name), "curves": curves})
+                drawn.append({"title": title(name), "group": about, "percent": is_percentage(name), "curves": curves})
     return drawn[:MAX_CHARTS]
 
 
@@ -90,10 +90,6 @@ def thin(values: Sequence[float], most: int) -> list[int]:
 
 def title(name: str) -> str:
     return TITLES.get(name, name.replace("_", " "))
-
-
-def is_percent(name: str) -> bool:
-    return any(word in name for word in PERCENTAGES)
 
 
 def better(name: str) -> int:

@@ -15,7 +15,7 @@ from allmlp.models.model import Model
 from allmlp.report.images import EmbeddedImage, weights_image
 
 LAYERS, TILES, OFFSETS = 12, 36, 32
-"""At most so many layers, evenly spaced; tiles per layer; offsets to either side for filters over text."""
+"""Maximum number of layers, evenly spaced; tiles per layer; offsets to either side for filters over text."""
 
 
 class FilterPanel(NamedTuple):

@@ -23,10 +23,10 @@ from allmlp import __version__
 from allmlp.accuracy import format_accuracy
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import RUN, write_atomically
-from allmlp.log import format_duration, format_value
+from allmlp.files import RUN, write_text_atomically
+from allmlp.log import format_duration, format_value, is_percentage
 from allmlp.models.zoo import short_name
-from allmlp.report.curves import POINTS, better, charts, is_percent, title
+from allmlp.report.curves import POINTS, better, charts, title
 from allmlp.report.filters import Filters, filters
 from allmlp.report.images import EmbeddedImage, weights_image
 from allmlp.report.predictions import (
@@ -56,7 +56,7 @@ DIFFERENCES, LETTERS = 40, 80
 COLUMNS = 5
 """Metrics in the table of runs, the most common first; all of them are drawn."""
 COLORS = 7
-"""Of the style sheet, also told apart by color-blind readers; runs beyond them are drawn in dashes."""
+"""Of the style sheet, distinguishable for color-blind readers; further runs are drawn in dashes."""
 LETTERS_OF_RECIPE = 50_000
 ENVIRONMENT = ("allmlp", "torch", "python", "device", "processes")
 
@@ -126,7 +126,7 @@ def write(
     page = render(details, skipped)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, lambda file: file.write_text(page, encoding="utf8"))
+        write_text_atomically(out, page)
     except OSError as reason:
         raise UserError(f"cannot write {out}: {one_line(reason)}") from None
     return len(details), skipped
@@ -292,7 +292,7 @@ def columns(runs: Sequence[LoggedRun]) -> list[str]:
     """The evaluated metrics; accuracy and other percentages first, the loss last."""
     counts = Counter(name for run in runs for name in run.final)
     common = [name for name, _ in counts.most_common(COLUMNS)]
-    return sorted(common, key=lambda name: (not is_percent(name), name == "loss"))
+    return sorted(common, key=lambda name: (not is_percentage(name), name == "loss"))
 
 
 def differences(runs: Sequence[LoggedRun]) -> list[tuple[str, list[str | None]]]:

@@ -142,7 +142,7 @@ def folds(features: Features) -> Tensor:
 def suspects(probabilities: Tensor, labels: Tensor) -> Tensor:
     """The class that each example seems to belong to; -1 where its label is not suspected, n.
 
-    A class of fewer than FOLDS examples is too small to say anything about them.
+    Classes of fewer than FOLDS examples are left out.
     """
     counts = labels.bincount(minlength=probabilities.shape[1])
     best, suggested = probabilities.masked_fill(counts < FOLDS, 0).max(1)

@@ -108,7 +108,7 @@ class Batcher:
         batched: bool = True,
         measure: Callable[[Any], int] = no_pixels,
     ) -> BatchResult:
-        """Decode and run one input; `measure` tells the pixels of an image.
+        """Decode and run one input; `measure` returns the number of pixels of an image.
 
         Raises 503 if the input is rejected, 504 if it is accepted and times out.
         """

@@ -101,7 +101,7 @@ class ImageService:
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
-        except Exception:  # decoders raise many types on damaged files; decoding tells what is wrong
+        except Exception:  # decoders raise many types on damaged files; decoding reports what is wrong
             return 0
         if max(width, height) > MAX_SIDE:
             raise CorruptImage(f"{width} x {height} pixels exceed {MAX_SIDE:,} on a side")

@@ -61,7 +61,7 @@ class ClientDisconnected(Exception):
 class LimitMiddleware:
     """ASGI middleware. `paths` are the known routes; `on_response` gets path, status and seconds of every request.
 
-    With `hosts`, requests for other host names are refused: the page of a foreign site could otherwise reach a server
+    With `hosts`, requests for other host names are refused: the page of another site could otherwise reach a server
     on localhost by a name that it resolves to 127.0.0.1 (DNS rebinding). Pages of `origins` may use the server, "*" for
     those of any site.
     """
@@ -129,8 +129,8 @@ class LimitMiddleware:
         if self.hosts is not None and host_name(host) not in self.hosts:
             return HTTPException(421, f"the server does not answer for {host[:100]!r}: see --allowed-host")
         origin = headers.get(b"origin", b"").decode("latin1")
-        foreign = headers.get(b"sec-fetch-site") == b"cross-site" or (origin and origin.partition("://")[2] != host)
-        if scope["method"] == "POST" and foreign and not {origin, "*"} & {*self.origins}:
+        cross_site = headers.get(b"sec-fetch-site") == b"cross-site" or (origin and origin.partition("://")[2] != host)
+        if scope["method"] == "POST" and cross_site and not {origin, "*"} & {*self.origins}:
             return HTTPException(403, "pages of other sites cannot use this server: see --allowed-origin")
         return None
 
@@ -208,7 +208,7 @@ def client_of(host: str) -> str:
     """Who is meant by an address: in IPv6 its network, since a client has all addresses of one."""
     try:
         return str(ip_network((host, 64), strict=False)) if ":" in host else host[:64]
-    except ValueError:  # whatever a proxy says
+    except ValueError:  # anything that a proxy passes on
         return host[:64]
 
 

@@ -263,7 +263,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept who has connected, since closing the listener would reset them, and tell them 503."""
+        """Accept the connections in the backlog, which closing the listener would reset, and answer 503."""
         waiting = list[socket.socket]()
         for listener in sockets or ():
             with suppress(BlockingIOError):

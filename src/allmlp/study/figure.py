@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allmlp.analysis.figures import COLORS, save, styled
-from allmlp.errors import MissingExtra, require
+from allmlp.analysis.figures import COLORS, new_figure, save, styled
+from allmlp.errors import MissingExtra
 from allmlp.study.statistics import Interval
 from allmlp.study.summary import Line, Summary, metric_title
 
@@ -31,7 +31,7 @@ def draw(summary: Summary, folder: Path) -> bool:
 def write(summary: Summary, file: Path) -> Path:
     """Write the figure of the rows that have a result, in the format of the file's suffix."""
     lines = [line for line in summary.lines if line.result is not None]
-    if summary.axis:
+    if summary.study.axis:
         figure = costs_figure(summary, lines) if summary.unit else curves_figure(summary, lines)
     else:
         figure = study_figure(summary, lines)
@@ -42,8 +42,7 @@ def write(summary: Summary, file: Path) -> Path:
 @styled
 def study_figure(summary: Summary, lines: list[Line]) -> Figure:
     differs = any(line.difference is not None for line in lines)
-    size = (8.0 if differs else 5.0, 0.9 + 0.35 * len(lines))
-    figure = require("matplotlib.figure", "analysis").Figure(figsize=size, layout="constrained")
+    figure = new_figure(8.0 if differs else 5.0, 0.9 + 0.35 * len(lines))
     left, *right = figure.subplots(1, 2 if differs else 1, sharey=True, squeeze=False)[0]
     for height, line in enumerate(lines):
         left.plot(list(line.values.values()), [height] * len(line.values), "o", color=COLORS[7], markersize=3, zorder=1)
@@ -55,23 +54,24 @@ def study_figure(summary: Summary, lines: list[Line]) -> Figure:
     names = [f"{line.row}\n{line.candidate}" if line.candidate else line.row for line in lines]
     left.set_yticks(range(len(lines)), names)
     left.set(ylim=(len(lines) - 0.5, -0.5), xlabel=metric_title(lines)[0])
-    left.set_title("mean with 95 % interval; gray: seeds" + ("; diamond: published" if has_anchor(lines) else ""))
+    published = "; diamond: published" if any(line.anchor is not None for line in lines) else ""
+    left.set_title(f"mean with 95 % interval; gray: seeds{published}")
     for axis in right:
         axis.axvline(0, color="black", linewidth=0.6)
-        axis.set(xlabel=f"difference to {summary.reference}", title="equal seeds, 95 % interval")
-    figure.suptitle(f"{summary.name}: equal {summary.compared}", fontsize=9)
+        axis.set(xlabel=f"difference to {summary.study.reference}", title="equal seeds, 95 % interval")
+    figure.suptitle(f"{summary.study.name}: equal {summary.study.compared}", fontsize=9)
     return figure
 
 
 @styled
 def curves_figure(summary: Summary, lines: list[Line]) -> Figure:
     """Means with intervals over the study's axis, a curve for each family."""
-    figure = require("matplotlib.figure", "analysis").Figure(figsize=(5.0, 3.2), layout="constrained")
+    figure = new_figure(5.0, 3.2)
     axis = figure.subplots()
     draw_curves(axis, summary, lines)
     axis.set_title("mean with 95 % interval")
     axis.legend(fontsize=7)
-    figure.suptitle(f"{summary.name}: equal {summary.compared}", fontsize=9)
+    figure.suptitle(f"{summary.study.name}: equal {summary.study.compared}", fontsize=9)
     return figure
 
 
@@ -80,7 +80,7 @@ def costs_figure(summary: Summary, lines: list[Line]) -> Figure:
     """The curves, and their last points over what else a model costs; a staircase joins the models that no other
     exceeds in both.
     """
-    figure = require("matplotlib.figure", "analysis").Figure(figsize=(9.0, 5.2), layout="constrained")
+    figure = new_figure(9.0, 5.2)
     first, *others, last = figure.subplots(2, 3).flat
     colors = draw_curves(first, summary, lines)
     ends = last_points(lines)
@@ -95,7 +95,7 @@ def costs_figure(summary: Summary, lines: list[Line]) -> Figure:
         axis.set(xlabel=title, ylabel=metric_title(lines)[0])
     last.axis("off")
     last.legend(*first.get_legend_handles_labels(), loc="center")
-    figure.suptitle(f"{summary.name}: equal {summary.compared}, mean with 95 % interval", fontsize=9)
+    figure.suptitle(f"{summary.study.name}: equal {summary.study.compared}, mean with 95 % interval", fontsize=9)
     return figure
 
 
@@ -148,12 +148,8 @@ def draw_curves(axis: Axes, summary: Summary, lines: list[Line]) -> dict[str, st
     axis.set_xscale("log")
     axis.set_xticks(places, [f"{place:g}" for place in places])
     axis.minorticks_off()
-    axis.set(xlabel=summary.axis, ylabel=metric_title(lines)[0])
+    axis.set(xlabel=summary.study.axis, ylabel=metric_title(lines)[0])
     return colors
-
-
-def has_anchor(lines: list[Line]) -> bool:
-    return any(line.anchor is not None for line in lines)
 
 
 def bar(axis: Axes, value: Interval | None, height: int, color: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allmlp.errors import UserError
-from allmlp.files import lock
+from allmlp.files import lock, read_json_lines
 from allmlp.record import differences
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
@@ -34,16 +34,8 @@ class Matched(NamedTuple):
 
 
 def read(file: Path) -> list[Record]:
-    """The records of a file, none where there is no file; a line that was cut short by a crash is skipped."""
-    found = []
-    for line in file.read_text(encoding="utf8").splitlines() if file.exists() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            found.append(record)
-    return found
+    """The records of a file, none where there is no file."""
+    return read_json_lines(file) if file.exists() else []
 
 
 def append(file: Path, record: Record) -> None:

@@ -44,8 +44,8 @@ def seconds_to(target: float, points: Iterable[tuple[float, float]]) -> float | 
         if value >= target:
             if before is None or before[0] <= 0:
                 return seconds
-            share = (target - before[1]) / (value - before[1])
-            return before[0] * (seconds / before[0]) ** share
+            fraction = (target - before[1]) / (value - before[1])
+            return before[0] * (seconds / before[0]) ** fraction
         before = (seconds, value)
     return None
 

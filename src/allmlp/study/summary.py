@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,8 +9,9 @@ from statistics import mean
 from typing import NamedTuple
 
 from allmlp.best import MINIMIZED
-from allmlp.files import write_atomically
-from allmlp.log import PERCENTAGES
+from allmlp.files import write_csv_atomically, write_text_atomically
+from allmlp.log import is_percentage
+from allmlp.study.definition import Study
 from allmlp.study.records import Record
 from allmlp.study.runner import Progress, scores
 from allmlp.study.statistics import Interval, interval, paired_difference, seconds_to
@@ -57,16 +57,11 @@ class TuningLine(NamedTuple):
 
 
 class Summary(NamedTuple):
-    name: str
-    compared: str
-    reference: str
-    also: tuple[str, ...]
+    study: Study
     lines: list[Line]
     tuning: list[TuningLine]
     data: dict[str, set[str]]
     """Checksums of the data of the final runs by row: one each, unless machines had different data."""
-    axis: str
-    target: float | None
     reached: dict[str, Interval | None]
     """Curve -> seconds of training to the target; None where no seed has reached it."""
     unit: str
@@ -121,19 +116,7 @@ def summarize(now: Progress) -> Summary:
     }
     reached = {} if study.target is None else seconds_to_target(now, finals)
     unit = next((one["unit"] for one in measured.values()), "")
-    return Summary(
-        study.name,
-        study.compared,
-        study.reference,
-        study.also,
-        lines,
-        tuning,
-        data,
-        study.axis,
-        study.target,
-        reached,
-        unit,
-    )
+    return Summary(study, lines, tuning, data, reached, unit)
 
 
 def model_key(record: Record) -> str:
@@ -192,7 +175,7 @@ def tuning_line(now: Progress, row: str, candidate: str) -> TuningLine:
 
 
 def scale(metric: str) -> float:
-    return 100.0 if any(word in metric for word in PERCENTAGES) else 1.0
+    return 100.0 if is_percentage(metric) else 1.0
 
 
 def with_unit(metric: str) -> str:
@@ -227,7 +210,7 @@ def final_table(summary: Summary) -> list[list[str]]:
     title, several = metric_title(summary.lines)
     header = ["row", "setting", "parameters", "M multiply-adds", "GiB of memory", f"{summary.unit}/s of inference"]
     header += ["seeds", "epochs", "seconds", "metric", title]
-    header += [f"to {summary.reference}", *map(with_unit, summary.also), "floor", "anchor", "failed"]
+    header += [f"to {summary.study.reference}", *map(with_unit, summary.study.also), "floor", "anchor", "failed"]
     rows = [
         [
             line.row,
@@ -242,7 +225,7 @@ def final_table(summary: Summary) -> list[list[str]]:
             line.metric if several else "",
             show_interval(line.result),
             show_interval(line.difference, signed=True),
-            *(show_interval(line.others.get(name)) for name in summary.also),
+            *(show_interval(line.others.get(name)) for name in summary.study.also),
             show_number(line.floor),
             f"{show_number(line.anchor)} {f'({line.source})' if line.source else ''}".strip(),
             str(line.failed or ""),
@@ -279,7 +262,7 @@ def target_table(summary: Summary) -> list[list[str]]:
 
 def show_target(summary: Summary) -> str:
     unit = " %" if metric_title(summary.lines)[0].endswith("%") else ""
-    return f"{summary.target:g}{unit}"
+    return f"{summary.study.target:g}{unit}"
 
 
 def metric_title(lines: Sequence[Line | TuningLine]) -> tuple[str, bool]:
@@ -301,23 +284,28 @@ def markdown(table: list[list[str]]) -> str:
 
 def write(summary: Summary, folder: Path) -> None:
     """Write table.md, and table.csv with one line per final run."""
-    text = f"# {summary.name}\n\nEqual {summary.compared}. Mean over seeds ± half a 95 % interval (Student's t).\n\n"
+    study = summary.study
+    text = f"# {study.name}\n\nEqual {study.compared}. Mean over seeds ± half a 95 % interval (Student's t).\n\n"
     text += markdown(final_table(summary))
     if summary.tuning:
         text += f"\nChosen on validation:\n\n{markdown(tuning_table(summary))}"
     if summary.reached:
         text += f"\n{markdown(target_table(summary))}"
-    write_atomically(folder / "table.md", lambda file: file.write_text(text, encoding="utf8"))
-
-    def as_csv(file: Path) -> None:
-        with open(file, "w", encoding="utf8", newline="") as target:
-            writer = csv.writer(target)
-            costs = ["parameters", "macs", "memory", "rate"]
-            writer.writerow(["row", "setting", "seed", "metric", "value", "floor", "anchor", *costs])
-            for line in summary.lines:
-                known = (line.floor, line.anchor, *(getattr(line, name) for name in costs))
-                rest = ["" if value is None else value for value in known]
-                for seed, value in line.values.items():
-                    writer.writerow([line.row, line.candidate, seed, line.metric, value, *rest])
-
-    write_atomically(folder / "table.csv", as_csv)
+    write_text_atomically(folder / "table.md", text)
+    costs = ["parameters", "macs", "memory", "rate"]
+    rows = [
+        [
+            line.row,
+            line.candidate,
+            seed,
+            line.metric,
+            value,
+            line.floor,
+            line.anchor,
+            *(getattr(line, c) for c in costs),
+        ]
+        for line in summary.lines
+        for seed, value in line.values.items()
+    ]
+    header = ["row", "setting", "seed", "metric", "value", "floor", "anchor", *costs]
+    write_csv_atomically(folder / "table.csv", header, rows)

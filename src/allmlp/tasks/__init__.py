@@ -1,1 +1,1 @@
-"""Tasks: losses and metrics. The loop in `allmlp.training` runs any of them and names none."""
+"""Tasks: losses and metrics. The loop in `allmlp.training` runs any of them."""

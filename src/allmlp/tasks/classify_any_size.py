@@ -74,9 +74,7 @@ class ClassifyAnySizeModule(ClassifyModule):
         *rest, shape = inputs
         images, targets = self.augment(*rest)
         size = shape.shape[0]
-        logits = self.forward_at.get(size, self.model)(self.normalize_at[str(size)](images))
-        correct = logits.argmax(1) == targets.argmax(1)
-        return Losses(self.cross_entropy(logits, targets), {"accuracy": correct.float().mean()})
+        return self.losses(self.forward_at.get(size, self.model)(self.normalize_at[str(size)](images)), targets)
 
     def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
         forward_at = {size: ForwardAtSize(model, (size, size)) for size in self.eval_sizes if size != self.own_size}

@@ -21,7 +21,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
 from allmlp.tasks.classify import balanced_weights, majority_accuracy
-from allmlp.tasks.masked_lm import configure_text_model, padding_told
+from allmlp.tasks.masked_lm import configure_text_model, with_mask_padding
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 from allmlp.tasks.tfidf import tfidf_correct
 
@@ -43,7 +43,7 @@ class ClassifyText(Task):
     class_balance: Rate = 0.0
     """0 weighs examples alike, 1 classes alike."""
     tfidf: bool = False
-    """Also tell what TF-IDF with logistic regression reaches without a model; needs scikit-learn."""
+    """Also report the accuracy of TF-IDF with logistic regression; needs scikit-learn."""
 
     def configure_model(self, model: ModelSpec, dataset: LabeledTextDataset) -> ModelSpec:
         spec = configure_text_model(model, dataset.tokenizer, dataset.seq_len)
@@ -55,7 +55,7 @@ class ClassifyText(Task):
         return ClassifyTextModule(self, model, dataset)
 
     def files(self, dataset: Dataset) -> dict[str, str]:
-        return padding_told(dataset.files(), self.mask_padding)
+        return with_mask_padding(dataset.files(), self.mask_padding)
 
     def floors(self, dataset: LabeledTextDataset, split: InMemory) -> dict[str, float]:
         train, (_, _, labels, part) = labels_of(dataset.train), split.examples

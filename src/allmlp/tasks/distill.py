@@ -9,23 +9,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.class_names import match_classes, model_class_names
-from allmlp.data.dataset import ImageDataset, Split
+from allmlp.data.dataset import ImageDataset
 from allmlp.errors import UserError
 from allmlp.layers.init import Init
 from allmlp.layers.linear import Linear
 from allmlp.models.cost import measure
 from allmlp.models.external import External
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model
 from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.classify import Classify, ClassifyModule
 from allmlp.tasks.probe import pool_features
-from allmlp.tasks.task import Losses, Normalize, Task, TaskModule
+from allmlp.tasks.task import DistillationTask, Losses, Normalize, TaskModule
 from allmlp.weights.pretrained import pretrained
 
 IMAGENET_CLASSES = 1000
 
 
-class Distill(Task):
+class Distill(DistillationTask):
     """The loss of `classify`, mixed with that of a teacher, which reads the same augmented images.
 
         L = (1 - alpha) L_classify(z, t) + alpha L_teacher(z, y) + beta (1 - cos(P f, g))
@@ -51,17 +51,12 @@ class Distill(Task):
         if not self.temperature:
             raise UserError("Distill.temperature must be positive")
 
-    def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
-        return self.classify.configure_model(model, dataset)
+    @property
+    def student_task(self) -> Classify:
+        return self.classify
 
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return DistillModule(self, model, dataset, Teacher(self.teacher, dataset, model.device))
-
-    def build_evaluator(self, model: Model, dataset: ImageDataset) -> TaskModule:
-        return self.classify.build_evaluator(model, dataset)
-
-    def floors(self, dataset: ImageDataset, split: Split) -> dict[str, float]:
-        return self.classify.floors(dataset, split)
 
 
 class TeacherOutput(NamedTuple):

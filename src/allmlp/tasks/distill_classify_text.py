@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.dataset import Dataset, InMemory
+from allmlp.data.dataset import Dataset
 from allmlp.data.labeled_text import UNLABELED, LabeledTextDataset
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
 from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.models.cost import measure
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model
 from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.classify_text import ClassifyText, ClassifyTextModule, class_logits
 from allmlp.tasks.distill import distillation_loss
 from allmlp.tasks.distill_masked_lm import load_text_teacher
-from allmlp.tasks.task import Losses, Task, TaskModule
+from allmlp.tasks.task import DistillationTask, Losses, TaskModule
 
 
-class DistillClassifyText(Task):
+class DistillClassifyText(DistillationTask):
     """The loss of `classify`, mixed with that of a teacher.
 
         L = (1 - alpha) L_classify(z, t) + alpha L_teacher(z, y),    z logits of the student, y of the teacher
@@ -47,8 +47,9 @@ class DistillClassifyText(Task):
         if self.classify.class_balance:
             raise UserError("DistillClassifyText.classify.class_balance must be 0: the teacher knows the rare classes")
 
-    def configure_model(self, model: ModelSpec, dataset: LabeledTextDataset) -> ModelSpec:
-        return self.classify.configure_model(model, dataset)
+    @property
+    def student_task(self) -> ClassifyText:
+        return self.classify
 
     def build(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
         return DistillClassifyTextModule(
@@ -57,12 +58,6 @@ class DistillClassifyText(Task):
 
     def build_evaluator(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
         return ClassifyTextModule(self.classify, model, dataset)  # `build` refuses texts without a label
-
-    def files(self, dataset: Dataset) -> dict[str, str]:
-        return self.classify.files(dataset)
-
-    def floors(self, dataset: LabeledTextDataset, split: InMemory) -> dict[str, float]:
-        return self.classify.floors(dataset, split)
 
 
 def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.device) -> Model:

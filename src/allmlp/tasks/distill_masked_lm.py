@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.corpus import TextDataset
-from allmlp.data.dataset import Dataset, Split
+from allmlp.data.dataset import Dataset
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.squad import SquadDataset
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
@@ -21,16 +21,16 @@ from allmlp.layers.linear import Linear
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model
 from allmlp.spec import Rate
 from allmlp.tasks.masked_lm import MaskedBatch, MaskedLM, MaskedLMModule, masked_lm_loss
-from allmlp.tasks.task import Losses, Task, TaskModule
+from allmlp.tasks.task import DistillationTask, Losses, TaskModule
 from allmlp.weights import folder
 from allmlp.weights.convert import is_model_folder
 from allmlp.weights.huggingface_bert import init_embeddings, load_bert
 
 
-class DistillMaskedLM(Task):
+class DistillMaskedLM(DistillationTask):
     """The loss of `masked_lm`, mixed with the cosine distance from the teacher's features.
 
         L = (1 - alpha) L_masked_lm + alpha mean over real positions i of (1 - cos(P X[i], T[i]))
@@ -51,8 +51,9 @@ class DistillMaskedLM(Task):
         if self.alpha and not self.teacher:
             raise UserError("DistillMaskedLM.teacher is empty: set it to a model folder, or set alpha=0")
 
-    def configure_model(self, model: ModelSpec, dataset: TextDataset) -> ModelSpec:
-        return self.masked_lm.configure_model(model, dataset)
+    @property
+    def student_task(self) -> MaskedLM:
+        return self.masked_lm
 
     def build(self, model: Model, dataset: TextDataset) -> TaskModule:
         if self.embeddings_from:
@@ -63,12 +64,6 @@ class DistillMaskedLM(Task):
         if dataset.separate_documents:
             raise UserError("the teacher reads whole rows: set data.separate_documents=false")
         return DistillMaskedLMModule(self, model, dataset, TextTeacher(self.teacher, dataset, model.device))
-
-    def build_evaluator(self, model: Model, dataset: TextDataset) -> TaskModule:
-        return self.masked_lm.build_evaluator(model, dataset)
-
-    def floors(self, dataset: TextDataset, split: Split) -> dict[str, float]:
-        return self.masked_lm.floors(dataset, split)
 
 
 class TextTeacher:

@@ -13,18 +13,18 @@ from allmlp.data.squad import SquadDataset
 from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.models.cost import measure
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model
 from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.distill import distillation_loss
 from allmlp.tasks.distill_masked_lm import load_text_teacher
 from allmlp.tasks.question_answering import QuestionAnswering, QuestionAnsweringModule, span_logits, span_loss
-from allmlp.tasks.task import Losses, Task, TaskModule
+from allmlp.tasks.task import DistillationTask, Losses, TaskModule
 
 PADDING = -1e4
 """The logit of padding: its probability is 0, its part of the divergence too."""
 
 
-class DistillQuestionAnswering(Task):
+class DistillQuestionAnswering(DistillationTask):
     """The loss of `answer`, mixed with the divergence from a teacher's first and last tokens of the answer.
 
         L = (1 - alpha) L_answer + alpha T^2 (KL(start' || start) + KL(end' || end)) / 2
@@ -44,20 +44,12 @@ class DistillQuestionAnswering(Task):
         if not self.temperature:
             raise UserError("DistillQuestionAnswering.temperature must be positive")
 
-    def configure_model(self, model: ModelSpec, dataset: SquadDataset) -> ModelSpec:
-        return self.answer.configure_model(model, dataset)
+    @property
+    def student_task(self) -> QuestionAnswering:
+        return self.answer
 
     def build(self, model: Model, dataset: SquadDataset) -> TaskModule:
         return DistillQuestionAnsweringModule(self, model, dataset, load_teacher(self.teacher, dataset, model.device))
-
-    def build_evaluator(self, model: Model, dataset: SquadDataset) -> TaskModule:
-        return self.answer.build_evaluator(model, dataset)
-
-    def files(self, dataset: Dataset) -> dict[str, str]:
-        return self.answer.files(dataset)
-
-    def floors(self, dataset: SquadDataset, split: object) -> dict[str, float]:
-        return self.answer.floors(dataset, split)
 
 
 def load_teacher(name: str, dataset: SquadDataset, device: torch.device) -> Model:

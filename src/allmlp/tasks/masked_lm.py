@@ -161,8 +161,8 @@ def configure_text_model(model: ModelSpec, tokenizer: Tokenizer, seq_len: int) -
     return model.configure(vocab_size=len(tokenizer), seq_len=seq_len)
 
 
-def padding_told(files: dict[str, str], mask_padding: bool) -> dict[str, str]:
-    """The files of a text dataset, of which the preprocessing tells whether padding is hidden from the model."""
+def with_mask_padding(files: dict[str, str], mask_padding: bool) -> dict[str, str]:
+    """The files of a text dataset, with `mask_padding` in its preprocessing."""
     known = from_json(files[PREPROCESSING_FILE]).replace(mask_padding=mask_padding)
     return files | {PREPROCESSING_FILE: to_json(known)}
 

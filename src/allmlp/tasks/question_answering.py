@@ -34,7 +34,7 @@ from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count
-from allmlp.tasks.masked_lm import configure_text_model, padding_told
+from allmlp.tasks.masked_lm import configure_text_model, with_mask_padding
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 from allmlp.tasks.word_overlap import best_answer, best_sentence
 
@@ -69,7 +69,7 @@ class QuestionAnswering(Task):
         return QuestionAnsweringModule(self, model, dataset)
 
     def files(self, dataset: Dataset) -> dict[str, str]:
-        return padding_told(dataset.files(), self.mask_padding)
+        return with_mask_padding(dataset.files(), self.mask_padding)
 
     def floors(self, dataset: SquadDataset, split: object) -> dict[str, float]:
         """The scores of the answers and of the whole sentences of `allmlp.tasks.word_overlap`; of empty answers, if

@@ -17,7 +17,7 @@ from allmlp.device import sum_dtype
 from allmlp.layers.head import QAHead
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count
-from allmlp.tasks.masked_lm import configure_text_model, fixed_uniforms, padding_told
+from allmlp.tasks.masked_lm import configure_text_model, fixed_uniforms, with_mask_padding
 from allmlp.tasks.question_answering import span_logits
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 from allmlp.tasks.word_overlap import FUNCTION_WORDS
@@ -49,7 +49,7 @@ class SpanSelection(Task):
         return SpanSelectionModule(self, model, dataset)
 
     def files(self, dataset: Dataset) -> dict[str, str]:
-        return padding_told(dataset.files(), self.mask_padding)
+        return with_mask_padding(dataset.files(), self.mask_padding)
 
     def num_uniforms(self, seq_len: int) -> int:
         """Uniforms needed per row."""

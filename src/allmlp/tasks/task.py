@@ -67,6 +67,26 @@ class Task(Spec, abstract=True):
         return {}
 
 
+class DistillationTask(Task, abstract=True):
+    """A task that adds the loss of a teacher to that of another task, whose model and evaluation it has."""
+
+    @property
+    def student_task(self) -> Task:
+        raise NotImplementedError
+
+    def configure_model(self, model: ModelSpec, dataset: Any) -> ModelSpec:
+        return self.student_task.configure_model(model, dataset)
+
+    def build_evaluator(self, model: Model, dataset: Any) -> TaskModule:
+        return self.student_task.build_evaluator(model, dataset)
+
+    def files(self, dataset: Dataset) -> dict[str, str]:
+        return self.student_task.files(dataset)
+
+    def floors(self, dataset: Any, split: Any) -> dict[str, float]:
+        return self.student_task.floors(dataset, split)
+
+
 class TaskModule(nn.Module):
     """Computes the loss of a batch; DDP and FSDP wrap it as a whole."""
 

@@ -23,11 +23,11 @@ from allmlp.data.preprocessing import (
     TOKENIZER_FILES,
     ImagePreprocessing,
     Preprocessing,
-    read_preprocessing,
+    known_preprocessing,
     write_preprocessing,
 )
 from allmlp.errors import UserError, lookup, one_line
-from allmlp.files import expand_user, write_atomically
+from allmlp.files import expand_user, write_text_atomically
 from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.gated import GatedTokens
 from allmlp.layers.mixers.attention import Attention
@@ -124,9 +124,11 @@ def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> Convert
         return read_folder(path, overrides)
     config = huggingface.read_config(path)
     found = import_state(path, huggingface.read_weights(path), config, overrides)
-    return found._replace(
-        files={name: text for name in TOKENIZER_FILES if (text := huggingface.read_text(path / name))}
-    )
+    return found._replace(files=read_tokenizer_files(path))
+
+
+def read_tokenizer_files(path: Path) -> dict[str, str]:
+    return {name: text for name in TOKENIZER_FILES if (text := huggingface.read_text(path / name))}
 
 
 def is_model_folder(path: Path) -> bool:
@@ -279,13 +281,7 @@ def read_folder(path: Path, overrides: Mapping[str, Any] | None = None) -> Conve
     if isinstance(model.spec, Encoder) and model.spec.stages:
         raise UserError(f"{path} is a model with stages, which no other format supports")
     state = {name: check_finite(path, name, tensor) for name, tensor in model.state_dict().items()}
-    preprocessing = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else None
-    return ConvertedModel(
-        model.spec,
-        state,
-        preprocessing,
-        {name: text for name in TOKENIZER_FILES if (text := huggingface.read_text(path / name))},
-    )
+    return ConvertedModel(model.spec, state, known_preprocessing(path), read_tokenizer_files(path))
 
 
 def build(found: ConvertedModel, device: str | torch.device = "cpu") -> Model:
@@ -307,7 +303,7 @@ def write_folder(path: Path, found: ConvertedModel) -> Path:
         write_preprocessing(path, found.preprocessing)
     for name in TOKENIZER_FILES:
         if name in found.files:
-            write_atomically(path / name, lambda file, text=found.files[name]: file.write_text(text, encoding="utf8"))
+            write_text_atomically(path / name, found.files[name])
         else:
             (path / name).unlink(missing_ok=True)
     return path

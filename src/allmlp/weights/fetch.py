@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from allmlp.data.paths import cache_folder
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, ImagePreprocessing
 from allmlp.errors import UserError, did_you_mean, one_line, require
 from allmlp.files import expand_user, write_atomically
@@ -63,8 +64,7 @@ def locate(
 
 def fetch(row: PublishedWeights) -> Path:
     """The file of published weights, downloaded on first use."""
-    root = expand_user(os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp")
-    file = root / "weights" / row.name / row.file
+    file = cache_folder() / "weights" / row.name / row.file
     if file.is_file():
         return file
     try:

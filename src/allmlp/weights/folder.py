@@ -25,7 +25,7 @@ from allmlp.data.preprocessing import (
 )
 from allmlp.device import INSTALL, as_dtype, count_devices
 from allmlp.errors import UserError, one_line, suggest_keywords
-from allmlp.files import RUN, write_atomically
+from allmlp.files import RUN, write_atomically, write_text_atomically
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.grid import Rule, make_dynamic
 from allmlp.models.model import Model, ModelSpec
@@ -99,7 +99,7 @@ def write_model(path: Path, spec: ModelSpec, tensors: Mapping[str, torch.Tensor]
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / WEIGHTS, lambda temporary: save_file(state, temporary, metadata))
-        write_atomically(path / CONFIG, lambda temporary: temporary.write_text(config, encoding="utf8"))
+        write_text_atomically(path / CONFIG, config)
     except (OSError, SafetensorError) as reason:
         raise UserError(f"cannot write the model to {path}: {one_line(reason)}") from reason
     return path

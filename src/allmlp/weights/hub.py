@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, copy_preprocessing, read_preprocessing
+from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, copy_preprocessing, known_preprocessing
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import write_atomically
+from allmlp.files import write_text_atomically
 from allmlp.models.model import Model
 from allmlp.weights.folder import CONFIG, WEIGHTS, save
 from allmlp.weights.model_card import README, card
@@ -43,9 +43,8 @@ def save_pretrained(
     try:
         if trained is not None and trained.resolve() != path.resolve():
             copy_preprocessing(trained, path)
-        inputs = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else None
-        text = card(model.spec, repo_id or path.resolve().name, inputs, trained, license)
-        write_atomically(path / README, lambda file: file.write_text(text, encoding="utf8"))
+        text = card(model.spec, repo_id or path.resolve().name, known_preprocessing(path), trained, license)
+        write_text_atomically(path / README, text)
     except OSError as reason:
         raise UserError(f"cannot write to {path}: {one_line(reason)}") from reason
     if push_to_hub:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,16 +34,11 @@ def word_embeddings(folder: str | os.PathLike[str]) -> Tensor:
 
 
 def check_bert(folder: Path) -> None:
-    kind = read_config(folder).get("model_type")
-    if kind != "bert":
-        raise UserError(f"{folder / CONFIG} has the model_type {kind!r}: only 'bert' is supported")
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder of any library."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a model folder: it has no {CONFIG}")
-    return read_json(folder / CONFIG)
+    kind = read_json(folder / CONFIG).get("model_type")
+    if kind != "bert":
+        raise UserError(f"{folder / CONFIG} has the model_type {kind!r}: only 'bert' is supported")
 
 
 @torch.no_grad()

@@ -32,36 +32,30 @@ class Pretrained(NamedTuple):
     preprocessing: ImagePreprocessing
 
 
-def pretrained(
-    name: str,
-    *,
-    img_size: int | tuple[int, int] | None = None,
-    device: str | torch.device = "cpu",
-    dynamic: bool = False,
-) -> Pretrained:
+def pretrained(name: str, *, device: str | torch.device = "cpu") -> Pretrained:
     """An image classifier in evaluation mode, with its preprocessing.
 
     `name` is a model folder, a bundled model (`allmlp:cifar10`), a name of `allmlp list weights`,
-    `hf:ORGANIZATION/NAME` on the Hub, or `timm:NAME` or `hf:NAME` for the network of that package. Only models of this
-    library take `img_size` and `dynamic`.
+    `hf:ORGANIZATION/NAME` on the Hub, or `timm:NAME` or `hf:NAME` for the network of that package.
     """
     path = model_path(name)
     if path.is_dir() or name in published_weights() or (name.startswith(HUB_PREFIX) and "/" in name):
-        changes = folder.ModelChanges(img_size=img_size, dynamic=dynamic)
-        model, preprocessing = open_model(str(path), changes, device)
+        model, preprocessing = open_model(str(path), folder.ModelChanges(), device)
         known = isinstance(preprocessing, ImagePreprocessing)
         return Pretrained(model, preprocessing if known else image_preprocessing(path))
     if ":" not in name:
         raise UserError(f"{name} is not a folder; use a model folder, {BUNDLED}, timm:NAME or hf:NAME")
+    found = pretrained_external(name)
+    return found._replace(model=found.model.to(device))
+
+
+def pretrained_external(name: str) -> Pretrained:
+    """An image classifier of another package, `timm:NAME` or `hf:NAME`, with its published weights."""
     spec = preset(name).spec
     if not isinstance(spec, External):
         raise UserError(f"{name} is not an image classifier")
-    if img_size is not None or dynamic:
-        raise UserError(f"only models of this library can be resized; first run allmlp convert {name} FOLDER")
     trained = spec.pretrained()
-    return Pretrained(
-        trained.model.to(device).eval(), ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop_pct)
-    )
+    return Pretrained(trained.model.eval(), ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop_pct))
 
 
 @suggest_keywords

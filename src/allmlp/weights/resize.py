@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.errors import UserError
-from allmlp.layers.mixers.mlp import TokenMlp, TokenMlpLayer
+from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.stem import LearnedPositionsLayer, PatchEmbed, TokenEmbed
 from allmlp.models.encoder import Encoder
@@ -17,7 +17,7 @@ from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.grid import GridResize, Rule, with_img_size
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
-from allmlp.weights.look_back import resize_look_back, with_look_back
+from allmlp.weights.look_back import keep_width, resize_look_back, with_look_back
 
 MIN_LENGTH = 3
 
@@ -89,10 +89,9 @@ def with_seq_len(spec: ModelSpec, seq_len: int) -> ModelSpec:
     if seq_len < MIN_LENGTH:
         raise UserError(f"seq_len must be at least {MIN_LENGTH}: [CLS], one token of the text, [SEP]")
     new, token = spec.configure(seq_len=seq_len), spec.block.token
-    if new == spec or not isinstance(token, TokenMlp):
+    if new == spec or token is None:
         return new
-    kept = token.replace(hidden=token.width(spec.stem.tokens), expansion=None)
-    return new.replace(block=new.block.replace(token=kept))
+    return new.replace(block=new.block.replace(token=keep_width(token, spec.stem.tokens)))
 
 
 def resize_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:

@@ -8,20 +8,19 @@ from typing import NamedTuple
 from torch import Tensor
 
 from allmlp.data.dataset import Dataset
-from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing
+from allmlp.data.preprocessing import Preprocessing
 from allmlp.data.series import SeriesDataset
 from allmlp.errors import UserError
 from allmlp.layers.mixers.projection import Dense, Toeplitz, TokenProjection
-from allmlp.models.external import External
 from allmlp.models.grid import GridResize
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
-from allmlp.models.zoo import preset, presets
+from allmlp.models.zoo import presets
 from allmlp.weights import folder
 from allmlp.weights.bundled import model_path
 from allmlp.weights.fetch import locate
 from allmlp.weights.look_back import differs_in_look_back, resize_look_back, with_look_back
-from allmlp.weights.pretrained import open_model
+from allmlp.weights.pretrained import open_model, pretrained_external
 from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length
 
 HEAD_PREFIXES = ("head.", "pool.")
@@ -51,12 +50,7 @@ def open_start(name: str | os.PathLike[str]) -> Start:
     text = os.fspath(name)
     path = model_path(text)
     if not path.exists() and ":" in text and "/" not in text:
-        spec = preset(text).spec
-        if not isinstance(spec, External):
-            raise UserError(f"{text} is not a trained model")
-        trained = spec.pretrained()
-        preprocessing = ImagePreprocessing(trained.mean, trained.std, crop_pct=trained.crop_pct)
-        return Start(text, trained.model.eval(), preprocessing, "")
+        return Start(text, *pretrained_external(text), "")
     where = path if path.exists() else locate(text, others=presets()).path
     model, known = open_model(str(where), folder.ModelChanges(dtype=None), "cpu")
     return Start(text, model, known, str(where if where.is_dir() else where.parent))

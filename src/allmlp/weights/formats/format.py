@@ -101,7 +101,7 @@ def check_sizes(config: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
 
 
 def square_img_size(tokens: int, patch_size: list[int]) -> tuple[int, int]:
-    """The image size for a square grid of `tokens` patches; weights do not tell other aspect ratios apart."""
+    """The image size for a square grid of `tokens` patches; weights do not show other aspect ratios."""
     side = math.isqrt(max(tokens, 0))
     if side**2 != tokens:
         raise UserError(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
 from allmlp.errors import UserError, one_line
-from allmlp.files import write_atomically
+from allmlp.files import write_text_atomically
 from allmlp.layers.act import Act
 from allmlp.layers.block import Block
 from allmlp.layers.channel import ChannelMlp
@@ -79,7 +79,7 @@ MAX_TEXT_BYTES = 2**26
 """The largest configuration or tokenizer that is read."""
 
 WORD_EMBEDDINGS = "embeddings.word_embeddings"
-AROUND: dict[str, dict[str, str]] = {
+OUTER: dict[str, dict[str, str]] = {
     "BERT": {
         "stem.embedding": WORD_EMBEDDINGS,
         "stem.positions": "embeddings.position_embeddings",
@@ -187,7 +187,7 @@ def keys(family: str, name: str, spec: Encoder | SeriesEncoder) -> tuple[str, ..
     if block:
         path = f"encoder.layer.{block.group(1)}.{BLOCK[family][module]}"
         return tuple(f"{path}.{part}.{kind}" for part in STACKED) if module.endswith("qkv") else (f"{path}.{kind}",)
-    path = OUTPUT[type(spec.head)] if module == "head.proj" else AROUND[family][module]  # type: ignore[index]
+    path = OUTPUT[type(spec.head)] if module == "head.proj" else OUTER[family][module]  # type: ignore[index]
     return (f"{path}.{kind}",)
 
 
@@ -451,4 +451,4 @@ def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -
     named = {name if name.startswith(head) else prefix + name: tensor for name, tensor in tensors.items()}
     write_safetensors(path / WEIGHTS[0], named)
     for name, content in files.items():
-        write_atomically(path / name, lambda file, content=content: file.write_text(content, encoding="utf8"))
+        write_text_atomically(path / name, content)

@@ -42,7 +42,7 @@ PREFIXES = {"GPT2LMHeadModel": "transformer.", "LlamaForCausalLM": "model."}
 """Of the keys of the body in a model with a head."""
 HEAD = "lm_head.weight"
 
-AROUND: dict[str, dict[str, str]] = {
+OUTER: dict[str, dict[str, str]] = {
     "GPT-2": {"stem.embedding": "wte", "stem.positions": "wpe", "norm": "ln_f", "head.proj": "lm_head"},
     "Llama": {"stem.embedding": "embed_tokens", "norm": "norm", "head.proj": "lm_head"},
 }
@@ -94,7 +94,7 @@ def keys(family: str, name: str) -> tuple[str, ...]:
     block = re.match(r"blocks\.(\d+)\.", name)
     module, _, kind = (name[block.end() :] if block else name).rpartition(".")
     if not block:
-        return (f"{AROUND[family][module]}.{kind}",)
+        return (f"{OUTER[family][module]}.{kind}",)
     stack = "h" if family == "GPT-2" else "layers"
     return tuple(f"{stack}.{block.group(1)}.{part}.{kind}" for part in BLOCK[family][module])
 

@@ -53,7 +53,7 @@ SIGNATURES: dict[str, dict[str, int]] = {
 OPTIONAL: tuple[str, ...] = ()
 NOT_INFERRED: dict[str, str] = {"gMLP for text": "block.channel.inner.causal"}
 
-AROUND = {"stem.proj": "to_patch_embed.1", "stem.embedding": "to_embed", "norm": "to_logits.0"}
+OUTER = {"stem.proj": "to_patch_embed.1", "stem.embedding": "to_embed", "norm": "to_logits.0"}
 BLOCK = {
     "channel.mix.up": "proj_in.0",
     "channel.mix.down": "proj_out",
@@ -81,7 +81,7 @@ def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
     if block:
         path = "fn.norm" if module == "channel.norm" else f"{INNER[family]}.{BLOCK[module]}"
         return (f"layers.{block.group(1)}.{path}.{kind}",)
-    return (f"{OUTPUT[family] if module in ('head', 'head.proj') else AROUND[module]}.{kind}",)
+    return (f"{OUTPUT[family] if module in ('head', 'head.proj') else OUTER[module]}.{kind}",)
 
 
 def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:

@@ -74,11 +74,11 @@ SIGNATURES: dict[str, dict[str, int]] = {
 OPTIONAL: tuple[str, ...] = ()
 NOT_INFERRED: dict[str, str] = {}
 
-AROUND = {"stem.proj": "stem.proj", "norm": "norm", "head.proj": "head"}
+OUTER = {"stem.proj": "stem.proj", "norm": "norm", "head.proj": "head"}
 CHANNEL = {"channel.mix.up": "mlp_channels.fc1", "channel.mix.down": "mlp_channels.fc2"}
 NORMS = {"token.norm": "norm1", "channel.norm": "norm2"}
 VIT = (
-    AROUND
+    OUTER
     | NORMS
     | {
         "stem.proj": "patch_embed.proj",
@@ -102,12 +102,12 @@ CLASS_ATTENTION = {
 }
 """The parts of a layer of CaiT's class attention -> their names in its block in timm."""
 NAMES: dict[str, dict[str, str]] = {
-    "Mixer": AROUND | CHANNEL | NORMS | {"token.mix.up": "mlp_tokens.fc1", "token.mix.down": "mlp_tokens.fc2"},
-    "ResMLP": AROUND
+    "Mixer": OUTER | CHANNEL | NORMS | {"token.mix.up": "mlp_tokens.fc1", "token.mix.down": "mlp_tokens.fc2"},
+    "ResMLP": OUTER
     | CHANNEL
     | NORMS
     | {"token.mix": "linear_tokens", "token.scale.gamma": "ls1", "channel.scale.gamma": "ls2"},
-    "gMLP": AROUND
+    "gMLP": OUTER
     | CHANNEL
     | {
         "channel.norm": "norm",
@@ -141,11 +141,10 @@ def preprocessing(family: str, spec: Encoder, config: Mapping[str, Any]) -> Imag
     usual = ImagePreprocessing(HALF, HALF, crop_pct=0.9 if family == "ViT" else CROP)
     if family in ("ResMLP", "CaiT"):
         usual = ImagePreprocessing(*IMAGENET, crop_pct=1.0 if family == "CaiT" else CROP)
-    said = config.get("pretrained_cfg")
-    if not isinstance(said, dict):
+    stated = config.get("pretrained_cfg")
+    if not isinstance(stated, dict):
         return usual
-    names = {"mean": "mean", "std": "std", "crop_pct": "crop_pct"}
-    return usual.replace(**{ours: said[theirs] for ours, theirs in names.items() if said.get(theirs) is not None})
+    return usual.replace(**{n: stated[n] for n in ("mean", "std", "crop_pct") if stated.get(n) is not None})
 
 
 # --- names and shapes -------------------------------------------------------------------------------------
@@ -174,8 +173,8 @@ def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
 
 
 def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
-    said = config.get("model_args")
-    other = [name for name in said if str(name).endswith(LAYERS)] if isinstance(said, dict) else []
+    args = config.get("model_args")
+    other = [name for name in args if str(name).endswith(LAYERS)] if isinstance(args, dict) else []
     if other:
         raise UserError(
             f"its configuration replaces {', '.join(map(str, other))}, which a file of weights does not show; "

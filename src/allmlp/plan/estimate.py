@@ -150,7 +150,7 @@ class Strategy(NamedTuple):
         return {"ddp": "DDP", "fsdp": "FSDP2"}[self.sharding] + (" + ckpt" if self.grad_checkpointing else "")
 
 
-class Forecast(NamedTuple):
+class Estimate(NamedTuple):
     job: Job
     mfu: float
     mfu_from: str
@@ -241,7 +241,7 @@ class Forecast(NamedTuple):
         }
 
 
-def forecast(job: Job, runs: int = 500, seed: int = 0) -> Forecast:
+def estimate(job: Job, runs: int = 500, seed: int = 0) -> Estimate:
     """What `job` takes; failures are also simulated in `runs` runs."""
     mfu, mfu_from, mfu_source = job.mfu, "given", ""
     if mfu is None:
@@ -271,7 +271,7 @@ def forecast(job: Job, runs: int = 500, seed: int = 0) -> Forecast:
         )
     events = work / interval + expected / failures.mtbf
     simulation = simulate(work, interval, failures, min(runs, max(int(MAX_EVENTS / events), 2)), seed)
-    return Forecast(
+    return Estimate(
         job,
         mfu,
         mfu_from,
