@@ -57,6 +57,12 @@ def literal_blocks(app: object, what: str, name: str, obj: object, options: obje
     lines[:] = shown
 
 
+def include_contributing(app: object, name: str, source: list[str]) -> None:
+    """In the repository the page is a link to CONTRIBUTING.md, on the site it is that file."""
+    if name == "contributing":
+        source[0] = "```{include} ../CONTRIBUTING.md\n```\n"
+
+
 class NotebookParser(MystParser):
     """A notebook as it was executed, as a page."""
 
@@ -68,5 +74,6 @@ class NotebookParser(MystParser):
 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", literal_blocks)
+    app.connect("source-read", include_contributing)
     app.add_source_suffix(".ipynb", "ipynb")
     app.add_source_parser(NotebookParser)

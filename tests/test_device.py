@@ -187,3 +187,18 @@ def test_the_state_of_the_gpu_that_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert provenance.environment(torch.device("cuda"))["temperature.gpu"] == "5"
     (command,) = [command for command in asked if command[0] == "nvidia-smi"]
     assert command[-1] == "--id=GPU-12-34"
+
+
+def test_slow_formats_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """16 bits on a CPU, where a user asks for them: fast(), prediction, training; nothing is said on a GPU."""
+    device.warn_of_slow_format.cache_clear()
+    model = tiny_model("mixer_s32")
+    for _ in range(2):
+        allmlp.fast(model, torch.float16)
+    allmlp.fast(model)
+    open_predictor("allmlp:cifar10", device="cpu", dtype="bfloat16")
+    assert [record.getMessage().split(" on a CPU")[0] for record in caplog.records] == [
+        f"{name} is many times slower than float32" for name in ("float16", "bfloat16")
+    ]
+    assert not device.slow_format(torch.device("cuda"), torch.float16)
+    assert not device.slow_format(torch.device("cpu"), torch.float32)

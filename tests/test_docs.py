@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import json
 import re
 import subprocess
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 
 import allmlp
+import allmlp.layers
 from allmlp.recipes import recipes
 from notebooks import run, to_markdown
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf8")
 PAGES = sorted(file for file in DOCS.rglob("*.md") if "tools" not in file.parts)
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 EXAMPLES = {
@@ -55,9 +58,41 @@ def test_site(site: Path) -> None:
     api = text(site, "reference/api")
     for name in allmlp.__all__:
         assert name == "__version__" or re.search(rf"\ballmlp\.{name}\b", api), f"docs/reference/api.md has no {name}"
+    layers = text(site, "reference/layers") + api
+    missing = [name for name in allmlp.layers.__all__ if not re.search(rf"\b{name}\b", layers)]
+    assert not missing, f"docs/reference/layers.md has no {', '.join(missing)}"
+    assert "A token mixer" in text(site, "contributing")
     page = text(site, "reference/recipes")
     for recipe in recipes().values():
         assert f"{recipe.module}.{recipe.name}(" in page, f"docs/reference/recipes.md lacks recipes.{recipe.module}"
+
+
+IMPORTS = sorted(
+    {
+        (module, name.strip())
+        for text in (*EXAMPLES.values(), *re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+        for module, names in re.findall(r"^from (allmlp[\w.]*) import (.*)$", text, re.MULTILINE)
+        for name in names.split(",")
+    }
+)
+
+
+@pytest.mark.parametrize(("module", "name"), IMPORTS)
+def test_what_examples_import_is_in_the_policy(module: str, name: str) -> None:
+    """A public name, or of a module that docs/versioning.md promises less of."""
+    policy = (DOCS / "versioning.md").read_text(encoding="utf8")
+    assert re.search(rf"`{re.escape(module)}`", policy), f"docs/versioning.md says nothing of {module}"
+    public = getattr(importlib.import_module(module), "__all__", None)
+    assert public is None or name in public, f"{name} is not in the __all__ of {module}"
+
+
+def test_what_an_own_token_mixer_needs_is_public() -> None:
+    """From allmlp and allmlp.layers alone."""
+    page = (DOCS / "guides" / "plugins.md").read_text(encoding="utf8")
+    assert {module for module, _ in re.findall(r"^from (allmlp[\w.]*) import (.*)$", page, re.MULTILINE)} == {
+        "allmlp",
+        "allmlp.layers",
+    }
 
 
 @pytest.mark.slow

@@ -186,7 +186,25 @@ def test_every_extra_that_is_named_exists() -> None:
     assert len(named) > 5 and len(REQUIRED) > 20
     missing = {extra: str(file) for extra, file in named.items() if extra not in EXTRAS}
     missing |= {extra: module for module, extra in REQUIRED if extra not in EXTRAS}
+    loosely = re.compile(r'\brequire\(\w+, "(\w+)"\)|\bextra `(\w+)`')
+    missing |= {
+        extra: str(file)
+        for file in TEXTS
+        for extra in ("".join(found) for found in loosely.findall(file.read_text(encoding="utf8")))
+        if extra not in EXTRAS
+    }
     assert not missing, f"pyproject.toml has no such extra: {missing}"
+
+
+def test_the_table_of_extras_is_that_of_the_project() -> None:
+    """docs/installation.md has a row for each extra, in order, with its packages."""
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf8").partition("## Extras")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    packages = {name: [re.split(r"[^\w.-]", line)[0] for line in lines] for name, lines in EXTRAS.items()}
+    assert {row[0].strip("`"): row[3].split(", ") for row in rows} == packages
+    assert [row[0].strip("`") for row in rows] == [*packages] and all(row[1] and row[2] for row in rows)
+    always = [re.split(r"[^\w.-]", line)[0] for line in PROJECT["dependencies"]]
+    assert f"need {', '.join(always[:-1])} and {always[-1]} only" in page
 
 
 owners_of = cache(metadata.packages_distributions)

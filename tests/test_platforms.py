@@ -11,6 +11,8 @@ import pytest
 
 from allmlp import files
 
+ROOT = Path(__file__).parent.parent
+
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import psutil, transformers  # other packages have their own modules for other platforms
@@ -27,6 +29,17 @@ for module in pkgutil.walk_packages(allmlp.__path__, "allmlp."):
 def test_every_module_imports_without_posix() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_types_hold_on_other_platforms(platform: str) -> None:
+    """What a platform does not have is used in branches for others only; also with the newest Python."""
+    pytest.importorskip("pyrefly")
+    command = [sys.executable, "-m", "pyrefly", "check", "--python-platform", platform, "--python-version", "3.14"]
+    options = ["--python-interpreter-path", sys.executable]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 class Msvcrt(types.ModuleType):

@@ -94,6 +94,7 @@ BELOW = {
     },
     "messages": {
         "accuracy",
+        "device",
         "layers",
         "models",
         "data",

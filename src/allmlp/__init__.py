@@ -28,6 +28,7 @@ _MODULES = {
     "Encoder": "allmlp.models.encoder",
     "EncoderDecoder": "allmlp.models.encoder_decoder",
     "Model": "allmlp.models.model",
+    "Preset": "allmlp.models.preset",
     "Run": "allmlp.run",
     "UserError": "allmlp.errors",
     "configure": "allmlp.models.zoo",
@@ -59,6 +60,7 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "Model",
+    "Preset",
     "Run",
     "UserError",
     "__version__",
@@ -94,7 +96,7 @@ if TYPE_CHECKING:
     from allmlp.models.encoder import Encoder
     from allmlp.models.encoder_decoder import EncoderDecoder
     from allmlp.models.model import Model
-    from allmlp.models.preset import preset
+    from allmlp.models.preset import Preset, preset
     from allmlp.models.zoo import configure, create, list_models
     from allmlp.run import Run
     from allmlp.weights.folder import load, save

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from functools import cache
 
 import torch
 
 from allmlp.errors import UserError
+
+log = logging.getLogger(__name__)
 
 INSTALL = {"cuda": "a CUDA build of torch", "xpu": "torch for Intel GPUs", "mps": "torch for macOS"}
 """The accelerators in order of preference, and what to install for each."""
@@ -60,6 +64,20 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise UserError(f"a model computes in float32, float16, bfloat16 or float64, not in {dtype}")
     return found
+
+
+def slow_format(device: torch.device, dtype: torch.dtype | None) -> str:
+    """What to say of a format that costs time where it is meant to save it; empty for others."""
+    if device.type != "cpu" or dtype not in (torch.float16, torch.bfloat16):
+        return ""
+    name = str(dtype).removeprefix("torch.")
+    return f"{name} is many times slower than float32 on a CPU without instructions for it, as most are: use float32"
+
+
+@cache  # once for each
+def warn_of_slow_format(device: torch.device, dtype: torch.dtype | None) -> None:
+    if text := slow_format(device, dtype):
+        log.warning("%s", text)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

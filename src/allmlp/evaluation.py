@@ -22,7 +22,7 @@ from allmlp.data.sampler import eval_batches
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import Squad
 from allmlp.data.tokenizer import TextData, load_tokenizer
-from allmlp.device import as_dtype, sum_dtype
+from allmlp.device import as_dtype, sum_dtype, warn_of_slow_format
 from allmlp.errors import UserError
 from allmlp.files import RUN
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
@@ -148,6 +148,7 @@ def evaluate_model(
         raise UserError(f"models cannot be evaluated in {dtype}: use float32, bfloat16 or float16")
     own = SplitMetrics(metrics)
     with parallel.join(device) as world:
+        warn_of_slow_format(world.device, dtype)
         if data is None:
             if classes is not None:
                 raise UserError("--classes is for other data than the run's own: name them after the model")
@@ -203,6 +204,7 @@ def evaluate_run(
         raise UserError(f"{name} is a model without a run, so it has no data of its own: allmlp eval {name} DATA")
     run = read_run(path)
     run = run.replace(batch_size=batch_size or run.batch_size)
+    warn_of_slow_format(world.device, dtype or compute_dtype(run, world.device))
     task: Task = KnnEval(knn) if knn else run.task
     dataset = run.data.for_model(name).load().split_validation(run.val_size)
     task.check_dataset(dataset)

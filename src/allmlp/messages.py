@@ -12,6 +12,7 @@ from allmlp import checkpoint
 from allmlp.accuracy import wilson_interval
 from allmlp.data.dataset import Dataset
 from allmlp.data.sampler import Sampler
+from allmlp.device import slow_format
 from allmlp.log import format_duration, format_values
 from allmlp.models.model import ModelSpec
 from allmlp.models.zoo import short_name
@@ -56,6 +57,7 @@ def header(
     notes = [*dataset.notes]
     if run.compile and dtype == torch.float16 and world.device.type == "cuda":
         notes.append("in float16, where steps can be skipped, the step is compiled but not recorded as a CUDA graph")
+    notes += filter(None, [slow_format(world.device, dtype)])
     return "\n".join([*lines, *(f"note      {note}" for note in notes)])
 
 

@@ -20,8 +20,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -234,11 +236,11 @@ class Spare:
 
 def free_seconds() -> float:
     """Seconds that the processors have been idle or worked for this process; of all, where this is not known."""
-    try:
-        fields = Path("/proc/stat").read_text(encoding="utf8").split(maxsplit=6)
-        return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK") + time.process_time()
-    except (OSError, ValueError, IndexError):
-        return time.monotonic() * (os.cpu_count() or 1)
+    if sys.platform != "win32":
+        with suppress(OSError, ValueError, IndexError):
+            fields = Path("/proc/stat").read_text(encoding="utf8").split(maxsplit=6)
+            return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK") + time.process_time()
+    return time.monotonic() * (os.cpu_count() or 1)
 
 
 def stretch(duration: float) -> int:

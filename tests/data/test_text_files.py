@@ -12,7 +12,7 @@ import pytest
 from allmlp.data import text_files
 from allmlp.data.corpus import Corpus
 from allmlp.data.detect import detect_data
-from allmlp.data.text_files import find_files, read_documents
+from allmlp.data.text_files import find_files, leave_out, read_documents
 from allmlp.errors import UserError
 
 HELLO = "\u05e9\u05dc\u05d5\u05dd 🐑"
@@ -129,6 +129,25 @@ def test_hidden_files_are_not_found(tmp_path: Path) -> None:
     wanted = [str(tmp_path / "a.txt"), str(tmp_path / "more" / "c.txt")]
     assert find_files(str(tmp_path)) == find_files(f"{tmp_path}/**/*.txt") == wanted
     assert find_files(f"{tmp_path}/.ipynb*/*.txt") == [str(tmp_path / ".ipynb_checkpoints" / "a.txt")]
+
+
+def test_files_about_the_texts_are_left_out(tmp_path: Path) -> None:
+    """README and LICENSE in a folder, with a note; not if they are named, or all there is."""
+    for name in ("a.txt", "readme_first.txt", "README.md", "sub/LICENSE.txt", "sub/license_plates.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("".join(f"text {line} of {name}\n\n" for line in range(50)))
+    texts = [str(tmp_path / name) for name in ("a.txt", "sub/license_plates.txt")]
+    others = ["readme_first.txt", "LICENSE.txt"]
+    pattern, readme = f"{tmp_path}/**/*.txt", str(tmp_path / "README.md")
+    assert leave_out(find_files(pattern), pattern) == (texts, others)
+    assert leave_out(find_files(str(tmp_path)), str(tmp_path))[0] == texts
+    assert leave_out([readme], readme) == leave_out([readme], f"{tmp_path}/*.md") == ([readme], [])
+    assert leave_out([readme, *texts], f"{readme}, {pattern}") == ([readme, *texts], [])
+    data = detect_data(str(tmp_path))
+    assert isinstance(data, Corpus)
+    loaded = data.replace(cache=str(tmp_path / "cache"), test_fraction=0.3).load()
+    assert loaded.notes == ("2 files are not read as text unless named: readme_first.txt, LICENSE.txt",)
+    assert "readme" not in loaded.tokenizer.to_json()
 
 
 def test_urls(tmp_path: Path) -> None:

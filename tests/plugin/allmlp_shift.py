@@ -7,12 +7,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from allmlp import Encoder, Preset
 from allmlp.data.dataset import Data, ImageDataset, InMemory
-from allmlp.layers import Block, ChannelMlp, ClassifierHead, MeanPool, PatchEmbed
-from allmlp.layers.context import BuildContext, Context
-from allmlp.layers.mixers.mixer import TokenMixer
-from allmlp.models.encoder import Encoder
-from allmlp.models.preset import Preset
+from allmlp.layers import (
+    Block,
+    BuildContext,
+    ChannelMlp,
+    ClassifierHead,
+    Context,
+    MeanPool,
+    PatchEmbed,
+    TokenMixer,
+)
 from allmlp.optim import Optim, parameter_groups
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify import Classify

@@ -76,7 +76,7 @@ def bench(
     from allmlp.bench.runner import PRECISIONS, BenchOptions
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
-    from allmlp.device import default_dtype, own_device
+    from allmlp.device import default_dtype, own_device, warn_of_slow_format
     from allmlp.errors import UserError, lookup
 
     own = own_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -85,6 +85,7 @@ def bench(
     place = own.type
     kind = precision or str(default_dtype(own)).removeprefix("torch.")
     lookup(kind, PRECISIONS, "precision")
+    warn_of_slow_format(own, getattr(torch, kind))
     if scale:
         lookup(scale, FACTORS, "scaling axis")
     batches = read_batches(batch_size or ("256" if place == "cuda" else "1,8"))

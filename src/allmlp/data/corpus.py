@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,8 @@ from torch import Tensor
 from allmlp.data.dataset import Dataset, InMemory, Split, evenly_spaced
 from allmlp.data.paths import cache_folder
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.text_files import SampleBy, find_files, read_documents
+from allmlp.data.splits import listing, plural
+from allmlp.data.text_files import SampleBy, find_files, leave_out, read_documents
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.files import lock
@@ -53,7 +54,8 @@ class TextDataset(Dataset):
 
 
 class Corpus(TextData):
-    """Text files of any number and size; `path` and `test` as in `find_files`.
+    """Text files of any number and size; `path` and `test` as in `find_files`, without README and LICENSE files unless
+    they are named.
 
     Without `test`, the hash of a document decides whether it belongs to the `test_fraction`. With `packing` rows span
     document boundaries, as in the papers; without it a row has tokens of one document and padding. With
@@ -78,14 +80,19 @@ class Corpus(TextData):
             raise UserError("without packing a row has one document: set separate_documents=false")
 
     def load(self) -> TextDataset:
-        files, tests = find_files(self.path), find_files(self.test) if self.test else []
+        files, left = leave_out(find_files(self.path), self.path)
+        tests, more = leave_out(find_files(self.test), self.test) if self.test else ([], [])
         stamps = [f"{file} {stamp(file)}" for file in (*files, *tests)]
-        return load_corpus(
+        found = load_corpus(
             self,
             stamps,
             lambda: read_documents(files, self.sample_by, self.text_field),
             (lambda: read_documents(tests, self.sample_by, self.text_field)) if tests else None,
         )
+        if not (left := [*dict.fromkeys([*left, *more])]):
+            return found
+        note = f"{plural(len(left), 'file is', 'files are')} not read as text unless named: {listing(left)}"
+        return replace(found, notes=(note,))
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class Passages(Corpus):
 
     def load(self) -> PassageDataset:
         found = super().load()
-        return PassageDataset(found.train, found.test, found.tokenizer, found.seq_len)
+        return PassageDataset(found.train, found.test, found.tokenizer, found.seq_len, notes=found.notes)
 
 
 def stamp(file: str) -> str:

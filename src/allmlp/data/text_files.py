@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 """JSON lines, or a JSON array."""
 PEEKED_CHARS = 2**16
 PATTERN_MARKS = "*?[{"
+ABOUT_DATA = re.compile(r"readme.*|(licen[sc]e|copying)([.-].*)?", re.IGNORECASE)
+"""Names of files that come with texts and are not among them."""
 REMOTE_PACKAGES = ("adlfs", "aiohttp", "gcsfs", "requests", "s3fs")
 """What the extra `remote` installs."""
 
@@ -76,6 +79,22 @@ def find_files(paths: str) -> list[str]:
     if not found:
         raise UserError("no text to read: set data.path to files, folders, patterns or URLs, separated by commas")
     return found
+
+
+def leave_out(files: list[str], paths: str) -> tuple[list[str], list[str]]:
+    """The files of `find_files(paths)` to read as texts, and the names of those that are only about them (README,
+    LICENSE). One that `paths` names is read, and so are they all where there is nothing else.
+    """
+    named = {part if "://" in part else str(expand_user(part)) for part in split_commas(paths)}
+    about = [file for file in files if ABOUT_DATA.fullmatch(file_name(file)) and file not in named]
+    if len(about) == len(files):
+        return files, []
+    return [file for file in files if file not in about], [file_name(file) for file in about]
+
+
+def file_name(file: str) -> str:
+    """The last part of a path or URL."""
+    return file.rpartition("/")[2] if "://" in file else Path(file).name
 
 
 def split_commas(paths: str, is_there: Callable[[str], bool] | None = None) -> list[str]:

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from allmlp.device import default_dtype
+from allmlp.device import default_dtype, warn_of_slow_format
 from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.inference.capabilities import Capabilities, Engine, EngineChoice, choose
 from allmlp.inference.cpu import CpuFastEncoder
@@ -63,6 +63,7 @@ def fast(
         return converted.chosen(EngineChoice("kernels", "fp8 was asked for"))
     # 16 bits of a series would lose what a level far from 0 is small against, before it is normalized.
     dtype = dtype or (torch.float32 if isinstance(model, SeriesEncoderModel) else default_dtype(model.device))
+    warn_of_slow_format(model.device, dtype)
     can_fuse = isinstance(model, EncoderModel) and is_supported(model.spec)
     is_text = isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed)
     choice = choose(capabilities, can_fuse, can_export=dtype == torch.float32 and not is_text)

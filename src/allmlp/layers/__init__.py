@@ -10,8 +10,8 @@ the initialization and the cost, and the module `...Layer` that the spec builds.
 """
 
 from allmlp.layers.block import Block
-from allmlp.layers.channel import ChannelLinear, ChannelMlp
-from allmlp.layers.context import Cache, Context
+from allmlp.layers.channel import ChannelLinear, ChannelMixer, ChannelMlp
+from allmlp.layers.context import BuildContext, Cache, Context
 from allmlp.layers.gated import GatedChannels, GatedTokens
 from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
 from allmlp.layers.init import Constant, Init, LecunNormal, Normal, TorchDefault, TruncatedNormal, XavierUniform, Zeros
@@ -21,6 +21,7 @@ from allmlp.layers.mixers.cycle import TokenCycle
 from allmlp.layers.mixers.gate import SpatialGatingUnit
 from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.lstm import TokenLstm
+from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.mixers.mlp import TokenMlp
 from allmlp.layers.mixers.none import NoMixing
 from allmlp.layers.mixers.projection import Dense, Toeplitz
@@ -46,8 +47,10 @@ __all__ = [
     "Attention",
     "BatchNorm",
     "Block",
+    "BuildContext",
     "Cache",
     "ChannelLinear",
+    "ChannelMixer",
     "ChannelMlp",
     "ClassAttention",
     "ClassMlp",
@@ -94,6 +97,7 @@ __all__ = [
     "TokenEmbed",
     "TokenLinear",
     "TokenLstm",
+    "TokenMixer",
     "TokenMlp",
     "TorchDefault",
     "TruncatedNormal",

@@ -28,6 +28,8 @@ class Published(NamedTuple):
 
 
 class Preset(NamedTuple):
+    """A model under a name: its spec, the family it is listed under, what its paper publishes, and a remark."""
+
     spec: ModelSpec
     family: str
     published: Published | None = None

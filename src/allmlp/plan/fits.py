@@ -51,16 +51,17 @@ def group_memory() -> float:
 
 def limited_memory() -> float:
     """What is left of `ulimit -v`."""
-    if sys.platform == "win32":
-        return float("inf")
-    import resource
+    if sys.platform != "win32":
+        import resource
 
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf8").split()[0])
-    except OSError:
-        pages = 0
-    return float("inf") if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        try:
+            pages = int(Path("/proc/self/statm").read_text(encoding="utf8").split()[0])
+        except OSError:
+            pages = 0
+        if limit != resource.RLIM_INFINITY:
+            return limit - pages * resource.getpagesize()
+    return float("inf")
 
 
 def check_weights(spec: ModelSpec, device: torch.device, copies: int = 1) -> None:

@@ -28,7 +28,7 @@ from allmlp.data.preprocessing import (
     read_preprocessing,
 )
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
-from allmlp.device import as_dtype, own_device
+from allmlp.device import as_dtype, own_device, warn_of_slow_format
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
 from allmlp.layers.stem import TokenEmbed
@@ -374,6 +374,7 @@ def open_predictor(
     if isinstance(model, Model):
         return loaded_predictor(model, device, dtype, fast)
     name, place = os.fspath(model), own_device(device)
+    warn_of_slow_format(place, dtype)
     folder = model_folder(name)
     if folder is None:
         found = pretrained(name, device=place)
@@ -391,6 +392,7 @@ def loaded_predictor(model: Model, device: str | None, dtype: torch.dtype | None
     preprocessing, view = model.preprocessing, frozen_view(model)
     if device is not None:
         view = view.to(own_device(device))
+    warn_of_slow_format(view.device, dtype)
     if isinstance(preprocessing, ImagePreprocessing):
         own = None if fast and model.dtype == torch.float32 else model.dtype
         return ImagePredictor(model.folder or IN_MEMORY, view, preprocessing, dtype or own, fast)

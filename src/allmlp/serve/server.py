@@ -213,11 +213,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
 def max_connections() -> int:
     """The connection limit, lower if the process may open few files, which Windows does not limit so."""
-    if sys.platform == "win32":
-        return MAX_CONNECTIONS
-    import resource
+    if sys.platform != "win32":
+        import resource
 
-    return min(MAX_CONNECTIONS, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64, 8))
+        return min(MAX_CONNECTIONS, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64, 8))
+    return MAX_CONNECTIONS
 
 
 class Server(uvicorn.Server):
