@@ -15,6 +15,9 @@ if shutil.which("nvidia-smi") is None:
 # On a GPU, kernels run in their default configuration: compiling all of them would take most of the time.
 os.environ.setdefault("ALLMLP_AUTOTUNE", "0")
 
+# Exports trace small models once each: storing what every operator has returned takes longer than asking again.
+os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+
 import pytest
 import torch
 import typer
