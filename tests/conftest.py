@@ -62,13 +62,14 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def quick() -> Iterator[None]:
-    """Measuring the peak of a GPU, drawing curves and making the options of every command take most of the time of a
-    small run.
+    """Measuring the peak of a GPU, drawing curves, making the options of every command and waiting for the disk take
+    most of the time of a small run. Tests that start processes of their own do wait for the disk there.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("allmlp.meter.peak_flops", lambda device: 1e11)
         patch.setattr("allmlp.training.draw_curves", lambda out: [])
         patch.setattr("typer.main.get_command", cache(typer.main.get_command))
+        patch.setattr("os.fsync", lambda handle: None)
         yield
 
 
