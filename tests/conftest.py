@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import cache
 
@@ -38,10 +39,26 @@ def pytest_configure() -> None:
     gc.disable()  # modules and tests stay
 
 
+frozen_modules: list[int] = []
+"""How many modules there were each time that garbage collection was told not to visit them again."""
+
+
 def pytest_collection_finish() -> None:
     """Runs collect garbage, which takes longer than they do if it visits all modules and tests each time."""
-    gc.freeze()
+    freeze()
     gc.enable()
+
+
+def pytest_runtest_logfinish() -> None:
+    """The modules that tests import, hundreds of thousands of objects, stay as well."""
+    if len(sys.modules) > frozen_modules[-1] + 20:
+        gc.collect()
+        freeze()
+
+
+def freeze() -> None:
+    gc.freeze()
+    frozen_modules.append(len(sys.modules))
 
 
 @pytest.fixture(autouse=True)
