@@ -16,9 +16,6 @@ if shutil.which("nvidia-smi") is None:
 # On a GPU, kernels run in their default configuration: compiling all of them would take most of the time.
 os.environ.setdefault("ALLMLP_AUTOTUNE", "0")
 
-# Exports trace small models once each: storing what every operator has returned takes longer than asking again.
-os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
-
 import pytest
 import torch
 import typer
@@ -95,6 +92,15 @@ def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Marked tests draw their curves."""
     if "curves" in request.keywords:
         monkeypatch.setattr("allmlp.training.draw_curves", draw_curves)
+
+
+@pytest.fixture
+def uncached_operators() -> Iterator[None]:
+    """Exports of one block with a dynamic batch: storing what each operator returns takes longer than asking again."""
+    from torch._dynamo import config
+
+    with config.patch(fake_tensor_cache_enabled=False):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -140,6 +140,7 @@ def test_inductor_agrees(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncached_operators")
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in EXPORTED])
 def test_exports_with_any_batch(name: str) -> None:
     model = tiny_model(name, torch.float32, shallow=True)
