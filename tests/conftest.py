@@ -22,6 +22,7 @@ import typer
 
 from allmlp.log import draw_curves
 from allmlp.models.torchvision import define_missing_operators
+from train.launcher import Launcher
 
 # The models are small: more threads would slow them down.
 THREADS = min(torch.get_num_threads(), 4)
@@ -111,3 +112,9 @@ def onnx_registry() -> Iterator[None]:
         read = staticmethod(cache(registration.ONNXRegistry.from_torchlib))
         patch.setattr(registration.ONNXRegistry, "from_torchlib", read)
         yield
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    with Launcher() as started:
+        yield started
