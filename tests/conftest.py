@@ -37,8 +37,10 @@ def pytest_configure() -> None:
     gc.disable()  # modules and tests stay
 
 
-frozen_modules: list[int] = []
-"""How many modules there were each time that garbage collection was told not to visit them again."""
+frozen_modules = [sys.maxsize]
+"""How many modules there were each time that garbage collection was told not to visit them again; first the value for
+the process of pytest-xdist that runs no tests.
+"""
 
 
 def pytest_collection_finish() -> None:
