@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import cache
 
@@ -21,6 +22,7 @@ import typer
 
 from allmlp.log import draw_curves
 from allmlp.models.torchvision import define_missing_operators
+from train.launcher import Launcher
 
 # The models are small: more threads would slow them down.
 THREADS = min(torch.get_num_threads(), 4)
@@ -35,10 +37,28 @@ def pytest_configure() -> None:
     gc.disable()  # modules and tests stay
 
 
+frozen_modules = [sys.maxsize]
+"""How many modules there were each time that garbage collection was told not to visit them again; first the value for
+the process of pytest-xdist that runs no tests.
+"""
+
+
 def pytest_collection_finish() -> None:
     """Runs collect garbage, which takes longer than they do if it visits all modules and tests each time."""
-    gc.freeze()
+    freeze()
     gc.enable()
+
+
+def pytest_runtest_logfinish() -> None:
+    """The modules that tests import, hundreds of thousands of objects, stay as well."""
+    if len(sys.modules) > frozen_modules[-1] + 20:
+        gc.collect()
+        freeze()
+
+
+def freeze() -> None:
+    gc.freeze()
+    frozen_modules.append(len(sys.modules))
 
 
 @pytest.fixture(autouse=True)
@@ -59,13 +79,14 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def quick() -> Iterator[None]:
-    """Measuring the peak of a GPU, drawing curves and making the options of every command take most of the time of a
-    small run.
+    """Measuring the peak of a GPU, drawing curves, making the options of every command and waiting for the disk take
+    most of the time of a small run. Tests that start processes of their own do wait for the disk there.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("allmlp.meter.peak_flops", lambda device: 1e11)
         patch.setattr("allmlp.training.draw_curves", lambda out: [])
         patch.setattr("typer.main.get_command", cache(typer.main.get_command))
+        patch.setattr("os.fsync", lambda handle: None)
         yield
 
 
@@ -76,6 +97,15 @@ def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr("allmlp.training.draw_curves", draw_curves)
 
 
+@pytest.fixture
+def uncached_operators() -> Iterator[None]:
+    """Exports of one block with a dynamic batch: storing what each operator returns takes longer than asking again."""
+    from torch._dynamo import config
+
+    with config.patch(fake_tensor_cache_enabled=False):
+        yield
+
+
 @pytest.fixture(scope="session")
 def onnx_registry() -> Iterator[None]:
     """The operators of ONNX, which each export would read anew, are read once."""
@@ -84,3 +114,9 @@ def onnx_registry() -> Iterator[None]:
         read = staticmethod(cache(registration.ONNXRegistry.from_torchlib))
         patch.setattr(registration.ONNXRegistry, "from_torchlib", read)
         yield
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    with Launcher() as started:
+        yield started

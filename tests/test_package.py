@@ -126,8 +126,31 @@ def run(command: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProces
     )
 
 
+def run_all(command: Path, *lines: str, cwd: Path, then: str = "") -> list[str]:
+    """What `allmlp` prints for each line of arguments; one process runs all, so that torch is imported once, and then
+    the code `then`.
+    """
+    done = run(command.with_name("python"), "-c", RUN_ALL + then, *lines, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    _, *printed = done.stdout.split(SEPARATOR)
+    assert len(printed) == len(lines)
+    return printed
+
+
+SEPARATOR = "<next command>"
+RUN_ALL = f"""
+import sys
+from allmlp.cli import main
+
+for line in sys.argv[1:]:
+    print({SEPARATOR!r})
+    try:
+        main(line.split())
+    except SystemExit as end:
+        assert not end.code, line
+"""
 SMOKE = """
-import allmlp, sys, torch
+import allmlp, torch
 assert "site-packages" in allmlp.__file__, allmlp.__file__
 model = allmlp.load("allmlp:cifar10").eval()
 assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
@@ -143,11 +166,8 @@ def test_it_works_with_nothing_but_its_dependencies(built: tuple[Path, Path], tm
     version = run(command, "--version", cwd=tmp_path)
     expected = f"allmlp {allmlp.__version__} (commit {COMMIT}, torch {metadata.version('torch')})\n"
     assert version.stdout == expected, version.stderr
-    for arguments in (["--help"], ["list"], ["list", "weights"], ["show", "resmlp_s12"], ["list", "recipes"]):
-        done = run(command, *arguments, cwd=tmp_path)
-        assert done.returncode == 0 and done.stdout, done.stderr
-    done = run(command.with_name("python"), "-c", SMOKE, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    lines = "--help", "list", "list weights", "show resmlp_s12", "list recipes"
+    assert all(printed.strip() for printed in run_all(command, *lines, cwd=tmp_path, then=SMOKE))
     (tmp_path / "photo.png").write_bytes(encode(scene(20, 20, seed=0)))
     refused = run(command, "predict", "photo.png", cwd=tmp_path)
     assert refused.returncode == 2 and re.fullmatch(r"error: .*pip install 'allmlp\[\w+\]'\n", refused.stderr), (
@@ -160,12 +180,11 @@ def test_it_works_with_nothing_but_its_dependencies(built: tuple[Path, Path], tm
 def test_it_predicts_and_trains_with_its_extra(built: tuple[Path, Path], tmp_path: Path) -> None:
     command = environment(tmp_path / "env", built[0], "train")
     (tmp_path / "photo.png").write_bytes(encode(scene(20, 20, seed=0)))
-    for inputs in ("photo.png", "a wonderful film"):
-        done = run(command, "predict", inputs, cwd=tmp_path)
-        assert done.returncode == 0 and "%" in done.stdout, done.stderr
-    short = ["--set", "budget.epochs=none", "--set", "budget.steps=2", "--device", "cpu", "--out", "run"]
-    trained = run(command, "train", "digits_mixer", *short, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
+    short = "--set budget.epochs=none --set budget.steps=2 --device cpu --out run"
+    *answers, _ = run_all(
+        command, "predict photo.png", "predict wonderful!", f"train digits_mixer {short}", cwd=tmp_path
+    )
+    assert all("%" in answer for answer in answers)
     assert f'"commit": "{COMMIT}"' in (tmp_path / "run" / "run.json").read_text(encoding="utf8")
 
 

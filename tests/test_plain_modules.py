@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import allmlp
 from allmlp.models.model import Model
 from serve.folders import image_folder, text_folder
 from tiny import IMAGES, TEXTS, text_model, tiny_model
+from train.launcher import Launcher
+from train.test_distributed import launch
 
 OPENERS = {"load": allmlp.load, "from_pretrained": allmlp.from_pretrained}
 
@@ -158,20 +157,28 @@ def test_workers(start: str, features: bool, images: Path) -> None:
     torch.testing.assert_close(batch, expected)
 
 
-def train_in_parallel(rank: int, folder: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{out}/group", rank=rank, world_size=2)
-    wrapped = DistributedDataParallel(allmlp.load(folder).train())
-    x = torch.randn(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
-    (loss(wrapped, x[rank::2]) / 2).backward()
-    torch.save(gradients(wrapped.module), f"{out}/{rank}.pt")
-    dist.destroy_process_group()
+IN_PARALLEL = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import allmlp
+from test_plain_modules import gradients, loss
+out, folder = sys.argv[1:]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+wrapped = DistributedDataParallel(allmlp.load(folder).train())
+x = torch.randn(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+(loss(wrapped, x[rank::2]) / 2).backward()
+torch.save(gradients(wrapped.module), f"{out}/{rank}.pt")
+dist.destroy_process_group()
+"""
 
 
 @pytest.mark.slow
-def test_a_raw_model_in_two_processes(images: Path, tmp_path: Path) -> None:
+def test_a_raw_model_in_two_processes(images: Path, launcher: Launcher, tmp_path: Path) -> None:
     """The gradients of both are those of one process with the whole batch."""
-    mp.spawn(train_in_parallel, (str(images), str(tmp_path)), nprocs=2)
+    launch(launcher, IN_PARALLEL, tmp_path, str(images))
     model = allmlp.load(images).train()
     x = torch.randn(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
     (loss(model, x) / 4).backward()

@@ -42,15 +42,23 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+    found |= installed_versions()
+    if device.type == "cuda":
+        found["cuda"] = torch.version.cuda
+        # nvidia-smi counts all GPUs, CUDA those of CUDA_VISIBLE_DEVICES.
+        found |= gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return found
+
+
+@cache
+def installed_versions() -> dict[str, str]:
+    """Of those among PACKAGES that are installed."""
+    found = {}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if device.type == "cuda":
-        found["cuda"] = torch.version.cuda
-        # nvidia-smi counts all GPUs, CUDA those of CUDA_VISIBLE_DEVICES.
-        found |= gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     return found
 
 

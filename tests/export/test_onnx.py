@@ -27,7 +27,7 @@ from export.folders import REPRESENTATIVES, kind, make
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-pytestmark = pytest.mark.usefixtures("onnx_registry")
+pytestmark = pytest.mark.usefixtures("onnx_registry", "uncached_operators")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
 
 

@@ -19,6 +19,7 @@ from emulated_device import EmulatedDevice
 from export.folders import REPRESENTATIVES, kind, make
 from tiny import tiny_model
 
+pytestmark = pytest.mark.usefixtures("uncached_operators")
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling ahead of time needs a C++ compiler")
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,29 +21,9 @@ from allmlp.run import Run
 from allmlp.tasks.task import StepContext
 from allmlp.training import train
 from train import runs
+from train.launcher import Launcher
 from train.test_train import losses
 
-TESTS = Path(__file__).parent.parent
-TORCHRUN = """
-import gc
-from torch.distributed.run import main
-from allmlp import training
-import torch._dynamo, torch.distributed.fsdp, torch.utils.tensorboard, train.runs
-
-training.draw_curves = lambda out: []
-gc.freeze()  # each run ends with a collection, which would visit all modules
-main()
-"""
-COMPILERS = "import functorch.compile, torch._inductor.compile_fx"
-OPTIONS = ["--run-path", "--start-method", "fork"]
-# Processes are forks of torchrun, also after a restart: what they need is imported once.
-FORKS = ["-c", TORCHRUN, *OPTIONS]
-COMPILING_FORKS = ["-c", COMPILERS + TORCHRUN, *OPTIONS]
-ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
-    "OMP_NUM_THREADS": "1",
-    "PYTHONFAULTHANDLER": "1",
-}
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "killed": ("quiet", {}),
     "quiet": ("quiet", {}),
@@ -90,7 +67,7 @@ for name, (run, changes) in jobs.items():
 """
 
 
-def torchrun(out: Path, sharding: str, jobs: dict[str, Any], killed: list[tuple[str, int]]) -> Path:
+def torchrun(launcher: Launcher, out: Path, sharding: str, jobs: dict[str, Any], killed: list[tuple[str, int]]) -> Path:
     """Train `jobs` one after another in two processes, of which one is killed after a checkpoint of some jobs."""
     # Once in many launches, on a busy machine, a process has died of a segmentation fault inside torch. As in
     # production, torchrun starts the processes again and they resume; an error of the run itself recurs.
@@ -98,26 +75,18 @@ def torchrun(out: Path, sharding: str, jobs: dict[str, Any], killed: list[tuple[
     # a single process resumes, need more checkpoints than the last.
     first = {name: jobs[name] for name in (*(name for name, _ in killed), "quiet")}
     jobs = first | {name: (run, {**changes, "save_every": 12}) for name, (run, changes) in jobs.items()} | first
-    arguments = sharding, json.dumps(jobs), json.dumps(killed)
-    launch(CODE, out, *arguments, restarts=len(killed) + 1, forks=COMPILING_FORKS)
+    launch(launcher, CODE, out, sharding, json.dumps(jobs), json.dumps(killed), restarts=len(killed) + 1)
     assert int((out / "restarts").read_text()) >= len(killed)
     return out
 
 
-def launch(code: str, out: Path, *arguments: str, restarts: int = 0, forks: list[str] = FORKS) -> Path:
+def launch(launcher: Launcher, code: str, out: Path, *arguments: str, restarts: int = 0) -> Path:
     """Run `code` in two processes, with the folder `out` as its first argument."""
-    script = out / "script.py"
+    script, log = out / "script.py", out / "log.txt"
     script.write_text(code)
-    command = [sys.executable, *forks, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
-    done = subprocess.run(
-        [*command, str(script), str(out), *arguments],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    codes = launcher.run([([*options, str(script), str(out), *arguments], log)])
+    assert codes == [0], log.read_text()[-3000:]
     return out
 
 
@@ -138,10 +107,12 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
-def two(request: pytest.FixtureRequest, one: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two(
+    request: pytest.FixtureRequest, one: Path, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The runs in two processes, in one launch."""
     out, sharding = tmp_path_factory.mktemp(request.param), request.param
-    return torchrun(out, sharding, JOBS | ONLY[sharding], KILLED[sharding])
+    return torchrun(launcher, out, sharding, JOBS | ONLY[sharding], KILLED[sharding])
 
 
 @pytest.mark.slow

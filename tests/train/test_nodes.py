@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from allmlp import checkpoint
 from allmlp.recipes import recipes
 from allmlp.training import train
 from train import runs
-from train.test_distributed import ENVIRONMENT, FORKS, TESTS
+from train.launcher import TESTS, Launcher
 from train.test_train import losses
 
 EXAMPLE = TESTS.parent / "examples" / "slurm.sh"
@@ -41,9 +42,9 @@ loop.train(runs.quiet().replace(sharding="fsdp", keep_checkpoints=5), out, "cpu"
 
 
 @pytest.mark.slow
-def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(tmp_path: Path) -> None:
-    """Two torchruns of four processes each. All processes of one are killed, and so is torchrun; the four of the other
-    resume from the checkpoint that eight have written, with the losses of a single process.
+def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(launcher: Launcher, tmp_path: Path) -> None:
+    """Two torchruns of two processes each. All processes of one are killed, and so is torchrun; the two of the other
+    resume from the checkpoint that four have written, with the losses of a single process.
     """
     train(runs.quiet(), tmp_path / "one", "cpu")
     script, out = tmp_path / "script.py", tmp_path / "out"
@@ -51,22 +52,16 @@ def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(tmp_path: Path
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, *FORKS, "--nnodes", "1:2", "--nproc-per-node", "4"]
-    command += ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
-    nodes, environment = [], {**os.environ, **ENVIRONMENT}
+    command = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+    launches, waits = [], "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=4"
     for node in (0, 1):
-        options = ["--rdzv-conf", f"is_host={1 - node},last_call_timeout=10", str(script), str(out), str(node)]
-        with open(tmp_path / f"node{node}.log", "wb") as log:
-            nodes.append(subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log))
-    try:
-        assert nodes[0].wait(timeout=300) == 0, (tmp_path / "node0.log").read_text()[-3000:]
-        assert nodes[1].wait(timeout=10) < 0
-    finally:
-        for process in nodes:
-            process.kill()
-            process.wait()
+        options = ["--rdzv-conf", f"is_host={1 - node},{waits}", str(script), str(out), str(node)]
+        launches.append(([*command, *options], tmp_path / f"node{node}.log"))
+    codes = launcher.run(launches)
+    assert codes == [0, -signal.SIGKILL], (tmp_path / "node0.log").read_text()[-3000:]
     shards = {folder.name: len(list(folder.glob("*.distcp"))) for folder in checkpoint.complete(out)}
-    assert shards["step-000000004"] == 8 and shards["step-000000012"] == 4
+    assert shards["step-000000004"] == 4 and shards["step-000000012"] == 2
     assert losses(out) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 

@@ -25,6 +25,7 @@ from allmlp.tasks.classify_corrupted import ClassifyCorrupted
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.tasks.task import Task
 from train import runs
+from train.launcher import Launcher
 from train.test_distributed import launch
 
 
@@ -123,7 +124,6 @@ CODE = """
 import sys
 import allmlp
 from train import runs
-from train.test_distributed import launch
 from train.test_split_metrics import METRICS
 allmlp.train(runs.quiet(), f"{sys.argv[1]}/two", device="cpu", metrics=METRICS)
 """
@@ -138,8 +138,8 @@ def test_shares_are_put_together_in_order(examples: int) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
+def test_two_processes_compute_what_one_does(launcher: Launcher, tmp_path: Path) -> None:
     single = allmlp.train(runs.quiet(), tmp_path / "one", device="cpu", metrics=METRICS)
-    launch(CODE, tmp_path)
+    launch(launcher, CODE, tmp_path)
     result = json.loads((tmp_path / "two" / "run.json").read_text())["result"]["test"]
     assert {name: result[name] for name in METRICS} == {name: single[name] for name in METRICS}
