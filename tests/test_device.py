@@ -189,9 +189,11 @@ def test_the_state_of_the_gpu_that_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert command[-1] == "--id=GPU-12-34"
 
 
-def test_slow_formats_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_formats_are_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 bits on a CPU, where a user asks for them: fast(), prediction, training; nothing is said on a GPU."""
     device.warn_of_slow_format.cache_clear()
+    assert device.has_cpu_bfloat16() in (True, False)
+    monkeypatch.setattr(device, "has_cpu_bfloat16", lambda: False)
     model = tiny_model("mixer_s32")
     for _ in range(2):
         allmlp.fast(model, torch.float16)
@@ -200,5 +202,7 @@ def test_slow_formats_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage().split(" on a CPU")[0] for record in caplog.records] == [
         f"{name} is many times slower than float32" for name in ("float16", "bfloat16")
     ]
+    monkeypatch.setattr(device, "has_cpu_bfloat16", lambda: True)
+    assert not device.slow_format(torch.device("cpu"), torch.bfloat16)
     assert not device.slow_format(torch.device("cuda"), torch.float16)
     assert not device.slow_format(torch.device("cpu"), torch.float32)

@@ -70,8 +70,15 @@ def slow_format(device: torch.device, dtype: torch.dtype | None) -> str:
     """What to say of a format that costs time where it is meant to save it; empty for others."""
     if device.type != "cpu" or dtype not in (torch.float16, torch.bfloat16):
         return ""
+    if dtype == torch.bfloat16 and has_cpu_bfloat16():
+        return ""
     name = str(dtype).removeprefix("torch.")
-    return f"{name} is many times slower than float32 on a CPU without instructions for it, as most are: use float32"
+    return f"{name} is many times slower than float32 on a CPU without instructions for it: use float32"
+
+
+def has_cpu_bfloat16() -> bool:
+    """Whether oneDNN computes matrix products in bfloat16 here (AVX-512, AMX, or the bf16 extension of ARM)."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @cache  # once for each
