@@ -45,9 +45,11 @@ def compiler_loading(enabled: bool) -> Iterator[None]:
     thread = threading.Thread(target=load_compiler, daemon=True)
     if enabled and BACKEND == "inductor":
         thread.start()
-    yield
-    if thread.ident is not None:
-        thread.join()
+    try:
+        yield
+    finally:  # also after an error: a process that ends amid an import may crash
+        if thread.ident is not None:
+            thread.join()
 
 
 def load_compiler() -> None:

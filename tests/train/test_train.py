@@ -424,6 +424,9 @@ def test_the_compiler_is_loaded_while_the_data_are_read(monkeypatch: pytest.Monk
             reading.set()
         order.append("compiling")
     assert order == ["reading", "loaded", "compiling", "reading", "compiling"]
+    with pytest.raises(OSError), compilation.compiler_loading(True):
+        raise OSError
+    assert order[-1] == "loaded"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
