@@ -424,8 +424,8 @@ def test_the_compiler_is_loaded_while_the_data_are_read(monkeypatch: pytest.Monk
             reading.set()
         order.append("compiling")
     assert order == ["reading", "loaded", "compiling", "reading", "compiling"]
-    with pytest.raises(OSError), compilation.compiler_loading(True):
-        raise OSError
+    with pytest.raises(KeyError), compilation.compiler_loading(True):
+        raise KeyError
     assert order[-1] == "loaded"
 
 
