@@ -16,7 +16,7 @@ class TokenMixer(Spec, abstract=True):
     """
 
     separates_documents: ClassVar[bool] = False
-    """Whether the documents of a row can be kept from seeing each other: the layer uses `Context.same_document`."""
+    """Whether the layer keeps the documents of a row separate, using `Context.same_document`."""
 
     def build(self, ctx: BuildContext) -> nn.Module:
         raise NotImplementedError
