@@ -40,7 +40,7 @@ MAX_SIDE = 2**16
 OCCLUSION_SQUARES = 16
 """Squares hidden one after the other to measure importance; each costs as much as a prediction."""
 FILES = "files"
-"""The form field whose images are answered by a list, also if there is only one."""
+"""The form field whose images are answered by a list, even for a single image."""
 BINARY = {"type": "string", "format": "binary"}
 
 
@@ -61,7 +61,7 @@ class ImageInput(NamedTuple):
     pixels: Tensor
     """uint8, c h w."""
     named: tuple[int, ...]
-    """The classes of a name, of which the most probable one is explained; empty for all classes."""
+    """Classes with the requested name, of which the most probable one is explained; empty for all classes."""
 
 
 class Explanation(NamedTuple):
