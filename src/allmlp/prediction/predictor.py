@@ -98,7 +98,7 @@ class ImagePredictor:
 
     @cached_property
     def model(self) -> Callable[[Tensor], Tensor]:
-        """The model, from normalized images to outputs."""
+        """The (fast) model, from normalized images to outputs."""
         return self.prepare(self.original)
 
     def prepare(self, model: Model) -> Callable[[Tensor], Tensor]:
@@ -147,7 +147,7 @@ class ImagePredictor:
         return self.normalize(self.staging.stack(images) if on_gpu else torch.stack(images).to(self.device))
 
     def probabilities(self, images: list[Tensor]) -> Tensor:
-        """Of the classes, n k."""
+        """Class probabilities, n k."""
         return self.outputs(images).softmax(1)
 
     def predict(self, images: list[Tensor], top_k: int = 5) -> list[Rows]:
@@ -262,7 +262,7 @@ class TextPredictor:
         return text, context
 
     def probabilities(self, pairs: list[tuple[str, str]]) -> Tensor:
-        """Of the classes, n k."""
+        """Class probabilities, n k."""
         from allmlp.tasks.classify_text import classify_texts
 
         probabilities = classify_texts(self.model, self.tokenizer, pairs, self.preprocessing.mask_padding)
