@@ -124,7 +124,7 @@ class Callbacks:
         for callback in list(self.active):
             try:
                 getattr(callback, event)(*arguments)
-            except Exception as reason:  # somebody else's code, or a server that cannot be reached
+            except Exception as reason:  # third-party code, or an unreachable server
                 self.active.remove(callback)
                 if event == "on_start" and isinstance(reason, UserError):
                     raise

@@ -1,4 +1,4 @@
-"""The typer application, and what its commands share."""
+"""The typer application, and functions shared by the commands."""
 
 from __future__ import annotations
 

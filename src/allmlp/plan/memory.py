@@ -4,7 +4,7 @@
 
 Weights, their EMA, the optimizer state and communication buffers exist during the whole step. Gradients grow while
 activations are freed, so the two are never all there at once, except with gradient accumulation, where the gradients of
-the first micro-batch are there when the next one starts. Computing a gradient needs both it and its input.
+the first micro-batch exist when the next one starts. Computing a gradient needs both it and its input.
 """
 
 from __future__ import annotations

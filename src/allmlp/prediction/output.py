@@ -28,7 +28,7 @@ FEATURES = "features"
 ROW_GROUP = 10_000
 """Rows that are written to a Parquet file together."""
 SETTINGS, INPUTS = b"allmlp.settings", b"allmlp.inputs"
-"""Metadata of a part: what it was made with, and a checksum of the names of its inputs."""
+"""Metadata of a part: its settings, and a checksum of the names of its inputs."""
 
 
 class AnswerTable(NamedTuple):

@@ -47,7 +47,7 @@ class LoggedRun(NamedTuple):
     """finished: its model is saved. broken: run.json cannot be read."""
     problems: tuple[str, ...]
     config: dict[str, Any]
-    """run.json as it is, empty where it cannot be read."""
+    """Contents of run.json; empty if it cannot be read."""
     run: Run | None
     spec: ModelSpec | None
     """Spec of the saved model; else of the run, without the number of classes or vocabulary given by the data."""

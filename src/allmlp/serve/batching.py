@@ -1,4 +1,4 @@
-"""Requests in front of the batching engine: how many are accepted, when they are decoded, and when they time out."""
+"""Admission of requests to the batching engine: limits, decoding and timeouts."""
 
 from __future__ import annotations
 

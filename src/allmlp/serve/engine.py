@@ -131,7 +131,7 @@ class BatchingEngine:
             self.finisher.start()
 
     def stop(self) -> None:
-        """Complete what is queued, and end the threads."""
+        """Complete the queued items, and end the threads."""
         with self.arrived:
             self.stopped = True
             self.arrived.notify()

@@ -140,7 +140,8 @@ class ImageService:
         async def predict(request: Request, top_k: Annotated[TopK, Query()] = 5) -> Any:
             """Classify an image, or several: the most probable classes with their probabilities.
 
-            Form files of the name `files` have a list of results; what is wrong with a file is its result.
+            Images in the form field `files` are answered by a list of results, where an error is the result of its
+            file.
             """
             images, many = await uploaded_images(request, min(MAX_INPUTS, batcher.max_concurrency))
             data = [image.data for image in images]
@@ -185,7 +186,7 @@ class InMemoryMultiPartParser(MultiPartParser):
 
 
 async def uploaded_images(request: Request, most: int) -> tuple[list[UploadedImage], bool]:
-    """The encoded images, the raw body or the files of a form, and whether a list is asked for."""
+    """The encoded images, from the raw body or the files of a form, and whether a list is requested."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         parser = InMemoryMultiPartParser(request.headers, request.stream(), max_files=most, max_fields=10)

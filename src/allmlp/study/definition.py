@@ -1,4 +1,4 @@
-"""Definition of a study: rows of recipes with overrides, candidate settings, seeds, and what is held equal."""
+"""Definition of a study: rows of recipes with overrides, candidate settings, seeds, and the common budget."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class Process:
 
 @dataclass
 class Runner:
-    """Works through a study for one portion; `say` prints a line."""
+    """Runs the trials of a study for one portion; `say` prints a line."""
 
     study: Study
     out: Path
@@ -282,7 +282,7 @@ class Runner:
         return float("inf") if self.minutes is None else 60 * self.minutes - (time.monotonic() - self.began)
 
     def run(self) -> Progress:
-        """Start what fits until nothing does. Interrupted runs leave no record."""
+        """Start trials until none fits into the portion. Interrupted runs leave no record."""
         with terminations():
             try:
                 while True:
