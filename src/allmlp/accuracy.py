@@ -9,7 +9,7 @@ Z = 1.959963984540054
 
 
 def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a proportion, both ends in [0, 1]; also right for few examples, and for 0 % and 100 %.
+    """The 95 % interval of a proportion, within [0, 1]; valid for few examples and for 0 % and 100 % too.
 
         (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n),   p = correct / n
 

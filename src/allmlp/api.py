@@ -116,13 +116,13 @@ def evaluate(
 
 @suggest_keywords
 def transform(model: PathLike | Model, inputs: Any, *, context: str = "") -> Any:
-    """The batch that a model takes, made from images or texts as by `allmlp.predict`, on its device and in its dtype.
+    """Preprocess images or texts, as `allmlp.predict` does, into a batch for a model, on its device and in its dtype.
 
     >>> model = allmlp.load("runs/cifar10")
     >>> logits = model(allmlp.transform(model, ["cat.jpg", "dog.jpg"]))
 
-    For images it is a tensor n c h w: resized, cropped, normalized. For texts it is the arguments of the model by name,
-    ids `x`, `mask` and perhaps `segments`, n s: `model(**model.transform("a text"))`.
+    Images become a tensor n c h w: resized, cropped, normalized. Texts become the keyword arguments of the model: ids
+    `x`, `mask` and, if used, `segments`, n s: `model(**model.transform("a text"))`.
     """
     from allmlp.prediction import open_predictor
     from allmlp.prediction.inputs import as_items
@@ -152,17 +152,17 @@ def predict(
     batch_size: int | None = None,
     fast: bool = False,
 ) -> list[list[Prediction]]:
-    """The `top_k` predictions for images or texts by a model, a folder or the name of one; the most probable first.
+    """The `top_k` predictions for images or texts, the most probable first. `model` is a model, a folder or a name.
 
     >>> [[best, *others]] = allmlp.predict("runs/cifar10", "cat.jpg")
     >>> print(best.label, best.probability)
     >>> answers = allmlp.predict("runs/text", ["a wonderful film", "a waste of time"])
 
     Images are files, folders, patterns, PIL images, or uint8 pixels (arrays h w c, tensors c h w). For a text model a
-    string is a text, a pair of strings a pair, and a `Path` a table or text file. There is one list per input; a text
-    with several [MASK] tokens has one per mask. `context` is the second sentence of a pair, or the paragraph that
+    string is a text, a pair of strings a pair, and a `Path` a table or text file. The result is one list per input; one
+    per mask for a text with several [MASK] tokens. `context` is the second sentence of a pair, or the paragraph that
     contains the answer to a question. `device`, `dtype`, `batch_size` and `fast` are those of `allmlp predict`; by
-    default a loaded model predicts on its own device and in its own dtype, and it is not changed.
+    default a loaded model predicts on its own device and in its own dtype; it is never modified.
     """
     from allmlp.prediction import open_predictor
     from allmlp.prediction.inputs import as_items

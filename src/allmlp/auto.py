@@ -1,6 +1,6 @@
 """The run of `allmlp train DATA`: every setting is chosen from the data and the device, with its reason.
 
-All of them are ordinary fields of the run: `--set FIELD=VALUE` changes one, and run.json repeats the run exactly.
+The settings are ordinary fields of the run: `--set FIELD=VALUE` changes one, and run.json repeats the run exactly.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from allmlp.weights.bundled import bundled_models
 from allmlp.weights.start import Start, open_start
 
 FEW, MANY = 2_000, 50_000
-"""Fewer examples: the strongest regularization. More, on a GPU: a larger model from random weights."""
+"""Below FEW examples: the strongest regularization. Above MANY, on a GPU: a larger model from random weights."""
 MAX_CPU_FEATURES = 2_000
-"""Examples whose features are computed to fit a head on a CPU."""
+"""Maximum number of examples whose features are computed to fit a head on a CPU."""
 UNEVEN = 10.0
-"""Ratio of the largest to the smallest class from which on classes are balanced."""
+"""Minimum ratio of the largest to the smallest class for balancing classes."""
 VAL_FRACTION = 0.15
 ORDER = (
     "init_from",
@@ -67,9 +67,9 @@ ORDER = (
     "start_margin",
     "patience",
 )
-"""Of the reasons; other fields come last."""
+"""Order of the reasons; other fields come last."""
 MAX_TFIDF = 50_000
-"""Training texts up to which the simple baseline is fitted as well."""
+"""Maximum number of training texts for fitting the TF-IDF baseline."""
 
 
 class Reason(NamedTuple):
@@ -89,7 +89,7 @@ class Choice(NamedTuple):
 
 
 class TrainOptions(NamedTuple):
-    """Options of `allmlp train`; None is chosen automatically."""
+    """Options of `allmlp train`; None means chosen automatically."""
 
     model: str | None = None
     epochs: float | None = None
@@ -106,8 +106,8 @@ def choose_run(
     minutes: float | None = None,
     size: int | None = None,
 ) -> Choice:
-    """A run for `data` on `device`. `model` is a name of `allmlp list`, which is trained from random weights, or a
-    trained model to start from, see `open_start`; `size` is the image size, or the number of tokens.
+    """Choose a run for `data` on `device`. `model` is a name of `allmlp list`, trained from random weights, or a
+    trained model to start from (`open_start`); `size` is the image size or the number of tokens.
     """
     settings = Settings(data, own_device(device), TrainOptions(model, epochs, minutes, size))
     dataset = settings.dataset
@@ -124,7 +124,7 @@ def rank(reason: Reason) -> int:
 
 
 class Settings:
-    """The run so far, and the reasons of its fields."""
+    """The run under construction, and the reasons for its fields."""
 
     def __init__(self, data: Data, device: torch.device, options: TrainOptions) -> None:
         self.run = Run(model=None, task=Classify(), data=data)
@@ -146,7 +146,7 @@ class Settings:
             self.reasons.append(Reason(field, shown or show(value), why))
 
     def reload(self) -> None:
-        """Load the data again, after a change of their settings or of the start."""
+        """Load the data again after a change of their settings or of `init_from`."""
         data = self.run.data
         self.dataset = (data.for_model(open_start(self.run.init_from).folder) if self.run.init_from else data).load()
 
@@ -169,7 +169,7 @@ def show(value: Any) -> str:
 
 
 def choose_validation(settings: Settings) -> None:
-    """Hold out a validation split where the data have none, and keep the weights that are best on it."""
+    """Hold out a validation split if the data have none, and keep the weights that are best on it."""
     if settings.dataset.validation is None and settings.has("val_fraction"):
         settings.set("data.val_fraction", VAL_FRACTION, "the data have a test split, but none for validation")
         settings.reload()
@@ -181,17 +181,17 @@ def choose_validation(settings: Settings) -> None:
 
 
 def choose_margin(settings: Settings) -> None:
-    """Keep the fitted head unless training gains more than chance does on so many validation examples."""
+    """Keep the fitted head unless training improves it by more than chance on the validation split."""
     size = len(settings.dataset.validation or ())
     if size:
-        # Of answers a tenth of which change for better or worse, at random. Two standard errors, since the best of many
-        # evaluations is compared.
+        # Standard error if a tenth of the predictions change at random, for better or worse. Two of them, since the
+        # best of many evaluations is compared.
         margin = round(2 * (0.1 / size) ** 0.5, 3)
         settings.set("start_margin", margin, "better by two standard errors, or the model stays as it started")
 
 
 def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
-    """`minutes` are for a CPU, so that a first result does not take hours."""
+    """Set the budget; `minutes` apply on a CPU only, so that a first result does not take hours."""
     options = settings.options
     if options.epochs is not None or options.minutes is not None:
         settings.set("budget", Budget(epochs=options.epochs, minutes=options.minutes), "")
@@ -209,7 +209,7 @@ def show_budget(budget: Budget) -> str:
 
 
 def choose_batch(settings: Settings, batch_size: int) -> None:
-    """The batch, and how often the run is logged, evaluated and saved: every epoch, if these are not too short."""
+    """Set the batch size, and log, evaluate and save every epoch unless epochs are very short."""
     size = max(min(batch_size, settings.examples), 1)
     why = "all examples" if size == settings.examples else "small batches for few examples or a CPU"
     settings.set("batch_size", size, why if size < 128 else "enough examples for large batches")
@@ -235,9 +235,7 @@ def choose_balance(settings: Settings, num_classes: int) -> None:
 
 
 def named_model(settings: Settings, bundled: bool = True) -> Start | None:
-    """Set the model that is asked for, or else the best of those that come with the package, if `bundled`; returns the
-    trained model.
-    """
+    """Set the requested model, else the best of the bundled ones if `bundled`; returns the trained model."""
     name = settings.options.model
     if name is not None and name in presets() and not os.path.exists(name):
         settings.set("model", preset(name).spec, "as asked for, from random weights", name)
@@ -255,7 +253,7 @@ def named_model(settings: Settings, bundled: bool = True) -> Start | None:
 
 
 def best_start(settings: Settings, starts: list[Start]) -> Start | None:
-    """The start whose frozen features classify held-out examples best."""
+    """Set and return the start whose frozen features classify held-out examples best."""
     if not starts:
         return None
     if len(starts) == 1 or not isinstance(settings.run.task, (Classify, ClassifyText)):
@@ -330,8 +328,8 @@ def image_size(settings: Settings, spec: ModelSpec | None) -> tuple[int, int]:
 
 
 def image_model(settings: Settings, size: tuple[int, int], many: bool) -> Encoder:
-    """A gMLP by the number of examples, with 16 to 400 patches where images are large enough. Images that no such patch
-    divides are enlarged a little.
+    """A gMLP sized by the number of examples, with 16 to 400 patches if images are large enough. Images that no such
+    patch size divides are enlarged slightly.
     """
     least = max(int(math.prod(size) ** 0.5) // 14, 2)
 
@@ -395,7 +393,7 @@ def choose_labeled_texts(settings: Settings) -> None:
 
 
 def choose_seq_len(settings: Settings, start: Start | None) -> None:
-    """Enough tokens for 95 % of the texts, in steps of 16, at most 512; the fewer, the faster."""
+    """Enough tokens for 95 % of the texts, in steps of 16, at most 512; fewer are faster."""
     most = 512 if start is None else start.model.spec.stem.seq_len  # type: ignore[attr-defined]
     if settings.options.size is not None:
         settings.set("data.seq_len", settings.options.size, "as asked for")

@@ -14,7 +14,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 def data_settings(dataset: SeriesDataset, data: Data, size: int | None) -> Iterator[tuple[str, int, str]]:
-    """Fields of the data that are not given, their values and why; `size` is the look-back that is asked for."""
+    """Unset fields of the data, with values and reasons; `size` is the requested look-back."""
     if not isinstance(data, SeriesTable):
         return
     season, step = dataset.frequency.season, dataset.frequency
@@ -31,11 +31,11 @@ def data_settings(dataset: SeriesDataset, data: Data, size: int | None) -> Itera
 
 
 def series_model(dataset: SeriesDataset, few: bool) -> tuple[SeriesEncoder, str, str]:
-    """The model, why, and its name: a patch is a season, if several of them are looked back."""
+    """The model, the reason, and its name. A patch is a season, if the look-back covers several."""
     season, seq_len = dataset.frequency.season, dataset.seq_len
     patch = season if 4 <= season <= 24 and 4 * season <= seq_len else max(seq_len // 12, 1)
     width, dropout = (32, 0.3) if few else (64, 0.2)
     sizes = {"seq_len": seq_len, "in_chans": len(dataset.columns), "horizon": dataset.horizon}
-    # Quantiles learn the noise of dropout, too: in the head most of all, which makes bands far too wide.
+    # Quantiles would also fit the noise of dropout, above all in the head, and become far too wide.
     model = patchtsmixer(3, width, 2, dropout, 0.0, patch_size=patch, stride=patch, **sizes)
     return model, f"patches of {patch} step{'s' * (patch > 1)}, one column at a time", "PatchTSMixer, 3 blocks"

@@ -1,4 +1,4 @@
-"""The part of `auto` about what a run starts from: the trained model whose features suit the data best."""
+"""The part of `auto` that chooses the trained model to start from: the one whose features suit the data best."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from allmlp.weights.start import Start, transfer
 
 PROBE_EXAMPLES = 600
 SMALL_VALIDATION = 300
-"""Examples; of fewer, the standard error of an accuracy of 90 % is over two points."""
+"""With fewer examples, the standard error of an accuracy of 90 % is about two points or more."""
 
 
 def fits(known: Preprocessing, dataset: Dataset) -> bool:
-    """Whether a model with this preprocessing reads such data."""
+    """Whether a model with this preprocessing accepts such data."""
     if isinstance(dataset, ImageDataset):
         return isinstance(known, ImagePreprocessing) and len(known.mean) == len(dataset.mean)
     if isinstance(dataset, SeriesDataset):
@@ -28,7 +28,7 @@ def fits(known: Preprocessing, dataset: Dataset) -> bool:
 
 
 def compare_starts(run: Run, dataset: Dataset, starts: list[Start], device: torch.device) -> tuple[Start, str]:
-    """The start whose frozen features classify held-out examples best, and why."""
+    """The start whose frozen features classify held-out examples best, and the reason."""
     scores = {start.name: probe_accuracy(run, start, device) for start in starts}
     best = max(starts, key=lambda start: scores[start.name])
     others = ", ".join(f"{name} {score:.1%}" for name, score in scores.items() if name != best.name)

@@ -3,9 +3,9 @@
     W = (W_1 + ... + W_k) / k        in float64
 
 Averages of checkpoints smooth the end of a run (Izmailov et al., 2018: SWA); averages of runs that were fine-tuned from
-one start often beat each of them (Wortsman et al., 2022). Runs that start from different random weights do not average:
-their hidden units correspond in no way. Running statistics of BatchNorm are averaged like weights. If the first model
-was trained for few bits (`quantize`), so is the average.
+one start often beat each of them (Wortsman et al., 2022). Runs that start from different random weights cannot be
+averaged, since their hidden units do not correspond. Running statistics of BatchNorm are averaged like weights. If the
+first model was trained with `quantize`, the average is quantized too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def class_names(path: Path) -> tuple[str, ...]:
 
 
 def average_checkpoints(run: Path, last: int, target: Path) -> Path:
-    """Save the average of the last checkpoints of a finished run; of their moving averages, if the run has these."""
+    """Save the average of the last checkpoints of a finished run; of their EMA weights, if the run has any."""
     found = checkpoint.complete(run)[-last:]
     if len(found) < last:
         raise UserError(f"{run} has {len(found)} checkpoints, not {last}: train with --set keep_checkpoints={last}")
@@ -51,7 +51,7 @@ def average_checkpoints(run: Path, last: int, target: Path) -> Path:
 
 
 def model_weights(place: Path) -> dict[str, Tensor]:
-    """The weights of the model in a checkpoint: the moving averages, if the run has these."""
+    """The model's weights in a checkpoint: the EMA weights, if the run has any."""
     return checkpoint.read_part(place, "ema") or {
         name.removeprefix("model."): weight
         for name, weight in checkpoint.read_part(place, "task").items()
@@ -68,14 +68,14 @@ def save_average(like: Path, states: Iterable[Mapping[str, Tensor]], target: Pat
         raise UserError(f"the weights are not those of the model in {like}: {name}; of a run with lora, average runs")
     model.load_state_dict({name: weight.to(own[name].dtype) for name, weight in mean.items()})
     quantization = read_run(like).quantize if (like / RUN).is_file() else None
-    if quantization is not None:  # the mean of weights of few bits has more
+    if quantization is not None:  # the mean of quantized weights is not quantized
         quantization.apply(model)
         round_weights(model)
     return folder.save(model, target, like=like)
 
 
 def average(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of every tensor in float64; integers, such as counts of batches, are those of the last."""
+    """Mean of every tensor in float64; integer tensors, such as batch counts, are those of the last state."""
     total: dict[str, Tensor] = {}
     count = 0
     for state in states:

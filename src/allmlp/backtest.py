@@ -1,5 +1,5 @@
-"""Back-tests: forecasts of values that a model was not trained on, of its own table or another one, by their origin:
-when a model was good, and when a naive forecast was better.
+"""Back-tests: errors of forecasts on values that a model was not trained on, from its own table or another one, by
+forecast origin and compared with a naive forecast.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from allmlp.tasks.forecast import ForecastModule, batches, errors, seasonal_naiv
 from allmlp.weights import folder
 
 MOST = 12
-"""Rows of the table."""
+"""Maximum number of rows in the table."""
 ALIKE = 0.01
-"""Means and standard deviations that differ by less, in units of the latter, are of the same values."""
+"""Values are the same if means and standard deviations differ by less than this, in standard deviations."""
 
 
 class Origin(NamedTuple):
-    """The test forecasts that begin in one part of the time."""
+    """The test forecasts that start in one part of the test period."""
 
     first: str
-    """The time of the first forecast value of the earliest."""
+    """Time of the first value of the earliest forecast."""
     forecasts: int
     mse: float
     mae: float
     mase: float
     naive_mase: float
-    """Of the seasonal naive forecast."""
+    """MASE of the seasonal naive forecast."""
 
 
 def backtest(out: Path, device: str | None = None, most: int = MOST) -> list[Origin]:
-    """Errors of the model of a finished run in at most `most` equal parts of the time of its test split."""
+    """Errors of a finished run's model in at most `most` equal parts of its test period."""
     run = read_run(out)
     dataset = run.data.for_model(str(out)).load()
     if not isinstance(dataset, SeriesDataset):
@@ -56,7 +56,7 @@ def backtest(out: Path, device: str | None = None, most: int = MOST) -> list[Ori
 
 @torch.no_grad()
 def by_origin(module: ForecastModule, model: Model, dataset: SeriesDataset, most: int = MOST) -> list[Origin]:
-    """Errors of the forecasts of the test split."""
+    """Errors of the forecasts of the test split, by part of the test period."""
     assert isinstance(dataset.test, Windows)
     module.eval()
     times = origin_times(dataset, dataset.test)
@@ -76,7 +76,7 @@ def by_origin(module: ForecastModule, model: Model, dataset: SeriesDataset, most
 
 
 def origin_times(dataset: SeriesDataset, split: Windows) -> np.ndarray:
-    """The time of the first forecast value of each window."""
+    """Time of the first forecast value of each window."""
     series = (torch.searchsorted(split.offsets, split.origins, right=True) - 1).numpy()
     steps = split.origins.numpy() - split.offsets.numpy()[series]
     times = np.empty(len(steps), dtype=np.int64)
@@ -87,7 +87,7 @@ def origin_times(dataset: SeriesDataset, split: Windows) -> np.ndarray:
 
 
 def as_table(rows: list[Origin]) -> str:
-    """In aligned columns."""
+    """Format the rows in aligned columns."""
     width = max(len("first value"), *(len(row.first) for row in rows))
     lines = [f"{'first value':{width}}{'forecasts':>11}{'mse':>9}{'mae':>9}{'mase':>8}{'naive mase':>12}"]
     for row in rows:
@@ -102,9 +102,9 @@ def as_table(rows: list[Origin]) -> str:
 def unseen_windows(
     found: SeriesRows, known: SeriesPreprocessing, seq_len: int, horizon: int, where: str
 ) -> SeriesDataset:
-    """The series of a table as the test split of a model: all forecasts but those of values that it was trained on.
+    """The series of a table as the test split of a model: all forecasts except of values that it was trained on.
 
-    Units are those of the training; of a series that is new to the model, those of its values in the table.
+    Values are scaled as in training; those of a series new to the model, by their own mean and standard deviation.
     """
     places = {name: place for place, name in enumerate(known.ids)}
     offsets = np.concatenate([[0], np.cumsum(found.lengths)[:-1]]).astype(np.int64)
@@ -162,12 +162,12 @@ def unseen_windows(
 
 
 def learned_rows(found: SeriesRows, number: int, learned: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Where training began in the rows of a series, perhaps before the first, where it ended, and where validation."""
+    """Rows of a series at which training started (negative if before the first), training ended, validation ended."""
     first, trained, validated = learned
     begin = round(float(np.diff(found.frequency.count(np.array([found.starts[number], first])))[0]))
     return begin, begin + trained, begin + validated
 
 
 def alike(found: tuple[np.ndarray, np.ndarray], mean: np.ndarray, std: np.ndarray) -> bool:
-    """Whether values of this level are those that were trained on, perhaps with a few corrections."""
+    """Whether values with this mean and standard deviation are those of training, up to a few corrections."""
     return bool((np.abs(found[0] - mean) <= ALIKE * std).all() and (np.abs(found[1] - std) <= ALIKE * std).all())

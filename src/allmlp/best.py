@@ -1,4 +1,4 @@
-"""The evaluations of a run: the best weights, early stopping, and when each was."""
+"""The evaluations of a run: their times, the best weights, and early stopping."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from allmlp.ema import ema_tensors, overwrite
 from allmlp.models.model import Model
 
 MINIMIZED = ("loss", "perplexity", "mse", "mae", "mase")
-"""Ends of the names of metrics of which less is better."""
+"""Suffixes of the names of metrics where less is better."""
 
 
 class Best:
     """Keeps the weights of the best evaluation if `keep`, and counts the evaluations since the last improvement.
 
-    Those of step 0, before training, are kept until others are better by more than `start_margin`.
+    The weights of step 0, before training, are kept until others are better by more than `start_margin`.
     """
 
     def __init__(self, keep: bool, patience: int | None, start_margin: float = 0.0) -> None:
@@ -27,14 +27,14 @@ class Best:
         """The best results, whether their weights are kept or not."""
         self.weights: dict[str, Tensor] = {}
         self.evaluations: list[dict[str, float]] = []
-        """Step, seconds of training, and the metric that counts."""
+        """Step, seconds of training, and the first metric."""
 
     @property
     def is_exhausted(self) -> bool:
         return self.patience is not None and self.waited >= self.patience
 
     def update(self, step: int, results: dict[str, float], model: Model, seconds: float = 0.0) -> bool:
-        """Whether these results of `model`, after so many `seconds` of training, are the best so far."""
+        """Record the results of `model` after `seconds` of training; returns whether they are the best so far."""
         if not results:
             return False
         self.evaluations.append({"step": step, "seconds": seconds, **dict([next(iter(results.items()))])})
@@ -55,18 +55,18 @@ class Best:
         return found > kept
 
     def restore(self, model: Model) -> None:
-        """Put the best weights into `model`, if they are kept."""
+        """Load the best weights into `model`, if they are kept."""
         if self.weights:
             own = ema_tensors(model)
             overwrite([own[name] for name in self.weights], list(self.weights.values()))
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint, beside the weights."""
+        """State for the checkpoint, without the weights."""
         state = {"step": self.step, "results": self.results, "waited": self.waited}
         return state | {"highest": self.highest, "evaluations": self.evaluations}
 
     def load(self, state: dict[str, Any], model: Model) -> None:
-        """Take over the state of a checkpoint, and make room for its weights."""
+        """Load the state of a checkpoint, and allocate tensors for its weights."""
         self.step, self.results, self.waited = state["step"], state["results"], state["waited"]
         self.highest, self.evaluations = state["highest"], list(state["evaluations"])
         if self.keep and self.results:
@@ -74,7 +74,7 @@ class Best:
 
 
 def score(results: dict[str, float]) -> tuple[float, float]:
-    """The metric that counts, the first one, then the loss: of equal accuracies the one with less loss is better."""
+    """Sort key of results: the first metric, then the loss, which decides between equal accuracies."""
     name, value = next(iter(results.items()))
     values = (-value if name.endswith(MINIMIZED) else value), -results.get("loss", 0.0)
     return tuple(value if math.isfinite(value) else -math.inf for value in values)  # type: ignore[return-value]

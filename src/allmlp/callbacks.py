@@ -13,13 +13,13 @@ log = logging.getLogger("allmlp.callbacks")
 
 
 class Callback:
-    """Override what you need; `allmlp.train(..., callbacks=[MyCallback()])` calls it in the main process.
+    """Override what you need. `allmlp.train(..., callbacks=[MyCallback()])` calls it in the main process.
 
-    A callback that raises is switched off with one warning: it does not end the run.
+    A callback that raises is disabled with a warning; the run continues.
     """
 
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
-        """Before the first step; `config` is the run as in run.json, `step` above 0 where it is resumed."""
+        """Before the first step; `config` is the run as in run.json, `step` is above 0 for a resumed run."""
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         """After every `log_every` steps, with the means since the last call."""
@@ -31,7 +31,7 @@ class Callback:
         """After a checkpoint was written to `folder`."""
 
     def on_end(self, result: Mapping[str, Any]) -> None:
-        """At the end, with the `result` of run.json; an empty one where the run was stopped."""
+        """At the end, with the `result` of run.json; empty if the run was stopped."""
 
 
 class TensorBoard(Callback):
@@ -61,7 +61,7 @@ class WandB(Callback):
     """Weights & Biases, set up by its own variables: WANDB_MODE=offline, WANDB_PROJECT, WANDB_ENTITY."""
 
     ID = "wandb.txt"
-    """In the folder of the run: the id under which a resumed run continues."""
+    """File in the folder of the run with the id under which a resumed run continues."""
 
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
         wandb = require("wandb", "trackers")
@@ -111,11 +111,11 @@ class MLflow(Callback):
 
 
 TRACKERS: dict[str, type[Callback]] = {"wandb": WandB, "mlflow": MLflow}
-"""Besides TensorBoard, which is always used where it is installed."""
+"""Trackers besides TensorBoard, which is always used if installed."""
 
 
 class Callbacks:
-    """Calls every callback; one that raises is left out from then on."""
+    """Calls every callback; one that raises is removed."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.active = list(callbacks)
@@ -124,7 +124,7 @@ class Callbacks:
         for callback in list(self.active):
             try:
                 getattr(callback, event)(*arguments)
-            except Exception as reason:  # somebody else's code, or a server that cannot be reached
+            except Exception as reason:  # third-party code, or an unreachable server
                 self.active.remove(callback)
                 if event == "on_start" and isinstance(reason, UserError):
                     raise
@@ -135,7 +135,7 @@ class Callbacks:
 
 
 def trackers(names: str) -> list[Callback]:
-    """The trackers that `--track a,b` names."""
+    """The trackers named by `--track a,b`."""
     return [lookup(name.strip(), TRACKERS, "tracker")() for name in names.split(",") if name.strip()]
 
 

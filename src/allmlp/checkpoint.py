@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Saver:
-    """Writes the checkpoints of a run; those of FSDP while the training goes on.
+    """Writes the checkpoints of a run; with FSDP in the background, while training continues.
 
     with Saver(out, world, task, keep=2) as saver:
         saver.save(task, optimizer, ema, state)
@@ -57,14 +57,14 @@ class Saver:
         self.group: Any = dist.new_group(backend="gloo") if isinstance(task, FSDPModule) else None
         self.writing: Future[Any] | None = None
         self.state: dict[str, Any] = {}
-        for left in (out / FOLDER).glob(".step-*") if world.is_main else ():  # by processes that were killed
+        for left in (out / FOLDER).glob(".step-*") if world.is_main else ():  # left by killed processes
             shutil.rmtree(left, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.writing is not None:  # after an error: the thread that writes uses the process group
+        if self.writing is not None:  # after an error: the writing thread uses the process group
             futures.wait([self.writing])
 
     def save(
@@ -76,12 +76,12 @@ class Saver:
         best: Mapping[str, Tensor] | None = None,
         wait: bool = False,
     ) -> None:
-        """Write the checkpoint of step `state["step"]`. FSDP only begins to, unless `wait`."""
+        """Write the checkpoint of step `state["step"]`; with FSDP in the background, unless `wait`."""
         self.wait()
         self.state = state
         if self.group is None:
             save(self.out, self.world, task, optimizer, ema, state, self.keep, best)
-            if self.world.is_main:  # the others do not wait until it is written
+            if self.world.is_main:  # other processes do not wait until it is written
                 self.on_saved(state["step"], complete(self.out)[-1])
             return
         try:
@@ -93,22 +93,22 @@ class Saver:
 
     @property
     def folder(self) -> Path:
-        """Where shards are written before the folder gets its name."""
+        """Temporary folder of the shards, renamed when complete."""
         return self.out / FOLDER / f".step-{self.state['step']:09d}"
 
     def failure(self, reason: BaseException) -> UserError:
-        if isinstance(reason, CheckpointException):  # what failed in the processes
+        if isinstance(reason, CheckpointException):  # raised in the processes
             reason = next(iter(reason.failures.values()))[0]
         return UserError(f"cannot write {self.folder}: {one_line(reason)}; older checkpoints are untouched")
 
     def wait(self) -> None:
-        """Until the checkpoint is written."""
+        """Wait until the checkpoint is written."""
         if self.writing is not None:
             futures.wait([self.writing])
             self.poll()
 
     def poll(self) -> None:
-        """Give a checkpoint its name if all processes have written their shards."""
+        """Rename a checkpoint to its final name if all processes have written their shards."""
         if self.writing is None or not self.writing.done():
             return
         writing, self.writing = self.writing, None
@@ -141,12 +141,12 @@ def save(
     keep: int,
     best: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the checkpoint of step `state["step"]`. All processes gather, the main one writes.
+    """Write the checkpoint of step `state["step"]`. All processes gather the tensors, the main one writes them.
 
     `best` are the weights of the best evaluation, if they are kept.
 
-    Files go to a hidden folder that is renamed when everything is on disk: a process that dies in between
-    leaves the older checkpoints as they were.
+    Files are written to a hidden folder that is renamed when everything is on disk: if the process dies in between,
+    older checkpoints are unaffected.
     """
     parts = state_parts(task, optimizer, ema, best)
     tensors = {name: full_state_dict(part, world) for name, part in parts.items()}
@@ -184,7 +184,7 @@ def remove_old(out: Path, keep: int) -> None:
 
 
 def full_state_dict(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Unsharded tensors on the CPU of the main process. The others join the gathering and get nothing."""
+    """Unsharded tensors on the CPU of the main process; other processes take part in gathering and get nothing."""
     full = {}
     for name, tensor in tensors.items():
         gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -194,20 +194,20 @@ def full_state_dict(tensors: Mapping[str, Tensor], world: World) -> dict[str, Te
 
 
 def reshard(tensor: Tensor, target: Tensor) -> Tensor:
-    """Distribute an unsharded tensor as `target` is."""
+    """Shard a tensor like `target`."""
     if isinstance(target, DTensor) and tensor.shape == target.shape:
         return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
     return tensor
 
 
 def optimizer_state(task: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The state of the optimizer under "parameter/key"."""
+    """State of the optimizer: "parameter/key" -> tensor."""
     names = {id(weight): name for name, weight in task.named_parameters()}
     return {f"{names[id(w)]}/{key}": value for w, state in optimizer.state.items() for key, value in state.items()}
 
 
 def last_step(out: Path) -> int | None:
-    """The step of the last checkpoint, unchecked."""
+    """Step of the last checkpoint, without verifying it."""
     found = complete(out)
     return int(found[-1].name.removeprefix("step-")) if found else None
 
@@ -218,7 +218,7 @@ def complete(out: Path) -> list[Path]:
 
 
 def newest(out: Path, world: World | None = None) -> tuple[Path, dict[str, Any]] | None:
-    """The last checkpoint whose checksums hold, and its state. Each process of `world` checks a part of the files."""
+    """The last checkpoint with valid checksums, and its state. Each process of `world` checks a part of the files."""
     folders = complete(out)
     for folder in reversed(world.broadcast(folders) if world else folders):
         state, damaged = dict[str, Any](), False
@@ -234,7 +234,7 @@ def newest(out: Path, world: World | None = None) -> tuple[Path, dict[str, Any]]
 
 
 def resumed(out: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint to resume from. Damaged ones are renamed, so that they do not count as kept ones."""
+    """The checkpoint to resume from. Damaged ones are renamed, so that they are not counted as kept."""
     found = newest(out, world)
     damaged = [folder for folder in complete(out) if found is None or folder > found[0]]
     if damaged and found is None:
@@ -250,7 +250,7 @@ def resumed(out: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
 def load(
     folder: Path, task: nn.Module, optimizer: Optimizer, ema: ModelEma, best: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Restore a checkpoint on any number of processes; its best weights, if there are any, go into `best`."""
+    """Restore a checkpoint on any number of processes; its best weights, if any, are loaded into `best`."""
     own: dict[str, Mapping[str, Tensor]] = {"task": task.state_dict(), "ema": ema.average}
     own |= {"best": best} if best else {}
     weights = dict(task.named_parameters())
@@ -308,7 +308,7 @@ def check_shapes(folder: Path, own: dict[str, Mapping[str, Tensor]], stored: dic
 
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
-    """The whole tensors of "task", "optimizer", "ema" or "best"."""
+    """Unsharded tensors of "task", "optimizer", "ema" or "best"."""
     if is_sharded(folder):
         entries = stored_parts(folder)[part]
         tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}

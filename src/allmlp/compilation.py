@@ -1,9 +1,9 @@
 """Compilation of a training step: one graph for all blocks of a stage, or the whole step as one graph.
 
-The blocks of a stage run the same code with other weights, so "blocks" compiles one of them and uses it for all: the
-time to the first step hardly depends on depth. What comes before the model (augmentation) and after its
-features (head, loss) is compiled as graphs of its own; stem and final norm stay eager. "step" compiles everything as
-one graph, which fuses across blocks and takes longer.
+The blocks of a stage run the same code with different weights, so "blocks" compiles one of them and uses it for all:
+the time to the first step hardly depends on depth. Augmentation before the model, and head and loss after its features,
+are compiled as separate graphs; stem and final norm stay eager. "step" compiles everything as one graph, which fuses
+across blocks and takes longer.
 
 Compiled graphs and kernels are cached on disk by PyTorch, by default in a temporary folder of the user, so that the
 same run compiles faster the next time. Set TORCHINDUCTOR_CACHE_DIR (and TRITON_CACHE_DIR, which is inside it unless
@@ -33,13 +33,13 @@ from allmlp.tasks.task import TaskModule
 Region = Literal["blocks", "step"]
 BACKEND: Any = "inductor"
 GRAPHS_PER_STAGE = 8
-"""For training and evaluation, with batches of several sizes: torch's own limit for a stack."""
+"""Limit per stage, for training and evaluation with several batch sizes; torch's own limit for a function."""
 
 
 @contextmanager
 def compiler_loading(enabled: bool) -> Iterator[None]:
-    """Load torch.compile in a thread, beside what is inside the `with` block: seconds of imports, in which reading data
-    mostly decodes and waits for files. Inside the block nothing may be compiled: two threads would import the same
+    """Load torch.compile in a thread while the `with` block runs: the imports take seconds, during which reading data
+    mostly decodes and waits for files. Nothing may be compiled inside the block: two threads would import the same
     modules.
     """
     thread = threading.Thread(target=load_compiler, daemon=True)
@@ -83,17 +83,17 @@ def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool 
     modules = [module for root in (task, *task.networks) for module in root.modules()]
     stages = max((len(module.spec.all_stages) for module in modules if isinstance(module, EncoderModel)), default=1)
     limits = torch._dynamo.config
-    # Every stage has graphs of its own; after so many of one function, the others would run uncompiled.
+    # Every stage has its own graphs; beyond the limit for a function, further ones would run uncompiled.
     limits.recompile_limit = max(limits.recompile_limit, GRAPHS_PER_STAGE * stages)
     for layer in modules:
         if isinstance(layer, DropPathLayer):
             layer.rate_as_tensor(device)
-    # The function of the class and not the methods of the instances, so that all blocks share one cache of graphs.
+    # Compile the function of the class, not the methods of the instances, so that all blocks share one graph cache.
     block_forward = torch.compile(BlockLayer.forward, **options)
     for stack in modules:
         if region == "blocks" and isinstance(stack, EncoderModel) and len(stack.blocks) > 1:
-            # Not traced into the surrounding graph: there, each block would be compiled again. Stem and final norm are
-            # a few kernels of a step, not worth a graph each.
+            # Not traced into the surrounding graph, where each block would be compiled again. Stem and final norm are
+            # only a few kernels, not worth a graph each.
             stack.forward_features = torch.compiler.disable(stack.forward_features)  # type: ignore[method-assign]
             for block in stack.blocks:
                 block.forward = partial(block_forward, block)  # type: ignore[arg-type]

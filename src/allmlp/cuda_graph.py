@@ -1,4 +1,4 @@
-"""Recording of CUDA graphs that stay valid whatever else the process records."""
+"""Recording of CUDA graphs that stay valid when the process records others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def record(run: Callable[[], Any], pool: Any = None, stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
-    """Capture what `run` launches; by default in a memory pool of its own, on PyTorch's stream for captures."""
+    """Capture the kernels that `run` launches; by default in a new memory pool, on PyTorch's capture stream."""
     graph = torch.cuda.CUDAGraph()
     # Matrix products would use the workspace that an earlier capture on this stream left in its own memory pool, and
     # which is freed with that pool, or when torch.compile(mode="reduce-overhead") records a graph. Once cleared, it is

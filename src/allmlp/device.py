@@ -1,4 +1,4 @@
-"""Which device a process computes on, and in which number formats."""
+"""Device and dtypes of a process."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def count_devices(kind: str) -> int:
 
 
 def has_cpp_compiler() -> bool:
-    """Whether there is what torch.compile calls on a CPU."""
+    """Whether there is a C++ compiler, which torch.compile needs on a CPU."""
     return any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "c++", "clang++", "cl")))
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """The format of matrix products by default: on a CUDA GPU bfloat16, float16 where the GPU has no bfloat16 (compute
-    capability below 8.0: V100, T4, RTX 20); float32 elsewhere.
+    """Default dtype of matrix products: bfloat16 on a CUDA GPU, or float16 if it has no bfloat16 (compute capability
+    below 8.0: V100, T4, RTX 20); float32 on other devices.
     """
     if device.type != "cuda":
         return torch.float32
@@ -59,7 +59,7 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A number format of models, or the one of its name: "float16"."""
+    """Check and return a floating-point dtype, given as such or by name ("float16")."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise UserError(f"a model computes in float32, float16, bfloat16 or float64, not in {dtype}")
@@ -67,7 +67,7 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def slow_format(device: torch.device, dtype: torch.dtype | None) -> str:
-    """What to say of a format that costs time where it is meant to save it; empty for others."""
+    """Warning about a 16-bit dtype that is slower than float32 on this device; empty for others."""
     if device.type != "cpu" or dtype not in (torch.float16, torch.bfloat16):
         return ""
     if dtype == torch.bfloat16 and has_cpu_bfloat16():
@@ -81,14 +81,14 @@ def has_cpu_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-@cache  # once for each
+@cache  # warns once per device and dtype
 def warn_of_slow_format(device: torch.device, dtype: torch.dtype | None) -> None:
     if text := slow_format(device, dtype):
         log.warning("%s", text)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point format of a device, for sums over many examples."""
+    """The widest floating-point dtype of a device, for sums over many examples."""
     if device.type == "xpu":
         return torch.float64 if torch.xpu.get_device_properties(device).has_fp64 else torch.float32
     return torch.float32 if device.type == "mps" else torch.float64

@@ -2,7 +2,7 @@
 
 average += (1 - d) (model - average),   d = min(decay, (1 + t) / (10 + t)) at step t
 
-The warm-up of d lets a short run forget its initialization. Floating-point buffers, such as the running statistics of
+With the warm-up of d, a short run forgets its initialization. Floating-point buffers, such as the running statistics of
 BatchNorm, are averaged like the parameters; integer buffers are copied.
 """
 
@@ -18,7 +18,7 @@ from allmlp.models.model import Model
 
 
 class ModelEma:
-    """The average of one model. Without a decay there is none: `update` does nothing, `swap` yields the model as is."""
+    """EMA of one model. If decay is None, `update` does nothing and `swap` yields the model unchanged."""
 
     def __init__(self, model: Model, decay: float | None) -> None:
         self.model, self.decay = model, decay

@@ -18,7 +18,7 @@ P = ParamSpec("P")
 MAX_LINE = 300
 """Characters of an error message."""
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""All but tab and line feed; those that change the direction of text are among them."""
+"""All control characters but tab and line feed, including those that change the text direction."""
 
 
 class UserError(ValueError):
@@ -120,9 +120,9 @@ OTHER_WORDS: dict[str, str] = {
     "AdamW": "Adam",
     "Lamb": "LAMB",
 }
-"""Our fields, dotted paths, kinds, or functions to use instead -> other libraries' words for them, and former names."""
+"""Fields, dotted paths, kinds or functions of this library -> other libraries' words for them, and former names."""
 SYNONYMS: dict[str, tuple[str, ...]] = {}
-"""Such a word -> ours."""
+"""Word of another library -> ours."""
 for ours, words in OTHER_WORDS.items():
     for word in words.split():
         SYNONYMS[word] = (*SYNONYMS.get(word, ()), ours)
@@ -137,7 +137,7 @@ def lookup(name: str, table: Mapping[str, T], noun: str) -> T:
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """The end of an error message that suggests what `name` may stand for; empty where nothing is close."""
+    """The end of an error message that suggests names close to `name`; empty if there are none."""
     names = list(names)
     meant = SYNONYMS.get(str(name), ())
     close = (
@@ -180,5 +180,5 @@ def one_line(error: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Text for a terminal: control characters, which it would obey, and lone surrogates, which it refuses, escaped."""
+    """Escape control characters, which a terminal would execute, and lone surrogates, which it cannot show."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))

@@ -52,13 +52,13 @@ MAX_CONFUSED = 10
 TINY = 1e-45
 """The smallest positive float32: the probability of an impossible class."""
 LEFT_OUT, UNREADABLE = -1, -2
-"""In place of a label: no class of the model stands for it; the image could not be decoded."""
+"""Special labels: the class is left out; the image could not be decoded."""
 Progress = Callable[[int, int], None]
-"""Called with the number of examples so far and of all."""
+"""Called with the number of examples so far and the total."""
 
 
 class ClassResult(NamedTuple):
-    """How a classifier does on one class."""
+    """Results of a classifier for one class."""
 
     name: str
     examples: int
@@ -68,34 +68,34 @@ class ClassResult(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """Examples of a class that are taken for another one."""
+    """Examples of one class predicted as another one."""
 
     name: str
     predicted: str
     count: int
     examples: int
-    """Of the class."""
+    """Number of examples of the class."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
     model: str
     data: str
-    """What was evaluated: "the test split of cifar10"."""
+    """Description of the data: "the test split of cifar10"."""
     examples: int
     metrics: dict[str, float]
     class_results: list[ClassResult] = field(default_factory=list)
-    """Of a classifier, for each class with examples."""
+    """Results for each class with examples, for a classifier."""
     confusions: list[Confusion] = field(default_factory=list)
-    """The most frequent ones."""
+    """The most frequent confusions."""
     skipped: list[str] = field(default_factory=list)
     """Files that could not be read."""
     left_out: int = 0
     """Examples of classes that the table of classes leaves out."""
     origins: list[Origin] = field(default_factory=list)
-    """Of forecasts, their errors in parts of the time."""
+    """Errors of forecasts by part of the test period."""
     notes: tuple[str, ...] = ()
-    """What was noticed in the data."""
+    """Notes about the data."""
 
     def to_json(self) -> dict[str, Any]:
         rows = {name: [row._asdict() for row in getattr(self, name)] for name in ("class_results", "confusions")}
@@ -236,7 +236,7 @@ def evaluate_run(
 
 
 def in_precision(run: Run, dtype: torch.dtype | None) -> Run:
-    """The run as it is evaluated in `dtype`; None: in its own precision."""
+    """The run with the precision `dtype`; unchanged for None."""
     return run if dtype is None else run.replace(precision=str(dtype).removeprefix("torch."))
 
 
@@ -251,7 +251,7 @@ def run_outputs(
     progress: Progress,
     keep: bool,
 ) -> tuple[ClassifierOutputs, Tensor]:
-    """The outputs for a split, with logits if asked to `keep` them, and the test file that each example is from."""
+    """Outputs for a split, with logits if `keep`, and the index of the test file of each example."""
     match = ClassMatch((), list(range(num_classes)), list(range(num_classes)))
     rows = torch.zeros(len(ClassifierOutputs._fields), len(split), dtype=torch.float64)
     kept = torch.zeros(len(split), num_classes if keep else 0)
@@ -287,9 +287,7 @@ def predictor_outputs(
     progress: Progress,
     keep: bool = False,
 ) -> ClassifierOutputs:
-    """The outputs for all inputs, with log-probabilities if asked to `keep` them; those of other processes come from
-    them.
-    """
+    """Outputs for all inputs, gathered from all processes; with log-probabilities if `keep`."""
     total = len(inputs.labels)
     rows = torch.zeros(len(ClassifierOutputs._fields) - 1, total, dtype=torch.float64)
     kept = torch.zeros(total, max(match.columns) + 1 if keep else 0)
@@ -341,7 +339,7 @@ def evaluate_text_task(
     dtype: torch.dtype | None,
     batch_size: int | None,
 ) -> Evaluation:
-    """The metrics of a language model, of question answering or of a translation on the files at `place`."""
+    """Metrics of a language, question-answering or translation model on the files at `place`."""
     defaults: dict[str, tuple[Task, Callable[[str, str], Data]]] = {
         "text": (CausalLM() if predictor.causal else MaskedLM(), Corpus),
         "span": (QuestionAnswering(), Squad),
@@ -353,7 +351,7 @@ def evaluate_text_task(
     data = run.data.for_model(predictor.name)
     if not hasattr(data, "seq_len"):
         raise UserError(f"{name} was trained on {type(data).__name__}: it cannot be evaluated on other data")
-    # The data for training are not needed, and may not be here.
+    # The training data are not needed and may be missing.
     dataset = data.replace(**{train: place, "test": place, "seq_len": predictor.preprocessing.seq_len}).load()
     run.task.check_dataset(dataset)
     run = in_precision(run.replace(batch_size=batch_size or run.batch_size), dtype)
@@ -366,8 +364,8 @@ def evaluate_text_task(
 
 
 def classifier_outputs(probabilities: Tensor, labels: Tensor, match: ClassMatch) -> tuple[tuple[Tensor, ...], Tensor]:
-    """One batch: from probabilities of the model's classes, b k, and labels as in `match`, of which those below zero
-    are none, to the fields of `ClassifierOutputs` before the last, and the probabilities of the classes of `match`.
+    """Outputs of one batch: the fields of `ClassifierOutputs` before the last, and the probabilities of the classes of
+    `match`; from probabilities of the model's classes, b k, and labels as in `match`, negative if there is none.
     """
     columns = torch.tensor(match.columns, device=probabilities.device)
     size = int(columns.max()) + 1
@@ -381,7 +379,7 @@ def classifier_outputs(probabilities: Tensor, labels: Tensor, match: ClassMatch)
 
 
 def gather(values: Tensor, world: parallel.World) -> Tensor:
-    """Values of which every process has filled in its own; those of the others are zero."""
+    """Combine values of which every process has filled in its own rows, the others being zero."""
     if world.size == 1:
         return values
     return world.sum(values.to(sum_dtype(world.device)).to(world.device)).to("cpu", values.dtype)
@@ -394,7 +392,7 @@ def own_metrics(
     part: Tensor | None = None,
     names: tuple[str, ...] = ("",),
 ) -> dict[str, float]:
-    """The user's metrics; `part` is the test file, of `names`, that each example is from."""
+    """The user's metrics; `part` is the index of each example's test file in `names`."""
     labels = outputs.labels.long()
     given = (outputs.logits, labels, torch.zeros_like(labels) if part is None else part)
     return world.broadcast(metrics.compute(given, names) if metrics.functions and world.is_main else {})

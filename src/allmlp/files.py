@@ -20,7 +20,7 @@ from typing import Any
 RUN = "run.json"
 """The configuration of a run, in its folder."""
 MAX_BYTES = 2**29
-"""Of a file that is read as a whole."""
+"""Maximum size of a file that is read as a whole."""
 
 
 def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
@@ -54,10 +54,10 @@ def write_csv_atomically(file: Path, header: Iterable[str], rows: Iterable[Itera
 
 
 def expand_user(path: str | os.PathLike[str]) -> Path:
-    """~ and ~name; a user that does not exist stays as it is."""
+    """Expand ~ and ~name; unknown users are left unchanged."""
     try:
         return Path(os.path.expanduser(path))
-    except ValueError:  # a NUL: there is no such file, which opening it will report
+    except ValueError:  # a NUL character: opening the file will report it
         return Path(path)
 
 
@@ -110,7 +110,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def lock(file: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on `file`, which is created. Without `wait`, BlockingIOError if another process has it."""
+    """Hold an exclusive lock on `file`, created if missing. Without `wait`, BlockingIOError if it is taken."""
     with open(file, "a", encoding="utf8") as handle:
         take_lock(handle.fileno(), wait)
         yield  # closing the file releases the lock

@@ -27,7 +27,7 @@ class Freezing:
             separate_groups(optimizer, {id(weight) for weight in self.parameters})
 
     def set(self, progress: float) -> bool:
-        """Freeze or unfreeze for a step at this progress; returns whether that is a change."""
+        """Freeze or unfreeze for a step at this progress; returns whether anything changed."""
         freeze = progress < self.fraction
         changed = freeze != self.is_frozen
         self.is_frozen = freeze
@@ -49,7 +49,7 @@ def head_path(task: TaskModule) -> str:
 
 
 def separate_groups(optimizer: Optimizer, late: set[int]) -> None:
-    """Split parameter groups by whether their parameters are in `late`: all of a group have made equally many steps."""
+    """Split parameter groups by membership in `late`, so that all of a group have taken equally many steps."""
     for group in list(optimizer.param_groups):
         parts = [[w for w in group["params"] if (id(w) in late) == inside] for inside in (False, True)]
         if all(parts):

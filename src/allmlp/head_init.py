@@ -20,9 +20,9 @@ from allmlp.threads import Threads
 BATCH_SIZE = 64
 MAX_ITERATIONS = 100
 HELD_OUT = 0.2
-"""Fraction of the training examples that choose the L2 penalty where the data have no validation split."""
+"""Fraction of the training examples for choosing the L2 penalty if the data have no validation split."""
 FOLDS = 5
-"""Of cross-validation."""
+"""Folds of cross-validation."""
 
 
 class HeadInit(Spec):
@@ -37,7 +37,7 @@ class HeadInit(Spec):
     l2: tuple[NonNegative, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     """Candidates for the penalty."""
     max_examples: Count = 20_000
-    """Training examples to fit on at most, of every class alike."""
+    """Maximum number of training examples to fit on, balanced over the classes."""
 
     def check(self) -> None:
         if not self.l2:
@@ -55,8 +55,8 @@ class HeadInit(Spec):
     def fit(
         self, model: Model, task: TaskModule, dataset: Dataset, seed: int, examples: int | None = None
     ) -> LinearProbe:
-        """The best linear classifier of the features, and how well it does on the validation split. At most `examples`
-        are used of either split.
+        """Fit the best linear classifier on the features, with its accuracy on the validation split. At most `examples`
+        of each split are used.
         """
         limit = min(self.max_examples, examples or self.max_examples)
         train = features_of(model, task, sample_classes(dataset.train, limit, seed))
@@ -66,7 +66,7 @@ class HeadInit(Spec):
         return fit_holding_out(train, self.l2, class_weights_of(task), seed)
 
     def cross_validate(self, model: Model, task: TaskModule, dataset: Dataset, seed: int, examples: int) -> float:
-        """Accuracy on `examples` of both splits, each classified by a probe that was fitted without it."""
+        """Cross-validated accuracy of a linear probe on at most `examples` of each of both splits."""
         splits = [split for split in (dataset.train, dataset.validation) if split is not None]
         parts = [features_of(model, task, sample_classes(split, examples, seed)) for split in splits]
         features = Features(*map(torch.cat, zip(*parts)))
@@ -88,12 +88,12 @@ class LinearProbe(NamedTuple):
     bias: Tensor
     l2: float
     accuracy: float
-    """On the validation split."""
+    """Accuracy on the validation split."""
     loss: float
 
 
 def classifier(model: Model) -> nn.Linear:
-    """The linear layer that computes the class scores: the last one of the head."""
+    """The linear layer that computes the class scores, the last one of the head."""
     parts = model.parts()
     head = model.get_submodule(parts["head"]) if "head" in parts else model
     layers = [module for module in head.modules() if isinstance(module, nn.Linear)]
@@ -105,7 +105,7 @@ def classifier(model: Model) -> nn.Linear:
 
 @torch.no_grad()
 def features_of(model: Model, task: TaskModule, split: Split) -> Features:
-    """The inputs of the classifier for every example, all of them labeled, preprocessed as for evaluation."""
+    """Inputs of the classifier layer for every (labeled) example, preprocessed as for evaluation."""
     found: list[Tensor] = []
     labels: list[Tensor] = []
     threads = Threads(active=model.device.type == "cpu")
@@ -131,9 +131,9 @@ def features_of(model: Model, task: TaskModule, split: Split) -> Features:
 
 
 def sample_classes(split: Split, examples: int, seed: int) -> Split:
-    """At most `examples` labeled ones of a split, with as many of each class as there are, up to an equal share."""
+    """At most `examples` labeled examples of a split, balanced over the classes as far as possible."""
     labels = labels_of(split).cpu()
-    if (labels < 0).any():  # an evaluation has no loss for these
+    if (labels < 0).any():  # evaluation has no loss for unlabeled examples
         labeled = (labels >= 0).nonzero().flatten()
         split, labels = subset(split, labeled), labels[labeled]
     if len(split) <= examples:
@@ -162,7 +162,7 @@ def fit_holding_out(train: Features, penalties: tuple[float, ...], class_weights
 def cross_validated_accuracy(
     features: Features, penalties: tuple[float, ...], class_weights: Tensor, seed: int
 ) -> float:
-    """The part of the examples that are classified correctly by a probe fitted on the other folds."""
+    """Fraction of the examples classified correctly by a probe fitted on the other folds."""
     order = torch.randperm(len(features.labels), generator=torch.Generator().manual_seed(seed))
     folds = [fold for fold in order.tensor_split(FOLDS) if len(fold)]
     correct = 0.0
@@ -174,7 +174,7 @@ def cross_validated_accuracy(
 
 
 def fit_linear(train: Features, held_out: Features, penalties: tuple[float, ...], class_weights: Tensor) -> LinearProbe:
-    """Multinomial logistic regression by L-BFGS, once per penalty from the largest on, each from the one before."""
+    """Multinomial logistic regression by L-BFGS for each penalty, largest first, starting from the last fit."""
     mean, std = train.values.double().mean(0), train.values.double().std(0, correction=0).clamp(min=1e-6)
     inputs, tests = ((part.values.double() - mean) / std for part in (train, held_out))
     weights = class_weights[train.labels]

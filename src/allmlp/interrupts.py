@@ -1,4 +1,4 @@
-"""Stopping a run by Ctrl-C or SIGTERM: within seconds, with a checkpoint where the current step ends in time."""
+"""Stopping a run by Ctrl-C or SIGTERM: within seconds, with a checkpoint if the current step ends in time."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 GRACE, GRACE_OF_MANY = 4.0, 20.0
-"""Seconds for the end of the current step; under torchrun, where all processes have to come to the same step and are
-killed after 30 seconds.
+"""Seconds to wait for the end of the current step, alone and under torchrun, where all processes must reach the same
+step and are killed after 30 seconds.
 """
 FORCE = 1.0
-"""Seconds in which Python has to leave a step that is given up."""
+"""Seconds for Python to leave an aborted step."""
 
 
 class Interrupts:
     """Collects SIGINT and SIGTERM inside a `with` block.
 
     After the first signal `requested` is true, and the loop saves and ends after the current step. A step that takes
-    longer than `GRACE` is given up: KeyboardInterrupt is raised in it and, where that does not help (a backward pass is
-    one call, in which Python handles no signals), the process exits. A second signal does this at once. `lost` tells
-    what is lost then.
+    longer than `GRACE` is aborted by a KeyboardInterrupt and, if that has no effect (a backward pass is one call,
+    during which Python handles no signals), the process exits. A second signal aborts at once. `lost` returns the
+    message about what is lost.
 
     A thread waits for the signals, because Python calls its own handlers only between two instructions of the main
-    thread. Under torchrun SIGTERM ends at once: it is sent when another process has died, which this one may wait for.
-    An interactive Python, such as a notebook, is never ended.
+    thread. Under torchrun SIGTERM exits at once: it is sent when another process has died, for which this one may be
+    waiting. An interactive Python, such as a notebook, is never exited.
     """
 
     def __init__(self) -> None:
@@ -59,17 +59,17 @@ class Interrupts:
             signal.signal(number, handler)
         if self.handlers:
             signal.set_wakeup_fd(self.wakeup)
-            self.written.close()  # the thread ends
+            self.written.close()  # ends the thread
 
     def note(self, number: int, frame: Any) -> None:
-        """The handler in the main thread."""
+        """Signal handler in the main thread."""
         if self.requested or self.given_up:
             raise KeyboardInterrupt
         self.requested = True
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A checkpoint may take as long as it needs."""
+        """Suspend the time limit while a checkpoint is written."""
         self.is_saving = True
         try:
             yield
@@ -77,7 +77,7 @@ class Interrupts:
             self.is_saving = False
 
     def watch(self) -> None:
-        """Wait for a first signal, then for the end of the block, a second signal or the end of the grace."""
+        """Wait for a first signal, then for the end of the block, a second signal or the end of the grace period."""
         with self.signals:
             first = self.receive(None)
             if first is None:
@@ -96,7 +96,7 @@ class Interrupts:
             self.exit(first)
 
     def exit(self, number: int) -> NoReturn:
-        """End the process at once; the first of several prints what is lost and how to continue."""
+        """Exit at once; the first process prints what is lost and how to continue."""
         if os.environ.get("RANK", "0") == "0":
             show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
             print(show_cursor + self.lost(), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Labeled images and texts of any data, as a model reads them."""
+"""Labeled images and texts from any data, as inputs of a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMED: dict[str, Data] = {
     "pets": OxfordPets(),
     "flowers102": Flowers102(),
 }
-"""Data by name, in their usual places."""
+"""Data by name, at their default locations."""
 
 
 class LabeledInputs(NamedTuple):
@@ -54,7 +54,7 @@ class LabeledInputs(NamedTuple):
 
 
 def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
-    """All images of data without splits, or else the test split, as the model reads them."""
+    """The test split of image data, or all images of data without splits, preprocessed for the model."""
     data = find_data(place)
     decode = predictor.decoding.replace(on_corrupt="skip")
     if isinstance(data, ImageFolder | ImageTable):
@@ -107,7 +107,7 @@ class LabeledFiles(NamedTuple):
 
 
 def folder_images(data: ImageFolder) -> LabeledFiles:
-    """The images of the test folder, or else of the validation folder, or else all; one class is enough."""
+    """The images of the test folder, else of the validation folder, else all; one class is enough."""
     root = expand_user(data.path)
     while inner := only_folder(root):
         root = inner
@@ -123,7 +123,7 @@ def folder_images(data: ImageFolder) -> LabeledFiles:
 
 
 def table_images(data: ImageTable) -> LabeledFiles:
-    """The images of the test table, or else of the rows of the test split, or else all."""
+    """The images of the test table, else of the rows of the test split, else all."""
     rows, title = list(data.read(data.test or data.path, [])), data.test or data.path
     last = "" if data.test else split_for_testing({row[2] for row in rows})
     if last:
@@ -134,7 +134,7 @@ def table_images(data: ImageTable) -> LabeledFiles:
 
 
 def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -> Tensor:
-    """Images in memory as the model reads them: resized, cropped at the center, with its channels; uint8, b c h w."""
+    """Preprocess images in memory for the model: resize, center-crop, convert channels; uint8, b c h w."""
     height, width = images.shape[2:]
     if (height, width) != size:
         scale = max(size[0] / height, size[1] / width) / crop_pct
@@ -148,7 +148,7 @@ def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -
 
 
 def text_inputs(place: str) -> LabeledInputs:
-    """All labeled texts of data without splits, or else those for testing."""
+    """The test split of labeled texts, or all texts of data without splits."""
     data = find_data(place)
     if not isinstance(data, LabeledText):
         raise UserError(f"the model classifies texts, but {place} is not a table of texts with labels")

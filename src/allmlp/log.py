@@ -25,15 +25,15 @@ MAX_PANELS = 4
 
 
 FIRST_SILENCE, LATER_SILENCE = 4.0, 30.0
-"""Seconds without a line on the screen, before the first one and later."""
+"""Seconds without output before a line is shown: the first time, and later."""
 BAR_VALUES, REFRESH = 3, 0.2
-"""Values beside the progress bar, and seconds between two updates of it."""
+"""Number of values beside the progress bar, and seconds between its updates."""
 SLOW = 2.0
-"""Seconds after which preparations are announced."""
+"""Seconds after which a slow preparation is announced."""
 
 
 class RunLog:
-    """Writes the records of a run; only the log of the main process is `enabled`.
+    """Writes the log records of a run; only that of the main process is `enabled`.
 
     While nothing else is shown (a long step, few log records), a line with step and remaining time appears after 4
     seconds, then every 30. `seconds_left` estimates the time after a step.
@@ -54,7 +54,7 @@ class RunLog:
         self.bar: Any = None
         self.callbacks = Callbacks([*tensorboard(), *callbacks] if enabled else ())
         self.result: dict[str, Any] = {}
-        """Of the whole run; the loop sets it at the end."""
+        """Result of the whole run, set by the loop at the end."""
         self.spoken, self.silence, self.ended = time.monotonic(), FIRST_SILENCE, threading.Event()
         if enabled:
             drop_after(out / METRICS, start)
@@ -82,7 +82,7 @@ class RunLog:
             self.message(f"step {step}  {text}")
 
     def reach(self, step: int) -> None:
-        """Note that `step` steps are trained."""
+        """Record that `step` steps have been trained."""
         self.step = step
         if self.bar is not None and time.monotonic() - self.drawn > REFRESH:
             self.drawn = time.monotonic()
@@ -97,7 +97,7 @@ class RunLog:
         return f"{step}/{self.steps}" if self.steps else str(step)
 
     def fill_silence(self) -> None:
-        """In a thread of its own: a line where nothing has been shown for a while."""
+        """Thread that shows a line if nothing has been shown for a while."""
         began = time.monotonic()
         while not self.ended.wait(0.5):
             now = time.monotonic()
@@ -131,7 +131,7 @@ class RunLog:
 
 @contextmanager
 def announced(text: str, enabled: bool = True) -> Iterator[None]:
-    """Print `text` if what is inside the `with` block takes long."""
+    """Print `text` if the `with` block takes long."""
     timer = threading.Timer(SLOW, lambda: print(f"{text} ...", file=sys.stderr, flush=True))
     timer.daemon = True
     if enabled:
@@ -164,7 +164,7 @@ def format_duration(seconds: float) -> str:
 
 
 def drop_after(file: Path, step: int) -> None:
-    """Remove the records of steps that a resumed run repeats; killed meanwhile, it loses none of the others."""
+    """Remove the records of steps that a resumed run repeats, atomically."""
     if file.exists():
         kept = [record for record in read_metrics(file) if record["step"] <= step] if step else []
         text = "".join(f"{json.dumps(record)}\n" for record in kept)
@@ -183,13 +183,13 @@ def progress_bar(steps: int | None, start: int) -> Any:
     columns = (BarColumn(12), MofNCompleteColumn(), "left", TimeRemainingColumn(), TextColumn("{task.fields[text]}"))
     bar = Progress(*columns, console=Console(stderr=True))
     bar.add_task("train", total=steps, completed=start, text="")
-    # Lines are wrapped by the terminal, and brackets are no markup.
+    # The terminal wraps lines; brackets are not markup.
     bar.print = partial(bar.console.print, soft_wrap=True, markup=False, highlight=False)  # type: ignore[attr-defined]
     return bar
 
 
 def draw_curves(out: Path) -> list[Path]:
-    """The loss and every evaluated metric over the steps, each on axes of its own, as PNG and SVG; nothing where
+    """Plot the loss and every evaluated metric over the steps, each on its own axes, as PNG and SVG; skipped if
     matplotlib is missing.
     """
     try:
@@ -224,7 +224,7 @@ def draw_curves(out: Path) -> list[Path]:
 
 
 def difference(out: Path, metric: str) -> str:
-    """Why a metric is worse in training than in evaluation: "label smoothing 0.1, mixed images"."""
+    """Reasons why a metric is worse in training than in evaluation: "label smoothing 0.1, mixed images"."""
     try:
         task = json.loads((out / RUN).read_text(encoding="utf8"))["run"]["task"]
         smoothing, mixes = float(task.get("label_smoothing") or 0), task.get("mix") is not None

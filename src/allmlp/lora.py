@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA; Hu et al., 2021) on any linear map of a model."""
+"""Low-rank adapters (LoRA; Hu et al., 2021) for the linear maps of a model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Lora(Spec):
         y = W x + (alpha / r) B A x,   A: r x inputs, uniform as a linear layer,   B: outputs x r, starts at zero
 
     The maps are those over channels, also of attention and of patches, and the matrices over tokens (not Toeplitz
-    vectors). Computed as (W + (alpha / r) B A) x, so that fused operators and token matrices need no other code: this
-    saves the memory of gradients and optimizer state, not that of activations, and a step takes about as long as one
-    that trains all weights. `merge` adds the change to W: what is saved is an ordinary model.
+    vectors). Computed as (W + (alpha / r) B A) x, so that fused operators and token matrices need no special code: this
+    saves the memory of gradients and optimizer state, not of activations, and a step takes about as long as training
+    all weights. `merge` adds the change to W, so that an ordinary model is saved.
     """
 
     rank: Count = 8
     alpha: NonNegative = 16.0
     maps: Literal["all", "channel", "token"] = "all"
-    """Which maps have adapters: "token" are the matrices over tokens, "channel" all others."""
+    """The maps with adapters: "token" are the matrices over tokens, "channel" all others."""
 
     def apply(self, model: Model, seed: int = 0, fresh: Collection[str] = ()) -> None:
         """Add adapters to `model`, in place. The weights named in `fresh` are trained as a whole, like the head."""
@@ -54,7 +54,7 @@ class Lora(Spec):
 
 
 def merge(model: nn.Module) -> None:
-    """Put W + (alpha / r) B A in place of the adapters: the model is an ordinary one again."""
+    """Replace the adapters by W + (alpha / r) B A, which gives an ordinary model again."""
     for module in [module for module in model.modules() if hasattr(module, "lora_a")]:
         assert isinstance(module, LinearMap)
         weight = nn.Parameter(module.weight.detach().clone())
@@ -87,8 +87,8 @@ def adapt(module: LinearMap, rank: int, scale: float, generator: torch.Generator
 
 @cache
 def adapted(kind: type[nn.Module]) -> type[nn.Module]:
-    """`kind` with the weight W + (alpha / r) B A. One class for all modules of a kind, so that equal blocks stay equal
-    to the compiler (those of torch.nn.utils.parametrize have a class each).
+    """Subclass of `kind` with the weight W + (alpha / r) B A. All modules of a kind share one class, so that equal
+    blocks stay equal for the compiler (torch.nn.utils.parametrize makes a class for each).
     """
 
     def weight(self: nn.Module) -> Tensor:

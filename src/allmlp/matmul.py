@@ -1,8 +1,8 @@
-"""The library that multiplies float32 matrices on a CPU.
+"""Choice of the library for float32 matrix products on a CPU.
 
 On Neoverse N1 (AWS Graviton2, Ampere Altra) PyTorch leaves all products to oneDNN, which takes up to a millisecond more
 for a small one than OpenBLAS, and is no faster for large ones. PyTorch reads TORCH_MKLDNN_MATMUL_MIN_DIM at its first
-product, and leaves those with a smaller dimension to OpenBLAS. On Neoverse V1 it has a limit of its own.
+product, and uses OpenBLAS for those with a smaller dimension. On Neoverse V1 it has its own limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEOVERSE_N1 = re.compile(r"^CPU implementer\s*: 0x41$.*?^CPU part\s*: 0xd0c$", r
 
 
 def choose_library(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
-    """OpenBLAS on a Neoverse N1, unless the variable is set."""
+    """Use OpenBLAS on a Neoverse N1, unless the variable is set."""
     if platform.machine() != "aarch64" or VARIABLE in os.environ:
         return
     try:

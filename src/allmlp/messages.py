@@ -24,7 +24,7 @@ from allmlp.run import Run
 from allmlp.threads import limit
 
 LONG = 3600.0
-"""Seconds from which on a run is warned about."""
+"""Duration in seconds above which a warning is shown."""
 
 
 def header(
@@ -71,7 +71,7 @@ def describe_device(world: World) -> str:
 
 
 def describe_duration(run: Run, world: World, left: float) -> str:
-    """How long the run will take and, if that is long, how it would take less."""
+    """Remaining time of the run and, if it is long, settings that shorten it."""
     about = f"about {format_duration(left)} to go"
     if left < LONG:
         return about
@@ -84,7 +84,7 @@ def describe_duration(run: Run, world: World, left: float) -> str:
 
 
 def describe_stop(out: Path, step: int) -> str:
-    """What a run that stops after `step` steps has kept."""
+    """Message of a run stopped after `step` steps: what was kept, and how to resume."""
     kept = checkpoint.last_step(out)
     if kept is None:
         return f"stopped at step {step}, before the first checkpoint: nothing is kept"
@@ -93,7 +93,7 @@ def describe_stop(out: Path, step: int) -> str:
 
 
 def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float], dataset: Dataset) -> str:
-    """The evaluation of the saved model, how sure it is, and where the model is."""
+    """Results of the saved model with their uncertainty, and its folder."""
     lines = []
     for split in (name for name in ("validation", "test") if name in result):
         values = {name: value for name, value in result[split].items() if name not in floors}

@@ -26,7 +26,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done inside does not count; the examples before it do, and the time that they took."""
+        """Exclude the time of the `with` block; examples before it, and their time, still count."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         start = time.monotonic()
@@ -36,7 +36,7 @@ class Meter:
             self.start += time.monotonic() - start
 
     def read(self, examples: int) -> dict[str, float]:
-        """Of this many examples since the last reading."""
+        """Throughput and MFU for this many examples since the last call."""
         seconds = max(time.monotonic() - self.start, 1e-9)
         self.start = time.monotonic()
         rate = examples / seconds
@@ -44,7 +44,7 @@ class Meter:
         return {f"{self.unit}/s": rate * self.units, **utilization}
 
     def cost(self) -> dict[str, int]:
-        """Multiply-adds of one example's forward pass, and the largest GPU memory in bytes that this process needed."""
+        """Multiply-adds of one example's forward pass, and the peak GPU memory of this process in bytes."""
         found = {"macs": self.task.model.describe().macs}
         if self.device.type == "cuda":
             found["peak_memory"] = torch.cuda.max_memory_allocated(self.device)

@@ -1,4 +1,4 @@
-"""The layers as plain modules, for your own networks: sizes in, `x` in, tensor out.
+"""The layers as plain modules, for use in other networks: built from sizes, called with a tensor.
 
 >>> from torch import nn
 >>> import allmlp
@@ -67,7 +67,7 @@ __all__ = [
 
 
 class PlainForward:
-    """Calls a layer with its input, and the mask of its tokens, in place of a context."""
+    """Lets a layer be called with its input and a token mask instead of a context."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(x, Context(mask))  # type: ignore[misc]

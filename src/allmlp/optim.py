@@ -18,7 +18,7 @@ from allmlp.layers.stem import LearnedPositionsLayer
 from allmlp.spec import NonNegative, Rate, Spec
 
 BLOCK_PATHS = re.compile(r".*\bblocks\.\d+(?=\.)"), re.compile(r".*?\b(?:layers?|layer\d+)\.\d+(?=\.)")
-"""Of the blocks in networks of other packages: where they are called so, and where they are called layers."""
+"""Paths of the blocks in networks of other packages, named "blocks" or "layers"."""
 POSITIONS = re.compile(r"\bpos(ition)?_embed")
 
 
@@ -161,8 +161,8 @@ def layer_numbers(module: nn.Module) -> tuple[dict[str, int], int]:
 
 
 def numbers_in_order(names: list[str]) -> tuple[dict[str, int], int]:
-    """As `layer_numbers`, of a network with names of its own, in the order in which it has its parameters: those before
-    the first block are the stem, others between blocks belong to the next one. Without blocks all are equal.
+    """Like `layer_numbers`, for networks with other names, by the order of the parameters: those before the first block
+    belong to the stem, those between blocks to the next block. Without blocks all have the same depth.
     """
     inner, outer = BLOCK_PATHS
     path = inner if any(map(inner.match, names)) else outer
@@ -175,7 +175,7 @@ def numbers_in_order(names: list[str]) -> tuple[dict[str, int], int]:
 
 
 def block_number(name: str) -> int:
-    """Of a parameter, counted from 1; 0 outside the blocks. A merge belongs to the block that follows."""
+    """Number of a parameter's block, from 1; 0 outside the blocks. A merge belongs to the block after it."""
     found = re.search(r"\b(?:blocks|merges)\.(\d+)\.", name)
     return int(found[1]) + 1 if found else 0
 
@@ -191,7 +191,7 @@ def position_embeddings(module: nn.Module) -> Iterable[Tensor]:
     for child in module.modules():
         if isinstance(child, (LearnedPositionsLayer, RelativePositionBiasLayer)):
             yield child.weight
-    # In networks of other packages they are known by their names.
+    # In networks of other packages they are found by name.
     yield from (weight for name, weight in module.named_parameters() if POSITIONS.search(name))
 
 
@@ -201,7 +201,7 @@ def hidden_matrices(module: nn.Module) -> set[int]:
 
 
 def set_lr(optimizer: Optimizer, factor: float, weight_decay: float) -> None:
-    """Set every group to `factor` times its peak learning rate, and the weight decay of the groups that have one."""
+    """Set the learning rate of every group to `factor` times its peak, and the weight decay of groups that decay."""
     for group in optimizer.param_groups:
         group["weight_decay"] = weight_decay if group["decays"] else 0.0
         lr = group["peak_lr"] * factor

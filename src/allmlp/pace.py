@@ -1,17 +1,17 @@
 """Progress of a run from 0 to 1, on which learning rate and weight decay depend.
 
-The progress of step t of a run of N steps is (t + 1/2) / N, the middle of the step: no step has the learning rate 0 of
-either end of a schedule.
+The progress of step t of a run of N steps is (t + 1/2) / N, the middle of the step: so no step has the learning rate 0
+of either end of a schedule.
 
 Under `budget.minutes` N is not known in advance. It is estimated from the duration of steps (the first ones of a
-process, which compile, excluded) at growing intervals, at last every twentieth of the remaining steps. Where the
-estimate differs by more than 1 % from the plan, a new plan spreads the remaining progress over the remaining steps.
-Plans, and the step up to which they hold, are written to pace.json before they are used: progress depends on the step
-alone, and a run that was killed repeats the same learning rates when it is resumed. Evaluations and checkpoints during
-the run count as training time, the last ones come on top; the budget is exceeded by about one step.
+process, which compile, excluded) at growing intervals, at last every twentieth of the remaining steps. If the estimate
+differs from the plan by more than 1 %, a new plan spreads the remaining progress over the remaining steps. Plans, and
+the step up to which they hold, are written to pace.json before they are used: progress depends on the step alone, and a
+run that was killed repeats the same learning rates when it is resumed. Evaluations and checkpoints during the run count
+as training time, the final ones do not; the budget is exceeded by about one step.
 
-Compilation does not count: the first steps of a process are counted with the duration of the shortest of them, so that
-a run gets the same training time whether or not its kernels are in a cache.
+Compilation is excluded: each of the first steps of a process counts as long as the shortest of them, so that a run gets
+the same training time whether or not its kernels are cached.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ FILE = "pace.json"
 WARMUP_STEPS = 5
 """Steps of a process that are not measured: they compile, record and allocate."""
 FIRST_STEPS = 10_000
-"""The length assumed before anything is measured, so that the first steps belong to the very beginning."""
+"""Number of steps assumed before any measurement; large, so that the first steps have almost no progress."""
 CHECKS = 20
-"""An interval between measurements is at most this fraction of the remaining steps."""
+"""The interval between measurements is at most the remaining steps divided by this."""
 TOLERANCE = 0.01
 ESTIMATE_AFTER = 3.0
-"""Seconds of steps from which the duration of a run is estimated."""
+"""Seconds of training before the duration of a run is estimated."""
 
 
 class Plan(NamedTuple):
@@ -53,8 +53,8 @@ class Plan(NamedTuple):
 class Pace:
     """The number of steps of a run, and its progress at each of them.
 
-    `limit` is the budget in steps, `seconds` the one in time, of which `spent` have passed before this process began at
-    step `start`.
+    `limit` is the budget in steps, `seconds` the budget in time, of which `spent` had passed when this process started
+    at step `start`.
     """
 
     def __init__(self, path: Path, world: World, limit: int | None, seconds: float, start: int, spent: float) -> None:
@@ -69,7 +69,7 @@ class Pace:
 
     @property
     def steps(self) -> int:
-        """The number of steps of the run, as planned now."""
+        """Number of steps of the run, according to the current plan."""
         return self.plans[-1].steps
 
     @property
@@ -98,13 +98,13 @@ class Pace:
         return (now - began) / (step - first) * (self.steps - step)
 
     def update(self, step: int) -> None:
-        """After `step` steps: measure their duration, and plan anew where the plan does not hold."""
+        """Called after `step` steps: measure their duration, and make a new plan if the current one does not hold."""
         own_steps = step - self.start
         if not math.isfinite(self.seconds) or (own_steps > WARMUP_STEPS + 1 and step < self.next_check):
             return
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
-        # The mean, so that all processes come to the same plan.
+        # The mean, so that all processes make the same plan.
         device = self.world.device
         passed = torch.tensor(time.monotonic() - self.began, dtype=sum_dtype(device), device=device)
         now, before = float(self.world.mean(passed)), self.measured
@@ -117,7 +117,7 @@ class Pace:
         steps, interval = self.steps, 0
         if elapsed >= self.seconds:
             steps = step
-        # At the end of the plan progress is 1: a step more would have the learning rate 0.
+        # At the end of the plan progress is 1: another step would have learning rate 0.
         elif step < self.steps and before and (own_steps > WARMUP_STEPS or elapsed > self.seconds / CHECKS):
             interval = step - before[0]
             per_step = (now - before[1]) / interval
@@ -130,7 +130,7 @@ class Pace:
             write_text_atomically(self.file, text)
 
     def exclude_compilation(self, own_steps: int, now: float, before: tuple[int, float] | None) -> None:
-        """Count the first steps of this process with the duration of the shortest; of one step nothing is known yet."""
+        """Count the first steps of this process with the duration of the shortest one, from the second step on."""
         if before is not None:
             self.shortest = min(self.shortest, now - before[1])
         counted = own_steps * self.shortest if before is not None else 0.0

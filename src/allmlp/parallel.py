@@ -1,4 +1,4 @@
-"""The processes of a run: a single one, or several under torchrun with DDP or FSDP2."""
+"""The processes of a run: one, or several under torchrun with DDP or FSDP2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Sharding = Literal["ddp", "fsdp"]
 GROUPS = itertools.count()
 COLLECTIVES = {"cuda": "nccl", "xpu": "xccl"}
 FORWARD_METHODS = ("forward_features", "forward_head", "encode", "decode")
-"""Methods beside `forward` that tasks call: FSDP must gather the weights for these too."""
+"""Methods besides `forward` that tasks call, for which FSDP must gather the weights too."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class World:
         return self.rank == 0
 
     def wrap(self, task: nn.Module, sharding: Sharding, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """Train `task` on several processes. FSDP gathers weights in `dtype` and reduces gradients in float32."""
+        """Wrap `task` for several processes. FSDP gathers weights in `dtype` and reduces gradients in float32."""
         if self.size == 1:
             return task
         if sharding == "fsdp":
             # Inputs are left to autocast: cast to bfloat16, uniforms and targets would be rounded.
             mixed = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
             policy = MixedPrecisionPolicy() if dtype == torch.float32 else mixed
-            # Models are units of their own because evaluation calls them without the task.
+            # Models are separate FSDP units because evaluation calls them without the task.
             for module in reversed(list(task.modules())):
                 if isinstance(module, (BlockLayer, Model)):
                     fully_shard(module, mp_policy=policy)
@@ -115,10 +115,10 @@ def join(device: str | None = None) -> Iterator[World]:
     if own.type != "cpu":
         torch.accelerator.set_device_index(own)
     store, rank, size = next(dist.rendezvous("env://"))
-    # The store outlives a process group, be it of restarted workers or of an earlier run of the same ones: without a
-    # prefix of its own, the next group would read stale addresses.
+    # The store outlives a process group, of restarted workers or of an earlier run: without a new prefix, the next
+    # group would read stale addresses.
     fresh = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(GROUPS)}", store)
-    # gloo for what is on the CPU: checkpoints are written from there in the background.
+    # gloo for CPU tensors, from which checkpoints are written in the background.
     backend = f"cpu:gloo,{own.type}:{COLLECTIVES[own.type]}" if own.type in COLLECTIVES else "gloo"
     dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)
     try:

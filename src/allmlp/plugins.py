@@ -31,18 +31,18 @@ PACKAGE = "allmlp."
 GROUP = "allmlp.plugins"
 VARIABLE = "ALLMLP_IMPORT"
 LOADED: dict[str, ModuleType | None] = {}
-"""The plug-ins of this process by name; None while one is imported, or if that failed."""
+"""Loaded plug-ins by name; None while one is being imported, or if that failed."""
 log = logging.getLogger("allmlp.plugins")
 
 
 def plugins() -> list[ModuleType]:
-    """All plug-ins; those that nobody has imported yet are imported at the first call."""
+    """All plug-ins; those not imported yet are imported at the first call."""
     for point in installed():
         if point.name not in LOADED:
             LOADED[point.name] = None  # a plug-in may ask for the presets while it is imported
             try:
                 LOADED[point.name] = point.load()
-            except (Exception, SystemExit) as reason:  # somebody else's code
+            except (Exception, SystemExit) as reason:  # third-party code
                 log.warning("plug-in %s is left out: %s: %s", point.name, type(reason).__name__, one_line(reason))
     for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
         if name not in LOADED:
@@ -57,7 +57,7 @@ def installed() -> tuple[EntryPoint, ...]:
 
 
 def adds(module: ModuleType) -> bool:
-    """Whether a module that somebody has imported has models or recipes for this library."""
+    """Whether an imported module defines models or recipes for this library."""
     known = getattr(module, "__dict__", {})
     if "PRESETS" not in known and "RECIPES" not in known:  # nearly all of the thousands of modules of a process
         return False
@@ -72,17 +72,17 @@ def adds(module: ModuleType) -> bool:
 
 
 def import_by_name(name: str) -> ModuleType:
-    """Import a module from the current folder or from where Python finds it."""
+    """Import a module from the current folder or from Python's search path."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         return import_module(name)
-    except (Exception, SystemExit) as reason:  # somebody else's code
+    except (Exception, SystemExit) as reason:  # third-party code
         raise UserError(f"cannot import {name!r}: {type(reason).__name__}: {one_line(reason)}") from reason
 
 
 def import_file(file: Path) -> ModuleType:
-    """A user's Python file as a module."""
+    """Import a user's Python file as a module."""
     if not file.is_file():
         raise UserError(f"{file} does not exist")
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -93,13 +93,13 @@ def import_file(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except UserError:
         raise
-    except Exception as reason:  # somebody else's code
+    except Exception as reason:  # third-party code
         raise UserError(f"cannot import {file}: {type(reason).__name__}: {one_line(reason)}") from reason
     return module
 
 
 def import_named(place: str) -> tuple[str, Any]:
-    """MODULE:NAME or FILE.py:NAME -> NAME and what it stands for."""
+    """MODULE:NAME or FILE.py:NAME -> NAME and the object."""
     source, colon, name = place.rpartition(":")
     if not colon or not source or not name:
         raise UserError(f"{place!r} is no function of yours: write MODULE:NAME or FILE.py:NAME")

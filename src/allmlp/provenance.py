@@ -1,4 +1,4 @@
-"""Where a number comes from: command, commit, software versions, device and time, kept beside every measurement."""
+"""Provenance of a measurement: command, commit, software versions, device and time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMIT_FILE = Path(__file__).with_name("COMMIT")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Everything that may affect a measurement. `command` is what was typed, without the path of the program."""
+    """Everything that may affect a measurement. `command` is the command line, without the path of the program."""
     import torch
 
     found: dict[str, Any] = {
@@ -52,7 +52,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 @cache
 def installed_versions() -> dict[str, str]:
-    """Of those among PACKAGES that are installed."""
+    """Versions of the installed packages in PACKAGES."""
     found = {}
     for package in PACKAGES:
         try:
@@ -93,8 +93,8 @@ def gpu_state(identifier: str) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """What ALLMLP_COMMIT says, or the commit of the wheel or sdist, or the checked-out commit, with a + if files differ
-    from it; None where there is none of them.
+    """The commit in ALLMLP_COMMIT, else of the wheel or sdist, else of the checkout, with a + if files differ from it;
+    None if unknown.
     """
     if COMMIT_VARIABLE in os.environ:
         return os.environ[COMMIT_VARIABLE]
@@ -103,7 +103,7 @@ def commit() -> str | None:
     return checked_out() if shutil.which("git") else None
 
 
-@cache  # a process keeps the code that it has imported
+@cache  # imported code does not change during a process
 def checked_out() -> str | None:
     here = Path(__file__)
     git = ("git", "-C", str(here.parent))

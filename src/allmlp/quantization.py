@@ -1,4 +1,4 @@
-"""Training for few bits: weights are rounded in the forward pass, all of them or random blocks (Quant-Noise)."""
+"""Quantization-aware training: weights are rounded in the forward pass, all of them or random blocks (Quant-Noise)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Quantization(Spec):
 
     noise=1 is plain fake quantization with a straight-through gradient, noise=0 quantization after training, and
     values between are Quant-Noise (Fan et al., 2020): a step rounds some blocks, and the gradient of the others is
-    unbiased. The maps are those of channels, patches, tokens (not Toeplitz vectors) and the head. What is saved is an
-    ordinary model with the weights Q: in 8 bits, `save(dtype=torch.int8)` keeps them exactly.
+    unbiased. The maps are those of channels, patches, tokens (not Toeplitz vectors) and the head. The saved model is an
+    ordinary one with the weights Q; with 8 bits, `save(dtype=torch.int8)` keeps them exactly.
     """
 
     bits: Annotated[int, Range(2, 8)] = 8
@@ -34,13 +34,13 @@ class Quantization(Spec):
     """Adjacent weights of a row that are rounded or kept together."""
 
     def apply(self, model: Model) -> None:
-        """Round the weights of `model` from now on, in every forward pass; its parameters stay the full ones."""
+        """Round the weights of `model` in every forward pass from now on; its parameters keep full precision."""
         for module in linear_maps(model, "all"):
             module.quantization = self  # type: ignore[assignment]
             module.__class__ = quantized(type(module))  # type: ignore[bad-argument-type]
 
     def weight(self, full: Tensor, training: bool) -> Tensor:
-        """The weights of a forward pass."""
+        """Weights used in a forward pass."""
         if training and not self.noise:
             return full
         levels, scale = quantize_rows(full.detach(), self.bits)
@@ -54,7 +54,7 @@ class Quantization(Spec):
 
 @torch.no_grad()
 def round_weights(model: nn.Module) -> None:
-    """Put Q in place of W: the model is an ordinary one again."""
+    """Replace W by Q, which gives an ordinary model again."""
     for module in [*quantized_maps(model)]:
         full, quantization = module._parameters["weight"], module.quantization
         assert full is not None and isinstance(quantization, Quantization)
@@ -71,8 +71,8 @@ def quantized_maps(model: nn.Module) -> Iterator[LinearMap]:
 
 @cache
 def quantized(kind: type[nn.Module]) -> type[nn.Module]:
-    """`kind` with the weight W + m (Q - W). Parameters keep their names: optimizers and files see no change. One class
-    for all modules of a kind: equal blocks stay equal to the compiler.
+    """Subclass of `kind` with the weight W + m (Q - W). Parameters keep their names, so optimizers and files are
+    unaffected. All modules of a kind share one class, so that equal blocks stay equal for the compiler.
     """
 
     def weight(self: nn.Module) -> Tensor:

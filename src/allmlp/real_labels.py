@@ -1,4 +1,4 @@
-"""Accuracy by ReaL labels (Beyer et al. 2020): all classes that are seen in each validation image of ImageNet."""
+"""Accuracy on ReaL labels (Beyer et al. 2020): all classes visible in each validation image of ImageNet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluate_real_labels(
 ) -> Evaluation:
     """The fraction of validation images in `folder` whose predicted class is among their labels in `file` (real.json).
 
-    Images without labels, on which the annotators agreed on none, do not count.
+    Images without labels, where the annotators did not agree on any, are excluded.
     """
     labels = read_real_labels(file)
     images = [image for image in validation_images(Path(folder), len(labels)) if labels[image.label]]
@@ -68,7 +68,7 @@ def evaluate_real_labels(
 
 
 def read_real_labels(file: str) -> list[list[int]]:
-    """The labels of each image, in the order of their numbers; none where the annotators agreed on none."""
+    """Labels of each image, by image number; empty where the annotators did not agree on any."""
     try:
         labels = json.loads(read_regular(file))
     except (OSError, ValueError) as reason:

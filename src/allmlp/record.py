@@ -2,9 +2,9 @@
 
 It holds `run` (the configuration), `processes`, `environment` (command, commit, versions, device, time), `data`
 (checksum and number of examples), and, once the run has ended, `result`: the evaluation of the saved model by split,
-with what is reached without a model (`Task.floors`), `parameters`, `trained_parameters`, `steps`, `epochs` and
-`seconds` of training, `best_step` where the best weights are kept, `macs` (multiply-adds of one example), on a GPU
-`peak_memory` in bytes, and `evaluations` (step, seconds of training and first metric of each).
+with trivial baselines (`Task.floors`), `parameters`, `trained_parameters`, `steps`, `epochs` and `seconds` of training,
+`best_step` where the best weights are kept, `macs` (multiply-adds of one example), on a GPU `peak_memory` in bytes, and
+`evaluations` (step, seconds of training and first metric of each).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from allmlp.spec import from_dict, to_dict
 
 
 def check_folder(out: Path, run: Run) -> None:
-    """Refuse a folder that holds another run, or that cannot be written to. A run without a checkpoint is replaced."""
+    """Raise UserError if the folder holds another run or is not writable. Runs without a checkpoint are replaced."""
     before = read_run(out) if (out / RUN).exists() else None
     if before not in (None, run) and checkpoint.complete(out):
         changes = ", ".join(differences(to_dict(before), to_dict(run)))
@@ -39,7 +39,7 @@ def check_folder(out: Path, run: Run) -> None:
 
 
 def claim(out: Path, run: Run, world: World) -> None:
-    """Write run.json, unless it is there and the run goes on from a checkpoint: without one it starts anew."""
+    """Write run.json, unless it exists and the run continues from a checkpoint; without one the run starts again."""
     before = read_run(out) if (out / RUN).exists() else None
     starts = before != run or not checkpoint.complete(out)
     world.barrier()
@@ -64,7 +64,7 @@ def split_sizes(dataset: Dataset) -> dict[str, int]:
 
 
 def add_to_record(out: Path, world: World, make: Callable[[], dict[str, Any]]) -> None:
-    """Add an entry to run.json. What is there stays: a run that is resumed has begun with the first environment."""
+    """Add entries to run.json. Existing ones are kept: the environment is that of the start of the run."""
     if world.is_main:
         record = read_record(out)
         write_record(out, make() | record)

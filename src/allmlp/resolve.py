@@ -1,9 +1,9 @@
-"""What `allmlp train X` trains. X is, in this order:
+"""Resolve the argument of `allmlp train X`. X is, in this order:
 
 1. the name of a recipe (`allmlp list recipes`), or NAME/ROW for one run of a table
 2. FILE.py:NAME, a `Run` in a Python file, or a function that returns one or a table of them
 3. a run.json, or the folder of a run: the same run again
-4. data, as `allmlp.data.detect` finds out: settings are chosen by `allmlp.auto`
+4. data, detected by `allmlp.data.detect`, with settings chosen by `allmlp.auto`
 
 A name that is both a recipe and a file or folder here is refused: `recipe:NAME` is the recipe, `./NAME` the path.
 """
@@ -36,7 +36,7 @@ RUNS = Path("runs")
 
 
 class Resolved(NamedTuple):
-    """A run with its default folder, and why its settings are as they are, where they were chosen."""
+    """A run with its folder, and the reasons for settings that were chosen automatically."""
 
     run: Run
     folder: Path
@@ -50,8 +50,8 @@ def resolve(
     device: str | None = None,
     out: Path | None = None,
 ) -> dict[str, Resolved]:
-    """The runs that `source` stands for, by name, with the settings that are asked for. The folder of a run is `out`,
-    or one in it for a run of a table; by default it is in runs.
+    """The runs given by `source`, by name, with options and overrides applied. The folder of a run is `out`, or a
+    subfolder of it for a run of a table; by default it is in runs.
     """
     overrides = overrides or {}
     path = expand_user(source)
@@ -81,7 +81,7 @@ def resolve(
     if not path.exists() and re.fullmatch(r"[\w./-]+", source):
         hint = did_you_mean(source, [*recipes.recipes(), *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
-    # First, since data may not be readable without them, for instance where two columns could be the label.
+    # Overrides of the data come first: without them data may be unreadable, as with two possible label columns.
     fields = {name.removeprefix("data."): value for name, value in overrides.items() if name.startswith("data.")}
     series = is_table(source) and not fields.keys().isdisjoint(("horizon", "time_column", "id_columns"))
     data = SeriesTable(source) if series else detect_data(source)
@@ -131,12 +131,12 @@ def with_options(run: Run, options: TrainOptions) -> Run:
 
 
 def with_size(run: Run, size: tuple[int, int] | None) -> Run:
-    """`run` with images of this size, where the data can be of any."""
+    """`run` with images of this size, if the size of the data can be set."""
     return override(run, "data.img_size", size) if size and "img_size" in hints(type(run.data)) else run
 
 
 def check_sizes(run: Run, overrides: Mapping[str, Any]) -> None:
-    """Refuse images that are set to another size than the model's: they would be resized twice."""
+    """Raise UserError if the images are set to another size than the model's: they would be resized twice."""
     own = run.model.input_size if run.model is not None else None
     given = getattr(run.data, "img_size", None)
     if "data.img_size" in overrides and own is not None and given != own:
@@ -144,19 +144,19 @@ def check_sizes(run: Run, overrides: Mapping[str, Any]) -> None:
 
 
 def free_folder(name: str, run: Run) -> Path:
-    """runs/NAME, or runs/NAME_2 and so on where another run is; the same run is continued."""
+    """runs/NAME, or runs/NAME_2 and so on if another run is there; an equal run is continued."""
     for number in count(1):
         folder = RUNS / (name if number == 1 else f"{name}_{number}")
         try:
             if not (folder / RUN).exists() or read_run(folder) == run:
                 return folder
-        except UserError:  # of another version, or damaged
+        except UserError:  # written by another version, or damaged
             continue
     raise AssertionError
 
 
 def read_python(file: Path, name: str) -> dict[str, Run]:
-    """The run, or the table of runs, called `name` in a user's file; NAME/ROW is one of a table."""
+    """The run or table of runs called `name` in a user's file; NAME/ROW is one run of a table."""
     table, _, row = name.partition("/")
     public = {key: value for key, value in vars(import_file(file)).items() if not key.startswith("_")}
     made = lookup(table, public, f"name in {file},")

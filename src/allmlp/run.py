@@ -26,14 +26,14 @@ for _room in ("allmlp.models", "allmlp.data", "allmlp.tasks"):
 
 
 class Budget(Spec):
-    """When a run ends: at the limit that is reached first. `minutes` counts training time, see `allmlp.pace`."""
+    """Length of a run, which ends at the limit reached first. `minutes` counts training time, see `allmlp.pace`."""
 
     epochs: Annotated[float, Range(1e-6, 1e6)] | None = None
     steps: Count | None = None
     minutes: Annotated[float, Range(1e-6, 1e6)] | None = None
 
     def limits(self, sampler: Sampler) -> tuple[int | None, float]:
-        """The largest number of steps and of seconds."""
+        """Maximum number of steps and of seconds."""
         limits = [sampler.steps(self.epochs)] if self.epochs is not None else []
         limits += [self.steps] if self.steps is not None else []
         if not limits and self.minutes is None:
@@ -51,7 +51,7 @@ class Run(Spec):
     batch_growth: GrowingBatch | None = None
     """Smaller batches at first."""
     grad_accum_steps: Count = 1
-    """Micro-batches that a batch is split into; fewer while a growing batch is smaller."""
+    """Micro-batches per batch; fewer while a growing batch is smaller."""
     budget: Budget = Budget(epochs=10)
     optim: Optim = AdamW()
     schedule: Schedule = CosineSchedule()
@@ -63,12 +63,12 @@ class Run(Spec):
     val_size: Annotated[int, Range(0)] = 0
     """Training examples held out for evaluation in place of the test split, to choose hyperparameters with."""
     train_fraction: Annotated[float, Range(1e-6, 1.0)] = 1.0
-    """Use this fraction of the training examples, of every class alike: to learn what more data would bring."""
+    """Use this fraction of the training examples, stratified by class, to measure the effect of more data."""
     train_per_class: Count | None = None
     """Use this many training examples of each class, chosen by `seed` (few-shot learning)."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of matrix products. "auto": on a CUDA GPU bfloat16, or float16 if it has no bfloat16 (below compute capability
-    8.0); elsewhere float32. With float16 the loss is scaled, see `allmlp.train_step`.
+    """Precision of matrix products. "auto": on a CUDA GPU bfloat16, or float16 if it has no bfloat16 (below compute
+    capability 8.0); elsewhere float32. With float16 the loss is scaled, see `allmlp.train_step`.
     """
     compile: bool = False
     """Compile the training step (see `allmlp.compilation`), and record it as a CUDA graph where possible."""
@@ -95,15 +95,15 @@ class Run(Spec):
     quantize: Quantization | None = None
     """Round weights to few bits in training (noise > 0), in evaluation and in the saved model."""
     freeze_fraction: Rate = 0.0
-    """First part of the run, in which everything but the head is frozen and in evaluation mode."""
+    """Fraction of the run, at its start, in which everything but the head is frozen and in evaluation mode."""
     keep_best: bool = False
-    """Save and test the weights that were best on the validation split, in place of the last ones."""
+    """Save and test the weights that were best on the validation split instead of the last ones."""
     start_margin: NonNegative = 0.0
-    """With `keep_best`: by how much the first metric on the validation split must be better than before the first step.
-    On few examples a smaller gain is chance, and the weights that the run has started with are kept.
+    """With `keep_best`: minimum improvement of the first metric on the validation split over the start of the run. On
+    few examples a smaller gain is chance, and the initial weights are kept.
     """
     patience: Count | None = None
-    """Evaluations without a new best on the validation split after which the run ends."""
+    """Number of evaluations without a new best on the validation split after which the run ends."""
 
     def check(self) -> None:
         if self.train_per_class and self.train_fraction < 1:

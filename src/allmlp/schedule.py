@@ -24,11 +24,11 @@ class Schedule(Spec, abstract=True):
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.decay(min(after, 1.0))
 
     def decay(self, progress: float) -> float:
-        """The factor over the steps after warm-up, from 1 to 0 unless the schedule says otherwise."""
+        """The factor over the steps after warm-up, by default from 1 to 0."""
         raise NotImplementedError
 
     def whole(self, after: float) -> float:
-        """Progress of the run from that of the steps after warm-up."""
+        """Convert progress after warm-up to progress of the whole run."""
         return self.warmup_fraction + after * (1 - self.warmup_fraction)
 
 

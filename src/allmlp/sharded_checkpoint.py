@@ -41,7 +41,7 @@ ALLOWED = {
     "pathlib": {"Path", "PosixPath", "WindowsPath"},
     "pathlib._local": {"PosixPath", "WindowsPath"},
 }
-"""What the pickled metadata may contain: no other function or class is called."""
+"""Globals allowed in the pickled metadata; no other function or class is called."""
 
 
 class CheckedWriter(FileSystemWriter):
@@ -63,7 +63,7 @@ class MetadataUnpickler(pickle.Unpickler):
 
 
 class SafeReader(FileSystemReader):
-    """Reads metadata without calling what a manipulated file names; tensors are read with `weights_only` anyway."""
+    """Reads metadata without executing code from manipulated files; tensors are read with `weights_only` anyway."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with open(Path(self.path) / METADATA, "rb") as file:
@@ -75,10 +75,10 @@ def is_sharded(folder: Path) -> bool:
 
 
 def start_writing(folder: Path, parts: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessGroup) -> Future[Any]:
-    """Copy the tensors of this process to main memory, and write them into `folder` while the training goes on.
+    """Copy the tensors of this process to main memory, and write them into `folder` while training continues.
 
-    All processes have finished when the first one has. `group` is a group of its own: the threads that write exchange
-    messages at the same time as the ones that train.
+    All processes have finished when the first one has. `group` is a separate process group, since writing threads
+    communicate at the same time as training threads.
     """
     return dcp.async_save(flatten(parts), storage_writer=CheckedWriter(folder), process_group=group)  # type: ignore[return-value]
 
@@ -88,7 +88,7 @@ def flatten(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """The checksums of a folder in which all processes have written, by name of the file."""
+    """Checksums of a folder that all processes have written to, by file name."""
     files = sorted(folder.glob(f"*{CHECKSUM}"))
     sums = {file.name.removesuffix(CHECKSUM): file.read_text(encoding="utf8") for file in files}
     for file in files:
@@ -97,7 +97,7 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def stored_parts(folder: Path) -> dict[str, dict[str, TensorStorageMetadata]]:
-    """Shape and type of the tensors of a checkpoint, by part."""
+    """Shape and dtype of the tensors of a checkpoint, by part."""
     try:
         found = SafeReader(folder).read_metadata().state_dict_metadata
     except (OSError, pickle.UnpicklingError, AttributeError, EOFError) as reason:

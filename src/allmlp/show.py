@@ -1,4 +1,4 @@
-"""What `allmlp show` prints: the config of a model, its equations, cost, published figures and state-dict keys."""
+"""Contents of `allmlp show`: config of a model, equations, cost, published figures and state-dict keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ModelSummary(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Our count, with or without the head, as the published one."""
+        """Our parameter count, with or without the head like the published one."""
         headless = self.published is not None and not self.published.head
         return self.cost.parameters - (self.cost.head_parameters if headless else 0)
 
@@ -76,7 +76,7 @@ def state_dict_keys(spec: ModelSpec) -> dict[str, list[int]]:
 
 
 def source_files(spec: Spec) -> list[str]:
-    """The source files of the model's specs, relative to the package; those from elsewhere by their full path."""
+    """Source files of the model's specs, relative to the package; full paths for those of other packages."""
     root = Path(allmlp.__file__).parent
     files = {Path(inspect.getfile(type(child))) for child in spec.children()}
     return sorted((file.relative_to(root) if file.is_relative_to(root) else file).as_posix() for file in files)

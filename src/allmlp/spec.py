@@ -68,7 +68,7 @@ class Spec:
             if "kind" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
                 raise TypeError(f"{cls.__name__}: 'kind' is the name of the class in JSON, not a field")
             known = Spec.kinds.get(cls.__name__, cls)
-            # The same definition again (a notebook cell that was run twice) replaces the first.
+            # Defining a class again (a notebook cell run twice) replaces the first one.
             if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise TypeError(f"two specs are called {cls.__name__}: {known.__module__} and {cls.__module__}")
             Spec.kinds[cls.__name__] = cls
@@ -80,11 +80,11 @@ class Spec:
         self.check()
 
     def check(self) -> None:
-        """Raise UserError where fields contradict each other."""
+        """Raise UserError if fields contradict each other."""
 
     @classmethod
     def from_name(cls, name: str, path: str) -> Spec:
-        """The spec that a bare name stands for: the kind of that name with its defaults."""
+        """The spec given by a bare name: the kind of that name with its defaults."""
         return from_dict({"kind": name}, path)
 
     def replace(self, **changes: Any) -> Self:
@@ -314,7 +314,7 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
 def override_all(spec: S, changes: Mapping[str, Any]) -> S:
     """A copy with several fields changed; the order does not matter, as only the result has to be valid.
 
-    Fields of a spec are set after the spec itself: "optim.lr" also counts where "optim" comes later.
+    Fields of a spec are set after the spec itself, so that "optim.lr" is effective even if "optim" comes later.
     """
     waiting = dict(sorted(changes.items(), key=lambda change: change[0].count(".")))
     while waiting:

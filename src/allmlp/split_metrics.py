@@ -1,4 +1,4 @@
-"""Metrics of your own: functions of the logits and labels of a whole split."""
+"""User-defined metrics: functions of the logits and labels of a whole split."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Metric = Callable[[Tensor, Tensor], Any]
 
 
 class SplitMetrics:
-    """Metrics by name. Each is called in the main process with all examples of the split, also under torchrun.
+    """Metrics by name. Each is called in the main process with all examples of the split, under torchrun too.
 
-    A metric that raises, or returns no number, is left out of that evaluation, with one warning; the run goes on.
+    A metric that raises, or does not return a number, is left out with one warning; the run continues.
     """
 
     def __init__(self, functions: Mapping[str, Metric] | None = None) -> None:
@@ -42,17 +42,17 @@ class SplitMetrics:
                 raise UserError(f"{name} is part of every evaluation: give your metric another name")
 
     def check(self, task: TaskModule) -> None:
-        """Raise UserError if `task` has no outputs for them."""
+        """Raise UserError if `task` does not keep the outputs that metrics need."""
         if self.functions and not task.keeps_outputs:
             name = type(task).__name__.removesuffix("Module")
             raise UserError(f"metrics are computed from the logits of a classifier, which {name} does not have")
 
     def start(self, task: TaskModule) -> None:
-        """Let `task` keep what it outputs in its next evaluation."""
+        """Let `task` keep its outputs in the next evaluation."""
         task.kept = [] if self.functions else None
 
     def finish(self, task: TaskModule, world: World) -> dict[str, float]:
-        """The metrics of the outputs that were kept."""
+        """Compute the metrics from the kept outputs."""
         kept, task.kept = task.kept, None
         if kept is None:
             return {}
@@ -89,7 +89,7 @@ def import_metrics(places: Iterable[str]) -> dict[str, Metric]:
 
 
 def interleave(shares: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The whole from the shares of the processes, of which process r has examples r, r + n, r + 2 n, ..."""
+    """Merge the parts of n processes, where process r has examples r, r + n, r + 2 n, ..."""
     columns = []
     for parts in zip(*shares, strict=True):
         whole = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])

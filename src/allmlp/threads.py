@@ -1,18 +1,17 @@
-"""How many threads PyTorch computes with on a CPU: chosen by measurement, and measured again while it is used.
+"""Number of threads of PyTorch on a CPU, chosen by measurement and re-measured during use.
 
-Threads wait for one another many times in every layer. Where other processes use the same cores, a thread that has lost
-its core holds up all others, and a small model is many times slower on all cores than on one. Which number is best
-depends on the model and on what else runs, so it is measured on the work itself: from `limit()` down by halves, as long
-as it gets faster.
+Threads synchronize many times in every layer. If other processes use the same cores, a thread that has lost its core
+delays all others, and a small model is many times slower on all cores than on one. The best number depends on the model
+and on other load, so it is measured on the work itself: from `limit()` down by halves, as long as it gets faster.
 
     threads = Threads()
     for batch in batches:
         with threads:
             model(batch)
 
-The number of threads changes the order of summation, and thereby the last digits. With a `file` the numbers that were
-used are recorded there before they are used, and a run that is resumed uses them again: up to the end of the record it
-computes the same bits. OMP_NUM_THREADS sets the number once and for all; so does torchrun, which sets it to 1.
+The number of threads changes the order of summation, and thereby the last digits. With a `file`, numbers are recorded
+there before they are used, and a resumed run uses them again: up to the end of the record it computes the same bits.
+OMP_NUM_THREADS fixes the number; so does torchrun, which sets it to 1.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from allmlp.files import write_text_atomically
 T = TypeVar("T")
 FILE = "threads.json"
 SAMPLE = 0.3
-"""Seconds that each number of threads is tried for, or as long as one unit of work takes."""
+"""Minimum seconds of measurement for each number of threads; at least one unit of work."""
 STRETCH = 2.0
-"""Seconds between two looks at the speed."""
+"""Seconds between checks of the speed."""
 DRIFT = 1.5
-"""Work that takes this many times longer or shorter than when it was measured is measured again."""
+"""Measure again if work takes longer or shorter than measured by this factor."""
 REST = 5, 50
-"""Times the duration of a measurement until the next one: at the earliest, and in any case."""
+"""Time until the next measurement, in durations of the last one: if the speed has changed, and in any case."""
 FLAT = 1.1
-"""Fewer threads are tried as long as the last number was at most this much slower than the best."""
+"""Fewer threads are tried as long as the last number was slower than the best by at most this factor."""
 WORTH = 1.05
-"""The fewest threads that are at most this much slower than the fastest number are used, unless told otherwise."""
+"""By default, the fewest threads are used that are slower than the fastest number by at most this factor."""
 
 
 def limit() -> int:
-    """The most threads that can run at once: cores that the process may use, within the quota of its container."""
+    """Maximum number of threads that can run at once: cores available to the process, within its quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(math.floor(min(cores, quota())), 1)
 
 
 def quota(root: Path = Path("/")) -> float:
-    """Processors' worth of time that the control groups (v1, v2) of this process allow; infinite without a quota."""
+    """CPU quota of this process in cores, from its control groups (v1, v2); infinite without a quota."""
     found = [math.inf]
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf8").splitlines()
@@ -70,7 +69,7 @@ def quota(root: Path = Path("/")) -> float:
             place, files = root / "sys/fs/cgroup" / controllers, ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         else:
             continue
-        # Inside a container the path may be the one of the host, whose own part is mounted at the root.
+        # Inside a container the path may be that of the host, while the container's own group is mounted at the root.
         group = place / path.strip("/")
         for folder in (group, *group.parents):
             if not folder.is_relative_to(place):
@@ -78,7 +77,7 @@ def quota(root: Path = Path("/")) -> float:
             try:
                 numbers = " ".join((folder / name).read_text(encoding="utf8") for name in files).split()
                 allowed, period = map(float, numbers)
-            except (OSError, ValueError):  # no such file; "max" is no quota
+            except (OSError, ValueError):  # no such file, or "max": no quota
                 continue
             if allowed > 0:
                 found.append(allowed / period)
@@ -86,7 +85,7 @@ def quota(root: Path = Path("/")) -> float:
 
 
 def choose(work: Callable[[], object]) -> int:
-    """Set the number of threads that `work` is fastest with, and return it. Call it in the thread that will compute."""
+    """Set and return the number of threads with which `work` is fastest. Call it in the thread that will compute."""
     threads = Threads()
     while threads.is_measuring:
         with threads:
@@ -96,11 +95,11 @@ def choose(work: Callable[[], object]) -> int:
 
 
 class Threads:
-    """Sets the number of threads of each unit of work, such as a training step, which is done inside `with threads`.
+    """Sets the number of threads for each unit of work, such as a training step, inside `with threads`.
 
-    `start` is the number of the first unit. Inactive, it leaves torch's number as it is. The fewest threads that are at
-    most `worth` times slower than the fastest number are used. With `spare_only` the first unit has one thread, and no
-    more are tried than other processes leave processors free.
+    `start` is the index of the first unit. If not `active`, torch's setting is unchanged. The fewest threads are used
+    that are at most `worth` times slower than the fastest number. With `spare_only` the first unit has one thread, and
+    at most as many are tried as there are processors that other processes leave free.
     """
 
     def __init__(
@@ -116,19 +115,19 @@ class Threads:
         self.spare = Spare() if spare_only else None
         self.candidates = [1] if spare_only else halves(limit())
         self.plan: list[tuple[int, int]] = [(start, self.candidates[0])]
-        """Numbers of threads, each with the first unit that has it."""
+        """(First unit, number of threads) of each change."""
         self.until = start
         """The plan holds for the units before this one."""
         if self.active and file is not None and file.exists():
             self.plan, self.until = read(file)
         self.seconds: dict[int, float] = {}
-        """Duration of a unit by number of threads, as measured last."""
+        """Last measured duration of a unit, by number of threads."""
         self.spent, self.units, self.is_warm = 0.0, 0, False
         self.began, self.measured, self.cost = time.monotonic(), -math.inf, 0.0
         self.is_measuring = self.active and self.until <= start and len(self.candidates) > 1
 
     def sibling(self) -> Threads:
-        """For units of the same kind but of another size: begins with the same number, and measures it later."""
+        """Threads for units of the same kind but another size: starts with the same number, and measures it later."""
         made = Threads(active=self.active, worth=self.worth)
         made.plan, made.is_measuring = [(0, self.count)], self.is_measuring
         made.spare, made.candidates = self.spare, self.candidates
@@ -137,7 +136,7 @@ class Threads:
 
     @property
     def count(self) -> int:
-        """The number of threads of the next unit."""
+        """Number of threads for the next unit."""
         return next((count for first, count in reversed(self.plan) if first <= self.unit), self.plan[0][1])
 
     def apply(self) -> None:
@@ -161,16 +160,16 @@ class Threads:
             (self.measure if self.is_measuring else self.watch)()
 
     def over(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches; what the caller does with one before it asks for the next is a unit of work."""
+        """Yield the batches; the caller's processing of each batch is a unit of work."""
         for batch in batches:
             with self:
                 yield batch
 
     def measure(self) -> None:
-        """Go on with the number of threads that is tried, or with the next one, or end with the best."""
+        """Continue measuring the current number of threads, try the next one, or finish with the best."""
         count, first = self.plan[-1][1], not self.is_warm
         self.is_warm = True
-        # The first unit after a change starts threads, that of a process allocates and compiles: they do not count.
+        # The first unit after a change starts threads, the first of a process allocates and compiles: not counted.
         if first and (self.spent < SAMPLE or not self.seconds):
             self.use(count, 1)
         elif self.spent < SAMPLE:
@@ -178,7 +177,7 @@ class Threads:
             self.record()
         else:
             self.seconds[count] = self.spent / self.units
-            # The number of a record may be that of a machine with other cores, and none of the candidates.
+            # A recorded number may come from another machine and not be among the candidates.
             smaller = [candidate for candidate in self.candidates if candidate < count]
             fastest = min(self.seconds.values())
             self.is_warm = False
@@ -191,7 +190,7 @@ class Threads:
             self.use(best, stretch(self.seconds[best]))
 
     def watch(self) -> None:
-        """Go on, or measure again: when the speed has changed, and from time to time."""
+        """Continue, or measure again: when the speed has changed, and from time to time."""
         count, now, duration = self.plan[-1][1], time.monotonic(), self.spent / self.units
         drifted = not 1 / DRIFT < duration / self.seconds.get(count, math.inf) < DRIFT
         if now - self.measured > self.cost * REST[not drifted] and (found := halves(self.most())) != [count]:
@@ -219,13 +218,13 @@ class Threads:
 
 
 class Spare:
-    """How many processors other processes leave to this one."""
+    """Number of processors that other processes leave to this one."""
 
     def __init__(self) -> None:
         self.since, self.free, self.found = time.monotonic(), free_seconds(), 1
 
     def processors(self) -> int:
-        """On average since the last call, rounded; 1 at first."""
+        """Average since the last call, rounded; 1 at first."""
         now = time.monotonic()
         if now - self.since >= SAMPLE:  # the system counts in hundredths of a second
             free = free_seconds()
@@ -235,7 +234,7 @@ class Spare:
 
 
 def free_seconds() -> float:
-    """Seconds that the processors have been idle or worked for this process; of all, where this is not known."""
+    """Processor time, in seconds, that was idle or used by this process; that of all processors if unknown."""
     if sys.platform != "win32":
         with suppress(OSError, ValueError, IndexError):
             fields = Path("/proc/stat").read_text(encoding="utf8").split(maxsplit=6)
@@ -244,7 +243,7 @@ def free_seconds() -> float:
 
 
 def stretch(duration: float) -> int:
-    """The number of units of this duration between two looks at the speed."""
+    """Number of units of this duration between checks of the speed."""
     return max(math.floor(STRETCH / max(duration, 1e-6)), 1)
 
 
@@ -254,7 +253,7 @@ def halves(most: int) -> list[int]:
 
 
 def read(file: Path) -> tuple[list[tuple[int, int]], int]:
-    """The recorded numbers, each with its first unit, and the unit up to which they hold."""
+    """The recorded (first unit, number of threads), and the unit up to which the record holds."""
     try:
         record = json.loads(file.read_text(encoding="utf8"))
         return [(int(first), int(count)) for first, count in record["plan"]], int(record["until"])

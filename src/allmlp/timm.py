@@ -101,7 +101,7 @@ def load_tag(preset: str, tag: str | None, img_size: Any, cache_dir: str | None)
 
 
 def set_rates(model: Any, drop_path: float, dropout: float) -> Any:
-    """The model with stochastic depth, and dropout before the classifier."""
+    """Set stochastic depth, and dropout before the classifier."""
     spec = model.spec
     changed = spec.configure(drop_path=drop_path) if drop_path else spec
     if dropout and changed.head is not None:

@@ -44,11 +44,11 @@ class TrainStep:
     optimizer: Optimizer
     world: World
     dtype: torch.dtype = torch.float32
-    """What autocast computes matrix products in; weights and gradients stay in their own type."""
+    """Dtype of matrix products under autocast; weights and gradients keep their own dtype."""
     max_grad_norm: float | None = None
     ema: ModelEma | None = None
     skip_nan: bool = False
-    """Leave the weights, and the statistics of BatchNorm, alone where the loss is not finite."""
+    """Do not update weights and BatchNorm statistics if the loss is not finite."""
     wrapped: nn.Module | None = None
     """The task inside DDP."""
     scaler: GradScaler = field(init=False)
@@ -60,8 +60,8 @@ class TrainStep:
         self.statistics: list[tuple[Tensor, Tensor]] = []
 
     def load_scaler(self, state: dict[str, Any]) -> None:
-        """Restore what `scaler.state_dict()` was in a checkpoint."""
-        if self.scaler.is_enabled() and state:  # empty if the run was in another precision, on another device
+        """Restore the state of the scaler from a checkpoint."""
+        if self.scaler.is_enabled() and state:  # empty if the run had another precision, on another device
             self.scaler.load_state_dict(state)
             self.loss_scale = self.scaler.get_scale()
 
@@ -71,7 +71,7 @@ class TrainStep:
         return losses
 
     def backward(self, micro_batches: Sequence[tuple[Tensor, ...]]) -> Losses:
-        """Add up the gradients of the mean loss over the examples, or tokens, of all micro-batches."""
+        """Accumulate the gradients of the mean loss over the examples, or tokens, of all micro-batches."""
         module = self.wrapped or self.task
         self.statistics = copy_statistics(self.task) if self.skip_nan else []
         parts: list[Losses] = []
@@ -84,20 +84,20 @@ class TrainStep:
         return tree_map(lambda *values: torch.stack(values).sum(0), *parts)
 
     def shares(self, micro_batches: Sequence[tuple[Tensor, ...]]) -> Sequence[float | Tensor]:
-        """What each micro-batch counts for: the means of parts of different size make up the mean of the whole.
+        """Weight of each micro-batch, so that the means of parts of different sizes add up to the mean of the whole.
 
-        Over all processes they sum to the number of these, since gradients are averaged over them.
+        Over all processes the weights sum to the number of processes, since gradients are averaged over them.
         """
         if len(micro_batches) == 1 and self.world.size == 1:
             return [1.0]
         weights = [self.task.loss_weight(*inputs) for inputs in micro_batches]
-        if not any(isinstance(weight, Tensor) for weight in weights):  # equally many examples in every process
+        if not any(isinstance(weight, Tensor) for weight in weights):  # every process has equally many examples
             return [weight / sum(weights) for weight in weights]
         counts = torch.stack([torch.as_tensor(weight, device=self.world.device) for weight in weights]).float()
         return (counts / self.world.mean(counts.sum()).clamp(min=1)).unbind()
 
     def update(self, losses: Losses) -> None:
-        # All processes must skip together: the gradients of one reach all of them.
+        # All processes must skip together, since gradients of one reach all of them.
         if not (self.skip_nan and self.world.any(not self.is_finite(losses))):
             self.scaler.unscale_(self.optimizer)
             if self.max_grad_norm:
@@ -111,7 +111,7 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def is_finite(self, losses: Losses) -> bool:
-        """Whether the loss is finite, and its gradients are: those of a finite loss may overflow."""
+        """Whether the loss and its gradients are finite: gradients of a finite loss may overflow."""
         gradients = [weight.grad for weight in self.task.parameters() if weight.grad is not None]
         if self.scaler.is_enabled() or not bool(losses.total.isfinite()):  # the scaler skips such steps itself
             return bool(losses.total.isfinite())
@@ -119,7 +119,7 @@ class TrainStep:
         return not norms or bool(torch.stack(norms).isfinite().all())
 
     def update_scale(self) -> bool:
-        """Adapt the scale of the loss; returns whether the gradients were finite, so that the weights have changed."""
+        """Adapt the loss scale; returns whether the gradients were finite, so that the weights were updated."""
         if not self.scaler.is_enabled():
             return True
         self.scaler.update()
@@ -133,7 +133,7 @@ class TrainStep:
 
 
 def copy_statistics(task: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """The running statistics of BatchNorm, which a forward pass changes, and copies of them."""
+    """The running statistics of BatchNorm, which a forward pass updates, and copies of them."""
     norms = [module for module in task.modules() if isinstance(module, _BatchNorm)]
     return [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
 
@@ -143,10 +143,10 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 
 class RecordedStep(Generic[T]):
-    """Runs `step` a few times, then records it as a CUDA graph, and from then on replays that with new inputs.
+    """Runs `step` a few times, then records it as a CUDA graph, which is replayed with new inputs.
 
     Small models are bound by kernel launches; a replay launches all kernels at once. `step` must run the same kernels
-    on tensors at the same addresses every time: it reads nothing back. Inputs of other shapes are recorded separately.
+    on tensors at the same addresses every time, and read nothing back. Inputs of other shapes are recorded separately.
     Outputs are copied, since the next replay overwrites them.
     """
 

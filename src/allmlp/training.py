@@ -84,7 +84,7 @@ def training_loop(
     callbacks: Iterable[Callback],
     metrics: SplitMetrics,
 ) -> dict[str, float]:
-    """The loop itself. A function of its own, so that what it builds is freed before the process group ends."""
+    """The loop itself; a separate function, so that its objects are freed before the process group ends."""
     # 1. data
     check_folder(path, run)
     start = open_start(run.init_from) if run.init_from else None
@@ -177,7 +177,7 @@ def training_loop(
 
         def evaluate_weights() -> dict[str, float]:
             if step:
-                threads.apply()  # as many in a resumed run, whose first step is still to come
+                threads.apply()  # the same number in a resumed run, before its first step
             with meter.paused():
                 with ema.swap() as averaged:
                     values = evaluate(task, averaged, evaluated, world, run, metrics)
@@ -193,7 +193,7 @@ def training_loop(
                 break
             progress = pace.progress(step + 0.5)
             if freezing.set(progress):
-                # Which weights have gradients is part of a recorded graph, and of what DDP waits for.
+                # A recorded graph, and DDP, depend on which weights have gradients.
                 train_step.wrapped = wrapped = None
                 gc.collect()
                 train_step.wrapped = wrapped = world.wrap(task, run.sharding, dtype)
@@ -232,7 +232,7 @@ def training_loop(
             if evaluation_due and not stop:
                 results, evaluation_due = evaluate_weights(), False
             if due(step, run.save_every, last or stop or late or best.is_exhausted):
-                if window:  # what is not finite must not take the place of a good checkpoint
+                if window:  # non-finite weights must not replace a good checkpoint
                     summarize(run, world, window, step, path)
                 check_weights_finite(task, world, path)
                 state = {"step": step, "seconds": pace.elapsed, "best": best.state(), "evaluation_due": evaluation_due}
@@ -306,7 +306,7 @@ def due(step: int, every: int, last: bool) -> bool:
 
 
 def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, out: Path) -> dict[str, float]:
-    """Means since the last log record. A loss that is not finite ends the run, unless nan=skip."""
+    """Means since the last log record. A non-finite loss ends the run, unless nan=skip."""
     totals = torch.stack([losses.total for losses in window]).float()
     names = list(window[0].metrics)
     columns = [torch.stack([losses.metrics[name] for losses in window]).float().mean() for name in names]
@@ -324,7 +324,7 @@ def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, 
 
 
 def check_weights_finite(module: torch.nn.Module, world: parallel.World, out: Path) -> None:
-    """A model with weights that are not finite is of no use: the run does not end as if it were."""
+    """Raise UserError if weights are not finite, so that the run does not end successfully with a useless model."""
     local = [getattr(weight, "_local_tensor", weight) for weight in module.parameters()]
     if world.any(not all(bool(weight.isfinite().all()) for weight in local)):
         raise UserError(
@@ -367,8 +367,8 @@ def save_model(out: Path, model: Model, files: Mapping[str, str], world: paralle
 def evaluate_checkpoint(
     out: Path, device: str | None = None, task: Task | None = None, model: Path | None = None
 ) -> dict[str, float]:
-    """Evaluate the model of a finished run on its test split (on the held-out examples, if it has a `val_size`), by its
-    own task or by another one; with what is reached without a model. `model` is another folder to evaluate there.
+    """Evaluate the model of a finished run, or the one in the folder `model`, on the run's test split (on the held-out
+    examples, if it has a `val_size`), by its own task or another one; includes trivial baselines.
     """
     run = read_run(out)
     evaluator = task or run.task

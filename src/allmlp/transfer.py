@@ -1,8 +1,8 @@
 """Linear probes of one model on several datasets with few labels, after VTAB (Zhai et al. 2019).
 
-The encoder is frozen. Logistic regression on its features is fitted on `examples` labeled images of each dataset, of
-every class alike; a fifth of them chooses the L2 penalty, and all of them fit the classifier. It is tested on the whole
-test split. VTAB-1k has 1,000 examples of 19 datasets and fine-tunes the model: its numbers are no comparison.
+The encoder is frozen. Logistic regression on its features is fitted on `examples` labeled images of each dataset,
+balanced over the classes; a fifth of them chooses the L2 penalty, then all of them fit the classifier. It is tested on
+the whole test split. VTAB-1k has 1,000 examples of 19 datasets and fine-tunes the model: its numbers differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ProbeResult:
     train_examples: int
     test_examples: int
     accuracies: tuple[float, ...]
-    """One for each seed, which chooses the training examples."""
+    """One per seed, which chooses the training examples."""
     majority: float
     """The fraction of the most frequent class of the test split."""
 
@@ -52,9 +52,9 @@ def probe_datasets(
     missing: Callable[[str], object] = lambda reason: None,
     progress: Callable[[str], object] = lambda data: None,
 ) -> list[ProbeResult]:
-    """Probe `model` on each of `places`, as for `allmlp eval`; by default on all datasets of `NAMED` that are here.
+    """Probe `model` on each of `places`, as for `allmlp eval`; by default on all available datasets of `NAMED`.
 
-    `missing` is called with the reason for each of those that are not.
+    `missing` is called with the reason for each unavailable one.
     """
     predictor = open_predictor(model, device=device)
     if not isinstance(predictor, ImagePredictor):

@@ -20,14 +20,14 @@ CHUNK = 250
 
 
 class Whitening(Spec):
-    """Start a patch embedding with channels that are uncorrelated over training patches, of mean 0 and variance 1.
+    """Initialize a patch embedding with channels uncorrelated over training patches, of mean 0 and variance 1.
 
         W = sqrt(C / k) Q (L + eps)^(-1/2) E^T,   b = -W m
 
     m: mean patch; E, L: the k = min(C, d) largest principal components of its d normalized pixels, and their variances;
     Q: C x k, random, with orthonormal columns. `eps` bounds how much fine detail, of little variance, is amplified.
-    Pixels of a patch are strongly correlated: otherwise the stem begins by seeing little but the mean color.
-    Source: the whitening layer of fast CIFAR-10 training (Page, 2019; Jordan, 2024), here for patches.
+    Pixels of a patch are strongly correlated: otherwise the stem initially sees little but the mean color. Source: the
+    whitening layer of fast CIFAR-10 training (Page, 2019; Jordan, 2024), here for patches.
     """
 
     eps: Annotated[float, Range(1e-9)] = 1e-2
@@ -46,7 +46,7 @@ class Whitening(Spec):
             products += patches.T @ patches
             count += len(patches)
         mean = total / count
-        variances, components = torch.linalg.eigh(products / count - torch.outer(mean, mean))  # in rising order
+        variances, components = torch.linalg.eigh(products / count - torch.outer(mean, mean))  # in ascending order
         kept = min(channels, pixels)
         scaled = components[:, -kept:] / (variances[-kept:].clamp(min=0) + self.eps).sqrt()  # d k
         generator = torch.Generator().manual_seed(seed)

@@ -24,7 +24,7 @@ class ActivationNorm(NamedTuple):
     norm: float
     """Mean L2 norm of the output tokens, over tokens and examples."""
     added: float | None
-    """Mean L2 norm of what a residual branch adds to its input; None for post-norm, which norms the sum."""
+    """Mean L2 norm of the output that a residual branch adds; None for post-norm, which normalizes the sum."""
 
 
 class LayerScaleSize(NamedTuple):
@@ -63,7 +63,7 @@ def activation_norms(model: Model, *inputs: Tensor) -> list[ActivationNorm]:
 
 
 def observed_modules(model: Model) -> list[tuple[str, nn.Module, str]]:
-    """The modules whose output is measured: name, module, what it is."""
+    """The modules whose output is measured: name, module, kind."""
     if isinstance(model, ExternalModel):
         return [(path, model.get_submodule(path), "part") for path in model.parts().values()]
     modules: list[tuple[str, nn.Module, str]] = []

@@ -40,8 +40,8 @@ def analyze(
     """Run all sections and write their files to `out`.
 
     The first of the `given` images are explained, and their neighbors searched in the `bank` (the test split of a run)
-    or among each other. Without given images those of the bank are used. The first of the `texts` are what a text
-    model attends over.
+    or among each other. Without given images those of the bank are used. Attention of a text model is shown for the
+    first of the `texts`.
     """
     require("matplotlib", "analysis")  # before anything is written
     output = OutputFolder(out)

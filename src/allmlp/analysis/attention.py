@@ -35,9 +35,9 @@ from allmlp.models.grid import stage_number
 from allmlp.models.model import ModelSpec
 
 LAYERS, HEADS, SIDE = 24, 16, 48
-"""The largest number of layers and of heads per layer in the figure of heads, and of rows drawn of one head."""
+"""Maximum numbers of layers, of heads per layer, and of rows per head in the figure of heads."""
 LABELS = 40
-"""Maps over at most so many tokens have their tokens at the axes."""
+"""Maps over at most this many tokens are labeled with the tokens."""
 
 
 class HeadStatistics(NamedTuple):
@@ -135,14 +135,14 @@ def draw_depth(
         return Series(label, list(values), [sum(v) / len(v) for v in lines], ([*map(min, lines)], [*map(max, lines)]))
 
     blocks = sorted({row.block or 0 for row in rows})
-    largest = {row.block or 0: row.largest_entropy for row in reversed(rows)}  # of the first one of each block
+    largest = {row.block or 0: row.largest_entropy for row in reversed(rows)}  # of the first layer of each block
     equal = Series("equal weights", blocks, [largest[block] for block in blocks], dashed=True)
     entropies = [series(stack, kind, "entropy") for stack, kind in kinds]
     charts = [Chart("Entropy, shaded from smallest to largest head", "nats", [*entropies, equal])]
     own = [pair for pair in kinds if pair[1] != "cross"]
     if own:
         first = {one.block or 0: one for one in reversed(maps) if one.branch != "cross"}  # of each block
-        # Of a causal model, over the tokens that each one may see.
+        # For a causal model, over the tokens visible to each query.
         equals = [mean_distance((one.weights > 0).double(), attention_grid(one, spec)).mean() for one in first.values()]
         uniform = Series("equal weights", [*first], [float(one) for one in equals], dashed=True)
         far = [series(stack, kind, "distance") for stack, kind in own]
@@ -211,7 +211,7 @@ def draw_rollout(
 
 
 def draw_alignment(output: OutputFolder, found: list[Tensor], texts: Sequence[TextInput]) -> None:
-    """Which source tokens the decoder attends to when it predicts each target token."""
+    """Draw which source tokens the decoder attends to when predicting each target token."""
     rows = [
         (number, position, predicted, column, text.read[column], float(value))
         for number, (weights, text) in enumerate(zip(found, texts))

@@ -1,4 +1,4 @@
-"""Attention maps of a model for an input, and what is computed from them."""
+"""Attention maps of a model for an input, and statistics of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from allmlp.tasks.translate import translate
 
 
 class AttentionMap(NamedTuple):
-    """What the queries of one layer attend to."""
+    """Attention weights of one layer."""
 
     name: str
     stack: str
@@ -99,7 +99,7 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def largest_entropy(weights: Tensor) -> float:
-    """The entropy if every query attended equally to all tokens that it may see."""
+    """The entropy if every query attended equally to all tokens visible to it."""
     return float((weights > 0).sum(-1).double().log().mean())
 
 
@@ -118,7 +118,7 @@ def mean_distance(weights: Tensor, grid: Grid | None) -> Tensor:
 
 
 def rollout(layers: list[Tensor]) -> Tensor:
-    """How much of every input token is in every output token, if values were only added: from b h s s to b s s.
+    """Attention rollout, the contribution of each input token to each output token: from b h s s to b s s.
 
         R_l = (mean_h A_l + I) / 2 R_{l-1},   R_0 = I
 

@@ -76,9 +76,9 @@ class Panel(NamedTuple):
     title: str
     values: Tensor
     direction: str = "two-sided"
-    """Of a line."""
+    """Direction of a line."""
     across: int = 1
-    """Of tiles: how many per row."""
+    """Tiles per row."""
 
 
 class FigureText(NamedTuple):
@@ -181,7 +181,7 @@ def heatmaps(layers: Sequence[Panel], text: FigureText, centered: bool = False) 
 class LabeledMatrix(NamedTuple):
     title: str
     values: Tensor
-    """Not negative, r c."""
+    """Non-negative values, r c."""
     rows: Sequence[str]
     columns: Sequence[str]
 

@@ -50,7 +50,7 @@ def mixing_sections(target: AnalysisTarget, output: OutputFolder) -> list[Sectio
 
 
 def why_no_weights(model: Model) -> str:
-    """Why there are no token-mixing weights to show."""
+    """Reason why there are no token-mixing weights to show."""
     if isinstance(model, ExternalModel):
         return "not known for a network of another package"
     unknown = undescribed_mixers(model)
@@ -69,7 +69,7 @@ def label(name: str) -> str:
 
 
 def choose(found: list[TokenWeights]) -> tuple[list[TokenWeights], str]:
-    """The layers that a figure shows, and which they are in words."""
+    """The layers shown in a figure, and a description of the selection."""
     chosen = [found[index] for index in evenly_spaced(len(found), LAYERS)]
     return chosen, f"{len(chosen)} of {len(found)} layers, evenly spaced" if len(chosen) < len(found) else "every layer"
 

@@ -1,4 +1,4 @@
-"""Which images are similar to a model: nearest neighbors in its features."""
+"""Nearest neighbors of images in a model's features."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ model, 9 % of all pairs reach it, and 99.6 % of the images have a neighbor that 
 
 class Neighbor(NamedTuple):
     index: int
-    """In the bank."""
+    """Index in the bank."""
     cosine: float
-    """Between the pooled features of both."""
+    """Cosine similarity of the pooled features."""
 
 
 @torch.inference_mode()

@@ -30,13 +30,13 @@ BATCH_SIZE = 100
 class PruningPoint(NamedTuple):
     method: str
     removed: float
-    """The fraction of the numbers in the token-mixing matrices that is saved."""
+    """Fraction of the numbers in the token-mixing matrices that need not be stored."""
     accuracy: float
 
 
 def load_test_images(data: str, count: int, class_names: tuple[str, ...] = ()) -> LabeledImages:
-    """Test images of a dataset, evenly spaced, since those of a folder are in the order of their classes. `data` is its
-    kind, such as Cifar10, or its JSON. `class_names` are those of the model, if it has any, which its labels must be.
+    """Test images of a dataset, evenly spaced, since those of a folder are sorted by class. `data` is its kind, such as
+    Cifar10, or its JSON. The dataset must have the model's `class_names`, if there are any.
     """
     discover("allmlp.data")
     dataset = parse(data, Data, "--data").load()

@@ -1,4 +1,4 @@
-"""Which patches a prediction depends on: occlusion, input gradients, and class activation maps."""
+"""Saliency of patches for a prediction: occlusion, input gradients, and class activation maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of time series has learned: the periods of its filters over time, and which variates it mixes."""
+"""Analysis of time-series models: periods of their filters over time, and mixing of variates."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Period(NamedTuple):
     steps: float
     """The period with the most power."""
     share: float
-    """Of the power of all periods, without the mean."""
+    """Fraction of the power of all periods, without the mean."""
 
 
 def time_filters(model: SeriesEncoderModel) -> Iterator[TimeFilters]:
-    """Within a patch, between the tokens of each block, and from all steps to the forecast."""
+    """Filters within a patch, between the tokens of each block, and from all steps to the forecast."""
     stem = model.spec.stem
     stride = stem.stride if isinstance(stem, SeriesPatches) else 1
     if isinstance(model.stem, SeriesPatchesLayer):
@@ -59,7 +59,7 @@ def spectrum(filters: TimeFilters) -> tuple[Tensor, Tensor]:
 
 
 def strongest(filters: TimeFilters) -> Period | None:
-    """None for filters of one entry, or without any change."""
+    """The strongest period; None for filters with a single entry or constant ones."""
     periods, power = spectrum(filters)
     if not len(power) or not power.sum() > 0:
         return None
@@ -68,7 +68,7 @@ def strongest(filters: TimeFilters) -> Period | None:
 
 
 def variate_maps(model: SeriesEncoderModel) -> dict[str, Tensor]:
-    """By layer, how much each variate (row) reads of every other (column): |W2| |W1|, V x V. Where the variates are the
+    """How much each variate (row) reads of every other (column), by layer: |W2| |W1|, V x V. If the variates are the
     channels, as in TSMixer, these layers are the channel MLPs.
     """
     kinds = (VariateMlpLayer, ChannelMlpLayer) if model.spec.stem.mixes_variates else (VariateMlpLayer,)
@@ -80,7 +80,7 @@ def variate_maps(model: SeriesEncoderModel) -> dict[str, Tensor]:
 
 
 def series_sections(target: AnalysisTarget, output: OutputFolder) -> list[Section]:
-    """Empty for models that do not read series."""
+    """The sections for a time-series model; empty for others."""
     model = target.model
     if not isinstance(model, SeriesEncoderModel):
         return []

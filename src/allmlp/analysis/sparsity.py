@@ -28,12 +28,12 @@ KINDS: dict[TokenRole | None, MatrixKind] = {
 class Sparsity(NamedTuple):
     name: str
     kind: MatrixKind
-    """What the matrix mixes: tokens (the paper's linear layers), channels (its MLPs), tokens by attention, or other."""
+    """Axis mixed by the matrix: tokens (the paper's linear layers), channels (its MLPs), attention, or other."""
     stack: str
     block: int | None
     weights: int
     fraction: float
-    """Of the weights below 5 % of the largest one in the matrix."""
+    """Fraction of the weights below 5 % of the largest one in the matrix."""
 
 
 def small_fraction(weight: Tensor, limit: float = 0.05) -> float:

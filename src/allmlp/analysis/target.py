@@ -1,4 +1,4 @@
-"""The model to analyze, and images to show to it."""
+"""The model to analyze, and example images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from allmlp.weights import folder
 from allmlp.weights.bundled import BUNDLED, BUNDLED_PREFIX, model_path
 
 MAC_BUDGET = 5e11
-"""Multiply-adds of one section unless more is asked for: half a minute on a CPU core."""
+"""Multiply-adds of one section by default: half a minute on a CPU core."""
 
 
 class NamedImages(NamedTuple):
@@ -55,11 +55,11 @@ class AnalysisTarget:
     tokenizer: Tokenizer | None = None
     """None for a model that does not read text, and for one that is not in a folder."""
     columns: tuple[str, ...] = ()
-    """Of the table that a model of time series was trained on."""
+    """Columns of the table that a time-series model was trained on."""
 
     @property
     def output(self) -> Literal["classes", "values", "features"]:
-        """What the head of an image model outputs: class scores, other numbers, or features if there is no head."""
+        """Output of an image model's head: class scores, other numbers, or features if there is no head."""
         spec = self.model.spec
         if isinstance(spec, Encoder) and spec.head is None:
             return "features"
@@ -107,7 +107,7 @@ class AnalysisTarget:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The arguments of the command as a model, and image files or texts; the bundled model if none is named."""
+    """Split the arguments of the command into a model, and image files or texts; the bundled model by default."""
     names = list(arguments)
     no_model = not names or Path(names[0]).is_file() or Path(names[0]).suffix.lower() in SUFFIXES
     model = BUNDLED if no_model else names.pop(0)
@@ -115,7 +115,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def affordable_images(model: Model, most: int, least: int = 1, passes: int = 1) -> int:
-    """How many images the model reads `passes` times in about MAC_BUDGET multiply-adds, within the two limits."""
+    """Images that the model can read `passes` times in about MAC_BUDGET multiply-adds, within the two limits."""
     return max(least, min(most, int(MAC_BUDGET / (passes * max(model.describe().macs, 1)))))
 
 

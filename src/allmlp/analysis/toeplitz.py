@@ -1,4 +1,4 @@
-"""How much of a token matrix depends on the distance between tokens alone."""
+"""Toeplitz fraction: how much of a token matrix depends only on the distance between tokens."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def token_weights(model: Model) -> Iterator[TokenWeights]:
 
 
 def undescribed_mixers(model: nn.Module) -> list[str]:
-    """The class names of token-mixing layers that declare no `token_roles`, nor does any module inside them."""
+    """Class names of token-mixing layers without declared `token_roles`, in themselves or in any submodule."""
     mixers: list[nn.Module | None] = []
     for module in model.modules():
         if isinstance(module, BlockLayer):

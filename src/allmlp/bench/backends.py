@@ -7,7 +7,7 @@ reduce-overhead    torch.compile(mode="reduce-overhead")
 cuda-graph         compiled, then captured as one CUDA graph
 max-autotune       torch.compile(mode="max-autotune")
 
-The last three, too, have other packages' models in channels_last, in which their convolutions are faster.
+The last three also run other packages' models in channels_last, in which their convolutions are faster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK = 32
 
 
 class PreparedBackend(NamedTuple):
-    """A backend that is built."""
+    """A backend ready to run."""
 
     call: Call
     """The timed call."""
@@ -97,7 +97,7 @@ def onnx(model: Model, precision: torch.dtype) -> Forward:
     names = [value.name for value in session.get_inputs()]
 
     def run(x: Tensor) -> Tensor:
-        # The graph of a text or a series also takes what is optional in torch: a mask of what is there, and segments.
+        # The graph of a text or a series also takes inputs that are optional in torch: the mask and segments.
         inputs = x, torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x, dtype=torch.int64)
         given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=False)}
         return torch.from_numpy(session.run(None, given)[0])
@@ -123,7 +123,7 @@ MODES: dict[str, Callable[[Model, torch.dtype], Forward]] = {
 
 
 def memory_format(package: str, mode: str) -> torch.memory_format:
-    """Our models cut patches out of images in either layout, and keep what they are given."""
+    """Memory format of a backend; our models read either layout, so their input is unchanged."""
     last = package != "ours" and mode in ("channels-last", "reduce-overhead", "cuda-graph", "max-autotune")
     return torch.channels_last if last else torch.preserve_format
 
@@ -131,7 +131,7 @@ def memory_format(package: str, mode: str) -> torch.memory_format:
 def default_backends(
     packages: Iterable[str], device: torch.device, batch: int, train: bool = False, brief: bool = False
 ) -> list[str]:
-    """Eager and compiled for every package, and on a GPU what is faster. Not max-autotune: it compiles for minutes.
+    """Eager and compiled for every package, and faster modes on a GPU. Not max-autotune, which compiles for minutes.
 
     With `brief` only the fastest of each package, for sweeps over many sizes.
     """
@@ -214,7 +214,7 @@ def squares(images: Tensor) -> Tensor:
 
 
 def unit(inputs: tuple[Tensor, ...]) -> tuple[str, int]:
-    """The unit of throughput, and how many of them one example has."""
+    """Unit of throughput, and the number of units per example."""
     first: Any = inputs[0]
     if first.is_floating_point():
         return ("images" if first.dim() == 4 else "windows"), 1

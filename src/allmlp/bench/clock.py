@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
     def device_time(self, call: Call, latency: float) -> float | None:
-        """Seconds that the device works on one call, if it works on its own."""
+        """Device time of one call in seconds, if the device runs asynchronously."""
         ...
 
 
@@ -52,7 +52,7 @@ class CpuClock:
 
 
 class ThreadClock(CpuClock):
-    """Time of this thread on its core, in which other processes do not count."""
+    """CPU time of this thread, which excludes other processes."""
 
     def row(self, call: Call, count: int) -> float:
         start = time.thread_time()
@@ -82,7 +82,7 @@ class CudaClock:
         return self.between(call, 1)
 
     def device_time(self, call: Call, latency: float) -> float:
-        """Behind a GPU that sleeps until the host has launched every kernel of the call."""
+        """Measured after a sleep on the GPU, during which the host launches every kernel of the call."""
         torch.cuda._sleep(int(latency * SLEEP_CYCLES_PER_S))
         return self.between(call, 1)
 

@@ -17,7 +17,7 @@ from allmlp.errors import MissingExtra, UserError, one_line
 from allmlp.files import write_atomically, write_csv_atomically, write_text_atomically
 
 NOT_IN_CSV = ("ratios", "calls_s", "latencies_s", "device_times_s")
-"""Of the ratios, the CSV file has the one by throughput, and at batch 1 by device time, over timm at its best."""
+"""Fields not in the CSV file; of the ratios it has those over timm's best, by throughput and device time (batch 1)."""
 
 
 RATIO_COLUMNS = ("ratio_over", "ratio_by", "ratio", "ratio_low", "ratio_high")

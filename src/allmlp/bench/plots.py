@@ -32,7 +32,7 @@ MODES = {
 
 
 def figures(report: BenchReport) -> Iterator[tuple[str, Figure]]:
-    """The figures that the report has data for."""
+    """All figures for which the report has data."""
     rows = [row for row in report.rows if row.rate_per_s and row.model == row.cell]
     plain, scaled = [row for row in rows if row.size is None], [row for row in rows if row.size is not None]
     if plain:

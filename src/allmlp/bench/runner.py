@@ -51,7 +51,7 @@ class BenchOptions:
     seconds: float = 1.0
     backends: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
-    """Models that are timed in the same rounds as each of `models`, and compared with it."""
+    """Models timed in the same rounds as each of `models`, for comparison."""
     img_size: int | None = None
     """Image size, where it differs from the models' own."""
     seq_len: int | None = None
@@ -59,13 +59,13 @@ class BenchOptions:
 
 
 class Ratio(NamedTuple):
-    """How many times as fast a backend is as a peer: quartiles of the ratios of all rounds."""
+    """Speedup of a backend over a peer: quartiles of the ratios of all rounds."""
 
     peer: str
     """"timm best", "ours fast", or with a model in front where it is another one: "vit_b16 timm best"."""
     model: str
     backend: str
-    """The peer's: the best of a package is the one with the least median."""
+    """Backend of the peer; the best of a package has the lowest median."""
     by: Measure
     """Calls in a row; one call alone; one call on the GPU without its launch."""
     median: float
@@ -88,7 +88,7 @@ class Measurement(NamedTuple):
     backend: str
     batch: int
     unit: str
-    """What throughput counts: images, tokens, or windows of a series."""
+    """Unit of throughput: images, tokens, or windows of a series."""
     rate_per_s: float | None = None
     """Throughput of back-to-back calls."""
     rate_low: float | None = None
@@ -171,11 +171,11 @@ class PreparedGroup(NamedTuple):
     rows: list[Measurement]
     """One per backend, without times."""
     ready: dict[str, PreparedBackend]
-    """Those to time."""
+    """Backends to time."""
     units: int
     """Images, tokens or windows of an example."""
     flops: int
-    """Of an example."""
+    """FLOPs of an example."""
 
 
 def prepare_group(
@@ -219,7 +219,7 @@ def prepare_backends(
     device: torch.device,
     log: LogFunction = lambda *text, **end: None,
 ) -> tuple[dict[str, PreparedBackend], dict[str, BackendResult]]:
-    """The backends whose error is within `max_error`, and what is known of all of them."""
+    """Backends whose error is within `max_error`, and the measurements of all backends so far."""
     ready: dict[str, PreparedBackend] = {}
     found: dict[str, BackendResult] = {}
     for backend in backends:
@@ -296,12 +296,12 @@ def bench(
 
 
 def spec_of(name: str) -> ModelSpec:
-    """Of a preset, or of a model folder."""
+    """Spec of a preset or of a model folder."""
     return read_spec(expand_user(name)) if is_model_folder(expand_user(name)) else preset(name).spec
 
 
 def labels(names: Sequence[str]) -> dict[str, str]:
-    """The names in tables and figures: of a folder the last part of its path, or all of it where two end alike."""
+    """Names in tables and figures; for a folder the last part of its path, or the whole path if two end alike."""
     folders = {name: is_model_folder(expand_user(name)) for name in names}
     short = {name: expand_user(name).resolve().name if folder else name for name, folder in folders.items()}
     return {name: name if list(short.values()).count(last) > 1 else last for name, last in short.items()}
@@ -347,7 +347,7 @@ class ParityCheck(NamedTuple):
 
 
 def check_parity(one: PeerGroup, inputs: tuple[torch.Tensor, ...], options: BenchOptions) -> ParityCheck:
-    """Compare the packages in float64, and measure eager rounding error of those that agree in the timed precision."""
+    """Compare the packages in float64; for those that agree, measure eager's rounding error in the timed precision."""
     precision = PRECISIONS[options.precision]
     exact, build = (training.exact, training.training) if options.train else (inference.exact, inference.inference)
     reference = exact(one, next(iter(one.models)), inputs)
@@ -391,7 +391,7 @@ def with_timing(
 
 
 def ratios(row: Measurement, rows: Sequence[Measurement]) -> Iterator[Ratio]:
-    """How many times as fast as the best backend of every other package and model in its rounds, and as "ours fast".
+    """Speedups over the best backend of every other package and model in its rounds, and over "ours fast".
 
     By throughput, on a GPU at batch 1 also by latency and device time. FP8 is not a package's best: it rounds coarser.
     """
@@ -413,7 +413,7 @@ def ratios(row: Measurement, rows: Sequence[Measurement]) -> Iterator[Ratio]:
 
 @contextmanager
 def fastest_settings() -> Iterator[None]:
-    """Matmul precision as in `allmlp train`; the fastest convolutions; no model left uncompiled without a word.
+    """Use the matmul precision of `allmlp train` and the fastest convolutions; raise if a model is not compiled.
 
     All models of a package share their code, and torch.compile gives up on code that it has compiled eight times.
     """

@@ -1,4 +1,4 @@
-"""Interleaved timing: all calls run in every round, so that heat and background load affect all of them alike.
+"""Interleaved timing: all calls run in every round, so that heat and background load affect all of them equally.
 
 The order is shuffled in every round: in a fixed order a call always follows the same neighbor, and right after a large
 matmul an H200 is 6 % slower.
@@ -125,7 +125,7 @@ def speedup(times: Sequence[float], others: Sequence[float]) -> Quartiles:
 
 
 def try_call(call: Callable[[], T]) -> T | Failure:
-    """The result, or why it failed: a backend that cannot run costs one row, not the run."""
+    """The result, or the reason for failure: a backend that cannot run costs one row, not the whole benchmark."""
     try:
         return call()
     except UserError as reason:
@@ -138,13 +138,13 @@ def try_call(call: Callable[[], T]) -> T | Failure:
 
 
 def is_out_of_memory(reason: Exception) -> bool:
-    """Includes the CPU allocator, which raises a plain RuntimeError."""
+    """Whether an error means out of memory, including the CPU allocator's plain RuntimeError."""
     known = isinstance(reason, (torch.OutOfMemoryError, MemoryError))
     return known or "can't allocate memory" in str(reason) or "CUDA out of memory" in str(reason)
 
 
 def end_capture() -> None:
-    """Undo what a failed capture of a CUDA graph leaves behind: its stream, and the random generator in its mode."""
+    """Clean up after a failed CUDA graph capture: reset its stream and the mode of the random generator."""
     if torch.cuda.is_initialized():
         torch.cuda.set_stream(torch.cuda.default_stream())
         generator = torch.cuda.default_generators[torch.cuda.current_device()]

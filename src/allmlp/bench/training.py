@@ -33,13 +33,13 @@ SPECIAL = 5
 """Number of special tokens; the last of them is [MASK]."""
 
 OPTIMIZER = AdamW(lr=0.0)
-"""With a learning rate of 0 a step takes as long, and the weights stay the same however often it is timed."""
+"""A learning rate of 0 does not change the time of a step, and the weights stay the same however often it is timed."""
 
 MODES: dict[str, Callable[[TaskModule], object]] = {
     "eager": lambda task: None,
     "compiled": compile_task,
     "channels-last": compile_task,
-    "cuda-graph": compile_task,  # and the whole step is recorded, as in `allmlp train`
+    "cuda-graph": compile_task,  # the whole step is recorded, as in `allmlp train`
 }
 
 

@@ -62,8 +62,8 @@ def fail(reason: object) -> NoReturn:
 
 
 def is_first(line: str) -> bool:
-    """Whether this is the first process that fails. Under torchrun all do, mostly for the same reason; it shows what
-    they write to their error files.
+    """Whether this is the first process that fails. Under torchrun usually all fail, for the same reason; torchrun
+    shows what they write to their error files.
     """
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not report:
@@ -82,13 +82,13 @@ def is_first(line: str) -> bool:
 
 
 def is_out_of_memory(reason: BaseException) -> bool:
-    """Also torch's own errors, of a CPU and of a GPU."""
+    """Whether an error means out of memory, including torch's own errors on CPU and GPU."""
     return isinstance(reason, MemoryError) or "not enough memory" in str(reason) or "out of memory" in str(reason)
 
 
 def explain(error: Any) -> str:
-    """The message; of an unknown option with a typo's correction, the field of --set it may stand for, or the commands
-    that have it.
+    """The message; for an unknown option with a correction of a typo, the field of --set it may correspond to, or the
+    commands that have it.
     """
     option: str | None = getattr(error, "option_name", None)
     if option is None:

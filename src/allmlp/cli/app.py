@@ -1,4 +1,4 @@
-"""The typer application, and what its commands share."""
+"""The typer application, and functions shared by the commands."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Commands(TyperGroup):
 
 
 def nearest_command(name: str, commands: Iterable[str]) -> str:
-    """What may have been meant by a first word that is no command: another tool's word, a file, a model, a typo."""
+    """Suggestion for a first word that is not a command: another tool's word, a file, a model, a typo."""
     close = difflib.get_close_matches(name, [*commands, *VERBS], n=1)
     if close:
         return VERBS.get(close[0], close[0])
@@ -106,7 +106,7 @@ def complete_name(incomplete: str) -> list[str]:
 
 
 class Command(TyperCommand):
-    """Names values in the help as other programs do: --gpus INT, not --gpus <int range>."""
+    """Names values in the help like other programs: --gpus INT, not --gpus <int range>."""
 
     def invoke(self, ctx: Any) -> Any:
         out = str(ctx.params.get("out") or "")
@@ -211,12 +211,12 @@ MetricOption = Annotated[
 
 
 def width() -> int:
-    """Columns to write in: those of the terminal, at most 100, also when the output is a file."""
+    """Width of the output: that of the terminal, at most 100, also for files."""
     return min(shutil.get_terminal_size((100, 0)).columns, 100)
 
 
 def wrap_text(text: str, columns: int) -> list[str]:
-    """The lines of a docstring in this width; commands and indented lines stay as they are."""
+    """Wrap a docstring to this width; commands and indented lines are unchanged."""
     lines: list[str] = []
     for paragraph in text.split("\n\n"):
         lines += [""] if lines else []
@@ -281,7 +281,7 @@ def assignments(texts: list[str]) -> dict[str, str]:
 
 
 def next_command(*parts: object) -> None:
-    """Print what to run next, on stderr so that the output stays what was asked for; not for --json.
+    """Print what to run next, on stderr, so that it is not part of the output; not for --json.
 
     next_command("predict", folder, "IMAGE") prints `next: allmlp predict runs/photos IMAGE`.
     """

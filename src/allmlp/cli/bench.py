@@ -207,7 +207,7 @@ def over_timm(row: Measurement, rows: list[Measurement]) -> str:
 
 
 def comparisons(row: Measurement) -> list[str]:
-    """What the fastest of our backends is compared with besides timm's best: latency, fp8, models of --against."""
+    """Comparisons of our fastest backend besides that with timm's best: latency, fp8, models of --against."""
     from allmlp.bench.outputs import headline
 
     if row.model != row.cell or row.backend not in ("ours fast", "ours fp8", "ours cuda-graph"):

@@ -1,4 +1,4 @@
-"""What predict and embed share: options, the choice of the model, progress, and inputs that could not be used."""
+"""Common parts of predict and embed: options, choice of the model, progress, and unusable inputs."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class PredictionJob:
         """The command to suggest at the end."""
 
     def watch(self, answers: Iterable[Answer]) -> Iterator[Answer]:
-        """Pass answers on, show how far it is, and report inputs that could not be used."""
+        """Pass answers on, show progress, and report inputs that could not be used."""
         progress, task = self.start_progress()
         with progress:
             for answer in answers:
@@ -169,7 +169,7 @@ class PredictionJob:
         return found[0]
 
     def skip(self, count: int) -> None:
-        """These inputs were done before."""
+        """Count inputs that were done before."""
         self.earlier += count
 
     def settings(self, command: str, *options: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class PredictionJob:
         return json.loads(json.dumps({"command": command, **found}))
 
     def finish(self, counts: Counter[str] | None = None) -> None:
-        """Say what was done, and how often each label was the answer; exit with 1 if inputs could not be used."""
+        """Print a summary with the count of each label; exit with 1 if inputs could not be used."""
         alone = self.processes == 1  # torchrun ends all processes when one exits with an error
         if alone and self.failed and self.failed == self.done:
             several = f"none of the {self.done:,} inputs could be used; the last one: " if self.done > 1 else ""
@@ -203,7 +203,7 @@ class PredictionJob:
 
 
 def refuse_unused(inputs: Inputs, fast: bool | None, part_size: int | None) -> None:
-    """Refuse options that would change nothing; `part_size` is that of an output without parts."""
+    """Refuse options that would have no effect; `part_size` is the one given for an output without parts."""
     images, columns = inputs.reads == "images", inputs.columns
     unused = {
         "--part-size is for parts: --out FOLDER/": part_size,

@@ -131,7 +131,7 @@ def show_recipe(name: str, changes: dict[str, str], as_json: bool) -> None:
 
 
 def summarize_run(name: str, run: Run) -> dict[str, str]:
-    """What a run is and takes, before it runs."""
+    """Summary of a run and its cost, before it runs."""
     from allmlp.models.cost import measure
     from allmlp.models.zoo import short_name
     from allmlp.spec import format_spec
@@ -168,7 +168,7 @@ def one_line_spec(text: str) -> str:
 
 
 def expected_time(name: str, run: Run) -> str:
-    """Of one H200, where the size of the data is known and the speed of such models is measured."""
+    """Expected time on one H200, if the size of the data and the speed of such models are known."""
     from allmlp.log import format_duration
     from allmlp.plan.estimate import expected_seconds
     from allmlp.plan.jobs import from_run

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from allmlp.study.summary import Summary
 
 LOCATIONS = ("path", "train", "val", "test", "cache", "download", "tokenizer.path")
-"""Fields of data that say where they are on this machine, not what a study is."""
+"""Fields of data for their location on this machine, which are not part of a study."""
 
 
 @app.command(

@@ -17,7 +17,7 @@ MAX_NAMES = 5
 
 class ClassMatch(NamedTuple):
     names: tuple[str, ...]
-    """Of the distinguished classes: those of the model, some of them merged."""
+    """Names of the distinguished classes: those of the model, some of them merged."""
     columns: list[int]
     """Class of the model -> index in `names`."""
     labels: list[int]
@@ -33,12 +33,12 @@ def imagenet_classes() -> dict[str, tuple[str, ...]]:
 
 
 def canonical(name: str) -> str:
-    """Case, spaces, underscores and hyphens do not count."""
+    """Normalize a name: without case, spaces, underscores and hyphens."""
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
 def aliases(name: str) -> set[str]:
-    """A name, its parts separated by commas, and, of an ImageNet identifier, the names of the class."""
+    """A name, its comma-separated parts and, for an ImageNet identifier, the names of the class."""
     parts = [name, *name.split(","), *imagenet_classes().get(name.strip(), ())]
     return {canonical(part) for part in parts}
 
@@ -53,10 +53,10 @@ def model_class_names(names: Sequence[str], num_classes: int) -> tuple[str, ...]
 def match_classes(
     data: Sequence[str], model: Sequence[str], table: Mapping[str, Iterable[str]] | None = None
 ) -> ClassMatch:
-    """Match the classes of data with those of a model; what `table` says of a class counts more than its name.
+    """Match the classes of data with those of a model; `table` takes precedence over names.
 
-    A class of the data may be several of the model: its probability is then the sum of theirs. Numbers stand for the
-    outputs of the model in a table, and where the classes of the data are numbers and as many as the model's.
+    A class of the data may correspond to several of the model; its probability is the sum of theirs. Numbers are output
+    indices of the model, in `table` and if the data's classes are numbers from 0, as many as the model's.
     """
     exact = {canonical(name): number for number, name in reversed(list(enumerate(model)))}
     known: dict[str, set[int]] = {}
@@ -106,7 +106,7 @@ def match_classes(
 
 
 def read_class_table(file: str) -> dict[str, list[str]]:
-    """A table whose first column is a class of the data and whose second the class of the model, by name or number.
+    """Read a table with classes of the data in the first column and of the model, by name or number, in the second.
 
     A class of the data may have several rows; with an empty second cell, it is left out.
     """

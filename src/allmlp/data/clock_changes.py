@@ -1,4 +1,4 @@
-"""Local times in places where clocks are set forward and back: hours that occur twice, days of 23 and 25 hours."""
+"""Local times with daylight saving time: hours that occur twice, days of 23 and 25 hours."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NIGHT = (23, 0, 1, 2, 3)
 
 
 def are_local_days(times: np.ndarray, series: np.ndarray, midnights: bool) -> bool:
-    """Whether times, sorted within each series, are days that begin at a local midnight: as their zones say
-    (`midnights`), or since they are at two times of the day that are an hour apart, one in summer and one in winter.
+    """Whether times, sorted within each series, are days starting at local midnight: according to their time zones
+    (`midnights`), or because they have two times of day an hour apart, one in summer and one in winter.
     """
     steps = np.diff(times)[np.diff(series) == 0]
     if not len(steps) or steps[steps > 0].min(initial=DAY) < DAY - HOUR:
@@ -24,13 +24,13 @@ def are_local_days(times: np.ndarray, series: np.ndarray, midnights: bool) -> bo
 
 
 def local_days(times: np.ndarray) -> np.ndarray:
-    """The dates of local midnights that are given in UTC, for zones of UTC-10 to UTC+13."""
+    """Dates of local midnights given in UTC, for time zones from UTC-10 to UTC+13."""
     return (times + 13 * HOUR) // DAY * DAY
 
 
 def doubled_hours(times: np.ndarray, series: np.ndarray) -> np.ndarray:
-    """The first of each two rows for one time, sorted within each series, if all of them are in an hour that occurs
-    twice as clocks are set back: one at night for each series and half of a year; else nothing.
+    """First row of each pair with the same time, sorted within each series, if all pairs can be an hour repeated when
+    clocks are set back: at most one, at night, per series and half-year; otherwise empty.
     """
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
     steps = np.diff(times)[np.diff(series) == 0]
@@ -46,7 +46,7 @@ def doubled_hours(times: np.ndarray, series: np.ndarray) -> np.ndarray:
 def join_doubled(
     times: np.ndarray, series: np.ndarray, values: np.ndarray, first: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows, with means of the values that are there in place of the rows `first` and those after them."""
+    """Replace each row in `first` and the row after it by one with the means of their observed values."""
     both = np.stack([values[first], values[first + 1]])
     seen = np.isfinite(both)
     joined = values.copy()

@@ -1,4 +1,4 @@
-"""Which columns of a table hold texts, images, labels and splits: by their names, else by their content."""
+"""Detection of the text, image, label and split columns of a table, by name, else by content."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def sample_columns(table: Table) -> list[ColumnSample]:
 def named_column(
     columns: Sequence[str], wanted: str, known: Iterable[str], file: str, taken: Sequence[str | None] = ()
 ) -> str | None:
-    """The column that is asked for, else the first known name that is not taken, in any case; None if there is none."""
+    """The column `wanted`, else the first of the `known` names, ignoring case, that is not taken; or None."""
     if wanted:
         if wanted not in columns:
             hint = did_you_mean(wanted, columns) or f", only {', '.join(columns)}"
@@ -113,7 +113,7 @@ def guess_label(samples: Sequence[ColumnSample], table: Table) -> str:
 
 
 def guess_texts(samples: Sequence[ColumnSample], most: int, table: Table, option: str) -> list[str]:
-    """The columns of text, at least one and at most `most`; where none is, the one with the longest values."""
+    """The text columns, at least one and at most `most`; if none looks like text, the one with the longest values."""
     words = [sample for sample in samples if sample.values and not sample.is_numeric]
     longest = sorted(words, key=lambda sample: -sample.mean_length)[:1]
     found = [sample.name for sample in [sample for sample in words if sample.is_text] or longest]
@@ -124,18 +124,18 @@ def guess_texts(samples: Sequence[ColumnSample], most: int, table: Table, option
 
 
 def find_split(samples: Sequence[ColumnSample]) -> str:
-    """The column that says which split a row belongs to; empty if there is none."""
+    """The column that assigns rows to splits; empty if there is none."""
     found = (sample.name for sample in samples if sample.name.casefold() in SPLIT_COLUMNS and sample.is_split)
     return next(found, "")
 
 
 def split_for_testing(splits: Collection[str]) -> str:
-    """The one of a table's splits that is for testing: test, or the only other one; empty if there is none."""
+    """The split to test on: "test", else "validation"; empty if there is neither."""
     return next((name for name in ("test", "validation") if name in splits), "")
 
 
 def check_classes(labels: Sequence[str], column: str, source: str) -> None:
-    """Labels must be classes: more than one, and not different in almost every row."""
+    """Raise UserError unless the labels are classes: more than one, and not different in almost every row."""
     distinct = len(set(labels))
     if distinct == 1:
         raise UserError(f"{source} has only one class, {labels[0]!r}: at least two are needed")
@@ -148,7 +148,7 @@ def check_classes(labels: Sequence[str], column: str, source: str) -> None:
 
 
 def guess_note(roles: dict[str, str]) -> str:
-    """What was taken for what, as field -> column, and how to change it."""
+    """A note on the detected columns, field=column, and how to change them."""
     taken = ", ".join(f"{field}={column}" for field, column in roles.items())
     return f"columns found by their content: {taken} (set data.{next(iter(roles))} to change this)"
 

@@ -41,10 +41,10 @@ class TextDataset(Dataset):
     tokenizer: Tokenizer
     seq_len: int
     separate_documents: bool = False
-    """Whether a row holds several whole documents or parts, each as [CLS] tokens [SEP], that do not see each other."""
+    """Whether a row holds several documents or parts, each as [CLS] tokens [SEP], that do not see each other."""
 
     def separation(self, ids: Tensor) -> dict[str, Tensor]:
-        """What keeps the documents of such rows apart in a model: the number of each token's, b s, 0 at padding."""
+        """Model argument that separates the documents of a row: document number of each token, b s, 0 at padding."""
         if not self.separate_documents:
             return {}
         return {"documents": self.tokenizer.starts(ids).cumsum(1).masked_fill(self.tokenizer.padding(ids), 0)}
@@ -54,8 +54,8 @@ class TextDataset(Dataset):
 
 
 class Corpus(TextData):
-    """Text files of any number and size; `path` and `test` as in `find_files`, without README and LICENSE files unless
-    they are named.
+    """Text files of any number and size; `path` and `test` as in `find_files`. README and LICENSE files are skipped
+    unless named explicitly.
 
     Without `test`, the hash of a document decides whether it belongs to the `test_fraction`. With `packing` rows span
     document boundaries, as in the papers; without it a row has tokens of one document and padding. With
@@ -104,7 +104,7 @@ class PassageDataset(TextDataset):
 
 
 class Passages(Corpus):
-    """A `Corpus` as a source of questions about its rows, for `SpanSelection`; the tokens in the cache are the same."""
+    """A `Corpus` whose rows `SpanSelection` turns into questions; it shares the cached tokens."""
 
     seq_len: Count = 384
 
@@ -152,7 +152,7 @@ def load_corpus(spec: Corpus, stamps: list[str], train: Documents, test: Documen
 
 
 def write(folder: Path, spec: Corpus, train: Documents, test: Documents | None, tokenizer: Tokenizer | None) -> None:
-    """Write tokens and document ends to a folder that only exists when complete."""
+    """Write tokens and document ends to a folder that appears only when complete."""
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -249,7 +249,7 @@ class TokenRows:
 
 
 class SeparateRows(TokenRows):
-    """A split of rows [CLS] tokens [SEP] [CLS] tokens [SEP] ...: a row takes the next documents as long as they fit."""
+    """A split of rows [CLS] tokens [SEP] [CLS] tokens [SEP] ..., each filled with as many documents as fit."""
 
     def __init__(
         self, tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, tokenizer: Tokenizer, seq_len: int
@@ -262,7 +262,7 @@ class SeparateRows(TokenRows):
                 filled = 0
             filled += length
         self.firsts = np.array([*firsts, len(starts)])
-        """The number of the first part of each row."""
+        """Index of the first part of each row."""
 
     def __len__(self) -> int:
         return len(self.firsts) - 1

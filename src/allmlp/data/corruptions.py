@@ -1,7 +1,7 @@
-"""Corrupted images, to measure what a classifier loses: noise, blur, weather and digital damage in five severities.
+"""Image corruptions for measuring robustness: noise, blur, weather and digital artifacts in five severities.
 
-The kinds and their severities follow CIFAR-10-C (Hendrycks and Dietterich, 2019) in name and rough strength, not in its
-images: these are computed here, on any image, from a seed for each.
+Kinds and severities follow CIFAR-10-C (Hendrycks and Dietterich, 2019) in name and approximate strength; its images are
+not reproduced: corruptions are computed for any image, from one seed per image.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int, Sequence[int]], Tensor]] = {
 def corrupt(images: Tensor, kind: str, severity: int, seeds: Sequence[int]) -> Tensor:
     """Images (float, b c h w, in [0, 1]) with a corruption of `CORRUPTIONS`, rounded as if stored in eight bits.
 
-    With a seed for each image, so that what becomes of one does not depend on the others of a batch.
+    Each image has its own seed, so that the result does not depend on the rest of the batch.
     """
     changed = CORRUPTIONS[kind](images, severity, seeds)
     return (changed.clamp(0, 1) * 255).round() / 255
 
 
 def normal(images: Tensor, seeds: Sequence[int]) -> Tensor:
-    """Of the shape of the images."""
+    """Normal noise with the shape of the images."""
     generator, found = torch.Generator(images.device), images.new_empty(images.shape)
     for own, seed in zip(found, seeds, strict=True):
         own.normal_(generator=generator.manual_seed(seed))
@@ -100,7 +100,7 @@ def normal(images: Tensor, seeds: Sequence[int]) -> Tensor:
 
 
 def uniform(images: Tensor, shape: tuple[int, ...], seeds: Sequence[int]) -> Tensor:
-    """Of this shape for each of the images."""
+    """Uniform noise of this shape for each image."""
     generator, found = torch.Generator(images.device), images.new_empty(len(images), *shape)
     for own, seed in zip(found, seeds, strict=True):
         own.uniform_(generator=generator.manual_seed(seed))

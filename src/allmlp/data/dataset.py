@@ -104,9 +104,9 @@ class Dataset:
     train: Split
     test: Split
     validation: Split | None = field(default=None, kw_only=True)
-    """Evaluated during training, to choose hyperparameters; the test split is then evaluated at the end only."""
+    """Evaluated during training, for choosing hyperparameters; the test split is then evaluated only at the end."""
     notes: tuple[str, ...] = field(default=(), kw_only=True)
-    """What was noticed while loading, each a sentence: guessed columns, skipped files, duplicates across splits."""
+    """Notes from loading, one sentence each: guessed columns, skipped files, duplicates across splits."""
 
     def split_validation(self, examples: int) -> Self:
         """Hold out `examples` of the training split and evaluate nothing else, to choose hyperparameters."""
@@ -119,7 +119,7 @@ class Dataset:
         return replace(self, train=subset(self.train, train), test=subset(self.train, validation), validation=None)
 
     def take_fraction(self, fraction: float) -> Self:
-        """Keep this fraction of the training split, of every class alike; a smaller one is part of a larger one."""
+        """Keep this fraction of every class of the training split; a smaller fraction is a subset of a larger one."""
         if fraction == 1:
             return self
         labels = classes_of(self.train)
@@ -128,21 +128,21 @@ class Dataset:
         return replace(self, train=subset(self.train, kept.sort().values))
 
     def take_per_class(self, count: int | None, seed: int) -> Self:
-        """Keep `count` training examples of every class (all of a class that has fewer, and all without a label) by
-        `seed`; fewer of the same seed are part of more.
+        """Keep `count` training examples per class, chosen by `seed` (all of a smaller class, and all without a label);
+        with the same seed, a smaller count gives a subset.
         """
         if count is None:
             return self
         labels = classes_of(self.train)
         if labels is None:
             raise UserError("train_per_class needs data with one class per example: use train_fraction")
-        # Examples without a label, below zero, are no class: all of them stay.
+        # Unlabeled examples (negative labels) belong to no class and are all kept.
         groups = shuffled_classes(labels, seed)
         kept = torch.cat([some if labels[some[0]] < 0 else some[:count] for some in groups])
         return replace(self, train=subset(self.train, kept.sort().values))
 
     def checksum(self) -> str:
-        """SHA-256 of what is trained on and evaluated."""
+        """SHA-256 of the training and evaluation data."""
         digest = hashlib.sha256()
         for buffer in self.content():
             digest.update(buffer)
@@ -165,7 +165,7 @@ class ImageDataset(Dataset):
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Of the pixels divided by 255, per channel."""
+    """Standard deviation of the pixels divided by 255, per channel."""
     crop_pct: float = 1.0
     """Center crop for evaluation, as a fraction of the short side."""
 
@@ -177,8 +177,8 @@ class ImageDataset(Dataset):
 
 
 def evenly_spaced(count: int, chosen: int) -> Tensor:
-    """Indices of `chosen` of `count` examples, from the first to the last; some come twice where there are fewer."""
-    # In float32, in which checksums have always been made, one of more than 2^24 may be rounded beyond the last.
+    """Indices of `chosen` of `count` examples, from the first to the last; some are repeated if there are fewer."""
+    # In float32, for compatible checksums; above 2^24 examples an index may be rounded beyond the last.
     return torch.linspace(0, count - 1, chosen).long().clamp(max=count - 1)
 
 
@@ -217,7 +217,7 @@ class Data(Spec, abstract=True):
 
     @staticmethod
     def of(train: Any, test: Any = None, **options: Any) -> Data:
-        """Data of a run from any indexable collection of labeled images or texts: a torch Dataset, a table of
+        """Use any indexable collection of labeled images or texts as data of a run: a torch Dataset, a table of
         `datasets`, a list.
 
         >>> allmlp.train(Data.of(torchvision_dataset), "runs/photos")
@@ -227,7 +227,7 @@ class Data(Spec, abstract=True):
         part of every class is held out. Options: `validation`, `class_names`, `name`; `img_size` and `decode` (crops)
         of images; `tokenizer` (a file, a folder or a `TokenizerConfig`) and `seq_len` of texts.
         """
-        # By name, since that file imports this one.
+        # Imported by name, since that module imports this one.
         return importlib.import_module("allmlp.data.objects").of_objects(train, test, **options)
 
     def load(self) -> Dataset:

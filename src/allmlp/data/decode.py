@@ -50,7 +50,7 @@ class Decode(Spec):
     color: Literal["rgb", "gray"] = "rgb"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    """Of the pixels divided by 255; by default those of ImageNet."""
+    """Standard deviation of the pixels divided by 255; by default ImageNet's."""
     max_pixels: Annotated[int, Range(1, 178_956_970)] = 2**26
     """Larger images are treated as corrupt. The upper bound is Pillow's."""
     on_corrupt: Literal["error", "skip"] = "skip"
@@ -71,7 +71,7 @@ class Decode(Spec):
 
     @property
     def mode(self) -> str:
-        """Pillow's name of the colors."""
+        """Pillow's name of the color mode."""
         return "RGB" if self.color == "rgb" else "L"
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -89,7 +89,7 @@ def decode_image(
 def decode_pixels(
     data: bytes, size: tuple[int, int], decode: Decode, uniforms: Sequence[float] | None = None
 ) -> np.ndarray:
-    """As `decode_image`, h w c."""
+    """Like `decode_image`, but h w c."""
     if not data:
         raise CorruptImage("the file is empty")
     image = open_direct(data) if decode.color == "rgb" else None
@@ -113,13 +113,13 @@ def decode_whole(data: bytes, decode: Decode) -> np.ndarray:
 
 
 def as_tensor(pixels: np.ndarray) -> Tensor:
-    """h w c to c h w; pixels that are part of a file's bytes cannot be written, and are copied."""
+    """Convert h w c to c h w; read-only pixels, which are part of a file's bytes, are copied."""
     return torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)
 
 
 @contextmanager
 def open_image(source: Path | io.BytesIO, decode: Decode) -> Iterator[Any]:
-    """Open an image and read its header; whatever goes wrong, also inside, is a CorruptImage."""
+    """Open an image and read its header; any error, also inside the `with` block, becomes a CorruptImage."""
     Image = require("PIL.Image", "train")
     try:
         with Image.open(source, formats=FORMATS) as image:
@@ -172,7 +172,7 @@ def crop_and_resize(image: Any, size: tuple[int, int], decode: Decode, uniforms:
 
 
 def reduction(height: int, width: int, box: Box, size: tuple[int, int]) -> int:
-    """A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size: the least of these at which a box is not below `size`."""
+    """The largest factor of 1, 2, 4 or 8 by which decoding can reduce a JPEG while the box is at least `size`."""
     _, _, wide, high = box
     most = min(width // math.ceil(width * size[1] / wide), height // math.ceil(height * size[0] / high))
     return next((factor for factor in (8, 4, 2) if factor <= most), 1)

@@ -15,7 +15,7 @@ CHUNK = 1024
 class Decoded(Data):
     """The images of `source`, decoded once as for evaluation and kept in memory, on the device of the model.
 
-    For small images and many epochs. Random crops are then up to the task (`RandomResizedCrop`).
+    For small images and many epochs. Random crops are then done by the task (`RandomResizedCrop`).
     """
 
     source: Data

@@ -49,7 +49,7 @@ OFFICIAL = (
     (r"cifar-100-(binary|python).*|cifar100-train1\.zip", Cifar100),
     (r"train-images.idx3-ubyte(\.gz)?", Mnist),
 )
-"""Names of files and folders that only this dataset has."""
+"""Names of files and folders that identify each dataset."""
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 NOT_DATA = re.compile(r"readme|license|licence|copying|changelog|requirements|classes|labels\.txt|class_names", re.I)
 """Text files that come with data."""
@@ -66,7 +66,7 @@ PEEKED_BYTES = 2**16
 
 
 def detect_data(place: str) -> Data:
-    """The dataset at a file, folder, pattern or URL, at two aligned files joined by +, or hf: and a name of the Hub."""
+    """Detect the dataset at a file, folder, pattern or URL, two aligned files joined by +, or hf:NAME on the Hub."""
     if place.startswith("hf:"):
         return detect_hub(place.removeprefix("hf:"))
     path = expand_user(place)
@@ -159,7 +159,7 @@ def mostly_images(folder: Path) -> bool:
 
 
 def tables_in(folder: Path, tables: list[PeekedTable]) -> Data:
-    """The dataset of tables in one folder, whose names say which split they are."""
+    """The dataset of tables in one folder, whose names indicate the split."""
     splits: dict[str, list[PeekedTable]] = {}
     for table in tables:
         splits.setdefault(split_of(Path(table.file).name), []).append(table)
@@ -229,13 +229,13 @@ def detect_aligned(files: list[Path]) -> Data | None:
 
 
 def direction(languages: list[str]) -> tuple[str, str]:
-    """Source and target: as their names say, else into English, else in order."""
+    """Source and target: by their names, else into English, else in order."""
     first, second, *_ = languages
     return (second, first) if second in SOURCE_FIRST or first == "en" else (first, second)
 
 
 def detect_text(folder: Path) -> Data:
-    """Plain text, or an error that says what a folder could be."""
+    """Plain text, or an error that lists what a folder may contain."""
     suffixes = sorted({suffix for suffix in map(text_suffix, walk(folder)) if suffix})
     if not suffixes:
         raise UserError(
@@ -273,11 +273,11 @@ class PeekedTable:
 
     @property
     def label(self) -> str | None:
-        """A column of labels; any of several."""
+        """A label column; any one if there are several."""
         return self.named(LABEL_COLUMNS) or next((sample.name for sample in self.samples if sample.is_label), None)
 
     def lists_images(self) -> bool:
-        """Whether a column names image files that are there."""
+        """Whether a column names existing image files."""
         if "://" in self.file:
             return False
         column, finder = self.named(IMAGE_COLUMNS), FileFinder(Path(self.file).parent)
@@ -331,7 +331,7 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
 
 
 def detect_hub(name: str) -> Data:
-    """A dataset of the Hub: its tables if they are texts, else the dataset by its name."""
+    """A dataset on the Hub: its tables if they contain texts, else the dataset by name."""
     try:
         system = file_system("hf://")[0]
         files = [system.unstrip_protocol(file) for file in sorted(system.find(f"datasets/{name}"))]

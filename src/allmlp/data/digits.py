@@ -39,7 +39,7 @@ class Digits(Data):
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Gray levels from 0 to 16, n 64, and labels, n: what scikit-learn's load_digits returns."""
+    """Gray levels from 0 to 16, n 64, and labels, n, as returned by scikit-learn's load_digits."""
     found = find_spec("sklearn")
     file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else None
     if file is None or not file.is_file():

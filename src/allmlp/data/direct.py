@@ -1,8 +1,8 @@
 """Pixels of JPEG and PPM images without Pillow.
 
-Threads that decode share Python's interpreter lock, which Pillow's own Python code holds for a third of a millisecond
-per JPEG: some 3,000 images a second, on any number of cores. Here a few lines read the header, and simplejpeg, where it
-is installed, decodes without the lock. What is unusual (other colors, damage) is left to Pillow; pixels are the same.
+Decoding threads share Python's global interpreter lock, which Pillow's Python code holds for a third of a millisecond
+per JPEG: about 3,000 images per second on any number of cores. Here a few lines read the header, and simplejpeg, if
+installed, decodes without the lock. Unusual files (other color modes, damage) are left to Pillow; pixels are the same.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class DirectImage(NamedTuple):
     height: int
     width: int
     decode: Callable[[int], np.ndarray | None]
-    """Reduction -> uint8 pixels, h w 3; a JPEG at 1 / reduction of its size. None if it is for Pillow after all."""
+    """Reduction -> uint8 pixels, h w 3; a JPEG at 1 / reduction of its size. None if Pillow has to decode it."""
 
 
 @cache
 def simplejpeg() -> Any:
-    """The package, or None where it is not installed."""
+    """The package simplejpeg, or None if it is not installed."""
     try:
         return importlib.import_module("simplejpeg")
     except ImportError:
@@ -45,7 +45,7 @@ def simplejpeg() -> Any:
 
 
 def open_direct(data: bytes) -> DirectImage | None:
-    """Read the header of an image; None for one that only Pillow can read."""
+    """Read the header of an image; None if only Pillow can read it."""
     if data.startswith(b"\xff\xd8"):
         return open_jpeg(data) if simplejpeg() else None
     if found := PPM.match(data):
@@ -57,7 +57,7 @@ def open_direct(data: bytes) -> DirectImage | None:
 
 
 def open_jpeg(data: bytes) -> DirectImage | None:
-    """Walk over the segments of a JPEG up to the frame header, as long as all is as usual."""
+    """Walk over the segments of a JPEG up to the frame header; None if anything is unusual."""
     place = 2
     while place + 10 <= len(data) and data[place] == 0xFF:
         marker = data[place + 1]
@@ -78,7 +78,7 @@ def open_jpeg(data: bytes) -> DirectImage | None:
 
 
 def is_rotated(segment: bytes) -> bool:
-    """Whether an Exif block says that the image is rotated or flipped; also if it cannot be read."""
+    """Whether the image is rotated or flipped according to its Exif block; True if that cannot be read."""
     if not segment.startswith(b"Exif\0\0"):
         return False
     exif = require("PIL.Image", "train").Exif()

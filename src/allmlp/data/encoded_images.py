@@ -28,11 +28,11 @@ LOCK = threading.Lock()
 NumWorkers = Annotated[int, Range(0, 1024)]
 """Threads that read and decode; 0 is one per core."""
 MAX_CORRUPT = 0.1
-"""Fraction of corrupt images before giving up; a single one is always skipped."""
+"""Maximum fraction of corrupt images; a single one is always skipped."""
 MAX_SKIPS = 100
-"""Consecutive corrupt images before giving up."""
+"""Maximum number of consecutive corrupt images."""
 AT_ONCE = 4
-"""Images that a thread decodes one after the other, at most."""
+"""Maximum number of images in one job of a thread."""
 CONTENT_SAMPLES = 64
 """Images whose bytes are part of the checksum of a dataset."""
 
@@ -58,7 +58,7 @@ class EncodedImages:
         return len(self.labels)
 
     def within(self, indices: Tensor) -> Self:
-        """The same images for a subset, in which no image of another subset replaces a corrupt one."""
+        """The same images for a subset, in which a corrupt image is only replaced by another one of the subset."""
         narrowed = copy.copy(self)
         narrowed.members = indices.sort().values.tolist()
         return narrowed
@@ -83,7 +83,7 @@ class EncodedImages:
                 used.append(index)
             return used
 
-        # A few images at a time: handing one to a thread takes as long as a tenth of its decoding.
+        # A few images per job: handing a single one to a thread costs a tenth of its decoding time.
         at_once = min(max(len(wanted) // (2 * self.workers), 1), AT_ONCE)
         starts = range(0, len(wanted), at_once)
         found = self.pool().map(decode, (range(start, min(start + at_once, len(wanted))) for start in starts))

@@ -15,7 +15,7 @@ from allmlp.errors import UserError
 from allmlp.spec import Count
 
 MONTH = 30 * 24
-"""Hours, as the benchmark counts them: 12 months of training, 4 of validation, 4 of test; the rest is not used."""
+"""Hours of a month in the benchmark, which uses 12 months of training, 4 of validation and 4 of test."""
 
 
 class ETT(Data):

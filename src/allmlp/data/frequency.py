@@ -1,4 +1,4 @@
-"""Times of series: reading them, the constant step between them, and the times that follow."""
+"""Times of series: parsing, the constant step between them, and future times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATEST = {"ms": 253_402_300_799_999, "month": 12 * (9999 - 1970) + 11, "row": 2*
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 WEEKEND = (5, 6)
 MIN_WEEKS = 3
-"""A shorter series does not show on which days of the week there are never values."""
+"""Minimum length in weeks to detect days of the week that never have values."""
 LONG_YEAR = re.compile(r"[+-]?\d{5,}-")
 ZONE = re.compile(r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
 MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?(Z|[+-]\d\d(:?\d\d)?)$")
@@ -45,17 +45,17 @@ NAMES = ((7 * DAY, "week"), (DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (1
 
 
 Notation = Literal["local", "zone", "s", "ms"]
-"""How times are written: without a zone, with one, or as seconds or milliseconds since 1970."""
+"""Notation of times: without a time zone, with one, or as seconds or milliseconds since 1970."""
 
 
 class Frequency(Spec):
-    """A constant step between times: milliseconds, calendar months, or counted rows where times are whole numbers."""
+    """A constant step between times: in milliseconds, calendar months, or rows if times are plain integers."""
 
     step: Annotated[int, Range(1, 2**53)]
     unit: Literal["ms", "month", "row"] = "ms"
     notation: Notation = "local"
     without: tuple[Annotated[int, Range(0, 6)], ...] = ()
-    """Days of the week that steps of a day leave out, in order, from 0 for Monday on."""
+    """Days of the week that daily steps skip, in order; 0 is Monday."""
 
     def check(self) -> None:
         if self.without and (self.step, self.unit) != (DAY, "ms"):
@@ -85,11 +85,11 @@ class Frequency(Spec):
 
     @property
     def week(self) -> list[bool]:
-        """Whether there are steps on Monday, Tuesday, ..."""
+        """Whether there are steps on each day of the week, from Monday."""
         return [day not in self.without for day in range(7)]
 
     def count(self, times: np.ndarray) -> np.ndarray:
-        """The number of the step of each time, from any fixed origin; a fraction between steps."""
+        """Step number of each time, relative to a fixed origin; fractional between steps."""
         if self.unit == "month":
             return times.astype("datetime64[ms]").astype("datetime64[M]").astype(np.int64) / self.step
         if self.without:
@@ -101,7 +101,7 @@ class Frequency(Spec):
         """The `steps` times after `last`."""
         month = np.datetime64(int(last), "ms").astype("datetime64[M]")
         start = int(month.astype(np.int64)) if self.unit == "month" else int(last)
-        # In Python's integers: numpy's wrap around.
+        # In Python integers, since numpy's overflow.
         weeks = -(-steps // self.season) if self.without else 0
         if start + self.step * max(steps, 7 * weeks) > LATEST[self.unit]:
             beyond = f"row {LATEST['row']}" if self.unit == "row" else "the year 9999"
@@ -121,7 +121,7 @@ class Frequency(Spec):
         return ends if is_end else np.minimum(starts + within, ends)
 
     def text(self, time: int) -> str:
-        """As it is written in a table; in UTC where times have a zone."""
+        """The time as written in a table; in UTC if times have a zone."""
         if self.unit == "row" or self.notation in ("s", "ms"):
             return str(int(time) // (1000 if self.notation == "s" else 1))
         moment = np.datetime64(int(time), "ms")
@@ -139,10 +139,10 @@ class ParsedTimes(NamedTuple):
     values: np.ndarray
     """int64, milliseconds since 1970 (UTC where a zone is given), or whole numbers."""
     counted: bool
-    """Whether they are only whole numbers."""
+    """Whether the times are plain integers."""
     notation: Notation = "local"
     midnights: bool = False
-    """Whether all of them have a zone and are midnights there."""
+    """Whether all times have a zone and are midnights in it."""
 
 
 def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
@@ -194,8 +194,8 @@ def read_time(cell: str, where: str) -> int:
 
 
 def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
-    """Times that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31, 31 Jan 2024 or 2024Q1, perhaps with
-    1:00 or 1:00 PM, in ISO 8601.
+    """Convert times to ISO 8601 that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31, 31 Jan 2024 or
+    2024Q1, optionally with 1:00 or 1:00 PM.
     """
     text = "\n".join(cells).rstrip()
     if text.endswith(("m", "M", ".")) or SHORT_HOUR.search(text):
@@ -222,7 +222,7 @@ def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
 
 
 def whole_day(clock: re.Match[str]) -> str:
-    """13:00 for 1:00 PM, 00:00 for 12:00 AM."""
+    """Convert to 24 hours: 13:00 for 1:00 PM, 00:00 for 12:00 AM."""
     return f"{int(clock[1]) % 12 + 12 * (clock[3] in 'pP'):02}{clock[2]}"
 
 
@@ -239,7 +239,7 @@ def match_all(match: Callable[[str], re.Match[str] | None], cells: Sequence[str]
 
 def is_time(cell: str) -> bool:
     """Whether a cell is a date or a time, and not a number."""
-    if date := YEAR_LAST.match(cell.strip()):  # a single one can have two meanings
+    if date := YEAR_LAST.match(cell.strip()):  # a single one may be ambiguous
         return max(int(date[1]), int(date[3])) <= 31
     try:
         found = read_times([cell], "") if cell.strip() else None
@@ -251,7 +251,7 @@ def is_time(cell: str) -> bool:
 def detect_frequency(
     times: np.ndarray, series: np.ndarray, counted: bool, where: str, notation: Notation = "local"
 ) -> Frequency:
-    """The step of times that are sorted within each series: the most frequent one, of which others are multiples."""
+    """Detect the step of times sorted within each series: the most frequent difference, which must divide all."""
     steps = np.diff(times)[np.diff(series) == 0]
     if not len(steps):
         raise UserError(f"{where} has no series of two times or more")
@@ -266,7 +266,7 @@ def detect_frequency(
     elif closed := closed_days(times, steps):
         frequency = Frequency(DAY, notation=notation, without=closed)
     elif DAY <= step < 7 * DAY and not (steps % DAY).any():
-        # Of days without a row the most frequent step is not informative.
+        # With skipped days the most frequent step is not informative.
         frequency = Frequency(int(np.gcd.reduce(steps)), notation=notation)
     else:
         frequency = Frequency(step, notation=notation)
@@ -275,7 +275,7 @@ def detect_frequency(
 
 
 def closed_days(times: np.ndarray, steps: np.ndarray) -> tuple[int, ...]:
-    """The days of the week on which there are never values, if most of the others have some: weekends, for example."""
+    """Days of the week that never have values, such as weekends, if most of the other days do."""
     weeks = (int(times.max()) - int(times.min())) // (7 * DAY)
     if (steps % DAY).any() or not DAY <= np.median(steps) < 7 * DAY or weeks < MIN_WEEKS:
         return ()
@@ -284,19 +284,19 @@ def closed_days(times: np.ndarray, steps: np.ndarray) -> tuple[int, ...]:
 
 
 def day_of_week(times: np.ndarray) -> np.ndarray:
-    """From 0 for Monday on."""
+    """Day of the week; 0 is Monday."""
     return (times // DAY + 3) % 7  # 1970 began on a Thursday
 
 
 def leaves_its_day(times: np.ndarray) -> bool:
-    """Whether times are on different days of their months, and not all on the last: every 28 days, for example."""
+    """Whether times fall on different days of the month, and not all on the last one: every 28 days, for example."""
     days = (times // DAY).astype("datetime64[D]")
     next_month = (days + 1).astype("datetime64[M]") != days.astype("datetime64[M]")
     return len(np.unique(days - days.astype("datetime64[M]"))) > 1 and not bool(next_month.all())
 
 
 def check_regular(times: np.ndarray, series: np.ndarray, frequency: Frequency, where: str) -> None:
-    """Refuse times that are not a whole number of steps apart, at least one, or on days without steps."""
+    """Raise UserError for times that are not a positive whole number of steps apart, or on days without steps."""
     closed = times[np.isin(day_of_week(times), frequency.without)] if frequency.without else times[:0]
     if len(closed):
         day, name = frequency.text(int(closed[0])), WEEKDAYS[int(day_of_week(closed[:1])[0])]

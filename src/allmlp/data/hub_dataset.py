@@ -1,4 +1,4 @@
-"""Image datasets of the Hugging Face Hub, or local ones in its formats, through the `datasets` package."""
+"""Image datasets on the Hugging Face Hub, or local ones in its formats, through the `datasets` package."""
 
 from __future__ import annotations
 

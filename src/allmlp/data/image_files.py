@@ -1,4 +1,4 @@
-"""Labeled image files: which of them can be read, which belong together, and their splits."""
+"""Labeled image files: readability, groups of related files, and splits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from allmlp.spec import Rate, Seed, Size
 from allmlp.threads import limit
 
 MAX_INSPECTED = 100_000
-"""More files are not opened before training, nor compared."""
+"""With more files than this, none is opened or compared before training."""
 MANY_GROUPS, LARGEST_SHARE = 5, 1 / 3
 FEW_GROUPS, SMALL_GROUP = 3, 5
 LAST_PART = re.compile(r"[ _.\-]*[(\[]?[^ _.\-()\[\]]+[)\]]?$")
@@ -57,8 +57,8 @@ class ImageFileData(Data, abstract=True):
 
     If the data have no test split, `test_fraction` of every class is held out for it, and `val_fraction` (by default
     the same) for validation; if they have, `val_fraction` is 0 by default. Files with the same content are in the same
-    split. So are the files that their names show to belong together (cat_001_a.jpg and cat_001_b.jpg), unless
-    `group_by_name` is false. Other splits have another `split_seed`.
+    split. So are files that belong together by name (cat_001_a.jpg and cat_001_b.jpg), unless `group_by_name` is false.
+    Another `split_seed` gives other splits.
     """
 
     path: str
@@ -73,7 +73,7 @@ class ImageFileData(Data, abstract=True):
     num_workers: NumWorkers = 0
 
     def build(self, splits: dict[str, FileSplit], classes: tuple[str, ...], notes: list[str]) -> ImageDataset:
-        """The dataset of the splits "train", "validation" and "test", of which the last two are made if missing."""
+        """Build the dataset from the splits "train", "validation" and "test"; the last two are created if missing."""
         notes = [*notes]
         for name, split in splits.items():
             if not split.files:
@@ -112,7 +112,7 @@ class ImageFileData(Data, abstract=True):
         )
 
     def leave_out_corrupt(self, split: FileSplit, notes: list[str]) -> FileSplit:
-        """The files whose header can be read; that the pixels can be decoded is only known when they are."""
+        """Leave out files whose header cannot be read; pixels are only checked when they are decoded."""
         reasons = map_files(lambda file: header_fault(file, self.decode), split)
         corrupt = [index for index, reason in enumerate(reasons) if reason]
         if corrupt:
@@ -157,7 +157,7 @@ def map_files(function: Callable[[Path], T], split: FileSplit) -> list[T]:
 
 
 def header_fault(file: Path, decode: Decode) -> str:
-    """Why the header of an image cannot be read; empty if it can."""
+    """Reason why the header of an image cannot be read; empty if it can."""
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -173,7 +173,7 @@ def header_fault(file: Path, decode: Decode) -> str:
 
 
 def content_keys(splits: dict[str, FileSplit]) -> dict[str, list[str]]:
-    """For each file a key that files of the same content share. Only files of equal size are read."""
+    """A key for each file that is equal for files with the same content. Only files of equal size are read."""
     sizes = {name: map_files(lambda file: file.stat().st_size, split) for name, split in splits.items()}
     shared = Counter(size for found in sizes.values() for size in found)
 
@@ -189,7 +189,7 @@ def content_keys(splits: dict[str, FileSplit]) -> dict[str, list[str]]:
 def duplicate_notes(
     splits: dict[str, FileSplit], contents: dict[str, list[str]], classes: tuple[str, ...]
 ) -> list[str]:
-    """Notes about files that are in two splits, in two classes, or twice in one."""
+    """Notes about files that occur in two splits, in two classes, or twice in one class."""
     others = {name: keys for name, keys in contents.items() if name != "train"}
     notes = overlap_notes(contents["train"], others, "images")
     first: dict[str, LabeledFile] = {}
@@ -207,10 +207,10 @@ def duplicate_notes(
 
 
 def name_groups(files: list[LabeledFile]) -> list[str]:
-    """For each file the name it shares with those of its class that belong together, else its own.
+    """Group name of each file: the name shared with related files of its class, else its own.
 
-    A group shares all of its name but the last part, and has a digit in it. In a class where this gives few or large
-    groups, the shared part is no sign of that.
+    The names of a group are equal up to the last part, and the equal part contains a digit. If this gives few or large
+    groups in a class, its files are not grouped.
     """
     groups: dict[int, dict[str, list[int]]] = {}
     for index, (file, label) in enumerate(files):

@@ -21,7 +21,7 @@ class ImageFolder(ImageFileData):
 
     The split folders may also be called training, valid, validation, dev or testing; `val` and `test` name others. If
     only one of val and test is there, it is the test split. Images outside of class folders, folders without images and
-    folders called unlabeled are left out. Missing splits are made as `ImageFileData` says.
+    folders called unlabeled are left out. Missing splits are created as in `ImageFileData`.
     """
 
     def load(self) -> ImageDataset:
@@ -56,7 +56,7 @@ class ImageFolder(ImageFileData):
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The folders of splits, "train", "validation" and "test"; none if a folder of that name is rather a class."""
+    """Folders of the splits "train", "validation" and "test"; empty if a folder of that name seems to be a class."""
     found: dict[str, Path] = {}
     for name in folders(root):
         split = SPLIT_NAMES.get(name.casefold())
@@ -66,7 +66,7 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 
 def only_folder(root: Path) -> Path | None:
-    """The only folder in `root` if it has folders and no images: an archive often has all in one folder."""
+    """The only folder in `root`, if it has subfolders and there are no images beside it or directly in it."""
     found = [root / name for name in folders(root)]
     if len(found) != 1 or not folders(found[0]) or any(map(is_image_name, [*os.listdir(root), *os.listdir(found[0])])):
         return None
@@ -74,7 +74,7 @@ def only_folder(root: Path) -> Path | None:
 
 
 def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tuple[str, ...], list[LabeledFile]]:
-    """The folders below `root` that have images, and the images."""
+    """Folders below `root` that contain images, and the images."""
     names = [name for name in folders(root) if root / name not in others]
     stray = [name for name in sorted(os.listdir(root)) if is_image_name(name) and not name.startswith(".")]
     if not names:
@@ -98,7 +98,7 @@ def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tupl
 
 
 def other_folders(root: Path, classes: tuple[str, ...], train: Path) -> list[str]:
-    """A note about the folders of a held-out split that are no classes; one with images must be a class of `train`."""
+    """A note about folders of a held-out split that are not classes; one with images must be a class of `train`."""
     others = [name for name in folders(root) if name not in classes]
     for name in others:
         if name.casefold() not in UNLABELED_FOLDERS and list_images(root, (name,)):

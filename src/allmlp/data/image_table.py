@@ -39,7 +39,7 @@ class ImageTable(ImageFileData):
     Files are named relative to `folder`, by default that of the table; their suffix may be missing, and also the
     folders they are in if their names are unique. Columns that are not given are found by their names, else by their
     content. If there is no `test`, a column called split assigns the rows; if it has only one of validation and test,
-    that is the test split. Without that, splits are made as `ImageFileData` says.
+    that is the test split. Without such a column, splits are created as in `ImageFileData`.
     """
 
     folder: str = ""
@@ -80,7 +80,7 @@ class ImageTable(ImageFileData):
         return expand_user(self.folder or Path(find_files(self.path)[0]).parent)
 
     def read(self, paths: str, notes: list[str]) -> Iterator[tuple[str, str, str]]:
-        """File, label and split of every row whose file is there."""
+        """File, label and split of every row whose file exists."""
         root = self.root()
         for file in find_files(paths):
             table, guessed = read_table(file), dict[str, str]()
@@ -142,7 +142,7 @@ class FileFinder:
         return next(filter(None, map(self.known.get, (*plain, *map(os.path.basename, plain)))), None)
 
     def list_names(self) -> dict[str, str]:
-        """Path without suffix, name and name without suffix -> path; empty for names that occur twice."""
+        """Path without suffix, name, and name without suffix -> path; empty for ambiguous names."""
         known: dict[str, str] = {}
         for folder, inner, names in os.walk(self.root):
             inner[:] = sorted(name for name in inner if not name.startswith("."))

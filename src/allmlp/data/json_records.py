@@ -1,4 +1,4 @@
-"""The records of a JSON array, one after another."""
+"""Streaming of the records of a JSON array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_CHARS = 2**24
 
 
 def json_array(text: IO[str], file: str, buffer: str = "") -> Iterator[dict[str, Any]]:
-    """The objects of an array, without reading all of it into memory; `buffer` has been read of it."""
+    """Yield the objects of an array without reading all of it into memory; `buffer` is the part already read."""
     decoder, number, size = json.JSONDecoder(), 0, 2**16
     mark = "["
     while True:

@@ -38,9 +38,9 @@ from allmlp.errors import UserError, did_you_mean
 from allmlp.spec import Count, Rate, Seed
 
 UNLABELED = -1
-"""Label of texts that only have a teacher's output."""
+"""Label of unlabeled texts, which have only a teacher's output."""
 MANY_LONG = 0.05
-"""Fraction of truncated texts that is worth a note."""
+"""Fraction of truncated texts above which a note is added."""
 
 
 class LabeledTextBatch(NamedTuple):
@@ -103,10 +103,9 @@ class LabeledText(TextData):
     values, the text is the longest, and two columns of text are a pair. Rows without a label are skipped.
 
     If there is no `test`, a column called split assigns the rows; if it has only one of validation and test, that is
-    the test split. Without that, `test_fraction` of every class is held out, and `val_fraction` (by default the same)
-    for validation; if there is one, `val_fraction` is 0 by default.
-    Equal texts, and pairs that share a text, directly or through other pairs, are in the same split. Other splits have
-    another `split_seed`.
+    the test split. Without a test split, `test_fraction` of every class is held out for it, and `val_fraction` (by
+    default the same) for validation; with one, `val_fraction` is 0 by default. Equal texts, and pairs that share a
+    text, directly or through other pairs, are in the same split. Another `split_seed` gives other splits.
 
     `unlabeled` files have one text per line, or two separated by a tab, for distillation only. The tokenizer is that of
     `init_from`; without it, one is trained on the texts and kept in `cache`.
@@ -154,7 +153,7 @@ class LabeledText(TextData):
         notes: list[str],
         classes: tuple[str, ...] = (),
     ) -> LabeledTextDataset:
-        """The dataset of examples that were read; `tests` by the names of their files, `classes` in their order."""
+        """Build the dataset from examples; `tests` are pairs of file name and examples, `classes` the class names."""
         notes = [*notes, *conflict_notes(train)]
         given = {"validation": validation, "test": [row for _, found in tests for row in found]}
         splits = {row.split for row in train}
@@ -193,7 +192,7 @@ class LabeledText(TextData):
     def split(
         self, train: list[TextExample], validation: list[TextExample], test: list[TextExample], notes: list[str]
     ) -> tuple[list[TextExample], list[TextExample], list[TextExample]]:
-        """The three splits; those that are empty are made of the training examples."""
+        """The three splits; empty ones are taken from the training examples."""
         val_fraction = self.val_fraction
         if val_fraction is None:
             val_fraction = 0.0 if test else self.test_fraction
@@ -232,7 +231,7 @@ class ExampleColumns(NamedTuple):
 
 
 class LabeledTextReader:
-    """Reads examples from tables, all from the columns that were found in the first."""
+    """Reads examples from tables, using the columns found in the first one."""
 
     def __init__(self, spec: LabeledText) -> None:
         self.spec = spec
@@ -280,7 +279,7 @@ class LabeledTextReader:
 
 
 def text_key(example: TextExample) -> tuple[str, str]:
-    """What equal examples have in common: their texts, regardless of case and white space."""
+    """Key of equal examples: their texts, ignoring case and white space."""
     return " ".join(example.first.casefold().split()), " ".join(example.second.casefold().split())
 
 

@@ -37,14 +37,14 @@ class Objects(NamedTuple):
 
 
 NEWEST: dict[tuple[str, int, int], Objects] = {}
-"""What `Data.of` was given last in this process, by name and sizes: for runs that are read from their folder."""
+"""Objects last passed to `Data.of` in this process, by name and sizes, for runs read from their folder."""
 
 
 class ObjectData(Data, abstract=True):
-    """Labeled examples given as objects; made by `Data.of`.
+    """Labeled examples given as Python objects; created by `Data.of`.
 
-    The objects belong to the spec and to its copies. A run that is trained on it records name and sizes only: to resume
-    it in another process, call `Data.of` with the same objects again.
+    The spec and its copies hold the objects. A run records only name and sizes: to resume it in another process, call
+    `Data.of` with the same objects again.
     """
 
     name: str
@@ -85,7 +85,7 @@ def of_objects(
     tokenizer: str | os.PathLike[str] | TokenizerConfig | None = None,
     seq_len: int | None = None,
 ) -> Data:
-    """What `Data.of` returns."""
+    """Implementation of `Data.of`."""
     for part in (train, *(part for part in (test, validation) if part is not None)):
         kind = type(part).__name__
         if isinstance(part, Mapping):
@@ -128,7 +128,7 @@ class LabeledItem(NamedTuple):
 
 
 def read_item(items: Any, index: int, name: str) -> LabeledItem:
-    """One item of any of the forms, or a UserError that says what was found."""
+    """Read an item in any of the accepted forms; UserError for others."""
     where = f"item {index} of {name}"
     try:
         item = items[index]
@@ -176,7 +176,7 @@ def check_number(number: int, class_names: tuple[str, ...], where: str) -> None:
 
 
 def known_classes(items: Any) -> tuple[str, ...]:
-    """Class names, where torchvision's or Hugging Face's datasets have them; others may call anything so."""
+    """Class names of torchvision and Hugging Face datasets; other values of attributes with these names are ignored."""
     features, classes = getattr(items, "features", None), getattr(items, "classes", None)
     features = features if isinstance(features, Mapping) else {}
     for column in (*(key for key in LABEL_KEYS if key in features), *features):
@@ -188,7 +188,7 @@ def known_classes(items: Any) -> tuple[str, ...]:
 
 
 def empty_class_note(labels: Sequence[str], class_names: tuple[str, ...]) -> list[str]:
-    """Whether there are classes without examples, as a mistaken number makes them."""
+    """A note about classes without examples, which a wrong label number can cause."""
     found = set(labels)
     empty = [name for name in class_names if name not in found]
     return [f"{len(empty)} of {len(class_names)} classes have no example: {listing(empty)}"] if empty else []
@@ -228,7 +228,7 @@ class ObjectTextData(ObjectData, TextData):
 
 
 def read_texts(items: Any, name: str) -> list[LabeledItem]:
-    """All items, with strings as texts and a number or a string as label."""
+    """Read all items, with strings as texts and numbers or strings as labels."""
     found = []
     for index in range(len(items)):
         where, (first, second, label) = f"item {index} of {name}", read_item(items, index, name)
@@ -244,7 +244,7 @@ def read_texts(items: Any, name: str) -> list[LabeledItem]:
 
 
 def class_names_of(labels: list[int | str], name: str) -> tuple[str, ...]:
-    """The classes, where the data do not name them: all labels that are words, or the numbers up to the largest."""
+    """Class names for data without any: the distinct labels if they are strings, else all numbers up to the largest."""
     for index, label in enumerate(labels):
         if type(label) is not type(labels[0]):
             raise UserError(
@@ -273,8 +273,8 @@ def name_labels(items: list[LabeledItem], name: str, class_names: tuple[str, ...
 class ObjectImageData(ObjectData):
     """Labeled images given as objects.
 
-    Images are PIL images, or uint8 pixels (arrays [H, W, C], tensors [C, H, W]), which are cropped and resized as files
-    are; or float tensors [C, H, W] as the model is to see them.
+    Images are PIL images or uint8 pixels (arrays [H, W, C], tensors [C, H, W]), which are cropped and resized like
+    files, or float tensors [C, H, W], which are passed to the model unchanged.
     """
 
     img_size: Size = (224, 224)
@@ -336,19 +336,19 @@ def color_channels(image: Any) -> int:
 
 
 class ObjectImages:
-    """A split whose examples are items of an object. Items are read in threads, as the loop needs them."""
+    """A split whose examples are items of a collection, read in threads on demand."""
 
     def __init__(self, items: Any, name: str, img_size: tuple[int, int], decode: Decode) -> None:
         self.items, self.name, self.img_size, self.decode = items, name, img_size, decode
         self.form: tuple[torch.dtype, int] | None = None
-        """Number format and channels of the first image that was read."""
+        """Dtype and number of channels of the first image that was read."""
 
     def __len__(self) -> int:
         return len(self.items)
 
     @cached_property
     def labels(self) -> Tensor:
-        """From `targets` as torchvision has them, the label column of a table, or else all items."""
+        """Labels from torchvision's `targets`, else from the label column of a table, else from all items."""
         raw = getattr(self.items, "target_transform", None) is None
         targets = getattr(self.items, "targets", None) if raw else None
         columns = getattr(self.items, "column_names", ())
@@ -391,7 +391,7 @@ class ObjectImages:
             if not is_pixels and not image.is_floating_point():
                 raise UserError(f"{where} is a tensor of {image.dtype}: use uint8 for pixels, or a float tensor")
             if not is_pixels:
-                image = image.float()  # float64, as numpy makes it, is no type of a model
+                image = image.float()  # models do not take float64, numpy's default
                 self.check_form(image, where)
                 return image
             image = image.movedim(0, -1).numpy()
@@ -412,7 +412,7 @@ class ObjectImages:
             raise UserError(f"{where} has pixels of the shape {list(pixels.shape)}, which is no image") from None
 
     def check_form(self, image: Tensor, where: str) -> None:
-        """Batches are of one number format, which also says how they are normalized, and of one number of channels."""
+        """Raise UserError unless all images have the same channels and dtype, on which normalization depends."""
         found = image.dtype, len(image)
         if self.form is None:
             self.form = found

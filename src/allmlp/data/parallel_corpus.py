@@ -165,7 +165,7 @@ class ParallelCorpus(TextData):
         return kept, torch.cat(pieces, dim=1)
 
     def skip_reason(self, source: list[int], target: list[int]) -> str:
-        """Why a training pair is skipped, or an empty string."""
+        """Reason to skip a training pair; empty to keep it."""
         shorter, longer = sorted((len(source), len(target)))
         if not shorter:
             return "without tokens"
@@ -177,7 +177,7 @@ class ParallelCorpus(TextData):
 
 
 def test_sets(tests: list[tuple[str, list[tuple[str, str]]]], first: int) -> tuple[tuple[str, int], ...]:
-    """Names of the files, and the number of the first pair of each."""
+    """Names of the test files, and the index of the first pair of each."""
     starts = accumulate((len(pairs) for _, pairs in tests), initial=first)
     return tuple((Path(path).name.partition(".")[0], start) for (path, _), start in zip(tests, starts))
 
@@ -198,19 +198,19 @@ def read(paths: str, source: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def split_paths(paths: str) -> list[str]:
-    """The parts between commas, of which some may be two files joined by a plus sign."""
+    """Comma-separated parts, some of which may be two files joined by a plus sign."""
     return split_commas(paths, lambda place: all(map(exists, split_pair(place))))
 
 
 def split_pair(path: str) -> tuple[str, ...]:
-    """The two files that a plus sign joins, where both are there: names may have one too. Without one, the path."""
+    """The two files joined by a plus sign, existing ones if names contain one too; a path without it alone."""
     sides = path.split("+")
     pairs = [("+".join(sides[:count]), "+".join(sides[count:])) for count in range(1, len(sides))]
     return next((pair for pair in pairs if all(map(exists, pair))), pairs[0] if pairs else (path,))
 
 
 def is_quoted(file: str) -> bool:
-    """Whether the cells of a TSV file are quoted as a CSV writer does; elsewhere quotes belong to the sentences."""
+    """Whether the cells of a TSV file are quoted as by a CSV writer; if not, quotes belong to the sentences."""
     try:
         return sniff(file, "\t")[0].quoted
     except UserError:  # `read_tsv` says what is wrong

@@ -30,7 +30,7 @@ def cache_folder(path: str = "") -> Path:
 
 
 def download(url: str, md5: str, file: Path) -> None:
-    """Download `url` to `file`, which only exists if the download is complete and its checksum is right."""
+    """Download `url` to `file`, which appears only when the download is complete and its checksum correct."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda temporary: fetch(url, md5, temporary))

@@ -1,4 +1,4 @@
-"""CIFAR-10 with a color that goes along with the class in training and not in testing: a spurious correlation."""
+"""CIFAR-10 with a spurious correlation: a color that depends on the class in training but not in testing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allmlp.data.dataset import Data, ImageDataset, InMemory
 from allmlp.spec import Rate, Seed
 
 STRENGTH = 0.3
-"""How much of a pixel is the planted color."""
+"""Fraction of the planted color in a pixel."""
 
 
 class PlantedColors(Data):
@@ -21,8 +21,8 @@ class PlantedColors(Data):
 
         x' = 0.7 x + 0.3 color
 
-    In training the color is that of the class with the probability `correlation`, else one of the others: 0.1 is no
-    correlation, 1 makes the color alone sufficient. In testing all colors are equally likely in every class. A
+    In training the color is that of the class with probability `correlation`, else one of the others: 0.1 is no
+    correlation, with 1 the color alone is sufficient. In testing all colors are equally likely in every class. A
     classifier that relies on the color fails there.
     """
 
@@ -51,7 +51,7 @@ def planted(split: InMemory, correlation: float, classes: int, generator: torch.
 
 
 def color_of(labels: Tensor, correlation: float, classes: int, generator: torch.Generator) -> Tensor:
-    """The number of the color of every image: that of its class, or another, all alike."""
+    """Color index of every image: that of its class, or uniformly one of the others."""
     own = torch.rand(len(labels), generator=generator) < correlation
     other = (labels + torch.randint(1, classes, labels.shape, generator=generator)) % classes
     return torch.where(own, labels, other)

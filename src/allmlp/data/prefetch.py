@@ -1,4 +1,4 @@
-"""Batches on their way to the model: read ahead by threads, and copied to a GPU while it computes."""
+"""Prefetching of batches: read ahead by threads, and copied to a GPU while it computes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from allmlp.data.dataset import Examples, map_tensors
 
 AHEAD = 3
-"""Batches that are read in advance, each by a thread of its own."""
+"""Batches read in advance, one thread each."""
 
 N = TypeVar("N")
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 def read_ahead(
     read: Callable[[N], T], numbers: Iterable[N], ahead: int = AHEAD, workers: int | None = None
 ) -> Iterator[T]:
-    """read(number) for all numbers in order, of which the next `ahead` are read by threads meanwhile."""
+    """Yield read(number) for all numbers in order, while threads read the next `ahead` ones."""
     source, pending = iter(numbers), deque[Future[T]]()
     with ThreadPoolExecutor(workers or ahead, thread_name_prefix="read-ahead") as pool:
         try:
@@ -46,10 +46,10 @@ class Moving(NamedTuple):
 
 
 class Transfer:
-    """Copies examples to a GPU on a stream of its own, from page-locked memory.
+    """Copies examples to a GPU on a separate stream, from page-locked memory.
 
-    A copy on the stream of the model would wait for the kernels that were launched before it, and the next ones for it;
-    and from other memory a GPU cannot read by itself. PyTorch keeps page-locked memory for later batches.
+    A copy on the model's stream would wait for earlier kernels and delay later ones, and asynchronous copies need
+    page-locked memory. PyTorch reuses that memory for later batches.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -19,24 +19,24 @@ class ImagePreprocessing(Spec):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Of the pixels divided by 255, per channel."""
+    """Standard deviation of the pixels divided by 255, per channel."""
     class_names: tuple[str, ...] = ()
     crop_pct: Rate = 1.0
     """Center crop, as a fraction of the short side."""
     task: Literal["classes", "values"] = "classes"
-    """What the head outputs: class scores, or numbers that are not classes (a regression)."""
+    """Output of the head: class scores, or values of a regression."""
 
 
 class TextPreprocessing(Spec):
     """Preprocessing of text, with the tokenizer in the same folder."""
 
     task: Literal["text", "classes", "span", "translation"]
-    """What the model outputs: tokens, class scores, answer spans or translations."""
+    """Output of the model: tokens, class scores, answer spans or translations."""
     seq_len: Count
     class_names: tuple[str, ...] = ()
     mask_padding: bool = True
-    """Whether padding is hidden from a classifier, or from a model that answers questions; one that was trained with it
-    reads rows of `seq_len` tokens.
+    """Whether padding is masked in classification and question answering; a model trained without masking reads rows of
+    exactly `seq_len` tokens.
     """
 
 
@@ -46,16 +46,16 @@ class SeriesPreprocessing(Spec):
     columns: tuple[str, ...]
     frequency: Frequency
     ids: tuple[str, ...] = ("",)
-    """The series that the model was trained on; "" is the only one of a table without ids."""
+    """Ids of the series that the model was trained on; "" for the only series of a table without ids."""
     mean: tuple[tuple[float, ...], ...] = ()
     std: tuple[tuple[float, ...], ...] = ()
     time_column: str = ""
     id_columns: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     seasonal_error: tuple[tuple[float, ...], ...] = ()
-    """Of each series and column, the unit of MASE; 0 where it is not known."""
+    """The unit of MASE for each series and column; 0 if unknown."""
     learned: tuple[tuple[int, int, int], ...] = ()
-    """Of each series, the time of its first step, the steps of training, and those of training and validation."""
+    """For each series: time of the first step, number of training steps, number of training and validation steps."""
 
     def check(self) -> None:
         shape = {(len(self.ids), *{len(row) for row in rows}) for rows in (self.mean, self.std) if len(rows)}
@@ -73,7 +73,7 @@ def write_preprocessing(folder: Path, preprocessing: Preprocessing) -> None:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """A run writes model and preprocessing at its end, so a run without them is not finished."""
+    """Raise UserError for a run that is not finished: model and preprocessing are written at its end."""
     if (folder / RUN).is_file():
         raise UserError(f"the run in {folder} is not finished: continue it with allmlp train --resume {folder}")
 
@@ -96,7 +96,7 @@ def read_preprocessing(folder: Path) -> Preprocessing:
 
 
 def known_preprocessing(folder: Path) -> Preprocessing | None:
-    """The preprocessing in a model's folder; None if there is none."""
+    """The preprocessing in a model's folder, or None."""
     return read_preprocessing(folder) if (folder / PREPROCESSING_FILE).is_file() else None
 
 
@@ -109,7 +109,7 @@ def copy_preprocessing(source: Path, target: Path) -> None:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer of a model's folder, if there is one, to another folder, in place of the one there."""
+    """Copy the tokenizer of a model's folder, if it has one, to another folder, replacing the one there."""
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found or source.resolve() == target.resolve():
         return

@@ -1,8 +1,7 @@
 """Cropping and bicubic resizing of 8-bit pixels on a CPU.
 
-torch's resampling of bytes is Pillow's, with vector instructions: on x86-64 it takes a fourth of Pillow's time, and its
-pixels differ by at most 2, since each of two passes rounds. On other processors it has no such instructions, and Pillow
-is used.
+torch resamples bytes by Pillow's algorithm with vector instructions: on x86-64 it takes a quarter of Pillow's time, and
+pixels differ by at most 2, since each of two passes rounds. Elsewhere torch is not vectorized, and Pillow is used.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from allmlp.spec import Size
 Box = tuple[int, int, int, int]
 """Left, top, width and height."""
 LONG = 4
-"""Where a resized image has more than so many times the pixels of its center crop, only the crop is computed."""
+"""If a resized image has more than this many times the pixels of its center crop, only the crop is computed."""
 
 
 @cache
@@ -33,8 +32,8 @@ def is_vectorized() -> bool:
 def crop_box(source: Any, original: Size, box: Box, size: Size) -> np.ndarray:
     """A box of an image, resized: uint8, h w c.
 
-    `source` is a Pillow image or an array (h w c). If it is smaller than the `original` that the box is of, the box may
-    begin within a pixel, which is up to Pillow.
+    `source` is a Pillow image or an array (h w c). If it is smaller than the `original` that the box refers to, the box
+    may start at a fraction of a pixel, which is left to Pillow.
     """
     Image = require("PIL.Image", "train")
     height, width = size_of(source)
@@ -47,7 +46,7 @@ def crop_box(source: Any, original: Size, box: Box, size: Size) -> np.ndarray:
     if is_vectorized():
         return resize(as_array(source)[top:bottom, left:right], size)
     image = as_image(source).crop((left, top, right, bottom))
-    # A large reduction begins with means over whole blocks.
+    # A large reduction starts by averaging whole blocks.
     return as_array(image.resize(size[::-1], Image.Resampling.BICUBIC, reducing_gap=2.0))
 
 
@@ -85,7 +84,7 @@ def center_box(height: int, width: int, size: Size, crop_pct: float) -> tuple[fl
 
 
 def resize_short_side(pixels: np.ndarray, side: int) -> np.ndarray:
-    """An image with this short side, as before the center crop for evaluation; smaller ones stay as they are."""
+    """Resize an image to this short side, as before the center crop for evaluation; smaller images are unchanged."""
     height, width = pixels.shape[:2]
     short = min(height, width)
     if short <= side:
@@ -97,7 +96,7 @@ def resize(pixels: np.ndarray, size: Size) -> np.ndarray:
     """Resize with antialiasing, by torch."""
     if pixels.shape[:2] == size:
         return pixels
-    # A copy that may be written, and whose rows are adjacent: torch would copy it in several threads.
+    # A writable, contiguous copy: torch would make it with several threads.
     source = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
     return F.interpolate(source, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0).numpy()
 

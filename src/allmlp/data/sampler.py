@@ -1,4 +1,4 @@
-"""Which examples form the batch of each step, computed from seed and step alone, so that a run can resume anywhere."""
+"""The sampler: the examples of each step are computed from seed and step alone, so that a run can resume anywhere."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class GrowingBatch(Spec):
 
         size(step) = min(start factor^floor(step / every), batch_size)
 
-    Small batches are enough while gradients are large compared with their noise (Smith et al., 2018: in place of a
-    decaying learning rate). The size depends on the step alone, so that a resumed run has the same batches; learning
-    rates are not changed. With `compile`, every size is compiled.
+    Small batches suffice while gradients are large compared with their noise (Smith et al., 2018: instead of decaying
+    the learning rate). The size depends on the step alone, so that a resumed run has the same batches; learning rates
+    are not changed. With `compile`, every size is compiled.
     """
 
     start: Count = 32
@@ -75,7 +75,7 @@ class GrowingBatch(Spec):
     factor: Annotated[int, Range(2, 1024)] = 2
 
     def stages(self, largest: int) -> Iterator[tuple[int, int]]:
-        """The first step of every size below `largest`, of that, and the sizes."""
+        """First step of each batch size up to `largest`, and the sizes."""
         step, size = 0, self.start
         while size < largest:
             yield step, size
@@ -86,8 +86,8 @@ class GrowingBatch(Spec):
 class Sampler:
     """Concatenates one permutation of the examples per epoch and cuts it into batches.
 
-    Every example comes exactly once per epoch, also where the batch size does not divide their number.
-    With `repeats` each example comes several times in its batch, differently augmented.
+    Every example occurs exactly once per epoch, even if the batch size does not divide their number. With `repeats`
+    each example occurs several times in its batch, augmented differently.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Sampler:
 
 
 class Loader:
-    """Batches of one process, from any step on. Examples that are not in memory are read ahead by threads."""
+    """Batches of one process, starting at any step. Examples that are not in memory are read ahead by threads."""
 
     def __init__(
         self, split: Split, sampler: Sampler, device: torch.device, rank: int = 0, world_size: int = 1

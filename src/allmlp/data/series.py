@@ -1,4 +1,4 @@
-"""Time series: rolling windows over one array, without copies, and the dataset that they belong to."""
+"""Time series: rolling windows over one array, without copies, and the dataset of such windows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from allmlp.errors import UserError
 from allmlp.spec import to_json
 
 MAX_EVALUATED = 2_000
-"""Forecasts of an evaluation, in training of a validation."""
+"""Maximum number of forecasts per evaluation, and per validation during training."""
 
 
 class SeriesBatch(NamedTuple):
@@ -27,13 +27,13 @@ class SeriesBatch(NamedTuple):
     future: Tensor
     """float32, b h v."""
     series: Tensor
-    """int64, b: the number of the series."""
+    """int64, b: index of the series."""
 
 
 class Windows(InMemory):
-    """Windows of series that lie one after another in one array; window i forecasts from row `origins[i]` on.
+    """Windows of series concatenated in one array; the forecast of window i starts at row `origins[i]`.
 
-    Steps before the first of a series are missing values, NaN.
+    Steps before the start of a series are missing values, NaN.
     """
 
     def __init__(self, values: Tensor, offsets: Tensor, origins: Tensor, seq_len: int, horizon: int) -> None:
@@ -72,7 +72,7 @@ class Windows(InMemory):
 
 
 class SplitEnds(NamedTuple):
-    """The rows at which training, validation and test of a series end, counted from its first."""
+    """Rows at which the training, validation and test parts of a series end, relative to its first row."""
 
     train: int
     validation: int
@@ -96,9 +96,9 @@ class SeriesDataset(Dataset):
     time_column: str = ""
     id_columns: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
-    """The time of the first row of each series, as `Frequency` counts."""
+    """Time of the first row of each series, in the units of `Frequency`."""
     parts: tuple[SplitEnds, ...] = ()
-    """Of each series."""
+    """Split ends of each series."""
 
     @property
     def has_gaps(self) -> bool:
@@ -140,10 +140,10 @@ def build_dataset(
     stride: int = 1,
     **options: Any,
 ) -> SeriesDataset:
-    """The dataset of `values`, rows x columns, NaN where missing: the series one after another, split by time.
+    """Build the dataset from `values`, rows x columns, NaN where missing: concatenated series, split by time.
 
-    Scaling is that of the training part. A window begins within its series, unless the part is too short for that;
-    those of validation and test look back into the parts before. Of their windows, one of `stride` is evaluated.
+    Values are scaled by the training part. Windows start within their series, unless its training part is too short;
+    those of validation and test look back into earlier parts. Every `stride`-th of these is evaluated.
     """
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     scaled = torch.empty(values.shape).numpy()
@@ -186,13 +186,13 @@ def build_dataset(
 
 
 def every(stride: int, origins: list[np.ndarray]) -> Tensor:
-    """One of `stride` of the origins of several series, however short these are."""
+    """Every `stride`-th of the concatenated origins of several series, which may be short."""
     return torch.from_numpy(np.concatenate(origins)[::stride].copy())
 
 
 def eval_stride(forecasts: int) -> int:
-    """The distance of those that are evaluated: no multiple of 3, 5 or 7, so that not all begin on the same day of the
-    week or at the same hour.
+    """Distance between evaluated forecasts: no multiple of 3, 5 or 7, so that they do not all start on the same day of
+    the week or at the same hour.
     """
     stride = max(-(-forecasts // MAX_EVALUATED), 1)
     while math.gcd(stride, 3 * 5 * 7) > 1:
@@ -204,7 +204,7 @@ def level(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the columns; 0 and 1 without values, 1 for a constant."""
     seen = np.isfinite(rows)
     count = np.maximum(seen.sum(0), 1)
-    # Squares of very large or small values would be infinite or 0; a power of two changes no digit.
+    # Scaled by a power of two, which is exact: squares of very large or small values would be infinite or 0.
     power = np.frexp(np.where(seen, np.abs(rows), 0).max(0, initial=0))[1]
     rows = np.ldexp(rows, -power)
     mean = np.where(seen, rows, 0).sum(0) / count
@@ -214,7 +214,7 @@ def level(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def seasonal_error(scaled: np.ndarray, season: int) -> np.ndarray:
-    """The mean |x[t] - x[t - season]| of the columns, NaN where it is not known or 0; for a short series season 1."""
+    """Mean |x[t] - x[t - season]| of each column, NaN if unknown or 0; the season is 1 for a short series."""
     season = season if len(scaled) > season else 1
     change = np.abs(scaled[season:] - scaled[:-season])
     seen = np.isfinite(change)

@@ -1,4 +1,4 @@
-"""Which columns of a table of time series are what: times, names of series, numbers to forecast."""
+"""Detection of the columns of a table of time series: times, names of series, values to forecast."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 
 
 class Roles(NamedTuple):
-    """Which columns are what."""
+    """Roles of the columns."""
 
     time: str
     ids: tuple[str, ...]
     values: tuple[str, ...]
     unread: tuple[str, ...] = ()
-    """Found to be none of these."""
+    """Columns without a role."""
     joined: tuple[str, ...] = ()
-    """Columns of the table that are joined in that of the times."""
+    """Columns of the table that were joined into the time column."""
 
 
 def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str, ...]) -> Roles:
@@ -80,7 +80,7 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
         named = [sample.name for sample in others if names_series(sample)]
         moments = read_moments(rows, time, table.file)
         ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
-        if not ids and (values or len(numeric) > 1):  # one is left to forecast
+        if not ids and (values or len(numeric) > 1):  # one must be left to forecast
             ids = numbered_series([sample.name for sample in numeric], moments, rows)
     if finds_values:
         values = tuple(
@@ -98,8 +98,8 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
 
 
 def refuse_times(file: str, samples: list[ColumnSample]) -> None:
-    """Refuse times after further lines of a header, and a column with the name of times, which cannot be read, beside
-    numbers.
+    """Raise UserError if times follow several header lines, or if a column named like times cannot be parsed and
+    another one has numbers.
     """
     for sample in samples:
         start = next((place for place, cell in enumerate(sample.values[:4]) if is_time(cell)), 0)
@@ -112,7 +112,7 @@ def refuse_times(file: str, samples: list[ColumnSample]) -> None:
 
 
 def plain_samples(table: Table) -> list[ColumnSample]:
-    """The first values that are not empty, numbers with a decimal point."""
+    """First non-empty values of each column, with numbers in plain notation."""
     return [
         ColumnSample(name, [plain_number(cell) for cell in with_points(cells, table)])
         for name, cells in sample_columns(table)
@@ -120,20 +120,20 @@ def plain_samples(table: Table) -> list[ColumnSample]:
 
 
 def plain_number(cell: str) -> str:
-    """A number such as $1,234.56, 5% or (7.50) as 1234.56, 5 or -7.50; other cells as they are."""
+    """Convert numbers such as $1,234.56, 5% or (7.50) to 1234.56, 5 or -7.50; other cells are unchanged."""
     plain = NEGATIVE.sub(r"-\1", cell.strip())
     return plain.translate(MARKS) if MARKED_NUMBER.fullmatch(plain) else cell
 
 
 def with_points(cells: list[str], table: Table) -> list[str]:
-    """Numbers such as 1.234,56 of a table with decimal commas as 1234.56."""
+    """Convert numbers such as 1.234,56 to 1234.56 in a table with decimal commas."""
     if not table.decimal_comma:
         return cells
     return [cell.replace(".", "").replace(",", ".") if COMMA_NUMBER.fullmatch(cell.strip()) else cell for cell in cells]
 
 
 def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]:
-    """The time of each row; None where there is none."""
+    """Time of each row, or None."""
     cells = [row[time].strip() for row in rows]
     distinct = list(dict.fromkeys(filter(None, cells)))
     known = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
@@ -141,8 +141,8 @@ def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]
 
 
 def numbered_series(names: list[str], moments: list[int | None], rows: list[TableRow]) -> tuple[str, ...]:
-    """The column of whole numbers that tells the rows of a time apart, if some time has a row for each of its values.
-    One that is part of the time by its name is left to the user.
+    """The integer column that distinguishes rows with the same time, if some time has a row for each of its values. A
+    column whose name is a part of the time, such as the hour, is left to the user.
     """
     most = max(Counter(moments).values(), default=0)
     for name in names if most > 1 else ():
@@ -155,9 +155,9 @@ def numbered_series(names: list[str], moments: list[int | None], rows: list[Tabl
 
 
 def comes_and_goes(column: str, names: list[str], moments: list[int | None], rows: list[TableRow]) -> bool:
-    """Whether values return after others, or most occur only once, within the series that the other columns name: the
-    weather or a remark, not the name of a series. A column without which a series has several rows for one time is such
-    a name.
+    """Whether values recur after others, or most occur only once, within the series given by the other columns: then
+    the column is a description such as the weather, not the name of a series. A column needed to distinguish rows with
+    the same time is a name.
     """
     if column.casefold().replace(" ", "_") in ID_COLUMNS:
         return False
@@ -176,14 +176,14 @@ def comes_and_goes(column: str, names: list[str], moments: list[int | None], row
 
 
 def follows_the_calendar(sample: ColumnSample) -> bool:
-    """The day of the week and the like, which nobody has to forecast."""
+    """Whether the column is a calendar feature, such as the day of the week, which need not be forecast."""
     named = sample.name.casefold().replace(" ", "_").replace("-", "_") in CALENDAR_COLUMNS
     return named and sample.is_numeric and all(float(cell).is_integer() for cell in sample.values)
 
 
 def counts_rows(sample: ColumnSample) -> bool:
-    """The index of a data frame: a column without a name, or with one such as No, that counts from 0 or 1 on, perhaps
-    again for each series.
+    """Whether the column is the index of a data frame: unnamed, or with a name such as No, and counting from 0 or 1,
+    possibly restarting for each series.
     """
     if not ROW_NUMBERS.fullmatch(sample.name) or sample.values[:1] not in (["0"], ["1"]):
         return False
@@ -195,7 +195,7 @@ def counts_rows(sample: ColumnSample) -> bool:
 
 
 def find_time(samples: list[ColumnSample]) -> str | None:
-    """A column of dates by its content, else one of whole numbers by its name."""
+    """The time column: dates by content, else integers by name."""
     dates = [sample.name for sample in samples if sample.values and all(map(is_time, sample.values[:50]))]
     named = named_column(dates, "", TIME_COLUMNS, "") if dates else None
     numbers = [sample.name for sample in samples if sample.is_numeric]
@@ -203,13 +203,13 @@ def find_time(samples: list[ColumnSample]) -> str | None:
 
 
 def names_series(sample: ColumnSample) -> bool:
-    """Words; or whatever is not a measurement, in a column with the name of one of names."""
+    """Whether the column names series: it contains words, or anything but measurements if it is named like an id."""
     if sample.name.casefold().replace(" ", "_") in ID_COLUMNS or ID_ENDING.fullmatch(sample.name.replace(" ", "_")):
         return bool(sample.values) and (not sample.is_numeric or all(float(one).is_integer() for one in sample.values))
     return not holds_numbers(sample)
 
 
 def holds_numbers(sample: ColumnSample) -> bool:
-    """Most cells are numbers or missing: a word among them is a mistake, which must be reported."""
+    """Whether most cells are numbers or missing; a word among them is then an error to report."""
     given = [value for value in sample.values if value.strip().casefold() not in MISSING]
     return not given or 2 * sum(map(is_number, given)) > len(given)

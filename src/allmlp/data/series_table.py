@@ -1,5 +1,5 @@
-"""Time series in a table: a row for each time, columns of numbers, and columns that name the series where there are
-several. Rows may be in any order; the step between times is found, and times without a row are missing values.
+"""Time series in a table: a row for each time, columns of numbers, and columns that name the series if there are
+several. Rows may be in any order; the step between times is detected, and times without a row are missing values.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from allmlp.spec import Count, Range
 
 MAX_SEQ_LEN = 512
 CHUNK = 2**14
-"""Rows that are read together."""
+"""Rows read at a time."""
 MAX_FILLING = 20
-"""More missing steps than this for each row are taken for a mistake in the times."""
+"""More missing steps per row than this are treated as an error in the times."""
 
 
 class SeriesRows(NamedTuple):
@@ -66,17 +66,17 @@ class SeriesTable(Data):
 
     path: str
     horizon: Count | None = None
-    """Steps to forecast; by default one season, such as a day of hours."""
+    """Steps to forecast; by default one season, for example 24 hours."""
     seq_len: Count | None = None
     """Steps to look back; by default three horizons and two seasons, at most half of the longest series."""
     time_column: str = ""
     id_columns: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    """To forecast; by default all other columns of numbers."""
+    """Columns to forecast; by default all other columns of numbers."""
     val_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
     test_fraction: Annotated[float, Range(0.0, 0.9)] = 0.2
     eval_stride: Count = 1
-    """Of the forecasts from all steps of all series, one of this many is evaluated."""
+    """Stride between evaluated forecasts, over all steps of all series."""
 
     def load(self) -> SeriesDataset:
         found = read_series(self.path, self.time_column, self.id_columns, self.columns)
@@ -103,7 +103,7 @@ class SeriesTable(Data):
         )
 
     def split(self, length: int, horizon: int) -> SplitEnds:
-        """At least a horizon for the test, then for training, then for validation."""
+        """Split a series by time; at least a horizon goes to test first, then to training, then to validation."""
         test = min(max(round(self.test_fraction * length), horizon), length)
         left = length - test
         validation = max(round(self.val_fraction * length), horizon) if self.val_fraction else 0
@@ -112,7 +112,7 @@ class SeriesTable(Data):
 
 
 def describe(found: SeriesRows) -> str:
-    """What was found to be what."""
+    """Describe the detected columns, series and frequency."""
     several = f" of {len(found.ids):,} series named by {shorten(found.roles.ids)}" if found.roles.ids else ""
     return f"{shorten(found.roles.values)}{several}, steps of {found.frequency} by {found.roles.time}"
 
@@ -136,12 +136,12 @@ def read_series(
     columns: tuple[str, ...] = (),
     frequency: Frequency | None = None,
 ) -> SeriesRows:
-    """The series of one or several tables; `frequency` is the one that they must have."""
+    """Read the series of one or several tables; they must have `frequency`, if given."""
     return read_files(tuple(map(version, find_files(path))), path, time_column, id_columns, columns, frequency)
 
 
 def version(file: str) -> tuple[str, int, int]:
-    """A file and what changes with its content; another one at each call for one that is not here."""
+    """Cache key of a file: name, size and modification time; different at each call for a URL."""
     if "://" in file:
         return file, 0, monotonic_ns()
     found = os.stat(file)
@@ -197,7 +197,7 @@ def read_rows(
     values: array[float],
     ids: dict[str, int],
 ) -> set[tuple[bool, Notation, bool]]:
-    """Append the rows of a table to the arrays, and names to `ids`; how its times are written."""
+    """Append the rows of a table to the arrays, and names to `ids`; returns the notation of its times."""
     kinds, rows, first = set[tuple[bool, Notation, bool]](), iter(table), 1
     while chunk := list(islice(rows, CHUNK)):
         try:
@@ -223,12 +223,12 @@ def read_rows(
 
 
 def join_names(cells: list[str]) -> str:
-    """The name of a series from the cells of its columns; where there are several, a slash in a cell is marked."""
+    """Name of a series: the cells of its id columns, joined by slashes; slashes in several cells are escaped."""
     return "/".join([cell.replace("\\", "\\\\").replace("/", "\\/") for cell in cells] if len(cells) > 1 else cells)
 
 
 def split_name(name: str, columns: int) -> list[str]:
-    """The cells that `join_names` has joined."""
+    """Inverse of `join_names`."""
     if columns < 2:
         return [name] * columns
     cells = [""]
@@ -324,7 +324,7 @@ def to_grid(
 
 
 def how_to_name(times: np.ndarray, values: np.ndarray, roles: Roles) -> str:
-    """What to do about several rows for one time, with the first column of numbers that has each once at a time."""
+    """Advice for several rows with the same time; it suggests the first integer column that distinguishes them."""
     for column, name in enumerate(roles.values if len(roles.values) > 1 else ()):
         numbers = values[:, column]
         whole = bool((np.isfinite(numbers) & (numbers == np.rint(numbers))).all())
@@ -336,7 +336,7 @@ def how_to_name(times: np.ndarray, values: np.ndarray, roles: Roles) -> str:
 def in_order(
     times: np.ndarray, series: np.ndarray, values: np.ndarray, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows by series and time, without those at the end of a series that have no values."""
+    """Sort the rows by series and time, and drop rows without values at the end of a series."""
     grouped = bool((np.diff(times)[np.diff(series) == 0] >= 0).all())
     if not grouped:
         notes.append("the rows were not in the order of time: they are sorted")
@@ -353,9 +353,7 @@ def in_order(
 
 
 def before_the_end(series: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each of the sorted rows is at or before the last one of its series with a value; all rows of a series
-    without any.
-    """
+    """Whether each sorted row is at or before the last row with a value in its series; True if there is none."""
     rows = np.arange(len(series))
     firsts = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1])
     last = np.maximum.reduceat(np.where(np.isfinite(values).any(1), rows, -1), firsts)

@@ -1,4 +1,4 @@
-"""Writes the images of a dataset into tar shards, decoded and resized once."""
+"""Write the images of a dataset, decoded and resized once, into tar shards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger("allmlp.data")
 Format = Literal["raw", "jpeg", "webp"]
 SUFFIX = {"raw": "ppm", "jpeg": "jpg", "webp": "webp"}
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
-"""Fields of a dataset -> beginnings of the names of its shards."""
+"""Split of a dataset -> prefix of its shard names."""
 
 
 class Written(NamedTuple):
@@ -40,11 +40,11 @@ class Written(NamedTuple):
 
 class ShardFormat(NamedTuple):
     size: int
-    """The short side of larger images, which are resized, in pixels."""
+    """Short side in pixels to which larger images are resized."""
     form: Format = "raw"
     """raw pixels (PPM), JPEG or WebP."""
     quality: int = 95
-    """Of JPEG and WebP."""
+    """Quality of JPEG and WebP."""
     per_shard: int = 5000
     """Images in a shard."""
 
@@ -54,8 +54,8 @@ def write_shards(
 ) -> Written:
     """Write train-00000.tar, ..., val-*.tar and test-*.tar with upright RGB images, and the names of the classes.
 
-    Labels and order are those of the dataset. A shard gets its name when it is complete. The same call goes on where it
-    was interrupted, and `Shards` refuses a folder before its end. Memory holds a few images per core.
+    Labels and order are those of the dataset. A shard gets its final name when it is complete. An interrupted call can
+    be repeated and continues; until then `Shards` refuses the folder. Only a few images per core are in memory.
     `progress` is called with the name of each shard and the number of images so far.
     """
     if not isinstance(dataset, ImageDataset):
@@ -80,7 +80,7 @@ def write_shards(
 
 
 def encoded(split: Split) -> tuple[EncodedImages, Tensor]:
-    """The images of a split, and which of them belong to it."""
+    """The image source of a split, and the indices of its examples."""
     source, indices = (split.split, split.indices) if isinstance(split, Subset) else (split, torch.arange(len(split)))
     if not isinstance(source, EncodedImages):
         raise UserError("these images are in memory already, where nothing is faster: shards are made of image files")
@@ -88,7 +88,7 @@ def encoded(split: Split) -> tuple[EncodedImages, Tensor]:
 
 
 def claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Begin a folder, or go on with one that was begun with the same settings."""
+    """Start a folder, or continue one that was started with the same settings."""
     known = read_manifest(folder)
     if known is None and folder.is_dir() and any(name[0] != "." for name in os.listdir(folder)):
         raise UserError(f"{folder} is not empty: name a new folder for the shards")
@@ -106,8 +106,8 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> None:
 
 
 def write_shard(file: Path, source: EncodedImages, indices: list[int], first: int, to: ShardFormat) -> int:
-    """A tar file of key.ppm (.jpg, .webp) and key.cls; images that cannot be decoded are left out and named. Returns
-    the number of images; without any there is no file.
+    """Write a tar file of key.ppm (.jpg, .webp) and key.cls; images that cannot be decoded are skipped with a warning.
+    Returns the number of images; no file is written for none.
     """
     written, workers = 0, source.num_workers or limit()
 

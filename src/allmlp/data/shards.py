@@ -36,7 +36,7 @@ from allmlp.threads import limit
 MAX_CLASSES = 1_000_000
 INDEX_VERSION = 1
 MANIFEST = "shards.json"
-"""In a folder of shards that were made by `allmlp shards`: how, and whether all are there."""
+"""File in a folder written by `allmlp shards`: its settings, and whether it is complete."""
 CLASS_NAMES = "classes.txt"
 
 
@@ -95,7 +95,7 @@ class Shards(Data):
 
 
 def by_name(shards: list[Shard]) -> tuple[list[Shard], list[Shard], list[Shard]]:
-    """Those for training, validation and testing."""
+    """Shards for training, validation and testing, by name."""
     validation, test = (
         [shard for shard in shards if Path(shard.path).name.startswith(start)] for start in ("val", "test")
     )
@@ -142,7 +142,7 @@ class ShardIndex(NamedTuple):
 
 
 class ShardImages(EncodedImages):
-    """Images that are byte ranges of shards. `bounds` are the first example of every shard, and the total."""
+    """Images stored as byte ranges of shards. `bounds` are the first example of each shard, and the total."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ def find_local(path: str) -> list[Shard]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """How the shards of a folder were made; None if they were not made by `allmlp shards`."""
+    """Settings with which the shards of a folder were written; None if `allmlp shards` did not write them."""
     file = folder / MANIFEST
     if not file.is_file():
         return None
@@ -301,13 +301,13 @@ def read_index(file: Path, stamp_text: str, size: int) -> ShardIndex | None:
             entries = ShardIndex(*(stored[name] for name in ShardIndex._fields))
         whole = all(column.dtype == np.int64 and column.shape == entries.labels.shape for column in entries)
         return entries if whole and len(entries.labels) and (entries.offsets + entries.sizes).max() <= size else None
-    except Exception:  # damaged in some way: it is made again
+    except Exception:  # damaged: it is rebuilt
         return None
 
 
 @contextmanager
 def open_tar(shard: Shard) -> Iterator[tarfile.TarFile]:
-    """A shard whose members are then listed up to the end; raises ReadError if it is truncated or damaged there."""
+    """Open a shard for listing its members; raises ReadError at the end if it is truncated or damaged."""
     with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
         yield tar
         # tarfile treats a damaged header as the end of the archive, which is a block of zeros.

@@ -1,6 +1,6 @@
-"""Training, validation and test splits of data that have none: seeded, of every class alike, by whole groups.
+"""Training, validation and test splits for data without any: seeded, stratified by class, in whole groups.
 
-Images that show the same thing, or texts that share a sentence, form a group and stay in one split.
+Images of the same thing, or texts that share a sentence, form a group and stay in one split.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ def split_by_group(
 
     The test split has at least one group; without a `test_fraction` there is none.
 
-    The order in which groups are held out is that of a hash of the seed and their first name, so that few examples
-    change their split when others are added. Classes too small for a share get none or one, such that the totals are
-    right.
+    Groups are held out in the order of a hash of the seed and their first name, so that few examples change split when
+    others are added. Very small classes contribute no example or one, so that the totals are right.
     """
     if val_fraction + (test_fraction or 0.0) >= 1:
         if test_fraction is None:
@@ -81,7 +80,7 @@ def split_by_group(
         chosen = "train"
         if all(left[label] > 1 for label in size):
             wanted = {name: sum(max(min(size[c], free[c]), 0) for c in size) for name, free in room.items()}
-            # A group larger than the room is held out if at least half of it is wanted.
+            # A group larger than the remaining number is held out if at least half of it is needed.
             chosen = next((name for name in wanted if 2 * wanted[name] >= len(inside)), "train")
         splits[chosen] += inside
         if chosen != "train":
@@ -106,7 +105,7 @@ def divide(split: Split, val_fraction: float, test_fraction: float, seed: int) -
 
 
 def shares(counts: Counter[Hashable], fraction: float, start: float) -> Counter[Hashable]:
-    """This fraction of each class, rounded so that the rounding errors of many small classes cancel; at least one."""
+    """Examples per class for this fraction, rounded so that errors of small classes cancel; at least one in all."""
     found: Counter[Hashable] = Counter()
     due = start
     for label, count in counts.items():
@@ -123,13 +122,13 @@ def hash_name(seed: int, name: str) -> bytes:
 
 
 def single_example_note(labels: Sequence[str]) -> list[str]:
-    """A note about the classes with one example, which no split but the training split can have."""
+    """A note about classes with a single example, which is always in the training split."""
     single = [label for label, count in Counter(labels).items() if count == 1]
     return [f"{plural(len(single), 'class has', 'classes have')} one example: {listing(single)}"] if single else []
 
 
 def overlap_notes(train: Iterable[Hashable], others: Mapping[str, Sequence[Hashable]], noun: str) -> list[str]:
-    """A note for each split that has examples of the training split."""
+    """A note for each split that shares examples with the training split."""
     known = set(train)
     found = {name: sum(key in known for key in keys) for name, keys in others.items()}
     return [

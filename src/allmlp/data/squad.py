@@ -91,7 +91,7 @@ class TokenizedQuestion:
 
 
 class WindowConfig(NamedTuple):
-    """How question and context are split into windows of `seq_len` tokens.
+    """Splitting of question and context into windows of `seq_len` tokens.
 
     Questions are truncated to `max_query_length` tokens. Windows of the context start `doc_stride` tokens apart and are
     as long as possible.

@@ -69,7 +69,7 @@ def is_table(path: str | Path) -> bool:
 
 
 def table_suffix(path: str | Path) -> str:
-    """The suffix in lower case, without that of a compression."""
+    """Suffix in lower case, ignoring one of compression."""
     name = PurePosixPath(str(path).lower())
     return PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
 
@@ -86,7 +86,7 @@ def read_table(file: str | Path) -> Table:
 
 @contextmanager
 def open_text(file: str, newline: str | None) -> Iterator[IO[str]]:
-    """Open a text file; it is an error if it turns out not to be one while it is read."""
+    """Open a text file; UserError while reading if it is not text."""
     try:
         encoding = detect_encoding(file)
         with open_file(file) as binary:
@@ -108,12 +108,12 @@ def read_lines(text: IO[str], file: str) -> Iterator[str]:
 
 
 def without_hint(text: str) -> str:
-    """Text without a first line such as sep=; that Excel writes and reads; the line stays, blank, as others count."""
+    """Text without Excel's first line such as sep=; the line stays, blank, to keep the line numbers."""
     return SEPARATOR_HINT.sub(r"\1", text)
 
 
 def read_sample(file: str) -> tuple[str, bool]:
-    """The beginning of a file, up to the end of a line, and whether that is all."""
+    """The start of a file, up to the end of a line, and whether it is the whole file."""
     with open_text(file, "") as text:
         sample = text.read(SAMPLE_CHARS)
         if not sample.strip():
@@ -125,7 +125,7 @@ def read_sample(file: str) -> tuple[str, bool]:
 
 
 class CellFormat(NamedTuple):
-    """How lines are split into cells."""
+    """Format of lines: how they are split into cells."""
 
     separator: str
     quoted: bool
@@ -177,11 +177,10 @@ def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Ite
 
 
 def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
-    """The format in which the most rows at the beginning of a file have as many cells as the first, and these rows.
+    """The format in which most rows at the start of a file have as many cells as the first one, and these rows.
 
-    If those are fewer than half in any format, the table has one column. The first separator and quotes win among
-    equals. In a file with tabs, quotes often mean nothing (GLUE); there they win only if they are as a CSV writer sets
-    them.
+    If these are fewer than half in every format, the table has one column. Among equals, the first separator and quotes
+    win. In files with tabs, quotes often have no meaning (GLUE); they win only if placed as by a CSV writer.
     """
     text, whole = read_sample(file)
     newline = "\n" if "\n" in text else "\r"
@@ -207,7 +206,7 @@ def sniff(file: str, separators: str) -> tuple[CellFormat, list[list[str]]]:
 
 
 def parse_sample(text: str, cell_format: CellFormat, file: str, whole: bool) -> tuple[list[list[str]], bool]:
-    """The rows up to the first that does not fit the format, and whether there is one."""
+    """Rows up to the first one that does not fit the format, and whether there is such a row."""
     rows: list[list[str]] = []
     try:
         for _, cells in split_cells(io.StringIO(text, newline=cell_format.newline), cell_format, file):
@@ -218,10 +217,10 @@ def parse_sample(text: str, cell_format: CellFormat, file: str, whole: bool) -> 
 
 
 def writes_quotes(rows: list[list[str]]) -> bool:
-    """Whether cells that were split regardless of quotes look as a CSV writer writes them.
+    """Whether cells split without regard to quotes look as if written by a CSV writer.
 
-    Every cell with a quote is then enclosed in quotes, and one has doubled quotes inside or all of its column are
-    enclosed.
+    That is, every cell with a quote is enclosed in quotes, and some cell has doubled quotes inside or all cells of its
+    column are enclosed.
     """
     inner = [
         cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else '"'
@@ -235,7 +234,7 @@ def writes_quotes(rows: list[list[str]]) -> bool:
 
 
 def has_header(rows: list[list[str]]) -> bool:
-    """Whether the first row names the columns: its cells are short, no numbers, and do not occur further down."""
+    """Whether the first row names the columns: its cells are short, not numbers, and do not occur below."""
     first, below = rows[0], [row for row in rows[1:] if row != rows[0]]
     if any(len(cell) > MAX_NAME or is_number(cell) for cell in first) or (len(first) == 1 and " " in first[0].strip()):
         return False
@@ -253,7 +252,7 @@ def is_number(text: str) -> bool:
 
 
 def unique(names: Iterable[str]) -> Iterator[str]:
-    """The names, with a number after those that occurred before."""
+    """Make names unique by appending a number to repeated ones."""
     seen: dict[str, int] = {}
     for name in names:
         seen[name] = seen.get(name, 0) + 1
@@ -292,7 +291,7 @@ def json_lines(text: IO[str], file: str) -> Iterator[dict[str, Any]]:
 
 
 def as_text(value: Any) -> str:
-    """A cell: nothing and not-a-number are empty, lists and objects are JSON."""
+    """A value as cell text: None and NaN are empty, lists and objects are JSON."""
     if value is None or value != value:  # noqa: PLR0124
         return ""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
@@ -302,7 +301,7 @@ def as_text(value: Any) -> str:
 
 
 def read_parquet(file: str) -> Table:
-    """The columns of text, numbers, dates and truth values; nested and binary ones are left out."""
+    """Read columns of text, numbers, dates and booleans; nested and binary columns are skipped."""
     parquet, arrow = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
 
     def batches(names: list[str] | None = None) -> Iterator[Any]:

@@ -20,22 +20,22 @@ from allmlp.errors import MissingExtra, UserError, one_line, require
 from allmlp.files import expand_user
 
 SampleBy = Literal["paragraph", "line", "document"]
-"""What is one document of a plain text file: text between blank lines, a line, or the whole file."""
+"""Unit of a document in a plain text file: text between blank lines, a line, or the whole file."""
 MAX_CHARS = 2**20
 """Longer documents are split."""
 SLACK_BYTES, MAX_EXPANSION = 2**24, 200
-"""Unpacked text may have 16 MiB plus 200 times what it was unpacked from; text is packed to a third or a tenth."""
+"""Decompressed text may have 16 MiB plus 200 times its compressed size; usual ratios are three to ten."""
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 ZST_CHUNK = 2**11
-"""Bytes that are unpacked at a time: a block of five bytes may stand for 128 KiB."""
+"""Bytes decompressed at a time: a block of five bytes may expand to 128 KiB."""
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 """JSON lines, or a JSON array."""
 PEEKED_CHARS = 2**16
 PATTERN_MARKS = "*?[{"
 ABOUT_DATA = re.compile(r"readme.*|(licen[sc]e|copying)([.-].*)?", re.IGNORECASE)
-"""Names of files that come with texts and are not among them."""
+"""Names of files that accompany texts without being part of them."""
 REMOTE_PACKAGES = ("adlfs", "aiohttp", "gcsfs", "requests", "s3fs")
-"""What the extra `remote` installs."""
+"""Packages installed by the extra `remote`."""
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -82,8 +82,8 @@ def find_files(paths: str) -> list[str]:
 
 
 def leave_out(files: list[str], paths: str) -> tuple[list[str], list[str]]:
-    """The files of `find_files(paths)` to read as texts, and the names of those that are only about them (README,
-    LICENSE). One that `paths` names is read, and so are they all where there is nothing else.
+    """Split the files of `find_files(paths)` into texts to read and the names of those about the data (README,
+    LICENSE), which are read only if `paths` names them or there are no others.
     """
     named = {part if "://" in part else str(expand_user(part)) for part in split_commas(paths)}
     about = [file for file in files if ABOUT_DATA.fullmatch(file_name(file)) and file not in named]
@@ -98,7 +98,7 @@ def file_name(file: str) -> str:
 
 
 def split_commas(paths: str, is_there: Callable[[str], bool] | None = None) -> list[str]:
-    """The parts between commas. Names may have commas: a part that is not there goes on to where it is."""
+    """Split at commas. File names may contain commas: a part that does not exist is extended until it does."""
     if paths and "://" not in paths and os.path.exists(expand_user(paths)):
         return [paths]
     pieces, found = paths.split(","), list[str]()
@@ -111,20 +111,20 @@ def split_commas(paths: str, is_there: Callable[[str], bool] | None = None) -> l
 
 
 def exists(place: str) -> bool:
-    """Whether a file or folder is there; of a pattern, the folder that it begins with. URLs are taken to be."""
+    """Whether a file or folder exists; for a pattern, its first folder. URLs are assumed to exist."""
     path = expand_user(place)
     folder = first_folder(path)
     return "://" in place or (folder.is_dir() if folder != path else bool(place) and os.path.exists(path))
 
 
 def first_folder(path: Path) -> Path:
-    """The part of a pattern before its first mark."""
+    """The part of a pattern before its first wildcard."""
     marked = [number for number, part in enumerate(path.parts) if any(mark in part for mark in PATTERN_MARKS)]
     return Path(*path.parts[: marked[0]]) if marked else path
 
 
 def is_hidden(file: Path, folder: Path) -> bool:
-    """Whether a file, or a folder on the way to it, is hidden."""
+    """Whether a file, or one of its parent folders below `folder`, is hidden."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
@@ -184,7 +184,7 @@ def open_file(file: str) -> Iterator[IO[bytes]]:
 
 
 def detect_encoding(file: str) -> str:
-    """UTF-16 where a file begins with its byte order mark, else UTF-8, with such a mark or without."""
+    """UTF-16 if the file starts with its byte order mark, else UTF-8, with or without one."""
     with open_file(file) as binary:
         return "utf-16" if binary.read(2) in UTF16_MARKS else "utf-8-sig"
 
@@ -203,7 +203,7 @@ def open_raw(file: str) -> Any:
 
 
 class ZstReader(io.RawIOBase):
-    """Reads a .zst file; the reader of `zstandard` takes one that is cut off for whole."""
+    """Reads a .zst file and detects truncation, which the reader of `zstandard` does not."""
 
     def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
         self.raw, self.zstandard = raw, zstandard
@@ -232,7 +232,7 @@ class ZstReader(io.RawIOBase):
 
 
 class BoundedReader(io.RawIOBase):
-    """Reads unpacked text as long as it is not suspiciously much for what has been read of its file."""
+    """Reads decompressed text as long as its size is plausible for the compressed bytes read so far."""
 
     def __init__(self, source: Any, raw: IO[bytes], file: str) -> None:
         self.source, self.raw, self.file, self.count = source, raw, file, 0

@@ -1,4 +1,4 @@
-"""Times in several columns of a table, such as year and month or date and hour, joined in one."""
+"""Join times that are split over several columns of a table, such as year and month or date and hour."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ DATE_ONLY = re.compile(r"[\d./-]{6,10}")
 class TimeColumns(NamedTuple):
     columns: tuple[str, ...]
     name: str
-    """Of the column in which they are joined."""
+    """Name of the joined column."""
     join: Callable[[list[str]], str]
 
 
 def join_time_parts(table: Table, time: str, taken: Sequence[str]) -> tuple[Table, tuple[str, ...]]:
-    """The table with one column of times in place of several, and the names of these; unless it has the column `time`.
-    Columns that are `taken` for something else are left as they are.
+    """Replace several columns of a table by one of times, and return their names; unchanged if it has the column
+    `time`. Columns `taken` for another purpose are not used.
     """
     if time in table.columns:
         return table, ()
@@ -64,7 +64,7 @@ def join_time_parts(table: Table, time: str, taken: Sequence[str]) -> tuple[Tabl
 
 
 def calendar_parts(cells: dict[str, list[str]]) -> TimeColumns | None:
-    """Year and month, perhaps day, hour and minute; or year and quarter, or year and week."""
+    """Columns of year and month, optionally day, hour and minute; or of year and quarter, or year and week."""
     named = {part: named_column([*cells], "", known, "") for part, known in NAMES.items()}
     found = {part: name for part, name in named.items() if name and fits(part, cells[name])}
     if "year" not in found:
@@ -87,7 +87,7 @@ def calendar_parts(cells: dict[str, list[str]]) -> TimeColumns | None:
 
 
 def clock_parts(dates: list[str], rows: list[TableRow], cells: dict[str, list[str]]) -> TimeColumns | None:
-    """Dates, and times or hours of the day, of which some dates have several."""
+    """Columns of dates and of times or hours of the day, if some date has several."""
     date = next((name for name in dates if all(map(DATE_ONLY.fullmatch, cells[name]))), "")
     clocks = [name for name in cells if cells[name] and all(map(CLOCK.fullmatch, cells[name]))]
     hours = named_column([*cells], "", NAMES["hour"], "")
@@ -103,7 +103,7 @@ def clock_parts(dates: list[str], rows: list[TableRow], cells: dict[str, list[st
 
 
 def fits(part: str, cells: list[str]) -> bool:
-    """Whether these are numbers of a part of the time, or names of months."""
+    """Whether these are valid numbers of a part of the time, or names of months."""
     plain = [cell.upper().removeprefix("Q") if part == "quarter" else cell for cell in cells]
     numbers = [month_number(cell) if part == "month" else cell.removesuffix(".0") for cell in plain]
     low, high = LIMITS[part]
@@ -111,7 +111,7 @@ def fits(part: str, cells: list[str]) -> bool:
 
 
 def first_hour(cells: list[str]) -> int:
-    """Whether the hours of a day are counted from 0 or from 1."""
+    """First hour of a day, 0 or 1."""
     return int(max(int(cell.removesuffix(".0")) for cell in cells) == LIMITS["hour"][1])
 
 

@@ -28,13 +28,13 @@ TOKENIZER_FILE = "tokenizer.json"
 PAD_TOKEN, UNK_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 START_TOKENS, END_TOKENS = ("<|begin_of_text|>", "<s>", "<|endoftext|>"), ("<|end_of_text|>", "</s>", "<|endoftext|>")
-"""What the tokenizers of Llama and GPT-2 have for [CLS] and [SEP]; they have no other special token that is used."""
+"""Tokens used as [CLS] and [SEP] in tokenizers of Llama and GPT-2, which have no other special tokens that are used."""
 
 MAX_WORD = 1000
-"""Characters of a word to train on."""
+"""Maximum number of characters of a word in tokenizer training."""
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 MAX_GROWTH = 64
-"""How many times as long a tokenizer may make a text."""
+"""Maximum factor by which a tokenizer's normalizers may lengthen a text."""
 
 
 class TokenizerConfig(Spec):
@@ -44,9 +44,9 @@ class TokenizerConfig(Spec):
     vocab_size: Count = 8192
     lowercase: bool = True
     max_documents: Count = 100_000
-    """Number of documents, from the first on, to train on."""
+    """Number of documents to train on, starting with the first."""
     limit_alphabet: Count = 1000
-    """Characters that a WordPiece vocabulary holds, twice each; words with others are unknown."""
+    """Maximum number of characters in a WordPiece vocabulary, with two tokens each; words with others are unknown."""
     path: str = ""
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
@@ -92,8 +92,8 @@ def replace_surrogates(text: str) -> str:
 
 @contextmanager
 def one_line_failures(what: str = "the tokenizer fails on this text") -> Iterator[None]:
-    """The library raises plain Exceptions, as for a missing [UNK], and panics of Rust, which are no Exceptions, as
-    for a regular expression that takes too long.
+    """Turn failures of the library into UserError: plain Exceptions, for example for a missing [UNK], and Rust panics,
+    which are not Exceptions, for example for a regular expression that takes too long.
     """
     try:
         yield
@@ -104,7 +104,7 @@ def one_line_failures(what: str = "the tokenizer fails on this text") -> Iterato
 
 
 def growth(part: Any) -> float:
-    """How many times as long the normalizers of a tokenizer.json may make a text; each may replace one character."""
+    """Maximum factor by which the normalizers of a tokenizer.json lengthen a text, each replacing single characters."""
     if isinstance(part, list):
         return math.prod(map(growth, part))
     if not isinstance(part, dict):
@@ -170,14 +170,16 @@ class Tokenizer:
         return self.tokenizer.id_to_token(token_id)
 
     def starts(self, ids: Tensor) -> Tensor:
-        """Whether each token of rows, b s, is the [CLS] of a text: where it is [SEP] too, it follows one, or none."""
+        """Whether each token, b s, is the [CLS] of a text; if it is the same token as [SEP], the one after a [SEP] or
+        first in the row.
+        """
         found = ids == self.cls_token_id
         if self.cls_token_id != self.sep_token_id:
             return found
         return found & F.pad(found[:, :-1], (1, 0), value=True) & ~F.pad(found[:, 1:], (0, 1), value=True)
 
     def padding(self, ids: Tensor) -> Tensor:
-        """Whether each token of rows, b s, is padding: where [PAD] is [SEP] too, it is the one that follows another."""
+        """Whether each token, b s, is padding; if [PAD] is the same token as [SEP], one that follows another."""
         found = ids == self.pad_token_id
         if self.pad_token_id != self.sep_token_id:
             return found
@@ -244,7 +246,7 @@ def train_tokenizer(spec: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def shorten_words(text: str) -> str:
-    """Without what is too long for a word: the time to train grows with the square of its length."""
+    """Remove overlong words: training time grows quadratically with the length of a word."""
     return LONG_WORD.sub(" ", text) if len(text) > MAX_WORD else text
 
 

@@ -1,4 +1,4 @@
-"""Times that are almost equal steps apart, read as if they were: a sensor's clock, weeks on changing days."""
+"""Rounding of times with almost equal steps: an inexact sensor clock, weeks on changing days."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ROUND_STEPS = np.array(
     ]
 )
 TOLERANCE = 0.2
-"""Of a step, how far a time may be from its place."""
+"""Maximum deviation of a time, as a fraction of a step."""
 
 
 def even_times(times: np.ndarray, series: np.ndarray, wanted: Frequency | None, notes: list[str]) -> np.ndarray:
-    """The times, sorted within each series, on weeks or equal steps if they are almost so, with a note."""
+    """Round times, sorted within each series, to weeks or equal steps if they are close, with a note."""
     steps = np.diff(times)[np.diff(series) == 0]
     if not len(steps) or steps.min() <= 0 or (wanted and (wanted.unit != "ms" or wanted.without)):
         return times
@@ -39,8 +39,8 @@ def even_times(times: np.ndarray, series: np.ndarray, wanted: Frequency | None, 
 
 
 def whole_weeks(times: np.ndarray, series: np.ndarray) -> np.ndarray | None:
-    """Times with one day of the week, the last one, if there are weeks of which each has at most one time of a series:
-    of those that begin on some day, the ones with the fewest gaps.
+    """Move times to one day of the week, that of the last time, if some division into weeks has at most one time per
+    series and week; the first day of the week is chosen for the fewest gaps.
     """
     days, within = times // DAY, np.diff(series) == 0
     weeks = [(days - first) // 7 for first in range(7)]
@@ -55,14 +55,14 @@ def whole_weeks(times: np.ndarray, series: np.ndarray) -> np.ndarray | None:
 
 
 def round_step(step: float) -> int:
-    """The usual step that is nearly this one; 0 if there is none."""
+    """The common step close to this one; 0 if there is none."""
     nearest = int(ROUND_STEPS[np.abs(ROUND_STEPS - step).argmin()])
     return nearest if abs(step - nearest) <= TOLERANCE / 2 * nearest else 0
 
 
 def rounded(times: np.ndarray, step: int) -> np.ndarray:
-    """Times at the nearest whole step, or at a 24th of a step after it that fits better; the same array if some are far
-    from it.
+    """Round times to the nearest multiple of the step, or with an offset in 24ths of a step if that fits better; the
+    same array if some deviate too much.
     """
     angle = 2 * np.pi * (times % step) / step
     phase = round(float(np.angle(np.exp(1j * angle).mean())) * 24 / (2 * np.pi)) * (step // 24)

@@ -132,7 +132,7 @@ def max_error(expected: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> float:
 
 
 def worst(differences: list[float]) -> float:
-    """The largest; NaN is worse than any."""
+    """The largest value; NaN counts as the largest."""
     return float(torch.tensor(differences).max())
 
 
@@ -142,7 +142,7 @@ def relative_error(expected: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> f
 
 
 def read_settings(folder: Path) -> dict[str, str]:
-    """The files next to the model by stem: preprocessing, tokenizer."""
+    """Files next to the model by stem: preprocessing, tokenizer."""
     found: dict[str, str] = {}
     for name in (PREPROCESSING_FILE, *TOKENIZER_FILES):
         if (folder / name).is_file():

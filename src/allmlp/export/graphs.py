@@ -80,7 +80,7 @@ def graphs(model: Model, samples: SampleInputs) -> list[ExportGraph]:
 
 
 def batches(tensors: Tensors) -> list[Tensors]:
-    """One example alone, then all of them."""
+    """Batches with one example, then with all of them."""
     return [tuple(tensor[:1] for tensor in tensors), tensors]
 
 
@@ -156,7 +156,7 @@ class DecodeStepGraph(nn.Module):
         self.widths = [x.shape[2] for x in cache.seen.values()]
 
     def empty(self, batch: int) -> Tensors:
-        """The past of the first token."""
+        """The empty past of the first token."""
         return tuple(torch.zeros(batch, 0, width, device=self.model.device) for width in self.widths)
 
     def forward(self, *tensors: Tensor) -> Tensors:

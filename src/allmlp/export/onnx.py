@@ -20,7 +20,7 @@ MAX_WEIGHT_BYTES = 2**31 - 2**24
 
 
 def write_onnx(graph: ExportGraph, file: Path, settings: Mapping[str, str]) -> None:
-    """`settings` become the metadata of the file, such as the preprocessing of the inputs."""
+    """Write a graph as an ONNX file; `settings`, such as the preprocessing of the inputs, become its metadata."""
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
     size = sum(weight.nbytes for weight in graph.module.parameters())
@@ -67,7 +67,7 @@ def strip(program: ONNXProgram) -> None:
 
 
 def run_onnx(file: Path, calls: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    """The outputs of ONNX Runtime."""
+    """Outputs computed by ONNX Runtime."""
     runtime = require("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3

@@ -1,4 +1,4 @@
-"""Inputs on which an exported file is compared with the model."""
+"""Sample inputs for comparing an exported file with the model."""
 
 from __future__ import annotations
 

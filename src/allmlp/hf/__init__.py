@@ -71,7 +71,7 @@ TASKS: dict[str, type[AllMlpPreTrainedModel]] = {
 
 
 def register() -> None:
-    """Make the Auto classes know the model type "allmlp"."""
+    """Register the model type "allmlp" with the Auto classes."""
     transformers.AutoConfig.register(AllMlpConfig.model_type, AllMlpConfig, exist_ok=True)
     for auto, name in AUTO_CLASSES.items():
         if auto.startswith("AutoModel"):
@@ -160,7 +160,7 @@ def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, op
 
 
 def processor(model: Model | str | os.PathLike[str]) -> Any:
-    """What prepares the inputs of a model, or of its folder: an image processor or a tokenizer of transformers."""
+    """The processor for the inputs of a model or model folder: an image processor or a tokenizer of transformers."""
     found: Any = model if isinstance(model, Model) else from_pretrained(model)
     spec = found.spec
     if isinstance(spec, Encoder) and isinstance(spec.stem, PatchEmbed):
@@ -181,7 +181,7 @@ def make_tokenizer(path: Path, spec: Any) -> Any:
         raise UserError(f"the model in {path} reads {spec.input_spec}, not text")
     tokenizers = require("tokenizers", "text")
     causal = isinstance(spec, Encoder) and spec.block.causal
-    # Those of Llama and GPT-2 have other names, and no token for masks.
+    # Tokens of Llama and GPT-2 have other names, and there is no mask token.
     start, end, unknown, pad = map(
         known.id_to_token, (known.cls_token_id, known.sep_token_id, known.unk_token_id, known.pad_token_id)
     )

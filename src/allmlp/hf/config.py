@@ -33,7 +33,7 @@ AUTO_CLASSES = {
 class AllMlpConfig(PreTrainedConfig):
     """The spec of a model as JSON, the names of its classes, and the normalization of its images.
 
-    With another number of labels than the spec has, the model gets a head for that number.
+    If the number of labels differs from the spec's, the model gets a new head.
     """
 
     model_type = "allmlp"
@@ -89,8 +89,8 @@ class AllMlpConfig(PreTrainedConfig):
         return self.encoder.stem.tokens
 
     def preprocessing(self) -> ImagePreprocessing | TextPreprocessing | None:
-        """What `allmlp` has to know about inputs and classes; None if the normalization of images is unknown, or if an
-        example may have several classes, which `allmlp` does not predict.
+        """Preprocessing for `allmlp`; None if the normalization of images is unknown, or if an example may have several
+        classes, which `allmlp` does not predict.
         """
         if self.problem_type == "multi_label_classification":
             return None
@@ -109,7 +109,7 @@ class AllMlpConfig(PreTrainedConfig):
         return ImagePreprocessing(tuple(self.image_mean), tuple(self.image_std), class_names, self.crop_pct or 1, task)
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
-        """Also write the modeling file, for those who do not have allmlp, and preprocessing.json for those who do."""
+        """Also write the modeling file, for use without allmlp, and preprocessing.json, for use with it."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MODELING_FILE).write_text(export_code(), encoding="utf8")

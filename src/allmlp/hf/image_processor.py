@@ -40,6 +40,6 @@ class AllMlpImageProcessor(BaseImageProcessor):
         return BatchFeature({"pixel_values": (pixels.float().div(255) - mean) / std}, tensor_type=return_tensors)
 
     def to_dict(self) -> dict[str, Any]:
-        """Without its class, which the model's configuration names: a pipeline would look for a video class as well."""
+        """Omit the class, which the model's configuration names: a pipeline would look for a video class too."""
         hidden = ("image_processor_type", "auto_map")
         return {name: value for name, value in super().to_dict().items() if name not in hidden}

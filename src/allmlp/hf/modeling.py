@@ -1,6 +1,6 @@
 """This library's models as models of transformers, one class per task.
 
-`allmlp.hf.code` makes one file of this module and of all that it imports, which is saved beside the weights.
+`allmlp.hf.code` combines this module and its imports into one file, which is saved beside the weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AllMlpPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     stems: ClassVar[tuple[type, ...]] = (TokenEmbed,)
-    """The inputs with which the task is possible."""
+    """Stems, that is inputs, for which the task is possible."""
 
     def __init__(self, config: AllMlpConfig) -> None:
         spec = self.adapt(config.model_spec(), config)
@@ -90,7 +90,7 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         output_hidden_states: bool | None = None,
         cache: Cache | None = None,
     ) -> Any:
-        """The output of the head, the features before pooling, and those after the stem and each block if wanted."""
+        """Output of the head, features before pooling, and, if requested, those after the stem and each block."""
         spec, mask = self.model.spec, None if attention_mask is None else attention_mask.bool()
         segments = token_type_ids if (getattr(spec.stem, "segments", None) or 0) > 1 else None
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -199,7 +199,7 @@ class AllMlpForMaskedLM(AllMlpForText):
 
 
 class AllMlpForQuestionAnswering(AllMlpPreTrainedModel):
-    """Logits at padding are the lowest number there is."""
+    """Logits at padding are the minimum of the dtype."""
 
     @classmethod
     def with_head(cls, spec: Encoder, config: AllMlpConfig) -> Encoder:
@@ -232,7 +232,7 @@ class AllMlpGenerationMixin(GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # token mixing caches other things than keys and values
+        return False  # token mixing does not cache keys and values
 
     def _reorder_cache(self, past_key_values: Cache, beam_idx: Tensor) -> Cache:
         past_key_values.reorder(beam_idx)
@@ -240,7 +240,7 @@ class AllMlpGenerationMixin(GenerationMixin):
 
 
 class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
-    """Padding may be on either side: positions count from the first token that is none."""
+    """Padding may be on either side: positions count from the first real token."""
 
     @classmethod
     def with_head(cls, spec: Encoder, config: AllMlpConfig) -> Encoder:
@@ -263,10 +263,10 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
     ) -> CausalLMOutputWithPast:
         cache: Any = past_key_values
         if use_cache and cache is None and (attention_mask is None or bool(attention_mask.all())):
-            cache = Cache()  # which cannot hold rows at different positions
+            cache = Cache()  # the cache cannot hold rows at different positions
         left = None if attention_mask is None or cache is not None else attention_mask.int().argmax(1)
         ids, segments, embeds = (shift(x, left) for x in (input_ids, token_type_ids, inputs_embeds))
-        # Padding on the right needs no mask: a causal model does not look there.
+        # Padding on the right needs no mask: a causal model does not see it.
         logits, _, hidden = self.encode(ids, None, segments, embeds, output_hidden_states, cache)
         logits, *hidden = [shift(x, None if left is None else -left) for x in (logits, *(hidden or ()))]
         return CausalLMOutputWithPast(self.loss(logits, labels, **kwargs), logits, cache, tuple(hidden) or None)
@@ -280,7 +280,7 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         if not use_cache or (attention_mask is not None and not bool(attention_mask.all())):
-            # Rows of different lengths are at different positions, which the cache cannot hold: compute all again.
+            # Rows of different lengths are at different positions, which the cache cannot hold: recompute everything.
             return {"input_ids": input_ids, "attention_mask": attention_mask}
         cache = past_key_values or Cache()
         return {"input_ids": input_ids[:, cache.length :], "past_key_values": cache}
@@ -357,7 +357,7 @@ class AllMlpForSeq2SeqLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
                 raise UserError("pass decoder_input_ids or labels")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         mask = None if attention_mask is None else attention_mask.bool()
-        # Padding of the target is on the right, where the decoder does not look.
+        # Padding of the target is on the right, which the decoder does not see.
         logits = self.model.decode(decoder_input_ids, encoder_outputs[0], mask, cache=cache)
         loss = self.loss(logits, labels, **kwargs)
         return Seq2SeqLMOutput(loss, logits, cache, encoder_last_hidden_state=encoder_outputs[0])

@@ -32,14 +32,14 @@ def fast(
         logits = fast(images)
         print(fast.report())        # what runs it, and why
 
-    Models of series stay in float32 by default. The weights are those of this moment, copied: convert again after
-    changing the model's, or to change device or dtype. What runs the model is chosen by device and model, see
+    Models of series stay in float32 by default. The current weights are copied: convert again after changing the
+    model's, or to change device or dtype. The engine is chosen by device and model, see
     `allmlp.inference.capabilities`: kernels of this library, fused products, torch.compile, ONNX Runtime or plain
     PyTorch.
 
-    With `measure` all that can run it here are built and timed on batches of `batch_size` (default: 1 on a CPU, else
-    64), which takes up to a minute, and the fastest is returned. The answer is kept on disk for later calls, with and
-    without `measure`.
+    With `measure` all engines that can run it here are built and timed on batches of `batch_size` (default: 1 on a CPU,
+    else 64), which takes up to a minute, and the fastest is returned. The result is kept on disk for later calls, with
+    and without `measure`.
 
     With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it, and with torch.int8 a
     model of images or series on a CPU runs in ONNX Runtime with weights and activations of 8 bits: faster still, but
@@ -61,7 +61,7 @@ def fast(
             raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
         converted = GpuFastEncoder(model, default_dtype(model.device), fp8=True)
         return converted.chosen(EngineChoice("kernels", "fp8 was asked for"))
-    # 16 bits of a series would lose what a level far from 0 is small against, before it is normalized.
+    # Before normalization, a series far from 0 would lose its variation in 16 bits.
     dtype = dtype or (torch.float32 if isinstance(model, SeriesEncoderModel) else default_dtype(model.device))
     warn_of_slow_format(model.device, dtype)
     can_fuse = isinstance(model, EncoderModel) and is_supported(model.spec)
@@ -82,7 +82,7 @@ def fast(
 
 def build(engine: Engine, model: EncoderModel | SeriesEncoderModel, dtype: torch.dtype) -> FastModel:
     if engine == "onnx":
-        from allmlp.inference.onnx import OnnxModel  # with what writes ONNX files
+        from allmlp.inference.onnx import OnnxModel  # and the packages that write ONNX files
 
         return OnnxModel(model)
     if engine in ("kernels", "fused"):
@@ -100,7 +100,7 @@ def measured_fastest(
         try:
             built[engine] = build(engine, model, dtype)
             built[engine](x)
-        except Exception as reason:  # of compilers and exporters; the others remain
+        except Exception as reason:  # from compilers and exporters; the other engines remain
             if engine == choice.engine:
                 raise
             built.pop(engine, None)

@@ -1,4 +1,4 @@
-"""What `fast` uses where, and why: one table, by device, compute capability and what is installed.
+"""Choice of the engine of `fast`: one table, by device, compute capability and installed packages.
 
 kernels     our kernels in a CUDA graph: Triton, for products over tokens Gluon on Hopper
 fused       matrix products in another order, with few passes over memory, on a CPU
@@ -28,13 +28,13 @@ class Capabilities(NamedTuple):
     """Compute capability of a CUDA GPU."""
     amd: bool = False
     triton: bool = False
-    """Whether it is installed, with the C compiler that it calls."""
+    """Whether Triton is installed, with the C compiler that it needs."""
     old_triton: bool = False
-    """Whether it is older than our kernels."""
+    """Whether Triton is too old for our kernels."""
     compiler: bool = False
     """Whether torch.compile finds a C++ compiler, which it needs on a CPU."""
     onnx: bool = False
-    """Whether ONNX Runtime and what writes its files are installed."""
+    """Whether ONNX Runtime and the packages that write ONNX files are installed."""
 
     @classmethod
     def of(cls, device: torch.device) -> Capabilities:
@@ -70,18 +70,18 @@ RULES = (
         "the kernels have not been measured on this capability: measure=True compares them",
     ),
 )
-"""The first that applies."""
+"""Rules, of which the first that applies is used."""
 
 
 class EngineChoice(NamedTuple):
     engine: Engine
     reason: str
     alternatives: tuple[Engine, ...] = ()
-    """What else can run the model here."""
+    """Other engines that can run the model here."""
 
 
 def choose(capabilities: Capabilities, can_fuse: bool, can_export: bool) -> EngineChoice:
-    """`can_fuse`: whether the blocks of the model can be fused; `can_export`: whether ONNX Runtime runs such models."""
+    """Choose the engine. `can_fuse`: the model's blocks can be fused; `can_export`: ONNX Runtime can run it."""
     rule = next(rule for rule in RULES if rule.applies(capabilities))
     is_possible = {
         "kernels": can_fuse,

@@ -54,7 +54,7 @@ def is_fusible(block: Block) -> bool:
 
 
 def norms_after(spec: Encoder, stage: int) -> list[Norm | None]:
-    """The norms that read what the blocks of a stage add, up to the next merge."""
+    """Norms that read the outputs of a stage's blocks, up to the next merge."""
     norms = [spec.all_stages[stage].block.norm]
     for later in spec.all_stages[stage + 1 :]:
         if later.merge is not None:
@@ -65,11 +65,11 @@ def norms_after(spec: Encoder, stage: int) -> list[Norm | None]:
 
 @dataclass
 class Conversion:
-    """The conversion of a stage in progress: what a branch is built from besides its own weights."""
+    """The conversion of a stage in progress: context for building a branch besides its own weights."""
 
     block: Block
     norms: list[Norm | None]
-    """All that read the output of a branch."""
+    """All norms that read the output of a branch."""
     dtype: torch.dtype
     deferred_bias: Tensor
 
@@ -148,7 +148,7 @@ class FastEncoder(FastModel):
         raise NotImplementedError
 
     def forward(self, x: Tensor, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        """As `forward` of the original, for images, or for texts of full length."""
+        """Like `forward` of the original, for images, or for texts of full length."""
         stem = self.spec.stem
         if isinstance(stem, TokenEmbed) and (args or kwargs or x.shape[1:] != (stem.seq_len,)):
             raise UserError(
@@ -158,7 +158,7 @@ class FastEncoder(FastModel):
         return self.run(self.compute, (self.view(x),))
 
     def view(self, x: Tensor) -> Tensor:
-        """The inputs as `embed` reads them."""
+        """The inputs in the form that `embed` reads."""
         return x
 
     def embed(self, x: Tensor) -> Tensor:

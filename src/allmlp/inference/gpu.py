@@ -44,7 +44,7 @@ FP8_MAX = torch.finfo(FP8).max
 FP8_ROUNDING = 1.15
 """Bound on how much rounding two vectors to fp8 can grow their product: (1 + 1/16)^2 and a margin."""
 LINEAR_MAX_CHANNELS, LINEAR_MIN_TOKENS = 384, 16384
-"""Where our linear kernel with an activation is faster than cuBLAS on an H200."""
+"""Limits within which our linear kernel with an activation is faster than cuBLAS on an H200."""
 GATE_COMBINE: dict[str, Combine] = {
     "split": "multiply",
     "multiplicative": "multiply",
@@ -121,7 +121,7 @@ class GpuFastEncoder(FastEncoder):
 
     def compute(self, x: Tensor) -> Tensor:
         if x.is_cuda and not self.graphs.groups and not torch.cuda.is_current_stream_capturing():
-            # The first call: compile and tune all kernels, so that later batch sizes need not wait for that.
+            # First call: compile and tune all kernels, so that later batch sizes do not have to.
             for batch_size in (1, self.large_batch_size()):
                 super().compute(x.new_zeros(batch_size, *x.shape[1:]))
         return super().compute(x)
@@ -143,7 +143,7 @@ class GpuFastEncoder(FastEncoder):
         return pooled if model.head is None else model.head(pooled, model.embedding)
 
     def large_batch_size(self) -> int:
-        """Enough examples for every kernel to run as it does with many."""
+        """Number of examples from which every kernel runs as with large batches."""
         sms = num_sms(self.device)
         sizes = [(ctx.tokens, ctx.channels) for ctx in self.spec.build_contexts]
         return max(
@@ -197,7 +197,7 @@ class GpuTokenProduct(GpuModule):
         self.eps = norm.eps if isinstance(norm, nn.LayerNorm) else None
 
     def forward(self, x: Tensor, other: Tensor | None = None, stats: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """`stats` are the mean and rstd of LayerNorm, where they are known."""
+        """`stats` are mean and rstd of LayerNorm, if known."""
         if stats is None and self.eps is not None:
             stats = self.kernels.norm_stats(x, self.eps, self.deferred_bias)
         mean, rstd = stats or (None, None)
@@ -349,7 +349,7 @@ class GpuLinearAct(GpuModule):
         return hidden.view(*x.shape[:2], len(self.bias))
 
     def with_stats(self, x: Tensor, eps: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Also the LayerNorm statistics of the second half of the channels."""
+        """Like `forward`, with the LayerNorm statistics of the second half of the channels."""
         epilogue, shape = LinearEpilogue(bias=self.wide_bias), x.shape[:2]
         hidden, mean, rstd = self.kernels.linear_stats(x.flatten(0, 1), self.weight, epilogue, self.act, eps)
         return hidden.view(*shape, -1), (mean.view(shape), rstd.view(shape))

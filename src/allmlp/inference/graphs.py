@@ -4,7 +4,7 @@ A batch is padded to the next bucket, at most an eighth more examples; batches o
 padded. Capturing a bucket takes some hundredths of a second, once its kernels are compiled and tuned.
 
 All graphs of one kind of input share a memory pool, and their input and output buffers, which are those of the largest
-bucket. A larger batch than ever before replaces them all, so the memory used is that of the largest batch alone.
+bucket. A batch larger than all before replaces them all, so the memory used is that of the largest batch alone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CudaGraphs:
     ) -> Tensor:
         """compute(*inputs) for inputs with the batch as their first dimension; images are cast to `dtype`.
 
-        `kind` and the shapes of an example say which graphs can be used.
+        `kind` and the shapes of an example determine which graphs can be used.
         """
         size = len(inputs[0])
         bucket = batch_bucket(size)
@@ -94,15 +94,15 @@ class CudaGraphs:
         buffers = tuple(zeros(bucket, x, dtype) for x in inputs) if is_new else group.inputs
         examples = tuple(buffer[:bucket] for buffer in buffers)
         with synchronous(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "TensorFloat32")  # whoever asks for float32 wants its precision
+            warnings.filterwarnings("ignore", "TensorFloat32")  # float32 was requested for its precision
             output = compute(*examples)  # compiles and loads the kernels, which a capture cannot, and raises errors
         if is_new:
-            torch.cuda.synchronize()  # earlier calls may still use what is dropped here
+            torch.cuda.synchronize()  # earlier calls may still use the graphs dropped here
             self.groups.pop(kind, None)
             while len(self.groups) >= MAX_KINDS:
                 self.groups.popitem(last=False)
             group = self.groups[kind] = GraphGroup(buffers, torch.empty_like(output), torch.cuda.graph_pool_handle())
-        del output  # all that was used so far is free for the graph
+        del output  # memory used so far is free for the graph
         self.stream = self.stream or torch.cuda.Stream()
         result = group.output[:bucket]
         group.graphs[bucket] = record(lambda: result.copy_(compute(*examples)), group.pool, self.stream)

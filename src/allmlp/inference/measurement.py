@@ -1,6 +1,6 @@
 """The fastest engine for a model and a batch size on this machine: timed once, then read from a file.
 
-The file is fast.json in $ALLMLP_CACHE (~/.cache/allmlp); delete it to measure again. An answer is that of one device,
+The file is fast.json in $ALLMLP_CACHE (~/.cache/allmlp); delete it to measure again. A result is specific to device,
 number of CPU threads, versions of torch, Triton and ONNX Runtime, config of the model, dtype and batch size.
 """
 
@@ -56,7 +56,7 @@ def measured_key(model: Model, dtype: torch.dtype, batch_size: int) -> str:
 
 
 def read_kept(key: str) -> Times | None:
-    """The times of an earlier measurement; a file that cannot be read counts as none."""
+    """Times of an earlier measurement; an unreadable file is ignored."""
     try:
         kept = json.loads(kept_file().read_text(encoding="utf8"))[key]
         return Times({str(engine): float(seconds) for engine, seconds in kept.items()}) or None
@@ -75,7 +75,7 @@ def keep(key: str, times: Times) -> None:
                 kept = {}
             text = json.dumps((kept if isinstance(kept, dict) else {}) | {key: times}, indent=1)
             write_text_atomically(file, text)
-    except OSError as reason:  # as on a read-only disk: measured again the next time
+    except OSError as reason:  # for example on a read-only disk: measured again next time
         log.warning("what fast() has measured is not kept: %s", one_line(reason))
 
 

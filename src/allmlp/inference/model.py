@@ -1,4 +1,4 @@
-"""What `fast` returns: a module with the frozen weights of a conversion, for one device and dtype."""
+"""The result of `fast`: a module with the frozen weights of a conversion, for one device and dtype."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def copy_frozen(model: M, dtype: torch.dtype) -> M:
 class FastModel(nn.Module):
     """A module for inference on the device and in the dtype it was converted for.
 
-    Its parameters are frozen, and fused weights are buffers. It can be copied, pickled, and given the `state_dict` of
-    another conversion of the same model; training it, or moving it, is refused. On a GPU, calls replay CUDA graphs,
-    which a copy captures anew. Several threads may call it.
+    Its parameters are frozen, and fused weights are buffers. It can be copied, pickled, and loaded with the
+    `state_dict` of another conversion of the same model; training or moving it is refused. On a GPU, calls replay CUDA
+    graphs, which a copy captures again. It is thread-safe.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class FastModel(nn.Module):
         return self
 
     def report(self) -> str:
-        """One line: what runs the model, and why."""
+        """The engine that runs the model, and the reason, in one line."""
         return f"{self.choice.engine} on {self.device} in {self.dtype_name}: {self.choice.reason}"
 
     @property
@@ -71,7 +71,7 @@ class FastModel(nn.Module):
                     f"the input is on {x.device} and the model on {device}: move it with .to({str(device)!r})"
                 )
         with torch.autocast(device.type, enabled=False):  # dtypes are fixed at conversion
-            # In a capture of the caller's, the kernels become part of that graph.
+            # During a capture by the caller, the kernels become part of that graph.
             if device.type == "cuda" and len(inputs[0]) and not torch.cuda.is_current_stream_capturing():
                 return self.graphs.replay(compute, inputs, self.dtype, kind)
             with torch.no_grad(), device_guard(device):
@@ -85,7 +85,7 @@ class FastModel(nn.Module):
         return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Behind .to(), .cuda(), .half() and the like: they may not change anything."""
+        """Called by .to(), .cuda(), .half() and so on, which may not change anything."""
         asked = fn(torch.empty(0, device=self.device, dtype=self.dtype))
         if (asked.device, asked.dtype) != (self.device, self.dtype):
             where = f"on {self.device} in {self.dtype_name}"
@@ -93,7 +93,7 @@ class FastModel(nn.Module):
         self.graphs = CudaGraphs()
 
         def keep_dtype(tensor: Tensor) -> Tensor:
-            """Some weights are more precise than the model's dtype on purpose, others less."""
+            """Ignore casts: some weights are deliberately more or less precise than the model's dtype."""
             new = fn(tensor)
             return new if new.dtype == tensor.dtype else tensor
 
@@ -140,12 +140,12 @@ class UnfusedModel(FastModel):
             self.model.compile()
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
-        """As `forward` of the original."""
+        """Like `forward` of the original."""
         given: dict[str, Any] = {"x": x, "mask": mask, **options}
         given = {name: value for name, value in given.items() if value is not None}
         names = tuple(given)
         if not all(isinstance(value, Tensor) and len(value) == len(x) for value in given.values()):
-            # Such as a cache or an embedding: these have no batch dimension.
+            # Other arguments, such as a cache or an embedding, have no batch dimension.
             with torch.no_grad(), device_guard(self.device), torch.autocast(self.device.type, enabled=False):
                 return self.model.forward(**given)
 

@@ -55,7 +55,7 @@ class OnnxModel(FastModel):
         self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """As `forward` of the original, images or series; only series may have a mask."""
+        """Like `forward` of the original, for images or series; only series may have a mask."""
         if isinstance(self.spec, SeriesEncoder):
             return self.run(self.compute, (x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask))
         if mask is not None:

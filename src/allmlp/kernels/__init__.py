@@ -20,9 +20,9 @@ from torch import Tensor
 from allmlp.kernels.activation.reference import ActivationName
 
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
-"""Those that the kernels compute."""
+"""Activations supported by the kernels."""
 HAS_C_COMPILER = sys.platform != "linux" or any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang")))
-"""Triton for Linux calls one to launch its kernels; images of containers often have none."""
+"""Triton on Linux needs a C compiler to launch its kernels; container images often have none."""
 HAS_TRITON = find_spec("triton") is not None and HAS_C_COMPILER
 OLDEST_TRITON = (3, 6)
 """The oldest version that our kernels are run with."""
@@ -40,15 +40,15 @@ def has_gluon(device: torch.device) -> bool:
 
 
 def has_tma(device: torch.device) -> bool:
-    """Whether loads by tensor descriptor are those of the hardware (TMA). Below compute capability 9.0 they become
-    plain loads, which wait for memory, while loads by pointer are asynchronous copies.
+    """Whether loads by tensor descriptor use the hardware (TMA). Below compute capability 9.0 they become plain loads,
+    which wait for memory, while loads by pointer are asynchronous copies.
     """
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache
 def has_old_triton() -> bool:
-    """Whether the installed Triton is older than our kernels; the version of other builds (ROCm) is not known."""
+    """Whether the installed Triton is too old for our kernels; versions of other builds (ROCm) are unknown."""
     try:
         found = version("triton")
     except PackageNotFoundError:
@@ -60,11 +60,11 @@ def has_kernels(device: torch.device) -> bool:
     """Whether our Triton kernels run on a GPU: Triton supports compute capability 8.0 and higher."""
     if not HAS_TRITON or has_old_triton():
         return False
-    # A plan simulates a GPU with tensors that are not on one.
+    # `allmlp plan` simulates a GPU with tensors that are not on one.
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-# What torch.compiler.assume_constant_result sets; calling that would import all of torch._dynamo.
+# The attribute set by torch.compiler.assume_constant_result; calling it would import all of torch._dynamo.
 has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

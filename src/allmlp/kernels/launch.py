@@ -1,4 +1,4 @@
-"""What every kernel launch shares: the device guard, errors that name the kernel, and autotuning."""
+"""Common parts of kernel launches: the device guard, errors that name the kernel, and autotuning."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AUTOTUNE = os.environ.get("ALLMLP_AUTOTUNE", "1") != "0"
 
 
 def device_guard(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a GPU the current one: Triton, CUDA graphs and streams use the current GPU, not that of the tensors."""
+    """Make a GPU the current one: Triton, CUDA graphs and streams use the current GPU, not that of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def num_sms(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; a few where the interpreter stands in for one."""
+    """Streaming multiprocessors of a GPU; a few for Triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
@@ -35,7 +35,7 @@ MODE = LaunchMode()
 
 @contextmanager
 def synchronous() -> Iterator[None]:
-    """Wait for the device wherever errors are named, so that an error is raised where it happened and not later."""
+    """Synchronize with the device wherever errors are named, so that an error is raised where it happened."""
     MODE.synchronous = True
     try:
         yield
@@ -44,7 +44,7 @@ def synchronous() -> Iterator[None]:
 
 
 class naming_errors:
-    """A CUDA error inside starts with `name`, out of memory aside."""
+    """Prefix CUDA errors in the `with` block with `name`, except out of memory."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,8 +86,8 @@ class launching(naming_errors):
 
 
 class fused_multiply_add:
-    """`kernel` with a * b + c as one instruction, whatever Triton's default is: newer versions turn it off, which costs
-    our epilogues three instructions a number.
+    """`kernel` with fused multiply-add, regardless of Triton's default: newer versions turn it off, which costs our
+    epilogues three instructions per number.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -98,9 +98,9 @@ class fused_multiply_add:
 
 
 def autotune(configs: list[Any], default: int, key: list[str]) -> Callable[[Any], Any]:
-    """triton.autotune over `configs`, or `configs[default]` alone in the interpreter, which has nothing to time.
+    """triton.autotune over `configs`; only `configs[default]` in the interpreter, which has nothing to time.
 
-    `key` must not depend on the batch size beyond a few classes: every new key is a pause of a second.
+    `key` must not depend on the batch size beyond a few classes: every new key costs a second of tuning.
     """
     import triton
 

@@ -1,4 +1,4 @@
-"""How the programs of a grid are dealt out."""
+"""Assignment of the programs of a grid to tiles and examples."""
 
 from __future__ import annotations
 

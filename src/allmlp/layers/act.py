@@ -18,8 +18,8 @@ SLOW_BACKWARD = platform.machine() in ("aarch64", "arm64")
 
 
 def gelu(x: Tensor) -> Tensor:
-    """F.gelu. Where torch does not vectorize its gradient, that is computed from operations that are: three times as
-    fast (Neoverse N1).
+    """F.gelu; where torch does not vectorize its backward pass, one written in vectorized operations replaces it, which
+    is three times as fast (Neoverse N1).
     """
     if SLOW_BACKWARD and x.device.type == "cpu" and torch.is_grad_enabled() and x.requires_grad:
         return F.gelu(x) if torch.compiler.is_compiling() else Gelu.apply(x)

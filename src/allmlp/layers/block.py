@@ -98,7 +98,7 @@ class BlockLayer(nn.Module):
         return [(slot, getattr(self, slot)) for slot in self.slots]
 
     def forward(self, x: Tensor, context: Context, outputs: dict[str, Tensor] | None = None) -> Tensor:
-        """The block's output; those of its branches are stored by slot in `outputs`."""
+        """Output of the block; the outputs of its branches are stored by slot in `outputs`."""
         for slot, residual in self.residuals():
             x = residual(x, context)
             if outputs is not None:

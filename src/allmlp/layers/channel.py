@@ -119,7 +119,7 @@ class ChannelMlpLayer(nn.Module):
 
             gamma (V act(U (alpha x + beta) + a) + c) = (gamma V) act((U alpha) x + (a + U beta)) + gamma c
 
-        None where the MLP is not fused, and in float16, in which a gamma of 1e-6 would leave the weights no digits.
+        None where the MLP is not fused, and in float16, where weights scaled by a gamma of 1e-6 would underflow.
         """
         dtype = training_dtype(x, self.act)
         if dtype in (None, torch.float16) or self.inner or not self.is_plain or (self.dropout and self.training):

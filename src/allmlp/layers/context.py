@@ -1,4 +1,4 @@
-"""What a layer gets besides its input: a BuildContext when it is built, a Context when it runs."""
+"""Arguments of a layer besides its input: a BuildContext when it is built, a Context in the forward pass."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from allmlp.layers.init import Init
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a parent passes to the `build` of its parts: sizes, and the initialization of plain linear layers."""
+    """Passed by a module to the `build` of its children: sizes, and the initialization of plain linear layers."""
 
     tokens: int
     channels: int
     init: Init
     grid: tuple[int, int] | None = None
     variates: int = 1
-    """Of a multivariate series: this many consecutive rows of the batch are one example."""
+    """Number of variates of a multivariate series; as many consecutive rows of the batch form one example."""
 
     def require_grid(self, mixer: str) -> tuple[int, int]:
         if self.grid is None or self.grid[0] * self.grid[1] != self.tokens:
@@ -31,7 +31,7 @@ class BuildContext:
 
 
 def check_tokens(found: int, most: int) -> None:
-    """Layers over tokens take fewer than they are built for, never more."""
+    """Raise UserError if there are more tokens than the layer is built for; fewer are accepted."""
     if found > most:
         raise UserError(f"the layer is built for at most {most} tokens, got {found}")
 
@@ -55,7 +55,7 @@ class Cache:
         return x
 
     def once(self, layer: nn.Module, make: Callable[[], Tensor]) -> Tensor:
-        """A value that is the same in every step, computed in the first."""
+        """Compute a value in the first step and reuse it in all later ones."""
         if layer not in self.fixed:
             self.fixed[layer] = make()
         return self.fixed[layer]
@@ -71,7 +71,7 @@ class Context(NamedTuple):
     """Passed to every block along with the activations."""
 
     mask: Tensor | None = None
-    """b s, True where a token is real; None where all are."""
+    """b s, True at real tokens; None if all are real."""
     memory: Tensor | None = None
     """b m c, the encoder output for cross-attention."""
     memory_mask: Tensor | None = None
@@ -79,7 +79,7 @@ class Context(NamedTuple):
     """h s s, relative position scores shared by all attention layers."""
     cache: Cache | None = None
     documents: Tensor | None = None
-    """b s, the number of the document of each token, 0 for padding, where a row holds several; None otherwise."""
+    """b s, the number of each token's document, 0 at padding; None unless rows hold several documents."""
 
     # No properties: torch.compile of torch 2.8 does not evaluate those of a named tuple.
     def same_document(self) -> Tensor | None:
@@ -87,11 +87,11 @@ class Context(NamedTuple):
         return None if self.documents is None else self.documents[:, :, None] == self.documents[:, None, :]
 
     def is_special(self) -> bool:
-        """Whether tokens are mixed in a way that fused operators do not know."""
+        """Whether tokens are mixed in a way that the fused operators do not support."""
         return self.cache is not None or self.documents is not None
 
     def start(self) -> int:
-        """The position of the first token of this call."""
+        """Position of the first token of this call."""
         return 0 if self.cache is None else self.cache.length
 
     def zero_padding(self, x: Tensor) -> Tensor:

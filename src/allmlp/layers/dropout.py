@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 LEVELS = 2**16
-"""Sixteen random bits decide on an element: its rate is a multiple of 1 / LEVELS."""
+"""Each element uses sixteen random bits, so the dropout rate is a multiple of 1 / LEVELS."""
 HAS_MKL = torch.backends.mkl.is_available()
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """As F.dropout. One random number of 64 bits is drawn for four elements; torch draws one for each, which takes five
-    times as long (Neoverse N1) and more than the products of a small model.
+    """Like F.dropout, but four elements share one 64-bit random number. torch draws one number per element, which takes
+    five times as long (Neoverse N1), longer than the matrix products of a small model.
     """
     if HAS_MKL or torch.compiler.is_compiling() or x.device.type != "cpu" or not (training and 0 < rate < 1):
         return F.dropout(x, rate, training)

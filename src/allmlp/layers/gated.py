@@ -1,4 +1,4 @@
-"""PatchTSMixer's gated attention: the output of a mixer is weighted by a softmax over the axis that it mixes."""
+"""PatchTSMixer's gated attention: the output of a mixer is weighted by a softmax over the mixed axis."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Normal(Distribution):
     std: NonNegative
 
     def fill(self, tensor: Tensor, fan_in: int) -> None:
-        if not tensor.is_meta:  # there normal_ has nothing to fill, and imports torch._dynamo, which takes seconds
+        if not tensor.is_meta:  # there normal_ would only import torch._dynamo, which takes seconds
             nn.init.normal_(tensor, std=self.std)
 
 

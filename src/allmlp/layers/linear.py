@@ -11,7 +11,7 @@ from allmlp.layers.init import Distribution, Init
 
 
 class Linear(nn.Linear):
-    """Y = X W^T + b over channels. A fused projection is initialized part by part; `parts` are their rows."""
+    """Y = X W^T + b over channels. A fused projection is initialized part by part; `parts` are the row counts."""
 
     def __init__(self, inputs: int, outputs: int, init: Init, bias: bool = True, parts: Sequence[int] = ()) -> None:
         # Set first: torch.nn's constructor calls reset_parameters.

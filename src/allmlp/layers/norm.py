@@ -15,7 +15,7 @@ class Norm(Spec, abstract=True):
 
 
 def build_norm(norm: Norm | None, channels: int, tokens: int | None = None) -> nn.Module:
-    """The norm's module; the identity for None. `tokens` is their number, where it is fixed."""
+    """Build a norm; the identity for None. `tokens` is the number of tokens, if it is fixed."""
     if isinstance(norm, BatchNorm) and norm.per_token:
         if tokens is None:
             raise UserError("BatchNorm(per_token=True) is for the norm of a block")
@@ -83,10 +83,10 @@ class BatchNorm(Norm):
 
         norm(x) = (x - mean) / sqrt(var + eps) * weight + bias
 
-    In training, mean and var are those of the batch, and their running averages, which evaluation uses, move towards
-    them by `momentum` (twice per step with gradient checkpointing, which runs a block twice). Padding counts as tokens.
-    With `per_token`, in a block, the tokens are not averaged over: each token has statistics and weights of its own,
-    and their number is fixed (TSMixer).
+    Training uses mean and var of the batch and updates their running averages with `momentum` (twice per step with
+    gradient checkpointing, which runs a block twice); evaluation uses the running averages. Padding counts as tokens.
+    With `per_token`, in a block, each token has its own statistics and weights, and the number of tokens is fixed
+    (TSMixer).
     Source: ConvMixer. Parameters 2C, buffers 2C + 1 (per_token: 2SC, 2SC + 1). Initialized to weight 1, bias 0.
     """
 

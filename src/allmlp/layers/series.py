@@ -1,7 +1,7 @@
-"""The two ends of a model of time series: reversible normalization, stems and heads.
+"""Input and output of time-series models: reversible normalization, stems and heads.
 
 A series is a float tensor x of shape [B, L, V]: L time steps of V variates (the columns of a table). A stem that
-processes every variate by itself puts them into the batch, [(B V), S, C]; the blocks do not see the difference.
+processes variates separately moves them into the batch dimension, [(B V), S, C]; the blocks are unchanged.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from allmlp.spec import Count, NonNegative, Rate, Spec
 
 
 class Level(NamedTuple):
-    """What was subtracted from a window and what it was divided by, b 1 v."""
+    """Shift and scale removed from a window by normalization, b 1 v."""
 
     shift: Tensor
     scale: Tensor
 
 
 class SeriesNorm(Spec, abstract=True):
-    """Normalization of a window, of which the inverse is applied to the forecast."""
+    """Normalization of a window, inverted on the forecast."""
 
     def build(self, variates: int) -> SeriesNormLayer:
         raise NotImplementedError
@@ -62,8 +62,8 @@ class RevIN(SeriesNorm):
 
         z = (x - mean) / sqrt(var + eps) (* w + b with affine),   y = (z' (- b) / w) sqrt(var + eps) + mean
 
-    Missing values count neither for the mean nor for the variance. Source: Kim et al. (2022); PatchTSMixer has no
-    affine map. Parameters 0 (affine: 2V, initialized to w = 1, b = 0).
+    Missing values are excluded from mean and variance. Source: Kim et al. (2022); PatchTSMixer has no affine map.
+    Parameters 0 (affine: 2V, initialized to w = 1, b = 0).
     """
 
     eps: NonNegative = 1e-5
@@ -112,7 +112,7 @@ class SubtractLast(SeriesNorm):
 
         z = x - x[L],   y = z' + x[L]
 
-    Missing values are left out: the last observed one counts. Source: NLinear (Zeng et al., 2023). Parameters 0.
+    Missing values are skipped: the last observed value is used. Source: NLinear (Zeng et al., 2023). Parameters 0.
     """
 
     def build(self, variates: int) -> SeriesNormLayer:
@@ -136,18 +136,18 @@ class SeriesStem(Stem, abstract=True):
     """From a normalized window, b l v, to tokens."""
 
     seq_len: Count = 512
-    """Time steps that the model looks back."""
+    """Look-back in time steps."""
     in_chans: Count = 1
-    """Variates."""
+    """Number of variates."""
 
     @property
     def width(self) -> int | None:
-        """The channels of a token, where they are not the model's choice."""
+        """Channels of a token if the stem determines them, else None."""
         return None
 
     @property
     def mixes_variates(self) -> bool:
-        """Whether the variates are the channels of a token, instead of examples of the batch."""
+        """Whether the variates are the channels of a token instead of separate examples."""
         return False
 
     def build(self, ctx: BuildContext) -> nn.Module:
@@ -155,7 +155,7 @@ class SeriesStem(Stem, abstract=True):
 
 
 class SeriesPatches(SeriesStem):
-    """Each variate is cut into patches, every one of which is embedded with one linear layer.
+    """Each variate is cut into patches, each embedded by one linear layer.
 
         X[i] = W x[start + i stride : start + i stride + patch_size] + b  (+ position[i])
 
@@ -203,8 +203,8 @@ class SeriesPatchesLayer(nn.Module):
 
 
 class SeriesSteps(SeriesStem):
-    """Every time step is a token, as it is: its channels are the variates, or the variate itself where each is
-    processed separately.
+    """Every time step is a token, unchanged: its channels are the variates, or a single variate if each is processed
+    separately.
 
         X[i] = x[i]
 
@@ -239,12 +239,11 @@ class SeriesStepsLayer(nn.Module):
 
 
 class SeriesTrend(SeriesStem):
-    """Every time step of a variate is a token of two channels: a moving average, and what is left.
+    """Every time step of a variate is a token of two channels: a moving average and the remainder.
 
         trend[i] = mean of x[i - k/2 .. i + k/2], both ends repeated,   X[i] = (trend[i], x[i] - trend[i])
 
-    Source: DLinear (Zeng et al., 2023), of which a head alone completes the model. Tokens S = L, channels 2,
-    parameters 0.
+    Source: DLinear (Zeng et al., 2023), which consists of this stem and a head. Tokens S = L, channels 2, parameters 0.
     """
 
     kernel: Count = 25
@@ -288,7 +287,7 @@ class SeriesHead(Spec, abstract=True):
 
 
 class ForecastHead(SeriesHead):
-    """The next `horizon` values of each variate, from all of its tokens; with `quantiles`, so many for each value.
+    """The next `horizon` values of each variate from all of its tokens; with `quantiles`, one output per quantile.
 
         y = W flatten(X) + b
 

@@ -1,4 +1,4 @@
-"""A stage of a pyramid: patches are merged into fewer, wider tokens, which blocks of their own mix."""
+"""A stage of a pyramid: tokens are merged into fewer, wider ones, then mixed by the blocks of the stage."""
 
 from __future__ import annotations
 

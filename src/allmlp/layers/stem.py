@@ -160,7 +160,7 @@ def embed_patches(images: Tensor, proj: Linear, patch_size: tuple[int, int], ker
 
 
 def window_padding(patch_size: tuple[int, int], kernel: int) -> tuple[int, int]:
-    """Zeros before the first row and column, with which there are as many windows as patches."""
+    """Zero padding before the first row and column that gives as many windows as patches."""
     return (kernel - patch_size[0] + 1) // 2, (kernel - patch_size[1] + 1) // 2
 
 
@@ -184,11 +184,11 @@ class PatchEmbedLayer(nn.Module):
         return self.complete(embed_patches(images, self.proj, self.spec.patch_size, self.spec.kernel))
 
     def embed_grid(self, grid: Tensor) -> Tensor:
-        """As `forward`, of the `patch_view` of the images."""
+        """Like `forward`, but takes the `patch_view` of the images."""
         return self.complete(self.proj(grid.flatten(3).flatten(1, 2)))
 
     def complete(self, x: Tensor) -> Tensor:
-        """The tokens from the embedded patches, b s c."""
+        """Apply activation and norm to the embedded patches, b s c; add class token and positions."""
         x = self.norm(ACTS[self.spec.act](x) if self.spec.act else x)
         if self.token is not None:
             x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], dim=1)
@@ -250,7 +250,7 @@ class TokenEmbedLayer(nn.Module):
     def forward(
         self, ids: Tensor, segments: Tensor | None, start: int, embedding: Tensor | None, embedded: bool = False
     ) -> Tensor:
-        """With `embedded`, `ids` are rows of the embedding already, b s c."""
+        """With `embedded`, `ids` are embedding vectors already, b s c."""
         self.validate(ids, start, embedded)
         weight = embedding if self.embedding is None else self.embedding.weight
         assert weight is not None, "a stem without an embedding is called with one"
@@ -279,7 +279,7 @@ class TokenEmbedLayer(nn.Module):
                 f"{seq_len} tokens are longer than the {self.spec.seq_len} the model is built for; shorten the input, "
                 f"or resize the model: allmlp resize FOLDER TARGET --seq-len {seq_len}"
             )
-        # Reading values back would synchronize a GPU and break tracing: there the embedding itself raises.
+        # Checking values would synchronize a GPU and break tracing; in both cases the embedding itself raises.
         if not embedded and ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
             low, high = ids.aminmax()
             if low < 0 or high >= self.spec.vocab_size:

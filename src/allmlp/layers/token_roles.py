@@ -1,4 +1,4 @@
-"""What the parameters of a token mixer do, declared by the layer itself.
+"""Roles of the parameters of a token mixer, declared by the layer itself.
 
 A layer that mixes tokens has an attribute `token_roles`, a mapping from the names of its parameters to their roles:
 
@@ -45,10 +45,10 @@ channel            acts on channels only
 
 class TokenParameter(NamedTuple):
     path: str
-    """Of the layer, in the model."""
+    """Path of the layer in the model."""
     layer: nn.Module
     name: str
-    """In the layer."""
+    """Name of the parameter in the layer."""
     role: TokenRole
 
     @property
@@ -56,7 +56,7 @@ class TokenParameter(NamedTuple):
         return f"{self.path}.{self.name}" if self.path else self.name
 
     def weight(self) -> Tensor:
-        """As the layer uses it: lower triangular in a causal layer, the full matrix of square parameters."""
+        """The weight as the layer uses it: lower triangular in a causal layer, the matrix that `matrix()` builds."""
         if self.role == "square parameters":
             return self.layer.matrix()  # type: ignore[operator]
         weight = self.layer.get_parameter(self.name)
@@ -64,7 +64,7 @@ class TokenParameter(NamedTuple):
 
 
 def token_parameters(model: nn.Module) -> Iterator[TokenParameter]:
-    """Every parameter whose role a layer declares, from the first layer to the last."""
+    """All parameters with a declared role, from the first layer to the last."""
     for path, module in model.named_modules():
         for name, role in getattr(module, "token_roles", {}).items():
             yield TokenParameter(path, module, name, role)

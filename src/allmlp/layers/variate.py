@@ -1,4 +1,4 @@
-"""Mixing of the variates of a multivariate series: columns that are otherwise processed one by one."""
+"""Mixing of the variates of a multivariate series, which are otherwise processed separately."""
 
 from __future__ import annotations
 

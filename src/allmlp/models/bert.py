@@ -1,4 +1,4 @@
-"""BERT and its variants in gMLP's tables: absolute positions, T5's relative positions, and no content scores.
+"""BERT and its variants in gMLP's tables: absolute positions, relative positions as in T5, relative positions alone.
 
 The papers' baselines have a tied vocabulary of 32,000 and no extra layer before it; `bert_base_uncased` is Google's
 published model, with 30,522 tokens and that layer.

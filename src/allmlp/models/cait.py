@@ -33,7 +33,7 @@ def cait(
     num_classes: int = 1000,
     num_heads: int | None = None,
 ) -> Encoder:
-    """Heads have 48 channels."""
+    """CaiT with heads of 48 channels."""
     heads = num_heads or width // 48
     return Encoder(
         width=width,

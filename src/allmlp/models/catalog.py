@@ -31,6 +31,6 @@ def write_catalog(entries: Iterable[CatalogEntry]) -> None:
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """The names that match a shell pattern, or contain a word."""
+    """Names that match a shell pattern or contain a word."""
     pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     return [name for name in names if fnmatch.fnmatchcase(name, pattern)]

@@ -62,7 +62,7 @@ def measure(spec: ModelSpec) -> Cost:
     return count(spec)
 
 
-@cache  # a run asks at its start and at its end
+@cache  # a run needs it at its start and at its end
 def count(spec: ModelSpec) -> Cost:
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton where it is installed
 
@@ -87,7 +87,7 @@ def count(spec: ModelSpec) -> Cost:
 
 
 def count_flops(path: str, module: nn.Module, flops: dict[str, int]) -> int:
-    """What was counted in `module`, or in its children if it is never called itself."""
+    """FLOPs counted in `module`, or in its children if it is never called itself."""
     if path in flops:
         return flops[path]
     return sum(count_flops(f"{path}.{name}", child, flops) for name, child in module.named_children())

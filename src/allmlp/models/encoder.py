@@ -33,8 +33,8 @@ class Encoder(ModelSpec):
 
         X0 = stem(input),   Xl = block_l(Xl-1),   features = norm(XL),   output = head(pool(features))
 
-    `stages` are those after the first one, which has this width, depth and block: a pyramid, each stage on fewer and
-    wider tokens. Blocks are numbered through all stages.
+    `width`, `depth` and `block` are those of the first stage, `stages` are the following ones: a pyramid, each stage
+    with fewer and wider tokens. Blocks are numbered across all stages.
     """
 
     width: Count
@@ -72,7 +72,7 @@ class Encoder(ModelSpec):
 
     @property
     def build_contexts(self) -> list[BuildContext]:
-        """What the blocks of every stage are built with."""
+        """The build context of the blocks of each stage."""
         contexts = [BuildContext(self.stem.tokens, self.width, self.init, self.stem.grid)]
         for stage in self.stages:
             tokens, grid = contexts[-1].tokens, contexts[-1].grid
@@ -84,7 +84,7 @@ class Encoder(ModelSpec):
 
     @property
     def num_blocks(self) -> int:
-        """Of all stages."""
+        """Number of blocks in all stages."""
         return sum(stage.depth for stage in self.all_stages)
 
     @property
@@ -99,7 +99,7 @@ class Encoder(ModelSpec):
 
     @property
     def blocks_by_stage(self) -> list[range]:
-        """The numbers of the blocks of every stage."""
+        """Block numbers of each stage."""
         ends = accumulate((stage.depth for stage in self.all_stages), initial=0)
         return [range(*found) for found in pairwise(ends)]
 
@@ -137,7 +137,7 @@ class Encoder(ModelSpec):
         return shallow, {f"blocks.{number}": blocks for number, blocks in stages} | merges
 
     def first(self, count: int) -> Encoder:
-        """The model with its first `count` blocks alone, at the drop path rates that they have."""
+        """The model with only its first `count` blocks, which keep their drop path rates."""
         last = self.stage_of(count - 1)
         depths = [len(blocks) for blocks in self.blocks_by_stage[:last]]
         depths.append(count - sum(depths))
@@ -202,10 +202,10 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
     ) -> Tensor:
         """Logits for images [B, C, H, W] or token ids [B, S]; with `pre_logits` the features that the head reads.
 
-        mask [B, S] is True at real tokens, False at padding. `documents` [B, S], in its place, are for rows of several
-        documents that do not see each other: the number of the document from 1 on, 0 at padding. With a
-        `cache`, x holds the tokens after the cached ones.
-        A text model takes embedded tokens `inputs_embeds` [B, S, C] instead of x; positions and segments are added.
+        mask [B, S] is True at real tokens, False at padding. For rows of several documents that do not see each other,
+        pass `documents` [B, S] instead: document numbers from 1, 0 at padding. With a `cache`, x holds the tokens after
+        the cached ones. A text model takes embedded tokens `inputs_embeds` [B, S, C] instead of x; positions and
+        segments are added.
         """
         features = self.forward_features(
             x,
@@ -234,7 +234,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         documents: Tensor | None = None,
         intermediates: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Tokens after the last norm, [B, S, C]. Activations on the way are stored in `intermediates`."""
+        """Tokens after the last norm, [B, S, C]. Intermediate activations are stored in `intermediates`."""
         inputs = x if inputs_embeds is None else inputs_embeds
         if inputs is None or (x is not None and inputs_embeds is not None):
             raise UserError("pass either images or token ids, or inputs_embeds")
@@ -398,7 +398,7 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, BlockLayer, Residual, ChannelMlpLaye
 
 
 def part_paths(model: nn.Module, prefix: str = "") -> list[str]:
-    """Paths of the stem, of what is in the blocks, and of norm, pool and head."""
+    """Paths of the stem, of the modules inside the blocks, and of norm, pool and head."""
     paths = []
     for name, child in model.named_children():
         path = f"{prefix}{name}"

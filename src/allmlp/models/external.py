@@ -43,7 +43,7 @@ class PretrainedExternal(NamedTuple):
     model: ExternalModel
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Of pixels scaled to [0, 1]."""
+    """Standard deviation of pixels in [0, 1]."""
     crop_pct: float = 1.0
     """Fraction of the short side that is kept."""
 
@@ -52,8 +52,8 @@ class ExternalModel(Model[S]):
     """Another package's network as `network`.
 
     The state dict is complete and lists every tensor once, so that it can be saved as safetensors and loaded into a
-    network built on the meta device: non-persistent buffers are included, and of a tensor with two names (BERT's
-    embedding is also its output layer) only the first.
+    network built on the meta device: it includes non-persistent buffers, and a tensor with two names (BERT's embedding
+    is also its output layer) only under the first.
     """
 
     network: Any
@@ -84,7 +84,7 @@ def flatten(features: Tensor, channels_last: bool = False) -> Tensor:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Every second name of a tensor -> its first."""
+    """Additional names of tied tensors -> first name."""
     first: dict[int, str] = {}
     tensors = model.state_dict(keep_vars=True)
     return {name: known for name, tensor in tensors.items() if (known := first.setdefault(id(tensor), name)) != name}
@@ -102,7 +102,7 @@ def restore_tied(model: ExternalModel[Any], state: dict[str, Any], prefix: str, 
 
 
 def tie(model: ExternalModel[Any], _incompatible: Any) -> None:
-    """Tie again what load_state_dict(assign=True) has separated."""
+    """Tie the tensors again that load_state_dict(assign=True) has separated."""
     for name, first in model.tied.items():
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, attrgetter(first)(model))

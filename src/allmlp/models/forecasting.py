@@ -1,8 +1,8 @@
 """Forecasting models: TSMixer, PatchTSMixer, gMLP and ResMLP over patches of a series, DLinear and NLinear.
 
 The presets have the sizes for seven variates (the ETT datasets), a look-back of 512 steps and a horizon of 96;
-`configure(seq_len=..., in_chans=..., horizon=...)` gives others. Linear layers start as in torch.nn, which all released
-codes do; TSMixer's, in Keras, start Xavier uniform with zero biases.
+`configure(seq_len=..., in_chans=..., horizon=...)` gives others. Linear layers are initialized as in torch.nn, like in
+all released implementations except TSMixer's (Keras), which uses Xavier uniform with zero biases.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def patchtsmixer(
     stride: int = 8,
     mix_variates: bool = False,
 ) -> SeriesEncoder:
-    """Ekambaram et al. (2023), as in transformers, but for the dropout of a branch, which is after its gate."""
+    """Ekambaram et al. (2023), as in transformers, except that the dropout of a branch comes after its gate."""
     return SeriesEncoder(
         width=width,
         depth=depth,
@@ -116,7 +116,7 @@ def patches() -> SeriesPatches:
 
 
 def linear(stem: SeriesStem, series_norm: SubtractLast | None) -> SeriesEncoder:
-    """Zeng et al. (2023). DLinear has two linear layers, whose biases are one here."""
+    """Zeng et al. (2023). The biases of DLinear's two linear layers are merged into one."""
     return SeriesEncoder(width=stem.width or 1, depth=0, stem=stem, block=Block(), series_norm=series_norm, norm=None)
 
 

@@ -44,7 +44,7 @@ GATE_INIT = {
     "split": NEAR_ONE,
     "multiplicative": NEAR_ONE,
     "additive": NEAR_ZERO,
-    # Without Z beside it, a near-zero f(Z) would block the branch; the paper does not give this initialization.
+    # Without a term Z, a near-zero f(Z) would block the branch; the paper does not give this initialization.
     "linear": Init(LecunNormal()),
 }
 

@@ -63,8 +63,8 @@ class GridResize:
                  is multiplied too, W1' = [W1 D_p]_p, W2' = [U_p W2]_p. Source: MLP-Mixer, appendix on fine-tuning at
                  higher resolution.
 
-    For equal grids both are the identity. Weights of a class token are kept; where it reads tiles, it reads their mean.
-    Weights that do not run over tokens are returned unchanged.
+    For equal grids both are the identity. Weights of a class token are kept; with tiles, it reads their mean. Weights
+    that do not depend on the number of tokens are returned unchanged.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GridResize:
 
 
 def stage_number(spec: Encoder, name: str) -> int:
-    """The stage on whose grid of tokens the layer at this path works."""
+    """The stage whose token grid the layer at this path uses."""
     part, number, *_ = [*name.split("."), ""]
     return spec.stage_of(int(number)) if part == "blocks" else 0 if part == "stem" else len(spec.stages)
 
@@ -161,7 +161,7 @@ class ForwardAtSize:
         return functional_call(self.network, self.resize(tensors(self.model)), (images,))
 
     def follow_mode(self) -> None:
-        """Set training and evaluation mode as in the model now, of which a part may be frozen."""
+        """Copy training or evaluation mode from the model, module by module: some may be frozen."""
         for own, other in zip(self.network.modules(), self.model.modules(), strict=True):
             own.training = other.training
 
@@ -169,9 +169,9 @@ class ForwardAtSize:
 class DynamicEncoderModel(EncoderModel):
     """An image encoder that accepts every image size that is a multiple of its patch size.
 
-    At another size than its own the weights over tokens are resized by `GridResize`, and gradients reach the original
-    weights. The resize matrices of the last sizes are cached; without gradients the resized weights are cached too,
-    until one of the weights changes (a write through `.data` is not noticed).
+    At other sizes than its own, the weights over tokens are resized by `GridResize`, and gradients reach the original
+    weights. The resize matrices of recent sizes are cached; without gradients, so are the resized weights, until one of
+    the weights changes (a write through `.data` is not detected).
     """
 
     def __init__(self, spec: Encoder, rule: Rule = "interpolate") -> None:
@@ -219,7 +219,7 @@ class DynamicEncoderModel(EncoderModel):
 
 
 def make_dynamic(model: Model, rule: Rule = "interpolate") -> DynamicEncoderModel:
-    """`model` for images of any size, with the same weights."""
+    """A copy of `model` for images of any size that shares its weights."""
     with torch.device("meta"):
         dynamic = DynamicEncoderModel(model.spec, rule)
     dynamic.load_state_dict(model.state_dict(keep_vars=True), assign=True)
@@ -245,7 +245,7 @@ class SizeVariant:
         return functional_call(MethodModule(self.network, method), weights, args, kwargs)
 
     def token_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        # Cached weights cannot pass a gradient on, and a compiled graph must not hold on to them.
+        # Cached weights do not propagate gradients, and a compiled graph must not keep references to them.
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(w.is_inference() for w in weights.values()):
             return self.resize(weights)
         if self.cached is None or not self.cached.is_current(weights):
@@ -285,7 +285,7 @@ class MethodModule(nn.Module):
 
 
 def resize_matrices(rule: Rule, before: tuple[int, int], after: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """All U_p (p new old) and D_p (p old new) of a rule, float64."""
+    """U_p (p new old) and D_p (p old new) of a resize rule, float64."""
     if rule == "interpolate":
         return interpolation_matrix(before, after).unsqueeze(0), interpolation_matrix(after, before).unsqueeze(0)
     down = tile_matrices(before, after)
@@ -311,7 +311,7 @@ def tile_matrices(tile: tuple[int, int], whole: tuple[int, int]) -> Tensor:
 
 
 def with_class_token(matrices: Tensor, extra: int, weight: float) -> Tensor:
-    """The matrices with `extra` class tokens in front, which are passed on with this weight."""
+    """The matrices extended by `extra` class tokens in front, which are copied with this weight."""
     wide = F.pad(matrices, (extra, 0, extra, 0))
     diagonal = weight * torch.eye(extra, device=matrices.device, dtype=matrices.dtype)
     return wide + F.pad(diagonal, (0, matrices.shape[2], 0, matrices.shape[1]))

@@ -113,7 +113,7 @@ SERIES = {
         },
     ),
 }
-"""In the sizes for the ETT datasets: PatchTST's of its paper, PatchTSMixer's of the example of its authors."""
+"""Sizes for the ETT datasets: PatchTST as in its paper, PatchTSMixer as in its authors' example."""
 
 
 class HuggingFaceImages(External):
@@ -135,7 +135,7 @@ class HuggingFaceImages(External):
             options["depthwise_padding"] = odd_blocks(self.input_size[0], options["depth_coefficient"])
         network = construct(architecture.family, "ForImageClassification", options)
         for module in network.modules():
-            # transformers draws those of EfficientNet around zero, which blocks the signal.
+            # transformers initializes those of EfficientNet around zero, which blocks the signal.
             if isinstance(module, nn.BatchNorm2d):
                 nn.init.ones_(module.weight)
         return HuggingFaceImagesModel(self, network)
@@ -204,7 +204,7 @@ class HuggingFaceSeries(ModelSpec):
 def crop_fraction(pixels: Any) -> float:
     """The fraction of the short side that an image processor keeps."""
     side = short_side(pixels.size)
-    if getattr(pixels, "crop_pct", None):  # ConvNeXt's, which crops smaller images only
+    if getattr(pixels, "crop_pct", None):  # ConvNeXt only crops smaller images
         return pixels.crop_pct if side < 384 else 1.0
     return min(short_side(pixels.crop_size) / side, 1.0) if getattr(pixels, "do_center_crop", False) else 1.0
 
@@ -235,7 +235,7 @@ def odd_blocks(size: int, depth: float) -> list[int]:
 
 class HuggingFaceModel(ExternalModel[S]):
     head_name: str
-    """The head's attribute in transformers."""
+    """Attribute name of the head in transformers."""
 
     def parts(self) -> dict[str, str]:
         body = self.network.base_model_prefix
@@ -243,7 +243,7 @@ class HuggingFaceModel(ExternalModel[S]):
         return inner | {"head": f"network.{self.head_name}"}
 
     def blocks(self) -> list[nn.Module]:
-        """The layers of all stages, or of the only stack."""
+        """The layers of all stages, or of a single stack."""
         stack = next(module for module in self.network.modules() if isinstance(module, nn.ModuleList))
         return [block for stage in stack for block in getattr(stage, "layers", [stage])]
 

@@ -12,7 +12,7 @@ from allmlp.models.preset import Preset, Published
 
 
 def mlp(depth: int, width: int, img_size: int = 64, num_classes: int = 11_230) -> Encoder:
-    """The number of classes is that of the ImageNet-21k of the released code."""
+    """The number of classes is that of ImageNet-21k in the released code."""
     return Encoder(
         width=width,
         depth=depth,

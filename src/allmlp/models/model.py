@@ -53,7 +53,7 @@ class ModelSpec(Spec, abstract=True):
         return self.replace(**options)
 
     def shallow(self) -> tuple[ModelSpec, dict[str, range]]:
-        """The same model with one block per stack, and by the path of each numbered part the numbers it stands for.
+        """The model with one block per stack, and path of each numbered part -> block numbers it represents.
 
         The blocks of a stack are identical, so one block is enough to count costs and to list the weights.
         """
@@ -72,9 +72,9 @@ class Model(nn.Module, Generic[S]):
 
     spec: S
     preprocessing: Any = None
-    """How its inputs are prepared (`ImagePreprocessing`, `TextPreprocessing`), if it was loaded together with it."""
+    """Preprocessing of the inputs (`ImagePreprocessing`, `TextPreprocessing`), if it was loaded with the model."""
     folder: str | None = None
-    """Where it was loaded from, with the tokenizer of a text model."""
+    """Folder that the model was loaded from; it contains the tokenizer of a text model."""
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Tokens after the last norm, [B, S, C]."""
@@ -114,7 +114,7 @@ class Model(nn.Module, Generic[S]):
         return allmlp.push_to_hub(self, repo_id, **options)
 
     def transform(self, inputs: Any, **options: Any) -> Any:
-        """The batch that the model takes, made from images or texts as by `predict`, on its device and in its dtype.
+        """Preprocess images or texts, as `predict` does, into a batch for the model, on its device and in its dtype.
 
         >>> logits = model(model.transform([image, other_image]))  # PIL images, uint8 arrays [H, W, C], files, ...
         >>> logits = model(**model.transform("a text"))  # ids, mask and segments
@@ -135,7 +135,7 @@ class Model(nn.Module, Generic[S]):
         return allmlp.predict(self, inputs, **options)
 
     def forget_class_names(self) -> None:
-        """Called when the head is replaced."""
+        """Remove the class names from the preprocessing; called when the head is replaced."""
         if self.preprocessing is not None:
             self.preprocessing = self.preprocessing.replace(class_names=())
 

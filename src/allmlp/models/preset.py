@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Published(NamedTuple):
-    """Figures as printed, so that a test can compare ours with every printed digit."""
+    """Figures as printed in the paper, so that a test can compare every printed digit."""
 
     parameters: str
     """In millions."""
@@ -28,7 +28,7 @@ class Published(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """A model under a name: its spec, the family it is listed under, what its paper publishes, and a remark."""
+    """A named model: its spec, the family it is listed under, the figures published in its paper, and a remark."""
 
     spec: ModelSpec
     family: str
@@ -37,7 +37,7 @@ class Preset(NamedTuple):
 
 
 def presets() -> dict[str, Preset]:
-    """All presets of this package, where a new family is a new file with a PRESETS table, and of plug-ins."""
+    """All presets of this package (each family is a file with a PRESETS table) and of plug-ins."""
     found = dict(own_presets())
     for module in plugins():
         for name, entry in getattr(module, "PRESETS", {}).items():
@@ -62,7 +62,7 @@ def own_presets() -> dict[str, Preset]:
 
 
 def preset(name: str) -> Preset:
-    """The preset called `name`: a spec, and what its paper publishes about it.
+    """The preset called `name`: a spec and the figures published in its paper.
 
     >>> allmlp.preset("mixer_b16").spec.depth
     12

@@ -1,6 +1,6 @@
-"""ResNet (He et al., 2016), the convolutional baseline: timm's `resnet18`, whose names the weights have.
+"""ResNet (He et al., 2016), the convolutional baseline; parameter names are those of timm's `resnet18`.
 
-For CIFAR as everybody has it there: a 3 x 3 convolution in place of the 7 x 7 one and of the pooling after it.
+With the usual stem for CIFAR: a 3 x 3 convolution instead of the 7 x 7 convolution and the pooling after it.
 """
 
 from __future__ import annotations

@@ -31,11 +31,11 @@ TORCH_INIT = Init(TorchDefault(), TorchDefault())
 
 
 class SeriesEncoder(ModelSpec):
-    """A stack of identical blocks between the two ends of a model of time series.
+    """A stack of identical blocks between the stem and the head of a time-series model.
 
         z, level = series_norm(x),   X0 = stem(z),   Xl = block_l(Xl-1),   y = series_norm^-1(head(norm(XL)), level)
 
-    A head alone, depth 0, is a linear model (DLinear, NLinear).
+    With depth 0, the head alone, it is a linear model (DLinear, NLinear).
     """
 
     width: Count
@@ -106,8 +106,8 @@ class SeriesEncoderModel(Model[SeriesEncoder]):
     def forward(self, x: Tensor, mask: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
         """The next values of series [B, L, V], as [B, H, V], or [B, H, V, Q] for a head of quantiles.
 
-        mask [B, L, V] is True at observed values; the others are not read. With a `ReconstructionHead` the output are
-        the normalized patches [B, V, S, P]; `hidden` [B, V, S] is True at those that the model must not see.
+        mask [B, L, V] is True at observed values; the others are not read. With a `ReconstructionHead` the output is
+        the normalized patches [B, V, S, P]; `hidden` [B, V, S] is True at patches that are masked.
         """
         z, level = self.normalize(x, mask)
         output = self.forward_head(self.encode(z, hidden))

@@ -83,7 +83,7 @@ class Timm(External):
 
 
 def construct(name: str, options: dict[str, Any]) -> Any:
-    """Some constructors read tensor values, which the meta device cannot do: build on the CPU and move."""
+    """Create a timm model; where the meta device fails because a constructor reads tensor values, by way of the CPU."""
     create = package().create_model
     try:
         return create(name, **options)
@@ -123,7 +123,7 @@ class TimmModel(ExternalModel[Timm]):
         return flatten(features, self.channels_last)
 
     def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """timm pools a map. Where the tokens are not those of the spec's image, a column does as well."""
+        """Reshape the tokens to the feature map that timm pools; at other image sizes a single column is equivalent."""
         shape = layout(self.spec)
         if len(shape) == 4:
             grid = shape[1:3] if self.channels_last else shape[2:4]

@@ -1,4 +1,4 @@
-"""What timm's code expects of a model beside `forward`: feature maps, parameter groups, its data config."""
+"""The parts of timm's model interface besides `forward`: feature maps, parameter groups, data config."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class TimmProtocol(nn.Module):
 
     @property
     def pretrained_cfg(self) -> dict[str, Any]:
-        """The model's input, as `timm.data.resolve_model_data_config` reads it: its own size and normalization where
-        the model was loaded with them, else ImageNet's.
+        """Input configuration for `timm.data.resolve_model_data_config`: the model's image size, and the normalization
+        it was loaded with, else ImageNet's.
         """
         stem, known = self.spec.stem, self.preprocessing
         if not isinstance(stem, PatchEmbed):
@@ -97,7 +97,7 @@ class TimmProtocol(nn.Module):
     # --- training ----------------------------------------------------------------------------------------
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """The stem, each block with the merge before it, and what follows them, for layer-wise learning rates."""
+        """Parameter groups for layer-wise learning rates: the stem, each block with the merge before it, the rest."""
         blocks = [(r"^(?:blocks|merges)\.(\d+)", None), (r"^(?:norm|pool)\.", (LAST,))]
         return {"stem": r"^(?:stem|relative)\.", "blocks": blocks}
 
@@ -126,8 +126,8 @@ class TimmProtocol(nn.Module):
         intermediates_only: bool = False,
         mask: Tensor | None = None,
     ) -> Any:
-        """The features, and the outputs of blocks on the way: all of them, the last `indices`, or those at `indices`.
-        Of a model with stages, the outputs of the stages.
+        """Final features, and intermediate outputs of the blocks: all, the last `indices`, or those at `indices`. For a
+        model with stages, the outputs of the stages.
 
         "NCHW" gives maps [B, C, H, W] of an image, without class tokens (with `return_prefix_tokens`, pairs of both);
         "NLC" gives tokens [B, S, C]. `norm` applies the last norm to each. `intermediates_only` gives the list alone,
@@ -187,8 +187,8 @@ class TimmProtocol(nn.Module):
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
-        """Resize the model in place to another image size. Weights over tokens are new parameters: an optimizer is to
-        be created afterwards.
+        """Resize the model in place to another image size. Weights over tokens become new parameters: create the
+        optimizer afterwards.
         """
         # Through the public name: resizing is implemented in a package above this one.
         import allmlp
@@ -207,7 +207,7 @@ class TimmProtocol(nn.Module):
 
 
 def take_indices(blocks: list[int], indices: int | Sequence[int] | None) -> list[int]:
-    """Some of `blocks`: all, the last `indices`, or those at `indices`, where negative ones count from the end."""
+    """Select from `blocks`: all, the last `indices`, or those at `indices`; negative indices count from the end."""
     count, what = len(blocks), "blocks" if blocks == [*range(len(blocks))] else "stages"
     if indices is None:
         return blocks

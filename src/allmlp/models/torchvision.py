@@ -11,7 +11,7 @@ import torch
 
 @cache
 def define_missing_operators() -> torch.library.Library | None:
-    """Make torchvision importable where its extension does not load because it was built for another torch.
+    """Make torchvision importable if its extension does not load because it was built for another version of torch.
 
     Importing it then only needs two operators to be defined; no model calls them. Torchvision itself is not imported
     here. The definitions last as long as the returned library, which the cache keeps alive.

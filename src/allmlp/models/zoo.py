@@ -115,7 +115,7 @@ def create(
 
 @cache
 def family(spec: ModelSpec) -> str:
-    """The family of the preset with the most similar parts; a token mixer that no preset has goes by its own name."""
+    """Family of the preset with the most similar parts; the name of the token mixer if no preset has it."""
     name = getattr(spec, "name", None)
     if name is not None:  # a network of another package
         own = (entry.family for entry in presets().values() if getattr(entry.spec, "name", None) == name)

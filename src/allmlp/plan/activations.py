@@ -1,14 +1,14 @@
-"""Activation memory: what a training step keeps for its backward pass, traced from the model itself.
+"""Activation memory: tensors that a training step saves for its backward pass, traced from the model itself.
 
-The model runs on fake tensors, which have shapes and dtypes but no memory, so no GPU is needed. What is kept depends on
-how the step runs:
+The model runs on fake tensors, which have shapes and dtypes but no memory, so no GPU is needed. The saved tensors
+depend on how the step runs:
 
     eager       the tensors that autograd saves, each storage counted once
     compiled    the tensors that the min-cut partitioner of torch.compile passes from the forward to the backward graph
                 of the whole step, or of every block and of the rest
 
-All blocks of a stack are equal: a second block adds what every further one adds. Saved bytes are linear in the batch
-size; what does not grow with it are copies of weights (made by autocast, or matrices expanded from fewer weights).
+All blocks of a stack are equal: each further block adds as much as the second one. Saved bytes are linear in the batch
+size; the constant part are copies of weights (made by autocast, or matrices expanded from fewer weights).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
 class Execution(NamedTuple):
-    """How a training step runs, as far as it changes what is kept."""
+    """Execution of a training step, as far as it affects the saved tensors."""
 
     device: Literal["cuda", "cpu"] = "cuda"
     bfloat16: bool = True
     """Autocast to bfloat16."""
     compiled: Region | None = None
-    """What is compiled as one graph; None is eager mode."""
+    """The part compiled as one graph; None for eager mode."""
     fused_kernels: bool = True
     """On a GPU: train with the fused ops of `allmlp.kernels`."""
     bfloat16_weights: bool = False
@@ -71,20 +71,20 @@ class Execution(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """Bytes per example that are kept for the backward pass."""
+    """Bytes per example that are saved for the backward pass."""
 
     saved: int
     """At the end of the forward pass."""
     checkpointed: int
-    """The same with gradient checkpointing: of each block only its input."""
+    """The same with gradient checkpointing, which saves only the input of each block."""
     head: int
     """The part of `saved` that comes after the last block."""
     block: int
-    """What one block keeps; the largest if there are several stacks."""
+    """Saved by one block; the largest if there are several stacks."""
     largest: int
     """The largest single tensor up to the last block."""
     logits: int
-    """In float32."""
+    """Logits in float32."""
     weight_copies: int
     """Bytes per batch: weights in bfloat16, or expanded to a matrix."""
 
@@ -104,7 +104,7 @@ class Trace(NamedTuple):
 
 @cache
 def activations(spec: ModelSpec, execution: Execution = Execution()) -> Activations:
-    """What a training step keeps of examples of full size."""
+    """Activations saved by a training step, for examples of full size."""
     shallow, parts = spec.shallow()
     stacks = {path: numbers for path, numbers in parts.items() if "blocks." in path}
     specs = [shallow, *(deepen(shallow, path) for path in stacks)]
@@ -133,13 +133,13 @@ def activations(spec: ModelSpec, execution: Execution = Execution()) -> Activati
 
 
 def deepen(shallow: ModelSpec, path: str) -> ModelSpec:
-    """A second block in the stack or stage of the block at `path`."""
+    """Add a second block to the stack or stage of the block at `path`."""
     stack, stage = path.split("blocks.")
     return override(shallow, f"{stack}depth" if stage == "0" else f"{stack}stages.{int(stage) - 1}.depth", 2)
 
 
 def trace(spec: ModelSpec, execution: Execution) -> Trace:
-    """One step of `spec` on fake tensors."""
+    """Trace one step of `spec` on fake tensors."""
     with torch.device("meta"):
         model = spec.build().train()
         inputs, twice = model.dummy_inputs(BATCH_SIZE), model.dummy_inputs(2 * BATCH_SIZE)
@@ -185,7 +185,7 @@ class TrainingLoss(TaskModule):
         return Losses(F.cross_entropy(logits, targets), {})
 
     def logits(self, *inputs: Tensor) -> Tensor:
-        """The head of a masked language model runs for the masked tokens only."""
+        """Logits; the head of a masked language model runs on the masked tokens only."""
         if not isinstance(self.model, EncoderModel):
             return self.model(*inputs)
         features, count = self.model.forward_features(*inputs), head_tokens(self.model.spec)
@@ -196,7 +196,7 @@ class TrainingLoss(TaskModule):
 
 
 class MeasuredLoss(TrainingLoss):
-    """Notes how many logits each pass has."""
+    """Records the number of logits of each pass."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
@@ -209,7 +209,7 @@ class MeasuredLoss(TrainingLoss):
 
 
 def head_tokens(spec: Encoder) -> int:
-    """For how many tokens of an example the head runs: one pooled vector, the masked tokens, or all."""
+    """Number of tokens per example on which the head runs: one pooled vector, the masked tokens, or all."""
     if spec.pool is not None:
         return 1
     masked = isinstance(spec.head, LMHead) and not spec.block.causal
@@ -223,7 +223,7 @@ class BlockCall(NamedTuple):
     inputs: tuple[Any, ...]
     output: Tensor
     saved_before: int
-    """How many tensors autograd had saved when the block was called."""
+    """Number of tensors that autograd had saved when the block was called."""
     saved_after: int
 
 
@@ -255,7 +255,7 @@ def saved_by_autograd(
 def saved_by_compiler(
     step: nn.Module, state: dict[str, Tensor], inputs: list[Tensor], execution: Execution, calls: list[BlockCall]
 ) -> tuple[int, int]:
-    """Bytes that depend on the batch, and bytes that depend on weights only; each of `calls` is a graph of its own."""
+    """Bytes that depend on the batch, and bytes that depend on weights only; each of `calls` is a separate graph."""
     paths = {module: path for path, module in step.named_modules()}
     graphs: list[tuple[nn.Module, dict[str, Tensor], tuple[Any, ...]]] = []
     for call in calls:
@@ -339,7 +339,7 @@ def simulate(execution: Execution) -> Iterator[None]:
             torch.autocast("cpu", torch.bfloat16, enabled=execution.bfloat16),
             SimulatedCuda(execution.bfloat16) if cuda else nullcontext(),
             patch.object(kernels, "HAS_TRITON", execution.fused_kernels),
-            patch.object(kernels, "has_old_triton", lambda: False),  # what is installed here does not matter
+            patch.object(kernels, "has_old_triton", lambda: False),  # independent of the packages installed here
             patch.object(torch.compiler, "_is_compiling_flag", True),  # as in torch.export: do not check input values
         ):
             yield
@@ -353,7 +353,7 @@ def widen(value: Any) -> Any:
 
 
 class SimulatedCuda(TorchFunctionMode):
-    """Tensors claim to be on a GPU, and follow its autocast rules and attention kernels."""
+    """Tensors report to be on a GPU, and follow its autocast rules and attention kernels."""
 
     def __init__(self, bfloat16: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The plan compared with real steps on the present device: bytes of tensors, seconds by the clock."""
+"""Comparison of the plan with real steps on this device: bytes of tensors, wall-clock seconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparison(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """Of the prediction, relative to the measurement."""
+        """Error of the prediction, relative to the measurement."""
         return None if self.predicted is None else self.predicted / self.measured - 1
 
 
@@ -65,7 +65,7 @@ class RealStep:
         """As `allmlp train` runs it: replayed as a CUDA graph, if all its kernels can be recorded."""
 
     def loss(self) -> Tensor:
-        """As `allmlp train` computes it: in half precision on a GPU, float32 on a CPU."""
+        """Loss as in `allmlp train`: in half precision on a GPU, float32 on a CPU."""
         with torch.autocast("cuda", default_dtype(self.device)) if self.device.type == "cuda" else nullcontext():
             return self.loss_function(*self.inputs).total
 
@@ -140,7 +140,7 @@ class LiveTensors(TorchDispatchMode):
 
 
 def fastest(steps: Iterable[RealStep], rounds: int) -> list[float]:
-    """Seconds of each one's fastest run, in interleaved rounds, so that other load affects all alike."""
+    """Seconds of the fastest run of each, in interleaved rounds, so that background load affects all equally."""
     steps = list(steps)
     for step in steps:
         for _ in range(WARMUP_CALLS + 1):
@@ -173,7 +173,7 @@ def check(
     calibrate: ModelSpec | None = None,
     compiled: bool = False,
 ) -> list[Comparison]:
-    """Predicted against measured on one device.
+    """Compare prediction and measurement on one device.
 
     The time is predicted from `flops` per second, or from the speed that the model `calibrate` reaches here.
     """

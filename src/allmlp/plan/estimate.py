@@ -1,4 +1,4 @@
-"""A training job and what it takes: memory, time, communication, storage and failures combined."""
+"""Estimate of a training job: memory, time, communication, storage and failures combined."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Fraction = Annotated[float, Range(1e-6, 1.0)]
 IMAGE_BYTES = 115_000
 """The mean of ImageNet: 1,281,167 images in 147.9 GB."""
 TOKEN_BYTES = 2
-"""In a tokenized corpus on disk."""
+"""Bytes per token in a tokenized corpus on disk."""
 SAMPLER_BYTES, INDEX_BYTES = 2 * 8, 3 * 8
 """Host memory per example and process: its position in two epochs, and its location in a shard."""
 USABLE = 0.9
@@ -51,7 +51,7 @@ MAX_EVENTS = 1_000_000
 
 
 class Job(Spec):
-    """What is trained, and on what."""
+    """A training job: model, data and hardware."""
 
     name: str
     model: ModelSpec
@@ -67,19 +67,19 @@ class Job(Spec):
     optim: Optim = AdamW()
     ema: bool = False
     sharding: Literal["ddp", "fsdp"] | None = None
-    """None takes the fastest that fits of DDP and FSDP2, each without and with gradient checkpointing."""
+    """None for the fastest of DDP and FSDP2, each with and without gradient checkpointing, that fits."""
     grad_checkpointing: bool | None = None
     gpu: Literal["h200", "h100", "a100"] = "h200"
     mfu: Fraction | None = None
-    """None takes the measured one of the family."""
+    """Model FLOPs utilization; None for the measured one of the family."""
     network_bandwidth: Positive | None = None
-    """Bytes per second and GPU; None takes the GPU's."""
+    """Bytes per second and GPU; None for the GPU's published bandwidth."""
     storage_bandwidth: Positive = 2e9
     """Bytes per second at which a checkpoint is written."""
     sample_bytes: Positive | None = None
-    """Stored size of an example; None takes ImageNet's mean, or two bytes per token."""
+    """Stored size of an example; None for ImageNet's mean, or two bytes per token."""
     restart_seconds: NonNegative = 600.0
-    """From a failure until training continues."""
+    """Seconds from a failure until training continues."""
     failures_per_gpu_day: NonNegative = FAILURES_PER_GPU_DAY
 
     def check(self) -> None:
@@ -110,7 +110,7 @@ class Job(Spec):
         return card if self.precision == "bfloat16" else card._replace(peak=card.peak / 2)
 
     def execution(self, sharding: Sharding, grad_checkpointing: bool) -> Execution:
-        """As `allmlp train` runs it: the whole step is compiled where PyTorch replays it as a CUDA graph."""
+        """Execution as in `allmlp train`: the whole step is compiled if PyTorch replays it as a CUDA graph."""
         plain = self.grad_accum_steps == 1 and not grad_checkpointing and self.optim.weight_decay_end is None
         blocks = plain and self.optim.capturable if self.gpus == 1 else sharding == "fsdp"
         region: Region = "blocks" if blocks else "step"
@@ -127,7 +127,7 @@ class Strategy(NamedTuple):
 
     @property
     def memory(self) -> Memory:
-        """Traced when it is asked for: of slower strategies than a fitting one it is not needed."""
+        """Memory, traced on demand: it is not needed for strategies slower than one that fits."""
         job = self.job
         return memory(
             job.model,
@@ -170,7 +170,7 @@ class Estimate(NamedTuple):
 
     @property
     def ideal_seconds(self) -> float:
-        """Without failures and checkpoints."""
+        """Training time without failures and checkpoints."""
         return self.job.steps * self.chosen.step.seconds
 
     @property
@@ -242,7 +242,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(job: Job, runs: int = 500, seed: int = 0) -> Estimate:
-    """What `job` takes; failures are also simulated in `runs` runs."""
+    """Estimate `job`; failures are also simulated in `runs` runs."""
     mfu, mfu_from, mfu_source = job.mfu, "given", ""
     if mfu is None:
         speed = training_speed(job.family, job.modality, cost(job.model).macs)

@@ -27,7 +27,7 @@ DAY = 86_400.0
 
 
 class FailureModel(NamedTuple):
-    """Seconds."""
+    """Parameters of the failure model, in seconds."""
 
     mtbf: float
     """Mean time between failures of the whole cluster."""

@@ -1,4 +1,4 @@
-"""Refuse what cannot fit into the memory of a device, before anything is allocated.
+"""Refuse models and runs that cannot fit into the memory of a device, before anything is allocated.
 
 `weights` counts the parameters on the meta device, `memory` traces a training step on fake tensors. Both are lower
 bounds: the data, a teacher and the libraries need memory too.
@@ -20,11 +20,11 @@ from allmlp.plan.memory import Memory, Sharding, memory, weights
 
 GIGABYTE = 1e9
 SURE = 2**28
-"""Bytes of activations that are not worth a trace, which takes half a second."""
+"""Bytes of activations below which a trace, which takes half a second, is skipped."""
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that can still be allocated on a device; infinite where that is not known."""
+    """Bytes that can still be allocated on a device; infinite if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(machine_memory(), group_memory(), limited_memory()) if device.type == "cpu" else float("inf")
@@ -39,7 +39,7 @@ def machine_memory() -> float:
 
 
 def group_memory() -> float:
-    """What is left of the limit of a container (cgroup v2); pages of files, which can be dropped, count as free."""
+    """Memory left in a container (cgroup v2); cached file pages, which can be dropped, count as free."""
     root = Path("/sys/fs/cgroup")
     try:
         limit, used = ((root / name).read_text(encoding="utf8").strip() for name in ("memory.max", "memory.current"))
@@ -50,7 +50,7 @@ def group_memory() -> float:
 
 
 def limited_memory() -> float:
-    """What is left of `ulimit -v`."""
+    """Memory left under `ulimit -v`."""
     if sys.platform != "win32":
         import resource
 
@@ -65,8 +65,8 @@ def limited_memory() -> float:
 
 
 def check_weights(spec: ModelSpec, device: torch.device, copies: int = 1) -> None:
-    """Refuse a model whose parameters, this many times, exceed the memory. Of other libraries' models they are not
-    known before they are built.
+    """Raise UserError if `copies` of a model's parameters exceed the memory. Models of other libraries are not checked,
+    since their parameters are only known after they are built.
     """
     if not spec.shallow()[1]:
         return
@@ -89,7 +89,7 @@ def check_training(
     ema: bool = False,
     grad_accum_steps: int = 1,
 ) -> None:
-    """Refuse a run whose training step needs more than the memory."""
+    """Raise UserError if a training step needs more than the available memory."""
     shards = processes if sharding == "fsdp" and device.type == "cuda" else 1
     check_weights(spec, device, copies=max(3 // shards, 1))
     local = max(batch_size // processes // grad_accum_steps, 1)
@@ -102,7 +102,7 @@ def check_training(
 
     try:
         whole, single = (needed(examples).peak for examples in (batch_size // processes, grad_accum_steps))
-    except (UserError, NotImplementedError):  # an optimizer or a layer whose memory is not known
+    except (UserError, NotImplementedError):  # memory of an optimizer or a layer is unknown
         return
     free = free_memory(device)
     if whole > free:
@@ -119,7 +119,7 @@ def depth(spec: ModelSpec) -> int:
 
 
 def input_bytes(spec: ModelSpec) -> int:
-    """Of the tokens of one example in one layer."""
+    """Upper bound on the bytes of one example's tokens in one layer."""
     width, tokens = getattr(spec, "width", 1024), 4096
     size, length = spec.input_size, getattr(spec, "seq_len", None)
     if size is not None:
@@ -130,6 +130,6 @@ def input_bytes(spec: ModelSpec) -> int:
 
 
 def largest_fields(spec: ModelSpec) -> str:
-    """The sizes of a model, and of its input, that its memory depends on."""
+    """The sizes of a model and of its input that determine its memory."""
     inputs = "img_size" if spec.input_size is not None else "seq_len"
     return f"width ({getattr(spec, 'width', '?')}), depth ({depth(spec)}) or {inputs} ({spec.input_spec})"

@@ -1,4 +1,4 @@
-"""GPUs as published by their makers, and the training and inference speeds measured on one."""
+"""Published specifications of GPUs, and measured training and inference speeds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPUS = {
 """SXM versions. Between nodes: one 400 Gb/s port per GPU, 200 Gb/s for the A100."""
 
 GPUS_PER_NODE = 8
-"""Linked by NVLink."""
+"""GPUs of a node, linked by NVLink."""
 
 
 class Speed(NamedTuple):
@@ -69,7 +69,7 @@ class Speed(NamedTuple):
 RELATED = dict.fromkeys(("Transformer", "GPT-2", "Llama"), "BERT") | dict.fromkeys(
     ("BERT", "ViT", "Mixer", "ResMLP", "aMLP"), "gMLP"
 )
-"""Whose measurements stand in for a family's; gMLP was trained on both images and text."""
+"""Family -> family whose measurements are used instead; gMLP was trained on both images and text."""
 
 
 @cache
@@ -79,7 +79,7 @@ def speeds() -> tuple[Speed, ...]:
 
 
 def training_speed(family: str, modality: str, macs: int) -> Speed:
-    """Of the family's model nearest in multiply-adds, or of a related family's."""
+    """Measured speed of the family's model nearest in multiply-adds, or of a related family's."""
     name: str | None = family
     while name is not None:
         known = [s for s in speeds() if (s.task, s.family, s.modality) == ("training", name, modality)]
@@ -90,7 +90,7 @@ def training_speed(family: str, modality: str, macs: int) -> Speed:
 
 
 def expected_flops(device: str, family: str, modality: str, macs: int, mfu: float | None) -> tuple[float | None, str]:
-    """FLOP/s to expect of the GPU with this device name, and where the number comes from."""
+    """Expected FLOP/s of the GPU with this device name, and the source of the number."""
     gpu = next((gpu for gpu in GPUS.values() if gpu.name in device), None)
     if gpu is None:
         return None, f"the peak of {device} is unknown; --calibrate MODEL measures a speed"

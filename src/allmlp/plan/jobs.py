@@ -14,13 +14,13 @@ from allmlp.run import Run
 
 OPTIMIZERS: dict[str, type[Optim]] = {"adamw": AdamW, "sgd": Sgd, "adagrad": Adagrad, "lamb": Lamb, "muon": Muon}
 BATCH_SIZES = {"image": 4096, "text": 2048, "series": 64}
-"""The papers': MLP-Mixer and gMLP on ImageNet, gMLP's masked language models."""
+"""Batch sizes of the papers: MLP-Mixer and gMLP on ImageNet, gMLP's masked language models."""
 TRAIN_EXAMPLES = {"Cifar10": 50_000, "Cifar100": 50_000}
-"""Of datasets of a known size."""
+"""Training examples of datasets of known size."""
 
 
 def job(name: str, samples: float | None = None, epochs: float | None = None, **options: Any) -> Job:
-    """`options` are fields of `Job`; None leaves one to the recipe or to its default."""
+    """Create a job. `options` are fields of `Job`; None stands for the recipe's value or the default."""
     given = {key: value for key, value in options.items() if value is not None}
     if isinstance(given.get("optim"), str):
         given["optim"] = lookup(given["optim"], OPTIMIZERS, "optimizer")()

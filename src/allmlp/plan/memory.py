@@ -4,7 +4,7 @@
 
 Weights, their EMA, the optimizer state and communication buffers exist during the whole step. Gradients grow while
 activations are freed, so the two are never all there at once, except with gradient accumulation, where the gradients of
-the first micro-batch are there when the next one starts. Computing a gradient needs both it and its input.
+the first micro-batch exist when the next one starts. Computing a gradient needs both it and its input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sharding = Literal["ddp", "fsdp"]
 class Weight(NamedTuple):
     shape: tuple[int, ...]
     copies: int
-    """How many blocks have one."""
+    """Number of blocks that have this weight."""
     in_block: bool
     hidden: bool
     """A matrix inside the blocks, which Muon orthogonalizes."""
@@ -102,7 +102,7 @@ class Memory(NamedTuple):
     """The largest tensor of a block."""
     logits: int
     largest_gradient: int
-    """Of a weight outside the blocks: a vocabulary's, computed first, or twice if the embedding is tied."""
+    """Gradient of the largest weight outside the blocks: a vocabulary's, computed first, or twice if tied."""
     workspace: int
     """Temporary memory of the optimizer step."""
     grad_checkpointing: bool

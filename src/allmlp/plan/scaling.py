@@ -25,7 +25,7 @@ from allmlp.weights.folder import read_spec
 Quantity = Literal["flops", "parameters", "examples"]
 QUANTITIES: dict[str, Quantity] = {"flops": "flops", "parameters": "parameters", "examples": "examples"}
 MIN_RUNS = 4
-"""One more than the law has numbers."""
+"""One more than the law has parameters."""
 ALPHAS = np.concatenate([np.linspace(0.005, 1, 400), np.linspace(1.01, 3, 100)])
 RESAMPLES = 1000
 
@@ -65,7 +65,7 @@ class LossForecast(NamedTuple):
 class Scaling(NamedTuple):
     by: Quantity
     points: list[Point]
-    """From the smallest to the largest."""
+    """Runs from the smallest to the largest."""
     law: Law
     alpha_range: tuple[float, float]
     """95 % interval."""
@@ -127,7 +127,7 @@ def fit_points(points: list[Point], by: Quantity = "flops", target: float | None
 
 
 def check_comparable(folders: Sequence[Path]) -> None:
-    """Losses are comparable between runs of one task and dataset."""
+    """Raise UserError unless all runs have the same task and test split, so that their losses are comparable."""
     kept = [(read_run(folder).task, read_record(folder).get("data", {}), folder) for folder in folders]
     task, data, first = kept[0]
     for other_task, other_data, folder in kept[1:]:

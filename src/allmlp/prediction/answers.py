@@ -1,4 +1,4 @@
-"""What a model answers: classes with probabilities, values, tokens or texts."""
+"""Predictions of a model: classes with probabilities, values, tokens or texts."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class SeriesForecast(NamedTuple):
     id: str
     past_times: np.ndarray
     past: np.ndarray
-    """What the model read, steps x columns, NaN where missing."""
+    """Input of the model, steps x columns, NaN where missing."""
     times: np.ndarray
     values: np.ndarray
     """steps x columns; the median of a model of quantiles."""
@@ -49,7 +49,7 @@ class SeriesForecast(NamedTuple):
 
 
 def series_folder(model: str | os.PathLike[str]) -> Path | None:
-    """The folder of a model of time series; None if it is another model."""
+    """The folder of a time-series model; None for other models."""
     folder = model_folder(os.fspath(model))
     return folder if folder and isinstance(read_preprocessing(folder), SeriesPreprocessing) else None
 
@@ -90,7 +90,7 @@ class Forecaster:
         return found
 
     def forecast(self, table: str) -> Iterator[SeriesForecast]:
-        """The steps after the last one of each series in a table."""
+        """Forecast the steps after the end of each series in a table."""
         found = self.read(table)
         ends = np.cumsum(found.lengths)
         numbers = iter(range(len(ends)))
@@ -114,7 +114,7 @@ class Forecaster:
             if not np.isfinite(own).any():
                 raise UserError(f"{f'series {name!r}' if name else 'the series'} has no value to forecast from")
             place = places.get(name)
-            # A series that was not trained on has the level of what is given.
+            # A series that was not trained on is scaled by its given values.
             mean, std = level(own) if place is None else (self.known.mean[place], self.known.std[place])
             past[number, self.seq_len - len(own) :] = own
             shift[number], scale[number] = mean, std
@@ -136,7 +136,7 @@ def is_coarser(found: SeriesRows) -> bool:
 
 
 def preceding(frequency: Frequency, start: int, length: int, count: int) -> np.ndarray:
-    """The times of the last `count` of `length` steps from `start` on."""
+    """Times of the last `count` of `length` steps starting at `start`."""
     return np.concatenate([[start], frequency.following(start, length - 1)])[-count:]
 
 

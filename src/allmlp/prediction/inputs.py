@@ -1,4 +1,4 @@
-"""What a user names as input: files, folders, patterns, tables, shards, URLs, standard input and plain texts.
+"""Inputs named by a user: files, folders, patterns, tables, shards, URLs, standard input and plain texts.
 
 Everything is listed lazily and in a fixed order, so that millions of inputs need little memory and two processes see
 the same ones.
@@ -38,7 +38,7 @@ STDIN = "-"
 TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst")
 SHARD_SUFFIX = ".tar"
 PEEKED_ROWS = 20
-"""Rows whose image files are looked for before the others are listed."""
+"""Rows whose image files are looked up before the others are listed."""
 OWN_COLUMNS = re.compile(r"input|features|error|(label|probability)(_\d+)?")
 """Names of columns of the output."""
 
@@ -49,9 +49,9 @@ class Item(NamedTuple):
     name: str
     """The path, or the text itself."""
     source: Any
-    """What `Predictor.decode` takes."""
+    """Argument of `Predictor.decode`."""
     columns: Mapping[str, str] = MappingProxyType({})
-    """Cells of a table's row that go with the answer."""
+    """Cells of a table row that are copied to the answer."""
 
 
 class Columns(NamedTuple):
@@ -60,11 +60,11 @@ class Columns(NamedTuple):
     input: str = ""
     pair: str = ""
     keep: tuple[str, ...] = ()
-    """Columns that are copied beside the answer."""
+    """Columns that are copied to the answer."""
 
     @property
     def kept(self) -> dict[str, str]:
-        """Their names in the table -> in the output, where a column `label` of the table is `input_label`."""
+        """Names of kept columns in the table -> in the output, where a column `label` becomes `input_label`."""
         return {name: f"input_{name}" if OWN_COLUMNS.fullmatch(name) else name for name in self.keep}
 
 
@@ -103,7 +103,7 @@ class Inputs:
 
     @property
     def may_have_tables(self) -> bool:
-        """Whether there can be a table among the inputs; in folders, only of texts."""
+        """Whether the inputs may include a table; in folders, only tables of texts."""
         return any(
             is_table(argument)
             or "://" in argument
@@ -113,7 +113,7 @@ class Inputs:
         )
 
     def resolve(self, argument: str) -> Callable[[], Iterator[Item]]:
-        """Check at once that an argument is there; it is listed later."""
+        """Check that an argument exists; its contents are listed later."""
         if argument == STDIN:
             return self.lines
         one_word = not any(letter.isspace() for letter in argument)
@@ -153,7 +153,7 @@ class Inputs:
                     yield from self.file_items(os.path.join(place, name))
 
     def is_wanted(self, name: str) -> bool:
-        """Whether a file in a folder is read; by name alone, others stay unread."""
+        """Whether a file in a folder is read, judged by name alone."""
         name = name.lower()
         if self.reads == "images":
             return os.path.splitext(name)[1] in {*SUFFIXES, SHARD_SUFFIX}
@@ -236,7 +236,7 @@ class Inputs:
 
 
 def looks_like_file(argument: str) -> bool:
-    """Whether someone who writes this means a file: one word with a slash or the suffix of an image, table or text."""
+    """Whether this seems to be a file name: one word with a slash, or with the suffix of an image, table or text."""
     if any(letter.isspace() for letter in argument):
         return False
     name = argument.lower()
@@ -245,7 +245,7 @@ def looks_like_file(argument: str) -> bool:
 
 
 def guess_reads(argument: str) -> Reads:
-    """Whether an input without a model is meant for one that reads images or one that reads texts."""
+    """Guess whether inputs given without a model are images or texts."""
     path = str(expand_user(argument)) if argument.startswith("~") else argument
     if argument == STDIN:
         raise UserError("standard input needs a model: allmlp predict MODEL -")
@@ -287,7 +287,7 @@ def read_url(url: str) -> bytes:
 
 
 def image_column(table: Table, wanted: str) -> str:
-    """The column that is asked for, else one with names of image files, else one with a common name."""
+    """The requested column, else one with names of image files, else one with a common name."""
     found = [] if wanted else [sample.name for sample in sample_columns(table) if sample.is_image]
     column = found[0] if found else named_column(table.columns, wanted, IMAGE_COLUMNS, table.file)
     if column is None:
@@ -296,8 +296,8 @@ def image_column(table: Table, wanted: str) -> str:
 
 
 def image_finder(table: Table, column: str) -> Callable[[Mapping[str, str]], str]:
-    """A function that gives the image file of a row. Where files are not found by their paths, suffixes and folders may
-    be missing, as in a table to train on.
+    """A function that returns the image file of a row. If files are not found by path, suffixes and folders may be
+    missing, as in tables for training.
     """
     folder = os.path.dirname(table.file)
 
@@ -315,7 +315,7 @@ def image_finder(table: Table, column: str) -> Callable[[Mapping[str, str]], str
 
 
 def text_columns(table: Table, wanted: Columns, questions: bool) -> tuple[str, str | None]:
-    """The columns of the texts and of the second texts, if there are any: by their names, else by their content."""
+    """The columns of texts and of second texts, if there are any: by name, else by content."""
     first = named_column(table.columns, wanted.input, TEXT_COLUMNS, table.file)
     known = (*TEXT_PAIR_COLUMNS, "context") if questions else TEXT_PAIR_COLUMNS
     second = named_column(table.columns, wanted.pair, known, table.file, taken=(first,))

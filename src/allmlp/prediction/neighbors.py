@@ -14,7 +14,7 @@ from allmlp.prediction.output import FEATURES, names_file
 from allmlp.prediction.stream import Answer, chunks
 
 CHUNK = 8192
-"""Features that are compared at a time."""
+"""Features compared at a time."""
 
 
 class Match(NamedTuple):
@@ -29,7 +29,7 @@ class NamedFeatures(NamedTuple):
 
 
 def nearest(query: np.ndarray, bank: Iterable[NamedFeatures], k: int, without: str = "") -> list[Match]:
-    """The k nearest of the bank, nearest first; `without` is the name of the query, which is no match."""
+    """The k nearest in the bank, nearest first; `without` is the name of the query, which is excluded."""
     best: list[Match] = []
     for names, values in bank:
         if values.shape[1] != len(query):
@@ -42,7 +42,7 @@ def nearest(query: np.ndarray, bank: Iterable[NamedFeatures], k: int, without: s
 
 
 def collect(answers: Iterable[Answer]) -> Iterator[NamedFeatures]:
-    """Features as they are computed."""
+    """Features in chunks, as they are computed; inputs with errors are skipped."""
     for part in chunks((answer for answer in answers if not answer.error), CHUNK):
         yield NamedFeatures([answer.item.name for answer in part], np.stack([answer.value for answer in part]))
 

@@ -1,7 +1,7 @@
 """Answers and features as files: CSV, JSON lines, Parquet, .npy, and folders of Parquet parts.
 
-A file is there completely or not at all. A folder is filled part by part, by any number of processes, and started again
-it continues with the parts that are missing.
+A file is written completely or not at all. A folder is filled part by part, by any number of processes; a repeated call
+continues with the missing parts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FEATURES = "features"
 ROW_GROUP = 10_000
 """Rows that are written to a Parquet file together."""
 SETTINGS, INPUTS = b"allmlp.settings", b"allmlp.inputs"
-"""Metadata of a part: what it was made with, and a checksum of the names of its inputs."""
+"""Metadata of a part: its settings, and a checksum of the names of its inputs."""
 
 
 class AnswerTable(NamedTuple):
-    """How predictions become rows: input, kept columns, label, probability, label_2, probability_2, ..., error.
+    """Conversion of predictions to rows: input, kept columns, label, probability, label_2, probability_2, ..., error.
 
     The answer of a regression is a column per value; a kept column of the same name is `input_NAME`. With
     `probabilities`, a column per class has its probability. An answer that is less probable than `threshold` has no
@@ -40,7 +40,7 @@ class AnswerTable(NamedTuple):
     """
 
     labels: tuple[str, ...]
-    """Of classes or values, as far as they are known."""
+    """Names of classes or values, as far as known."""
     is_regression: bool
     top_k: int
     keep: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class AnswerTable(NamedTuple):
         return f"input_{column}" if self.is_regression and column in self.labels else column
 
     def start(self, answer: Answer) -> Record:
-        """The cells before the answer."""
+        """Cells before the answer."""
         return {
             "input": answer.item.name,
             **{self.kept_name(name): cell for name, cell in answer.item.columns.items()},
@@ -202,9 +202,9 @@ def write_parquet(
 class PartWriter(NamedTuple):
     """A folder of Parquet files, each with the answers to `size` consecutive inputs.
 
-    Process `rank` of `processes` writes every part whose number is rank modulo processes. A part that is there is not
-    made again if its inputs have the same names. `settings` are all that the answers depend on: a folder made with
-    others is refused.
+    Process `rank` of `processes` writes the parts whose number is rank modulo processes. An existing part is not
+    rewritten if its inputs have the same names. `settings` contain everything that the answers depend on: a folder
+    written with others is refused.
     """
 
     folder: Path
@@ -220,7 +220,7 @@ class PartWriter(NamedTuple):
         answer: Callable[[Iterable[Item]], Iterable[Record]],
         skipped: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Write the parts of this process that are missing; `skipped` gets the number of inputs done before."""
+        """Write the missing parts of this process; `skipped` is called with the number of inputs done before."""
         self.prepare()
         count = 0
         for number, part in enumerate(chunks(items, self.size)):
@@ -236,7 +236,7 @@ class PartWriter(NamedTuple):
             write_file(file, {".parquet": write})
         for file in self.files() if count and self.rank == 0 else ():
             if int(file.stem.removeprefix("part-")) >= count:
-                file.unlink()  # of inputs that are no longer there
+                file.unlink()  # part of inputs that no longer exist
 
     def files(self) -> list[Path]:
         return sorted(self.folder.glob("part-[0-9]*.parquet"))
@@ -256,12 +256,12 @@ class PartWriter(NamedTuple):
                 )
 
     def metadata(self, file: Path) -> dict[bytes, bytes]:
-        """Of a part; empty where there is none."""
+        """Metadata of a part; empty if there is none."""
         if not file.is_file():
             return {}
         try:
             return require("pyarrow.parquet", "parquet").read_metadata(file).metadata or {}
-        except Exception:  # damaged: it is made again
+        except Exception:  # damaged: it is rewritten
             return {}
 
 

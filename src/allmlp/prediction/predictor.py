@@ -1,6 +1,6 @@
-"""A model that is ready to answer: it decodes one input at a time and predicts or embeds batches of them.
+"""Predictors: a model with its preprocessing, which decodes single inputs and predicts or embeds batches of them.
 
-What only some models need is imported when they need it: `allmlp predict photo.jpg` takes mostly as long as imports do.
+Modules that only some models need are imported on demand: imports take most of the time of `allmlp predict photo.jpg`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Reads = Literal["images", "texts"]
 IN_MEMORY = "memory"
-"""In place of the folder, where a model has none: "the model in memory"."""
+"""Used instead of the folder for a model without one: "the model in memory"."""
 Rows = list[list[Prediction]]
 """The answer to one input: one row, best first; a text with several [MASK] tokens has a row for each."""
 
@@ -98,7 +98,7 @@ class ImagePredictor:
 
     @cached_property
     def model(self) -> Callable[[Tensor], Tensor]:
-        """From normalized images to outputs."""
+        """The (fast) model, from normalized images to outputs."""
         return self.prepare(self.original)
 
     def prepare(self, model: Model) -> Callable[[Tensor], Tensor]:
@@ -132,14 +132,14 @@ class ImagePredictor:
         image = source if hasattr(source, "getexif") else pil_image(source)
         try:
             return as_tensor(crop_and_resize(image, self.img_size, self.decoding, None))
-        except OSError as reason:  # a PIL image is decoded only now
+        except OSError as reason:  # PIL decodes lazily
             raise CorruptImage(one_line(reason)) from reason
 
     decode = read
 
     @torch.inference_mode()
     def outputs(self, images: list[Tensor]) -> Tensor:
-        """What the model outputs for decoded images, float32, n k."""
+        """Outputs of the model for decoded images, float32, n k."""
         return self.model(self.collate(images)).float()
 
     def collate(self, images: list[Tensor]) -> Tensor:
@@ -147,11 +147,11 @@ class ImagePredictor:
         return self.normalize(self.staging.stack(images) if on_gpu else torch.stack(images).to(self.device))
 
     def probabilities(self, images: list[Tensor]) -> Tensor:
-        """Of the classes, n k."""
+        """Class probabilities, n k."""
         return self.outputs(images).softmax(1)
 
     def predict(self, images: list[Tensor], top_k: int = 5) -> list[Rows]:
-        """The `top_k` most probable classes of each image; of a regression, all values."""
+        """The `top_k` most probable classes of each image; all values for a regression."""
         outputs = self.outputs(images)
         labels = self.name_outputs(outputs)
         if self.task == "values":
@@ -176,7 +176,7 @@ class ImagePredictor:
 
 
 def without_head(model: EncoderModel) -> EncoderModel:
-    """The same weights without the head: the output is the pooled features."""
+    """The model without its head, sharing weights: it returns pooled features."""
     with torch.device("meta"):
         bare = model.spec.replace(head=None).build()
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("head.")}
@@ -202,7 +202,7 @@ def pil_image(pixels: Any) -> Any:
 
 
 def check_vocabulary(model: Model, tokenizer: Tokenizer, name: str) -> None:
-    """Refuse a tokenizer that the model cannot have been trained with."""
+    """Raise UserError for a tokenizer that the model cannot have been trained with."""
     sizes = [part.vocab_size for part in model.spec.children() if hasattr(part, "vocab_size")]
     if sizes[:1] != [len(tokenizer)]:
         of_model = sizes[0] if sizes else None
@@ -233,7 +233,7 @@ class TextPredictor:
         return tuple(map(str, range(self.probabilities([("a", "")]).shape[1])))
 
     def read(self, source: Any) -> tuple[str, str]:
-        """A text and the one that belongs to it, or ""; threads may call this.
+        """A text and its second text, or ""; threads may call this.
 
         `source` is a text, a pair (the second sentence, or the paragraph with the answer to a question), or a function
         that returns the bytes of a text.
@@ -247,7 +247,7 @@ class TextPredictor:
         return text, context
 
     def decode(self, source: Any) -> tuple[str, str]:
-        """As `read`; raises UserError where the task of the model cannot be done for this text."""
+        """Like `read`; raises UserError if the model's task is not possible for this text."""
         text, context = self.read(source)
         if self.task == "span" and not context:
             raise UserError("a question needs the paragraph that contains its answer: --context")
@@ -262,7 +262,7 @@ class TextPredictor:
         return text, context
 
     def probabilities(self, pairs: list[tuple[str, str]]) -> Tensor:
-        """Of the classes, n k."""
+        """Class probabilities, n k."""
         from allmlp.tasks.classify_text import classify_texts
 
         probabilities = classify_texts(self.model, self.tokenizer, pairs, self.preprocessing.mask_padding)
@@ -294,8 +294,8 @@ class TextPredictor:
         return [answer_question(self.model, self.tokenizer, *pair, spec) for pair in questions]
 
     def collate(self, pairs: list[tuple[str, str]]) -> dict[str, Any]:
-        """The arguments of an encoder: ids `x`, `mask`, and `segments` if it embeds them; n s. The mask is None where
-        the model reads padding.
+        """The arguments of an encoder: ids `x`, `mask`, and `segments` if it embeds them; n s. The mask is None if the
+        model reads padding.
         """
         model = self.original
         if not isinstance(model, EncoderModel):
@@ -326,7 +326,7 @@ Predictor = ImagePredictor | TextPredictor
 
 
 def model_reads(model: str | os.PathLike[str]) -> Reads:
-    """What a model reads, without loading it."""
+    """The input type of a model, images or texts, without loading it."""
     folder = model_folder(os.fspath(model))
     is_text = folder is not None and isinstance(read_preprocessing(folder), TextPreprocessing)
     return "texts" if is_text else "images"
@@ -340,13 +340,13 @@ def answers_questions(model: str | os.PathLike[str]) -> bool:
 
 
 def model_folder(name: str) -> Path | None:
-    """The folder of a model; None for one that is loaded by its name."""
+    """The folder of a model; None for one that is loaded by name."""
     folder = model_path(name)
     return folder if folder.is_dir() else None
 
 
 def model_checksum(name: str) -> str:
-    """Of everything in a model folder that its answers depend on; the name of a model that is no folder."""
+    """Checksum of everything in a model folder that its answers depend on; the name of a model that is not a folder."""
     folder = model_folder(name)
     if folder is None:
         return name
@@ -388,7 +388,7 @@ def open_predictor(
 
 
 def loaded_predictor(model: Model, device: str | None, dtype: torch.dtype | None, fast: bool) -> Predictor:
-    """A predictor with the weights of `model`, which stays as it is."""
+    """A predictor with the weights of `model`, which is not modified."""
     preprocessing, view = model.preprocessing, frozen_view(model)
     if device is not None:
         view = view.to(own_device(device))
@@ -426,7 +426,7 @@ def generate(
     top_p: float | None = None,
     seed: int | None = None,
 ) -> Iterator[str]:
-    """The prompt and the text that the causal language model in `folder` generates after it, word by word.
+    """Yield the prompt and the text generated after it by the causal language model in `folder`, word by word.
 
     >>> text = "".join(generate(folder, "Once"))
     """

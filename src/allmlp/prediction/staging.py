@@ -1,4 +1,4 @@
-"""Batches of inputs on their way to a GPU: copied once, and while the GPU computes."""
+"""Staging of batches for a GPU: copied once, while the GPU computes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BUFFERS = 2
 
 
 class Staging:
-    """Stacks tensors in page-locked buffers, and copies them to the device on a stream of its own.
+    """Stacks tensors in page-locked buffers, and copies them to the device on a separate stream.
 
-    From other memory a GPU cannot read by itself, so that a copy would stop the thread; and page-locked memory is slow
-    to allocate. The buffers are kept: as many bytes as the largest batches have had. Several threads may share one.
+    A copy from pageable memory would block the thread, and page-locked memory is slow to allocate, so the buffers are
+    kept, with the size of the largest batches so far. Several threads may share one instance.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,7 +28,7 @@ class Staging:
         """CUDA events after which a buffer may be filled again."""
 
     def stack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """torch.stack(tensors) on the device, where it will be before the kernels that are launched next run."""
+        """torch.stack(tensors) on the device, available to all kernels launched next."""
         first, size = tensors[0], len(tensors) * tensors[0].nbytes
         # Buffers allocated in inference mode could not be written outside of it.
         with self.lock, torch.inference_mode(False), torch.no_grad():

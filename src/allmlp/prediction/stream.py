@@ -18,7 +18,7 @@ from allmlp.prediction.predictor import Predictor
 from allmlp.threads import Threads, limit
 
 CPU_BATCH_SIZE, GPU_BATCH_SIZE = 32, 256
-"""By default."""
+"""Default batch sizes."""
 
 
 class Answer(NamedTuple):
@@ -52,9 +52,9 @@ def answers(
     batch_size: int | None,
     device: torch.device = torch.device("cpu"),
 ) -> Iterator[Answer]:
-    """compute(batch) of decoded inputs; an input that cannot be decoded has an error instead.
+    """Yield the results of compute(batch) on decoded inputs; an error for inputs that cannot be decoded.
 
-    Inputs i batch_size to (i + 1) batch_size are one batch, whatever is broken among them. At most two batches, and
+    Inputs i batch_size to (i + 1) batch_size are one batch, even if some cannot be decoded. At most two batches, and
     one input per decoding thread, are read ahead.
     """
     is_cpu = device.type == "cpu"
@@ -74,7 +74,7 @@ def answers(
             batch = [pending.popleft() for _ in range(min(size, len(pending)))]
             decoded = [future.result() for _, future in batch]
             usable = [value for value in decoded if not isinstance(value, UserError)]
-            read_ahead()  # the inputs of the batch before are free now
+            read_ahead()  # the inputs of the previous batch can be freed now
             try:
                 with threads:
                     results = iter(compute(usable) if usable else ())

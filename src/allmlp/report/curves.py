@@ -13,12 +13,12 @@ from allmlp.log import PERCENTAGES, is_percentage
 from allmlp.report.runs import LoggedRun
 
 POINTS = 300
-"""Per curve, at most."""
+"""Maximum number of points per curve."""
 MAX_METRICS, MAX_CHARTS = 12, 24
-"""Drawn at most, the most common metrics first."""
+"""Maximum numbers of metrics and charts, the most common metrics first."""
 TITLES = {"lr": "learning rate", "mfu": "MFU"}
 LOWER, HIGHER = ("loss", "perplexity"), (*PERCENTAGES, "bleu", "chrf")
-"""Parts of the names of metrics of which less, or more, is better."""
+"""Parts of the names of metrics where lower, or higher, is better."""
 
 
 def charts(runs: Sequence[LoggedRun]) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def charts(runs: Sequence[LoggedRun]) -> list[dict[str, Any]]:
 
 
 def metrics(runs: Sequence[LoggedRun]) -> list[str]:
-    """The loss, then what is evaluated, then what is only logged in training; the epoch is no metric."""
+    """The loss, then evaluated metrics, then those logged in training only; without the epoch."""
     evaluated, trained = (
         Counter(name for run in runs for name in dict.fromkeys(n for one in run.of_kind(kind) for n in one.values))
         for kind in ("eval", "train")
@@ -93,7 +93,7 @@ def title(name: str) -> str:
 
 
 def better(name: str) -> int:
-    """1 where more is better, -1 where less is, 0 where that is not known."""
+    """1 if higher is better, -1 if lower is, 0 if unknown."""
     if name == "mfu" or name.endswith("/s"):
         return 0
     return -1 if any(word in name for word in LOWER) else 1 if any(word in name for word in HIGHER) else 0

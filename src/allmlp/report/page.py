@@ -46,7 +46,7 @@ from allmlp.report.suspects import SuspectLabels, find_suspects
 from allmlp.weights import folder
 
 REPORT = "report.html"
-"""In the folder of a run."""
+"""Name of the report in the folder of a run."""
 EXAMPLES = 2000
 """Test examples that a classifier is evaluated on."""
 CELLS = 20
@@ -56,21 +56,21 @@ DIFFERENCES, LETTERS = 40, 80
 COLUMNS = 5
 """Metrics in the table of runs, the most common first; all of them are drawn."""
 COLORS = 7
-"""Of the style sheet, distinguishable for color-blind readers; further runs are drawn in dashes."""
+"""Number of colors in the style sheet, distinguishable for color-blind readers; further runs are dashed."""
 LETTERS_OF_RECIPE = 50_000
 ENVIRONMENT = ("allmlp", "torch", "python", "device", "processes")
 
 
 class ClassifierReport(NamedTuple):
-    """What the page shows of a classifier."""
+    """The section of the page about a classifier."""
 
     class_names: tuple[str, ...]
     examples: int
     total: int
     accuracy: str
-    """With its interval."""
+    """Accuracy with its interval."""
     matrix: list[list[int]]
-    """Empty where there are too many classes for a table; then there is an image."""
+    """Confusion matrix; empty if there are too many classes for a table: it is then shown as an image."""
     image: EmbeddedImage | None
     confused: list[ConfusedPair]
     calibration: Calibration
@@ -79,19 +79,19 @@ class ClassifierReport(NamedTuple):
 
 
 class RunDetail(NamedTuple):
-    """What the page shows of one run besides its row and its curves."""
+    """Details of one run, shown in addition to its row and curves."""
 
     logged: LoggedRun
     filters: Filters
     classifier: ClassifierReport | None
     missing: str
-    """Why there is no report on a classifier."""
+    """Reason why there is no report on a classifier."""
     suspects: SuspectLabels | None = None
-    """If asked for."""
+    """Suspect labels, if requested."""
 
 
 def write_run_report(place: Path, device: str | None = None) -> Path | str:
-    """Write report.html into the folder of a run that has ended; return the file, or why there is none."""
+    """Write report.html into the folder of a finished run; returns the file, or the reason why there is none."""
     try:
         write([place], place / REPORT, device=device)
     except Exception as reason:  # the run is complete without its report
@@ -107,11 +107,11 @@ def write(
     track: Callable[[Any], Iterable[Any]] = iter,
     device: str | None = None,
 ) -> tuple[int, list[str]]:
-    """Compare the runs in `paths` in the file `out`; return how many there are, and what was skipped.
+    """Compare the runs in `paths` in the file `out`; returns the number of runs, and what was skipped.
 
-    `examples` is how many test examples a classifier is evaluated on; with 0 no data are loaded. With `suspect_labels`
-    labels that may be wrong are searched for, see `allmlp.report.suspects`. `track` wraps the iteration over runs, for
-    a progress bar. Models run on `device`, by default an accelerator if there is one.
+    `examples` is the number of test examples that classifiers are evaluated on; with 0 no data are loaded. With
+    `suspect_labels` labels that may be wrong are searched for, see `allmlp.report.suspects`. `track` wraps the
+    iteration over runs, for a progress bar. Models run on `device`, by default an accelerator if there is one.
     """
     if suspect_labels and not examples:
         raise UserError("--suspect-labels needs the data, which --examples 0 does not load: leave out one of them")
@@ -153,7 +153,7 @@ def inspect(logged: LoggedRun, device: torch.device, examples: int, suspect_labe
     if suspect_labels:
         try:
             suspects = find_suspects(logged.run, logged.folder, device)
-        except (UserError, OSError) as reason:  # what is known of the classifier is shown nevertheless
+        except (UserError, OSError) as reason:  # the rest of the classifier's report is still shown
             suspects = SuspectLabels([], 0, 0, f"Not searched: {one_line(reason)}.")
     return RunDetail(logged, seen, classifier_report(predictions), "", suspects)
 
@@ -185,7 +185,7 @@ def page_text(name: str) -> str:
 
 @cache
 def page_template() -> Any:
-    """Compiling it takes longer than a page."""
+    """The compiled template, cached since compiling takes longer than rendering."""
     jinja = require("jinja2", "analysis")
     environment = jinja.Environment(
         autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -223,7 +223,7 @@ def render(details: Sequence[RunDetail], skipped: Sequence[str] = ()) -> str:
         skipped=skipped,
         style=markup(style),
         script=markup(script),
-        # Of the script exactly as between its tags: the page runs this one and no other.
+        # Digest of the script exactly as between its tags: the page runs no other script.
         digest=base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode(),
         data=data,
         recipe=recipe,
@@ -296,9 +296,7 @@ def columns(runs: Sequence[LoggedRun]) -> list[str]:
 
 
 def differences(runs: Sequence[LoggedRun]) -> list[tuple[str, list[str | None]]]:
-    """The settings in which runs differ, those of the model last: dotted name, and the value in each run (None where it
-    has no such field).
-    """
+    """Settings in which runs differ, those of the model last: dotted name, and the value in each run, if it has one."""
     known = [settings(run.config) for run in runs]
     names = dict.fromkeys(name for one in known for name in one if name)
     compared = [one for one in known if one]

@@ -23,11 +23,11 @@ from allmlp.tasks.classify import ClassifyModule
 from allmlp.tasks.classify_text import ClassifyTextModule
 
 BINS = 15
-"""Of confidence, as in Guo et al."""
+"""Bins of confidence, as in Guo et al."""
 MISTAKES = 24
-"""Shown at most, the most confident first."""
+"""Maximum number of mistakes shown, the most confident first."""
 MIN_EXAMPLES = 100
-"""Evaluated however slow the model is."""
+"""Minimum number of evaluated examples, even for slow models."""
 MAX_LETTERS = 400
 NO_CLASSES = "the task {} has no classes"
 
@@ -39,7 +39,7 @@ class Predictions(NamedTuple):
     labels: Tensor
     """int64, n."""
     indices: list[int]
-    """Of the examples in the split, n."""
+    """Indices of the examples in the split, n."""
     total: int
     """Examples in the split."""
     show: Callable[[int], EmbeddedImage | str]
@@ -57,8 +57,8 @@ class Predictions(NamedTuple):
 
 
 def evaluator(model: Model, run: Run, folder: str) -> tuple[Dataset, ClassifyModule | ClassifyTextModule]:
-    """The data of the run of a classifier, of which nothing is downloaded, and its task in evaluation mode."""
-    # Checked before the data are loaded, which may take long.
+    """Data and task, in evaluation mode, of a classifier's run; nothing is downloaded."""
+    # Checked before loading the data, which may take long.
     if not issubclass(run.task.dataset_type, (ImageDataset, LabeledTextDataset)):
         raise UserError(NO_CLASSES.format(type(run.task).__name__))
     data = run.data.for_model(folder)
@@ -106,12 +106,12 @@ def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) 
 
 @lru_cache(maxsize=1)
 def loaded(data: Data) -> Dataset:
-    """Load once: the runs in a report mostly share their data."""
+    """Load data, cached, since the runs of a report mostly share them."""
     return data.load()
 
 
 def viewer(dataset: Dataset, split: Split) -> Callable[[int], EmbeddedImage | str]:
-    """Shows an example of a split by its index: its image, or its text."""
+    """A function that shows an example of a split by index: its image or text."""
     if not isinstance(dataset, LabeledTextDataset):
         return lambda index: thumbnail(split.fetch(torch.tensor([index])).images[0])
 
@@ -167,7 +167,7 @@ class CalibrationBin(NamedTuple):
 
 class Calibration(NamedTuple):
     bins: list[CalibrationBin]
-    """Those that are not empty."""
+    """Non-empty bins."""
     error: float
     """Expected calibration error."""
 
@@ -210,7 +210,7 @@ class Mistake(NamedTuple):
     label_probability: float
     image: EmbeddedImage | None
     text: str
-    """Where there is no image."""
+    """Text of the example, if there is no image."""
     file: str
 
 

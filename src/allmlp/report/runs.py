@@ -21,9 +21,9 @@ from allmlp.run import Run
 from allmlp.weights.folder import CONFIG, WEIGHTS, read_spec
 
 MAX_BYTES = 2**20
-"""Of a run.json, and of a line of metrics."""
+"""Maximum size of a run.json, and of a line of metrics."""
 MAX_STEP = 2**53
-"""Integers up to here are exact in a browser."""
+"""Integers up to this are exact in a browser."""
 
 State = Literal["finished", "unfinished", "broken"]
 
@@ -47,10 +47,10 @@ class LoggedRun(NamedTuple):
     """finished: its model is saved. broken: run.json cannot be read."""
     problems: tuple[str, ...]
     config: dict[str, Any]
-    """run.json as it is, empty where it cannot be read."""
+    """Contents of run.json; empty if it cannot be read."""
     run: Run | None
     spec: ModelSpec | None
-    """Of the saved model; else of the run, before the data have set the number of classes or the vocabulary."""
+    """Spec of the saved model; else of the run, without the number of classes or vocabulary given by the data."""
     records: list[MetricRecord]
 
     def of_kind(self, kind: str) -> list[MetricRecord]:
@@ -58,12 +58,12 @@ class LoggedRun(NamedTuple):
 
     @property
     def group(self) -> tuple[str, str]:
-        """Data and task: metrics of runs are comparable where both are the same."""
+        """Data and task: metrics of runs are comparable if both are the same."""
         return (type(self.run.data).__name__, type(self.run.task).__name__) if self.run else ("", "")
 
     @property
     def final(self) -> dict[str, float]:
-        """The evaluation of the saved weights: the best one if the run has kept its weights, else the last."""
+        """Evaluation of the saved weights: the best one if the run keeps its weights, else the last."""
         evaluated, result = self.of_kind("eval"), self.config.get("result")
         best = result.get("best_step") if isinstance(result, dict) else None
         kept = [record for record in evaluated if record.step == best] or evaluated
@@ -71,7 +71,7 @@ class LoggedRun(NamedTuple):
 
     @property
     def proportion(self) -> tuple[str, int, int] | None:
-        """The split that decides, and how many of its examples are right and there are, if the result says so."""
+        """The decisive split, and its numbers of correct and of all examples, if the result contains them."""
         result, sizes = self.config.get("result"), self.config.get("data")
         for split in ("test", "validation"):
             values = result.get(split) if isinstance(result, dict) else None
@@ -104,7 +104,7 @@ class LoggedRun(NamedTuple):
 
     @property
     def speed(self) -> tuple[float, str] | None:
-        """Median over the records, and its unit: images/s."""
+        """Median throughput over the records, and its unit: images/s."""
         train = self.of_kind("train")
         unit = next((name for one in train for name in one.values if name.endswith("/s")), None)
         return None if unit is None else (median(one.values[unit] for one in train if unit in one.values), unit)
@@ -180,7 +180,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_records(file: Path) -> tuple[list[MetricRecord], str | None]:
-    """The records of a metrics file in order, and what is wrong with it."""
+    """Records of a metrics file in order, and problems found in it."""
     records, damaged = [], 0
     try:
         for line in lines(file):

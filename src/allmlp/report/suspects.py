@@ -1,4 +1,4 @@
-"""Labels that may be wrong: examples that a classifier trained on the others assigns to another class.
+"""Suspect labels: examples that a classifier trained on the others assigns to another class.
 
 The features of a frozen model are classified by logistic regression in k-fold cross-validation. An example with label y
 is suspected where the most probable class j is much more probable:
@@ -32,7 +32,7 @@ from allmlp.weights.start import open_start, transfer
 
 FOLDS = 5
 MAX_EXAMPLES, MIN_EXAMPLES = 5000, 500
-"""Classified at most, and however slow the model is."""
+"""Maximum number of classified examples, and the minimum, even for slow models."""
 MAX_SHOWN = 24
 RATIO = 10
 
@@ -43,12 +43,12 @@ class SuspectLabel(NamedTuple):
     index: int
     label: int
     probability: float
-    """Of the label."""
+    """Probability of the label."""
     suggested: int
     suggested_probability: float
     image: EmbeddedImage | None
     text: str
-    """Where there is no image."""
+    """Text of the example, if there is no image."""
     file: str
 
 
@@ -61,7 +61,7 @@ class SuspectLabels(NamedTuple):
 
 
 def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
-    """Suspected labels among the examples of all splits of a run; of large data, among evenly spaced ones."""
+    """Find suspect labels among the examples of all splits of a run; for large data, among evenly spaced ones."""
     model, source = frozen_model(run, place)
     dataset, task = evaluator(model.to(device), run, str(place))
     everything = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
@@ -98,7 +98,7 @@ def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
 
 
 def frozen_model(run: Run, place: Path) -> tuple[Model, str]:
-    """The model that the run started from; else the trained one, which has seen the labels of the training split."""
+    """The model that the run started from, else the trained one, which has seen the training labels."""
     model = folder.load(place).float()
     if run.init_from:
         try:
@@ -110,7 +110,7 @@ def frozen_model(run: Run, place: Path) -> tuple[Model, str]:
 
 
 def out_of_fold(features: Features, task: TaskModule) -> Tensor:
-    """Probabilities of the classes for every example by a classifier that was not fitted on it, n k.
+    """Class probabilities of every example by a classifier that was not fitted on it, n k.
 
     Copies of an example are in the same fold. The penalty is chosen on the first fold.
     """
@@ -128,7 +128,7 @@ def out_of_fold(features: Features, task: TaskModule) -> Tensor:
 
 
 def folds(features: Features) -> Tensor:
-    """The fold of each example: every class is in all of them alike."""
+    """The fold of each example, stratified by class."""
     unique, group = features.values.unique(dim=0, return_inverse=True)
     if len(unique) < 2 * FOLDS:
         raise UserError(f"--suspect-labels needs at least {2 * FOLDS} different examples, not {len(unique)}")
@@ -140,7 +140,7 @@ def folds(features: Features) -> Tensor:
 
 
 def suspects(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """The class that each example seems to belong to; -1 where its label is not suspected, n.
+    """Likely class of each example with a suspect label; -1 for the others, n.
 
     Classes of fewer than FOLDS examples are left out.
     """

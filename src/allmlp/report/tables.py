@@ -1,4 +1,4 @@
-"""The papers' tables: published figures next to what this library counts and measures.
+"""The papers' tables: published figures next to those counted and measured by this library.
 
 tables.json is written by docs/tools/paper_tables (`make tables`).
 """
@@ -19,12 +19,12 @@ from allmlp.models.catalog import matching
 FILE = Path(__file__).with_name("tables.json")
 NOT_MEASURED, NO_MODEL, NO_RECIPE = "not measured", "no model", "no recipe"
 MEASURED_HERE = "Measured here"
-"""Section of the rows for models that the paper does not have."""
+"""Section of the rows for models that are not in the paper."""
 WIDTH = 100
 SYMBOLS = {"n.m.": "not measured", "-": "no such model here, or no recipe for it"}
 
 Figure: TypeAlias = float | str | None
-"""Our figure; words where there is none; None where a column only describes."""
+"""Our figure; text if there is none; None in a descriptive column."""
 
 
 class PaperColumn(NamedTuple):
@@ -32,7 +32,7 @@ class PaperColumn(NamedTuple):
     published: bool
     """Whether the paper has this column."""
     format: str
-    """Of our figures; empty where the column only describes."""
+    """Format of our figures; empty for a descriptive column."""
 
 
 class PaperRow(NamedTuple):
@@ -92,7 +92,7 @@ class ShownColumn(NamedTuple):
 
 
 def columns_of(table: PaperTable, full: bool) -> list[ShownColumn]:
-    """All columns; or, for a terminal, without those of ours in which nothing was measured."""
+    """All columns, or, for a terminal, without our columns that have no measurements."""
     found = []
     for number, column in enumerate(table.columns):
         if column.published:
@@ -103,13 +103,13 @@ def columns_of(table: PaperTable, full: bool) -> list[ShownColumn]:
 
 
 def is_empty(table: PaperTable, number: int) -> bool:
-    """Whether our column has no figure; those of added rows are shown in the published column, if there is one."""
+    """Whether our column has no figures; those of added rows are shown in the published column, if there is one."""
     added = [row for row in table.rows if row.section == MEASURED_HERE]
     return number in unmeasured(table) and (table.columns[number].published or not has_figure(added, number))
 
 
 def unmeasured(table: PaperTable) -> list[int]:
-    """Columns in which none of the paper's rows has a figure of ours."""
+    """Columns without our figures in the paper's rows."""
     printed = [row for row in table.rows if row.section != MEASURED_HERE]
     return [n for n, column in enumerate(table.columns) if column.format and not has_figure(printed, n)]
 
@@ -193,7 +193,7 @@ def as_csv(tables: list[PaperTable]) -> str:
 
 
 def as_json(table: PaperTable) -> dict[str, Any]:
-    """Our figures as numbers, unrounded; in words where there is none."""
+    """The table as JSON, with our figures as unrounded numbers, or as text if there is none."""
     rows = []
     for row in table.rows:
         cells: dict[str, dict[str, Any]] = {}

@@ -87,7 +87,7 @@ def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[A
 
 
 def layer_weights(service: ImageService | TextService, layer: str, *inputs: Tensor) -> Tensor:
-    """Of the first example: h s t."""
+    """Attention weights of the first example: h s t."""
     inputs = tuple(x.to(service.model.dtype) if x.is_floating_point() else x for x in inputs)
     return next(one.weights for one in attention_maps(service.model, *inputs) if one.name == layer)[0].float().cpu()
 

@@ -1,4 +1,4 @@
-"""Requests in front of the batching engine: how many are accepted, when they are decoded, and when they time out."""
+"""Admission of requests to the batching engine: limits, decoding and timeouts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 from allmlp.serve.engine import BatchFunction, BatchingEngine, BatchResult
 
 LARGE = 2**22
-"""Pixels of an image that is decoded in threads of its own, so that small ones need not wait for it."""
+"""Pixels from which an image is decoded in separate threads, so that small ones need not wait for it."""
 SECONDS_PER_PIXEL = 3e-8
-"""Of decoding, before any was measured."""
+"""Initial estimate of the decoding time."""
 CLIENT: ContextVar[str] = ContextVar("client", default="")
-"""The address of whom the current request comes from."""
+"""Address of the client of the current request."""
 SHARE = 7 / 8
-"""Of what can be accepted, in equal parts for the clients that have inputs in flight; the rest is for the others."""
+"""Fraction of the capacity shared equally by clients with inputs in flight; the rest is reserved for new clients."""
 
 
 class ServiceUnavailable(HTTPException):
@@ -41,8 +41,8 @@ class Batcher:
     """Accepts at most `max_concurrency` inputs at a time and answers each within `timeout` seconds.
 
     An input is also rejected if the expected wait exceeds a third of `timeout`, so that accepted ones are answered in
-    time even if the model slows down. No client gets all of this (`SHARE`). Inputs are decoded in `decode_threads`
-    threads, and as many for large images, so that these block no other requests.
+    time even if the model slows down. No client gets the whole capacity (`SHARE`). Inputs are decoded in
+    `decode_threads` threads, and large images in as many others, so that they do not block other requests.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Batcher:
         self.waiting: Counter[BatchFunction] = Counter()
         """Inputs in flight by function."""
         self.clients: dict[str, Counter[BatchFunction]] = {}
-        """The same for each client that has any."""
+        """Inputs in flight by client and function."""
         self.pixels: Counter[str] = Counter()
-        """Of the large images that are not decoded yet, by client."""
+        """Pixels of large images not decoded yet, by client."""
         self.seconds_per_pixel = SECONDS_PER_PIXEL
         self.draining = False
         self.decoders = ThreadPoolExecutor(decode_threads, "decoder")
@@ -93,7 +93,7 @@ class Batcher:
         return None
 
     def wait(self, waiting: Counter[BatchFunction]) -> float:
-        """Seconds of the model for these inputs."""
+        """Expected model time for these inputs, in seconds."""
         return sum(number * self.engine.seconds.get(function, 0.0) for function, number in waiting.items())
 
     def busy(self, wait: float) -> ServiceUnavailable:
@@ -185,7 +185,7 @@ class Batcher:
             item, seconds = await asyncio.get_running_loop().run_in_executor(self.large_decoders, timed)
         finally:
             self.pixels[client] -= pixels
-            self.pixels += Counter()  # without those that have none
+            self.pixels += Counter()  # without clients that have none
         self.seconds_per_pixel = (self.seconds_per_pixel + seconds / pixels) / 2
         return item
 

@@ -1,12 +1,12 @@
-"""The batching engine: a thread that runs models on whatever is queued. It needs no HTTP and no event loop.
+"""The batching engine: a thread that runs models on queued items, independent of HTTP and event loops.
 
     with BatchingEngine(max_batch_size=64) as engine:
         futures = [engine.submit(predictor.probabilities, image) for image in images]
         results = [future.result().value for future in futures]
 
 There is no fixed batching delay. Items that arrive while a batch runs form the next one, so a single item is not
-delayed and batches grow with the load. A GPU computes by itself: while a batch runs there, the next one is launched as
-soon as it is full, and a second thread hands out the results.
+delayed and batches grow with the load. A GPU computes asynchronously: while a batch runs there, the next one is
+launched as soon as it is full, and a second thread delivers the results.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from allmlp.threads import Threads
 BatchFunction = Callable[[list[Any]], Any]
 """Maps a list of inputs to the results in the same order: a list, or a tensor with the inputs along its first axis."""
 THREADS_WORTH = 1.25
-"""Fewer CPU threads are used where they are at most this much slower: other requests need the cores too, and on busy
-ones two threads take up to twice the processor time of one.
+"""Fewer CPU threads are used if they are slower by at most this factor: other requests need the cores too, and on busy
+cores two threads take up to twice the processor time of one.
 """
 GPU_THREADS = 4
 """CPU threads that gather a batch for a GPU: of 256 images 3.1 ms with one, 1.4 ms with four, 2.1 ms with sixteen."""
 MAX_IN_FLIGHT = 2
 """Batches on a GPU: one that runs, and the next one."""
 SWITCH_SECONDS = 5e-4
-"""After this time a thread that computes in Python gives way to others. By default it is 5 ms, a third of a batch on a
-fast GPU, for which the thread that feeds the GPU would wait after each of its operations.
+"""Python's thread switch interval. The default of 5 ms is a third of a batch on a fast GPU, and the thread that feeds
+the GPU could wait that long after each of its operations.
 """
 
 
@@ -46,7 +46,7 @@ class BatchResult(NamedTuple):
     value: Any
     queue_seconds: float
     model_seconds: float
-    """For the whole batch."""
+    """Model time of the whole batch."""
     batch_size: int
     decode_seconds: float = 0.0
 
@@ -61,7 +61,7 @@ class QueuedItem:
 
     @property
     def kind(self) -> tuple[BatchFunction, bool]:
-        """Items of one kind can be in one batch."""
+        """Items of the same kind can share a batch."""
         return self.function, self.batched
 
 
@@ -70,10 +70,10 @@ class RunningBatch(NamedTuple):
     values: Any
     start: float
     ready: Any
-    """A CUDA event, or None if the values are there."""
+    """CUDA event after which the values are available; None if they are already."""
 
     def wait(self) -> list[Any]:
-        """The results, once they are there."""
+        """Wait for the results and return them."""
         if self.ready is not None:
             self.ready.synchronize()
         found = list(self.values)
@@ -83,7 +83,7 @@ class RunningBatch(NamedTuple):
 
 
 def to_host(values: Any) -> tuple[Any, Any]:
-    """Values in main memory, and the CUDA event after which they are there; None if they are there now."""
+    """Values in main memory, and the CUDA event after which they are available; None if they are already."""
     if not isinstance(values, torch.Tensor) or values.device.type == "cpu":
         return values, None
     if values.device.type != "cuda":
@@ -96,8 +96,8 @@ def to_host(values: Any) -> tuple[Any, Any]:
 class BatchingEngine:
     """Run items in batches of at most `max_batch_size`, those of one function together, the oldest first.
 
-    On a CPU the number of threads is chosen by measurement for every function and size of batch, among those that other
-    processes leave processors for, unless `fixed_threads` is given.
+    On a CPU the number of threads is chosen by measurement for every function and batch size, limited to the processors
+    that other processes leave free, unless `fixed_threads` is given.
     """
 
     def __init__(self, max_batch_size: int = 16, fixed_threads: int | None = None) -> None:
@@ -113,7 +113,7 @@ class BatchingEngine:
         self.in_flight: deque[RunningBatch] = deque()
         """Batches on a GPU, in the order of their launches."""
         self.free_at = 0.0
-        """When the last batch was done."""
+        """Time at which the last batch was done."""
         lock = threading.RLock()
         self.arrived, self.launched = threading.Condition(lock), threading.Condition(lock)
         """Signals to the two threads; everything above is changed under their lock."""
@@ -121,17 +121,17 @@ class BatchingEngine:
         self.thread = threading.Thread(target=self.run, name="model", daemon=True)
         self.finisher = threading.Thread(target=self.complete_launched, name="results", daemon=True)
         self.threads: dict[BatchFunction, dict[int, Threads]] = {}
-        """By the number of bits of the size of a batch."""
+        """Threads by function and bit length of the batch size."""
 
     def start(self) -> None:
-        """Start the threads, unless they run."""
+        """Start the threads, unless they are running."""
         if not self.thread.is_alive():
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
             self.thread.start()
             self.finisher.start()
 
     def stop(self) -> None:
-        """Complete what is queued, and end the threads."""
+        """Complete the queued items, and end the threads."""
         with self.arrived:
             self.stopped = True
             self.arrived.notify()
@@ -183,7 +183,7 @@ class BatchingEngine:
         return self.stopped and not (self.queue or self.retries or self.in_flight)
 
     def largest_batch(self) -> int:
-        """Of the kind of the oldest item."""
+        """Maximum batch size for the kind of the oldest item."""
         return self.max_batch_size if self.queue[0].batched else 1
 
     def next_batch(self) -> list[QueuedItem]:
@@ -220,7 +220,7 @@ class BatchingEngine:
             return None
 
     def thread_count(self, function: BatchFunction, size: int) -> Threads:
-        """Measures and sets the number of threads for batches of about this size."""
+        """The `Threads` for batches of about this size."""
         known = self.threads.setdefault(function, {})
         if size.bit_length() not in known:
             alike = next(iter(known.values()), None)
@@ -229,7 +229,7 @@ class BatchingEngine:
         return known[size.bit_length()]
 
     def fail(self, items: list[QueuedItem], error: Exception) -> None:
-        """Let the items be run one by one: an invalid one must not fail the others."""
+        """Queue the items of a failed batch to be run one by one, so that an invalid one does not fail the others."""
         if len(items) == 1:
             items[0].future.set_exception(error)
             return
@@ -243,7 +243,7 @@ class BatchingEngine:
             values = batch.wait()
         except Exception as error:
             self.fail(items, error)
-        start, self.free_at = max(batch.start, self.free_at), time.monotonic()  # the one before had to end first
+        start, self.free_at = max(batch.start, self.free_at), time.monotonic()  # the previous batch had to end first
         with self.arrived:
             if batch.ready is not None:
                 self.in_flight.popleft()

@@ -40,7 +40,7 @@ MAX_SIDE = 2**16
 OCCLUSION_SQUARES = 16
 """Squares hidden one after the other to measure importance; each costs as much as a prediction."""
 FILES = "files"
-"""The form field whose images are answered by a list, also if there is only one."""
+"""The form field whose images are answered by a list, even for a single image."""
 BINARY = {"type": "string", "format": "binary"}
 
 
@@ -61,7 +61,7 @@ class ImageInput(NamedTuple):
     pixels: Tensor
     """uint8, c h w."""
     named: tuple[int, ...]
-    """The classes of a name, of which the most probable one is explained; empty for all classes."""
+    """Classes with the requested name, of which the most probable one is explained; empty for all classes."""
 
 
 class Explanation(NamedTuple):
@@ -140,7 +140,8 @@ class ImageService:
         async def predict(request: Request, top_k: Annotated[TopK, Query()] = 5) -> Any:
             """Classify an image, or several: the most probable classes with their probabilities.
 
-            Form files of the name `files` have a list of results; what is wrong with a file is its result.
+            Images in the form field `files` are answered by a list of results, where an error is the result of its
+            file.
             """
             images, many = await uploaded_images(request, min(MAX_INPUTS, batcher.max_concurrency))
             data = [image.data for image in images]
@@ -185,7 +186,7 @@ class InMemoryMultiPartParser(MultiPartParser):
 
 
 async def uploaded_images(request: Request, most: int) -> tuple[list[UploadedImage], bool]:
-    """The encoded images, the raw body or the files of a form, and whether a list is asked for."""
+    """The encoded images, from the raw body or the files of a form, and whether a list is requested."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         parser = InMemoryMultiPartParser(request.headers, request.stream(), max_files=most, max_fields=10)

@@ -1,4 +1,4 @@
-"""What is refused before the application runs: requests of other sites, and bodies that are too large or too slow.
+"""Requests refused before the application runs: from other sites, or with bodies that are too large or too slow.
 
 A body is buffered completely, within its limits of size and time, before it is passed on. If the server is overloaded,
 the request is rejected before its body is read.
@@ -28,7 +28,7 @@ CLIENT_CLOSED_REQUEST = 499
 DISCARD_BYTES = 2**16
 """The rest of a rejected body up to this size is read and discarded, so that the connection can be reused."""
 LINGER_SECONDS = 1.0
-"""How long a larger body is read before closing: a client that is still writing would otherwise miss the response."""
+"""Seconds to read a larger body before closing: a client that is still writing would otherwise miss the response."""
 
 
 MAX_HEADERS, MAX_HEAD_BYTES = 100, 2**15
@@ -114,7 +114,7 @@ class LimitMiddleware:
             self.on_response(path, status, time.monotonic() - start)
 
     def refusal(self, scope: Scope) -> HTTPException | None:
-        """The error for a request that is not answered, whatever the application would do."""
+        """The error for a request that is refused regardless of the application."""
         size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         size += len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if size > MAX_HEAD_BYTES or len(scope["headers"]) > MAX_HEADERS:
@@ -205,10 +205,10 @@ class LimitMiddleware:
 
 
 def client_of(host: str) -> str:
-    """Who is meant by an address: in IPv6 its network, since a client has all addresses of one."""
+    """The client of an address: for IPv6 its network, since a client has all addresses of one."""
     try:
         return str(ip_network((host, 64), strict=False)) if ":" in host else host[:64]
-    except ValueError:  # anything that a proxy passes on
+    except ValueError:  # a proxy may pass on anything
         return host[:64]
 
 

@@ -14,7 +14,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The metrics of one application, in a registry of their own."""
+    """The metrics of one application, in a separate registry."""
 
     def __init__(self, batcher: Batcher) -> None:
         self.batcher, self.registry = batcher, (registry := CollectorRegistry())

@@ -49,7 +49,7 @@ def page_files() -> dict[str, Response]:
 
 
 def samples(pages: dict[str, Response], endpoint: Endpoint, class_names: tuple[str, ...]) -> SamplesResponse:
-    """List sample inputs; for an image model those of its own classes, or all if there are none."""
+    """List sample inputs; for an image model those of its classes, or all if there are none."""
     images = [path for path in pages if path.startswith("/samples/")] if endpoint == "predict" else []
     known = [path for path in images if label(path) in class_names]
     return SamplesResponse(

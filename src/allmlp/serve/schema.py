@@ -28,7 +28,7 @@ def whole(number: Any) -> Any:
 
 
 Endpoint = Literal["predict", "fill", "classify", "answer", "translate", "generate", "forecast"]
-"""What the model can do; also the path of its endpoint."""
+"""Function of the model; also the path of its endpoint."""
 Text = Annotated[str, Field(min_length=1, max_length=5_000), AfterValidator(not_blank)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
 TopK = Annotated[int, BeforeValidator(whole), Field(ge=1, le=100, description="Number of predictions to return.")]
@@ -183,14 +183,14 @@ class ManyResponse(ResponseModel, Generic[T]):
 
     results: list[T]
     timing: RequestTiming
-    """Of the slowest input."""
+    """Timing of the slowest input."""
 
 
 class InputResult(ResponseModel):
-    """Of one of several inputs; `error` says what is wrong with it."""
+    """Result of one of several inputs; `error` describes why it has none."""
 
     name: str | None = None
-    """Of the file."""
+    """Name of the file."""
     error: str | None = None
 
 
@@ -220,7 +220,7 @@ def many_results(
     form: Callable[[BatchResult], InputResult],
     names: Sequence[str] | None = None,
 ) -> ManyResponse[InputResult]:
-    """What is wrong with an input is its result; other errors fail the request."""
+    """Results of several inputs. A UserError becomes the result of its input; other errors fail the request."""
     found, slowest = list[InputResult](), BatchResult(None, 0.0, 0.0, 0)
     for number, result in enumerate(results):
         if isinstance(result, BaseException) and not isinstance(result, UserError):
@@ -285,7 +285,7 @@ class ModelInfo(ResponseModel):
     """Rows and columns of patches."""
     class_names: list[str]
     columns: list[str]
-    """Of a model of time series."""
+    """Columns of a time-series model."""
     layers: list[LayerInfo]
     """Layers that mix tokens with fixed weights (`maps`), then those that attend (kind `attention`)."""
     max_body_bytes: int

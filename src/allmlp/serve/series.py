@@ -1,4 +1,4 @@
-"""The service of a model of time series: past values in, the steps after them out."""
+"""Forecasting service of a time-series model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from allmlp.serve.schema import (
 
 
 class Past(NamedTuple):
-    """What a forecast starts from."""
+    """Input of a forecast."""
 
     id: str
     rows: np.ndarray
     """steps x columns, NaN where missing; as many steps as the model reads, or fewer."""
     following: list[str]
-    """The times of the forecast, if the last one before it is known."""
+    """Times of the forecast, if the last time before it is known."""
 
 
 class SeriesService:
@@ -60,7 +60,7 @@ class SeriesService:
         return Past(request.id, rows, following)
 
     def following(self, text: str) -> list[str]:
-        """The times of the forecast, written as the last time before it."""
+        """Times of the forecast, in the notation of the last time before it."""
         known = self.predictor.known.frequency
         try:
             (time,), counted, notation, midnight = read_times([text], "last_time")

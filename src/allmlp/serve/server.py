@@ -39,24 +39,24 @@ WRITE_TIMEOUT = 30.0
 KEEP_ALIVE_TIMEOUT = 15
 MAX_CONNECTIONS = 512
 READ_BYTES = 2**14
-"""Parsed in one turn of the event loop: 5 ms at most, if the body comes in chunks of one byte."""
+"""Bytes parsed in one turn of the event loop: at most 5 ms, for a body in chunks of one byte."""
 MAX_PARSE_SECONDS = 0.2
 """Processor time for parsing one request. 16 MiB take a tenth of it, unless they are sent in chunks of a few bytes."""
 SLOW_PARSE_SECONDS = 1e-3
-"""For what was read at once. Connections that take longer get a third of the time of the event loop together."""
+"""Parse time of one read above which a connection is slow; slow ones together get a third of the event loop's time."""
 WARM_UP_SECONDS = 5.0
-"""For each model, at most."""
+"""Maximum warm-up time per model."""
 LINGER_SECONDS = 0.5
-"""How long an idle server that is shutting down still answers new requests with 503."""
+"""Seconds for which an idle server that is shutting down still answers new requests with 503."""
 NEW_LINGER_SECONDS = 5.0
-"""The same for clients that have connected and sent no request yet."""
+"""The same for clients that are connected but have not sent a request yet."""
 
 
 Network = IPv4Network | IPv6Network
 
 
 def response(status: str, detail: str, *headers: tuple[str, str]) -> bytes:
-    """An error, after which the connection is closed."""
+    """An error response, after which the connection is closed."""
     body = json.dumps({"detail": detail})
     fields = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
     lines = [f"{name}: {value}" for name, value in (*fields, *SECURITY_HEADERS.items(), *headers)]
@@ -70,23 +70,23 @@ TOO_MANY_CONNECTIONS = response("503 Service Unavailable", "too many connections
 
 
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's HTTP/1.1 protocol with limits: of the head, the time to parse a request, to receive its head and to
-    send the response, and of the number of connections.
+    """uvicorn's HTTP/1.1 protocol with limits on the size of the head, on the time to receive it, to parse a request
+    and to send the response, and on the number of connections.
 
     This relies on HttpToolsProtocol's internals (`cycle`, `connections`), so pyproject.toml pins uvicorn's minor
     versions.
     """
 
     buffer = memoryview(bytearray(READ_BYTES))
-    """Of all connections: what is read is parsed at once."""
+    """Shared by all connections, since data are parsed as soon as they are read."""
     slow: ClassVar[set[Connection]] = set()
-    """Connections that are not read for a while, since parsing takes long."""
+    """Connections that are paused because parsing takes long."""
     header_timer: asyncio.TimerHandle | None = None
     write_timer: asyncio.TimerHandle | None = None
     parse_seconds: float = 0.0
-    """Of the current request."""
+    """Parse time of the current request."""
     in_head: bool = False
-    """Whether the head of a request has begun and not ended."""
+    """Whether the head of a request has started but not ended."""
     head_bytes: int = 0
 
     def __init__(self, *args: Any, trusted_proxies: Sequence[Network] = (), **kwargs: Any) -> None:
@@ -95,14 +95,14 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # asyncio does it only for sockets that name their protocol, and Python's own create_server() does not. Without
+        # asyncio does this only for sockets that name their protocol, which Python's create_server() does not. Without
         # it the body of a response, sent after its head, waits 40 ms for a client that delays its acknowledgment.
         if (connected := transport.get_extra_info("socket")) is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host = self.client[0] if self.client else ""
         trusted = any(ip_address(host) in network for network in self.trusted_proxies)
         self.address = None if trusted else client_of(host)
-        """None for a proxy, which has the connections of many clients."""
+        """None for a trusted proxy, whose connections belong to many clients."""
         self.opened = self.loop.time()
         if len(self.connections) > max_connections():
             refused = self.crowding_out() or self
@@ -112,8 +112,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self.header_timer = self.loop.call_later(HEADER_TIMEOUT, self.on_header_timeout)
 
     def crowding_out(self) -> Connection | None:
-        """The oldest connection without a whole request of the client that has most of them, if it has more than the
-        client of this connection.
+        """The oldest connection without a complete request of the client with the most connections, if that client has
+        more than the one of this connection.
         """
         others = [one for one in self.connections if isinstance(one, Connection) and one.address is not None]
         counts = Counter(one.address for one in others)
@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def refuse(self, message: bytes) -> None:
-        """Close the connection, with this response unless there is one on its way."""
+        """Close the connection, with this response unless one has been started."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(message)
         self.transport.close()
@@ -212,7 +212,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
 
 def max_connections() -> int:
-    """The connection limit, lower if the process may open few files, which Windows does not limit so."""
+    """The connection limit, lower if the process may open few files (not limited on Windows)."""
     if sys.platform != "win32":
         import resource
 
@@ -277,7 +277,7 @@ class Server(uvicorn.Server):
             await asyncio.get_running_loop().connect_accepted_socket(partial(self.protocol, **state), accepted)
         start = time.monotonic()
         while not self.force_exit and (connections := self.server_state.connections):
-            # Those that were answered before may be idle for long, the others are about to send a request.
+            # Connections answered before may be idle for long, the others are about to send a request.
             new = any(isinstance(one, Connection) and one.cycle is None for one in connections)
             if time.monotonic() - start > (NEW_LINGER_SECONDS if new else LINGER_SECONDS):
                 break
@@ -301,7 +301,7 @@ def address(listener: socket.socket) -> str:
 
 
 def allowed_hosts(host: str, more: Sequence[str]) -> frozenset[str] | None:
-    """The names that a server at the address `host` answers for, and `more`; None for all."""
+    """Host names that a server at the address `host` answers for, with `more`; None for all."""
     if "*" in more:
         return None
     try:
@@ -356,7 +356,7 @@ def run(
             raise UserError(f"two models are called {name}: name them, such as {name}-2={place}")
         services[name] = load_service(place, device, dtype)
     on_gpu = any(service.predictor.device.type == "cuda" for service in services.values())
-    # On a CPU, decoding more at a time would only take cores from the model.
+    # On a CPU, more decoding threads would only take cores from the model.
     decode_threads = limit() if on_gpu else 1
     engine = BatchingEngine(
         batch_size or (128 if on_gpu else 16), threads or (min(limit(), GPU_THREADS) if on_gpu else None)
@@ -367,7 +367,7 @@ def run(
     with listen(host, port) as listener:
         engine.start()
         warm_up(engine, services.values())
-        gc.freeze()  # what was imported and loaded lives on: collections of garbage need not look at it
+        gc.freeze()  # objects loaded so far stay alive: exclude them from garbage collection
         listed = ", ".join(describe(name, service) for name, service in services.items())
         print(f"Serving {listed} at {address(listener)}; press Ctrl-C to stop", flush=True)
         server.run([listener])
@@ -375,7 +375,7 @@ def run(
 
 
 def warm_up(engine: BatchingEngine, services: Iterable[Service]) -> None:
-    """Run every model until the number of threads is chosen and the time that it takes is known."""
+    """Run every model until the number of threads is chosen and its time per input is known."""
     for service in services:
         function, item = service.warm_up()
         deadline = time.monotonic() + WARM_UP_SECONDS

@@ -1,4 +1,4 @@
-"""What a study is: rows of recipes with overrides, settings to choose from, seeds, and what is held equal."""
+"""Definition of a study: rows of recipes with overrides, candidate settings, seeds, and the common budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Overrides = Mapping[str, str]
 Compared = Literal["seconds", "epochs", "tokens"]
 Purpose = Literal["tune", "final"]
 PARENT = "study:"
-"""An override study:ROW stands for the model that ROW gave for the same seed, study:ROW@0 for that of seed 0."""
+"""An override study:ROW is the model trained by ROW with the same seed, study:ROW@0 that of seed 0."""
 AT_THE_END: Overrides = {"eval_every": str(MAX_COUNT), "save_every": str(MAX_COUNT)}
 """A run is evaluated once, when it ends; it is not resumed, so it needs no checkpoints before."""
 
@@ -31,15 +31,15 @@ class Row:
     recipe: str
     overrides: Overrides = field(default_factory=dict)
     candidates: Mapping[str, Overrides] = field(default_factory=dict)
-    """Settings to choose from on validation, by name; none: nothing is tuned."""
+    """Candidate settings, chosen on validation, by name; nothing is tuned if empty."""
     like: str = ""
-    """An earlier row whose chosen setting this one has, in place of candidates of its own."""
+    """An earlier row whose chosen setting is used, instead of candidates of this row."""
     curve: tuple[str, float] | None = None
-    """Where rows are points of curves: the name of the curve, and the place on the study's `axis`."""
+    """For rows that are points of curves: name of the curve, and position on the study's `axis`."""
     metric: str = ""
-    """Of this row, where it differs from the study's."""
+    """Metric of this row, if it differs from the study's."""
     seeds: int | None = None
-    """Of this row, where they differ from the study's."""
+    """Number of seeds of this row, if it differs from the study's."""
     anchor: float | None = None
     """A published value to compare with, in the unit of the metric."""
     source: str = ""
@@ -57,13 +57,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How the candidates are compared."""
+    """Settings for comparing the candidates."""
 
     val_size: int
     """Training examples held out."""
     seeds: int = 1
     overrides: Overrides = field(default_factory=dict)
-    """Of the tuning runs only, for example a smaller budget."""
+    """Overrides of tuning runs only, for example a smaller budget."""
 
 
 @dataclass(frozen=True)
@@ -71,27 +71,27 @@ class Study:
     name: str
     rows: Mapping[str, Row]
     compared: Compared
-    """What all rows have the same amount of. Runs that compare seconds run one at a time."""
+    """The budget that is equal for all rows. Runs that compare seconds run one at a time."""
     metric: str = ""
     """The metric to tune and to report; the first one of the evaluation if not given."""
     also: tuple[str, ...] = ()
     """Further metrics to report."""
     seeds: int = 3
     overrides: Overrides = field(default_factory=dict)
-    """Of all rows, before their own."""
+    """Overrides of all rows, applied before their own."""
     options: Overrides = field(default_factory=dict)
-    """Of all runs, after all others: what the user has set."""
+    """The user's overrides of all runs, applied after all others."""
     tuning: Tuning | None = None
     reference: str = ""
-    """The row that differences are taken to, over equal seeds."""
+    """The row to which the others are compared, over equal seeds."""
     floor: str = "majority"
-    """The metric of an evaluation that needs no model: what any row must exceed."""
+    """Metric of a trivial baseline, which any row must exceed."""
     axis: str = ""
-    """What the curves of the rows are drawn over; empty: rows are drawn below each other."""
+    """Axis over which the curves of the rows are drawn; if empty, rows are drawn below each other."""
     target: float | None = None
-    """A value of the metric, as in the table: how many seconds of training each curve takes to reach it."""
+    """A value of the metric, as in the table; the seconds of training until each curve reaches it are reported."""
     inference_batch: int | None = None
-    """Batch size at which the inference rate of every model is measured, after its first run; None: it is not."""
+    """Batch size at which the inference rate of every model is measured, after its first run; None to skip this."""
 
     def __post_init__(self) -> None:
         if self.reference:
@@ -118,7 +118,7 @@ class Study:
         return {needed for trial in itertools.chain.from_iterable(finals) for needed in trial.parents}
 
     def with_needed(self, patterns: Iterable[str]) -> set[str]:
-        """The rows whose names match, and those that they start from or are tuned like."""
+        """Rows whose names match, and the rows that they start from or are tuned like."""
         found: set[str] = set()
         for pattern in patterns:
             matching = fnmatch.filter(self.rows, pattern)
@@ -142,7 +142,7 @@ class Study:
         return (self.rows[one.like] if one.like else one).candidates or {"": {}}
 
     def tuning_trials(self, row: str) -> Iterator[Trial]:
-        """The runs that choose between the candidates of a row; none where there is one candidate only."""
+        """The runs that compare the candidates of a row; empty if there is only one candidate."""
         if self.tuning is None or len(self.rows[row].candidates) < 2:
             return
         for candidate, seed in itertools.product(self.rows[row].candidates, range(self.tuning.seeds)):
@@ -158,7 +158,7 @@ class Study:
         one, tried = self.rows[row], self.candidates(row)[candidate]
         merged: dict[str, str] = {}
         for part in (AT_THE_END, self.overrides, one.overrides, tried, overrides, self.options):
-            # Where a spec is replaced, earlier settings of its fields are gone, but not those that are compared.
+            # If a spec is replaced, earlier settings of its fields are dropped, but not those that are compared.
             replaced = tuple(f"{field}." for field in part)
             merged = {
                 field: value for field, value in merged.items() if field in tried or not field.startswith(replaced)
@@ -233,7 +233,7 @@ def sweep(
     first = next(iter(found.values()))
     candidates = grid(choices) if choices else {}
     for run, one in itertools.product(found.values(), candidates.values()):
-        override_all(run, one)  # a wrong field or value is an error before data are loaded
+        override_all(run, one)  # wrong fields or values are reported before data are loaded
     val_size = val_size or first.val_size
     if candidates and not val_size:
         val_size = max(len(override_all(first, locations).data.load().train) // 10, 1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draw(summary: Summary, folder: Path) -> bool:
-    """Write figure.png and figure.svg; False where matplotlib is missing or nothing is finished."""
+    """Write figure.png and figure.svg; False if matplotlib is missing or nothing is finished."""
     if not any(line.result for line in summary.lines):
         return False
     try:
@@ -77,9 +77,7 @@ def curves_figure(summary: Summary, lines: list[Line]) -> Figure:
 
 @styled
 def costs_figure(summary: Summary, lines: list[Line]) -> Figure:
-    """The curves, and their last points over what else a model costs; a staircase joins the models that no other
-    exceeds in both.
-    """
+    """The curves, and their last points over other costs; a staircase joins the models on the Pareto front."""
     figure = new_figure(9.0, 5.2)
     first, *others, last = figure.subplots(2, 3).flat
     colors = draw_curves(first, summary, lines)
@@ -113,7 +111,7 @@ def inference_rate(line: Line) -> float | None:
 
 
 def costs(summary: Summary) -> dict[str, Callable[[Line], float | None]]:
-    """Titles of the axes, and what they show of a line."""
+    """Axis titles, and functions from a line to the value shown."""
     return {
         "parameters": lambda line: line.parameters,
         "multiply-adds": lambda line: line.macs,
@@ -123,7 +121,7 @@ def costs(summary: Summary) -> dict[str, Callable[[Line], float | None]]:
 
 
 def pareto_front(points: list[tuple[float, float]], more: bool = False) -> list[tuple[float, float]]:
-    """The points that no other exceeds: less x (`more`: more) and more y is better. In the order of x."""
+    """Pareto-optimal points, ordered by x: lower x (with `more`, higher) and higher y are better."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda point: (-point[0] if more else point[0], -point[1])):
         if not front or y > front[-1][1]:

@@ -2,8 +2,8 @@
 
 A record is the record of the run (`run.json`, see `allmlp.training`) with the study's `row`, `recipe`, `overrides`,
 `seed`, `purpose` ("tune" or "final") and `candidate`; `wall` is the duration of the process in seconds, `jobs` how many
-ran side by side. A failed run has `failed`, the reason, in place of `result`. Where data are stored is not part of it.
-`inference` is what `allmlp bench` has measured of the model afterwards, if the study says so.
+ran side by side. A failed run has `failed`, the reason, in place of `result`. The location of data is not part of it.
+`inference` is the measurement of the model by `allmlp bench`, if the study asks for it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Record = dict[str, Any]
 
 
 class Matched(NamedTuple):
-    """The records of today's definition of a study by `Trial.key`, and why others are stale."""
+    """Records that match the current definition of a study, by `Trial.key`, and the reasons why others are stale."""
 
     records: dict[tuple[str, str, str, int], Record]
     stale: list[str]
 
 
 def read(file: Path) -> list[Record]:
-    """The records of a file, none where there is no file."""
+    """Records of a file; empty if it does not exist."""
     return read_json_lines(file) if file.exists() else []
 
 
 def append(file: Path, record: Record) -> None:
-    """Add one line, and return when it is on disk."""
+    """Append one line, and return when it is on disk."""
     try:
         with open(file, "ab+") as target:
             cut_short = target.tell() and not file.read_bytes().endswith(b"\n")
@@ -65,7 +65,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def match(records: list[Record], trials: list[Trial]) -> Matched:
-    """The last record of each trial whose configuration is today's; records of other trials are not looked at."""
+    """The last record of each trial with the current configuration; records of other trials are ignored."""
     wanted = {trial.key: trial for trial in trials}
     kept: dict[tuple[str, str, str, int], Record] = {}
     stale: dict[tuple[str, str, str, int], str] = {}
@@ -83,7 +83,7 @@ def match(records: list[Record], trials: list[Trial]) -> Matched:
 
 
 def changed_fields(record: Record, trial: Trial) -> list[str]:
-    """The fields in which the recorded run differs from what would run today; new fields had their default values."""
+    """Fields in which the recorded run differs from the current one; fields added since then have default values."""
     if record.get("recipe") != trial.recipe:
         return ["recipe"]
     try:
@@ -94,7 +94,7 @@ def changed_fields(record: Record, trial: Trial) -> list[str]:
 
 
 def make(study: str, trial: Trial, jobs: int, wall: float, found: Record) -> Record:
-    """The line of a run: `found` is its own record, with `failed` where it has failed."""
+    """Make the record of a run: `found` is its run.json, with `failed` if it has failed."""
     sets = [word for field, value in trial.overrides.items() for word in ("--set", f"{field}={value}")]
     return {
         "study": study,

@@ -1,4 +1,4 @@
-"""Runs what is left of a study: every run in a process of its own, in portions of some minutes."""
+"""Runs the remaining trials of a study, each in its own process, in portions of some minutes."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from allmlp.study.records import Record
 START_UP = 60.0
 """Seconds from the start of a process to the first step, assumed before any was measured."""
 GRACE = 30.0
-"""Seconds after which a run that is longer than was expected is stopped at the end of a portion."""
+"""Seconds that a run may exceed the end of a portion before it is stopped."""
 LAST = 5
-"""Start-up times that count, the latest ones."""
+"""Number of latest start-up times considered."""
 MEASURING = 60.0
 """Seconds for measuring an inference rate."""
 BENCH = ("--backends", "ours-compiled,ours-fast")
 """Options of `allmlp bench`; the faster backend counts as a model's inference rate."""
 LAST_LINES = 20
-"""Lines of its output that are kept of a failed run."""
+"""Lines of output kept for a failed run."""
 
 
 @dataclass
 class Progress:
-    """Where a study stands: what its records say, what is left, and which candidate each row has chosen."""
+    """State of a study: its records, remaining trials, and the candidate chosen for each row."""
 
     study: Study
     records: list[Record]
@@ -51,9 +51,9 @@ class Progress:
     """Row -> candidate, for rows whose tuning is complete."""
     done: dict[tuple[str, str, str, int], Record] = field(default_factory=dict)
     ready: list[Trial] = field(default_factory=list)
-    """What can run now, in the order of the rows."""
+    """Trials that can run now, in the order of the rows."""
     later: list[Trial] = field(default_factory=list)
-    """What waits for tuning, or for the model of another row; of candidates not chosen yet the first."""
+    """Trials that wait for tuning, or for the model of another row; with the first candidate if none is chosen yet."""
     stale: list[str] = field(default_factory=list)
     hopeless: dict[str, str] = field(default_factory=dict)
     """Rows that cannot be finished, and why."""
@@ -76,7 +76,7 @@ def scores(record: Record) -> dict[str, float]:
 
 
 def metric_name(study: Study, record: Record) -> str:
-    """The metric that counts: the first one of the evaluation, unless the study names another."""
+    """The decisive metric: the first one of the evaluation, unless the study names another."""
     return study.metric_of(record["row"]) or next(iter(scores(record)))
 
 
@@ -85,7 +85,7 @@ def is_better(metric: str, value: float, than: float) -> bool:
 
 
 def progress(study: Study, found: list[Record], models: Path | None = None) -> Progress:
-    """Compare the records with the study. A recorded run whose model is needed and is not in `models` is due again."""
+    """Compare the records with the study. A recorded run whose model is needed but not in `models` must run again."""
     now = Progress(study, found)
     for row in study.rows:
         tuning = list(study.tuning_trials(row))
@@ -115,7 +115,7 @@ def look_up(now: Progress, trials: list[Trial]) -> None:
 
 
 def choose(now: Progress, row: str, tuning: list[Trial]) -> str | None:
-    """The candidate with the best mean over its seeds; one of which a run has failed is not chosen."""
+    """The candidate with the best mean over its seeds; candidates with a failed run are excluded."""
     if not tuning:
         return next(iter(now.study.candidates(row)))
     found: dict[str, list[Record]] = {}
@@ -134,9 +134,9 @@ def choose(now: Progress, row: str, tuning: list[Trial]) -> str | None:
 
 
 def wait_for_parents(now: Progress, models: Path | None) -> None:
-    """Move runs that need the model of another row behind that row, which runs again if its model is gone."""
+    """Move runs that need the model of another row behind that row, which runs again if its model is missing."""
     queue, again, waiting = {trial.key: trial for trial in now.ready}, list[Trial](), list[Trial]()
-    for trial in (pending := list(queue.values())):  # grows: a model that is gone may itself need another
+    for trial in (pending := list(queue.values())):  # grows: a missing model may itself need another
         missing = [(row, seed) for row, seed in trial.parents if model_folder(models, row, seed) is None]
         waiting += [trial] if missing else []
         for row, seed in missing:
@@ -168,10 +168,10 @@ def model_folder(models: Path | None, row: str, seed: int) -> Path | None:
 
 
 def expected_seconds(trial: Trial, found: list[Record]) -> float | None:
-    """Duration of a run with its start-up: from its budget, or from recorded runs; None where nothing is known.
+    """Duration of a run with its start-up: from its budget, or from recorded runs; None if unknown.
 
-    The last run of the row counts, else the slowest of its recipe, else the slowest of all. Of the latest start-ups the
-    longest does not count if there are others: it may be the one that has tokenized a corpus or filled a cache.
+    Based on the last run of the row, else the slowest of its recipe, else the slowest of all. The longest of the latest
+    start-ups is ignored if there are others: it may have tokenized a corpus or filled a cache.
     """
     finished = [record for record in found if "result" in record]
     start_ups = sorted(record["wall"] - record["result"]["seconds"] for record in finished[-LAST:])
@@ -187,14 +187,14 @@ def expected_seconds(trial: Trial, found: list[Record]) -> float | None:
 
 
 def seconds_per_unit(record: Record, trial: Trial) -> float | None:
-    """Of an epoch or step, whichever limits `trial`."""
+    """Seconds per epoch or step, whichever limits `trial`."""
     budget, result = trial.run.budget, record["result"]
     amount = result["epochs"] if budget.epochs is not None else result["steps"]
     return result["seconds"] / amount if amount else None
 
 
 def portions(durations: list[float], portion: float, jobs: int) -> int:
-    """How many portions these runs take, each started where it fits, the longest first."""
+    """Number of portions for these runs, each started where it fits, the longest first."""
     left, count = sorted(durations, reverse=True), 0
     while left:
         count += 1
@@ -212,7 +212,7 @@ def portions(durations: list[float], portion: float, jobs: int) -> int:
 
 @dataclass
 class Process:
-    """A run under way."""
+    """A running trial."""
 
     trial: Trial
     folder: Path
@@ -226,7 +226,7 @@ class Process:
 
     @property
     def lines(self) -> list[str]:
-        """What the run has printed."""
+        """Output of the run so far."""
         text = self.log.read_text(encoding="utf8", errors="replace")
         return [line.rstrip() for line in text.splitlines() if line.strip()]
 
@@ -235,25 +235,25 @@ class Process:
         return (self.lines or [""])[-1].strip()
 
     def clear(self) -> None:
-        """Only records are kept."""
+        """Remove log and folder; only records are kept."""
         self.log.unlink(missing_ok=True)
         shutil.rmtree(self.log.with_suffix(""), ignore_errors=True)
 
 
 @dataclass
 class Runner:
-    """Works through a study for one portion; `say` prints a line."""
+    """Runs the trials of a study for one portion; `say` prints a line."""
 
     study: Study
     out: Path
     locations: Overrides
-    """Overrides that say where data are on this machine; not part of the records."""
+    """Overrides for the location of data on this machine; not part of the records."""
     device: str | None = None
     jobs: int = 1
     minutes: float | None = None
     retry_failed: bool = False
     rows: tuple[str, ...] = ()
-    """Patterns of the rows to run, with the rows that these start from or are tuned like; none: all."""
+    """Patterns of the rows to run, together with the rows that these start from or are tuned like; all if empty."""
     keep_models: bool = False
     """Keep the model of every final run."""
     say: Callable[[str], None] = print
@@ -278,11 +278,11 @@ class Runner:
         return progress(self.study, found, self.out / "models")
 
     def left(self) -> float:
-        """Seconds of the portion that are left."""
+        """Seconds left in the portion."""
         return float("inf") if self.minutes is None else 60 * self.minutes - (time.monotonic() - self.began)
 
     def run(self) -> Progress:
-        """Start what fits until nothing does. Interrupted runs leave no record."""
+        """Start trials until none fits into the portion. Interrupted runs leave no record."""
         with terminations():
             try:
                 while True:
@@ -295,14 +295,14 @@ class Runner:
                 for active in self.active:
                     self.stop(active)
                     active.clear()
-                if self.minutes != 0:  # to look at the tables takes no lock: the runs may be those of another process
+                if self.minutes != 0:  # viewing the tables takes no lock: the runs may belong to another process
                     shutil.rmtree(self.out / "runs", ignore_errors=True)
         if self.unstarted and not self.ended:
             raise UserError("; ".join(f"{row}: {reason}" for row, reason in self.unstarted.items()))
         return now
 
     def start_what_fits(self, now: Progress) -> None:
-        """In the order of the rows; in a portion the longest first, so that short ones fill what is left of it."""
+        """Start trials in the order of the rows; in a portion the longest first, so that short ones fill the rest."""
         busy = {active.trial.key for active in self.active}
         free = [one for one in now.ready if one.key not in busy and one.row in self.wanted - self.unstarted.keys()]
         expected = {trial.key: self.expected_seconds(trial, now) for trial in free}
@@ -312,7 +312,7 @@ class Runner:
             if len(self.active) == self.jobs:
                 return
             duration = expected[trial.key]
-            # Of a run that nothing is known about, half a portion is a chance.
+            # A run of unknown duration is started if half a portion is left.
             fits = self.left() >= (30 * (self.minutes or 0) if duration is None else duration)
             if fits and self.left() > 0:
                 about = "" if duration is None else f", about {format_duration(duration)}"
@@ -324,7 +324,7 @@ class Runner:
         return duration if duration is None else duration + MEASURING * self.is_measured(trial)
 
     def is_measured(self, trial: Trial) -> bool:
-        """Whether the inference rate will be measured after this run: it is not known yet."""
+        """Whether the inference rate will be measured after this run, because it is not known yet."""
         if not self.study.inference_batch or trial.purpose != "final":
             return False
         model, found = to_dict(trial.run.model), records.read(self.out / records.FILE)
@@ -363,7 +363,7 @@ class Runner:
         return [*words, *BENCH, "--out", str(folder / "bench")]
 
     def wait(self) -> None:
-        """Until a run ends, or the portion does."""
+        """Wait until a run or the portion ends."""
         while True:
             for active in list(self.active):
                 if active.process.poll() is not None:
@@ -387,13 +387,13 @@ class Runner:
             record = records.make(self.study.name, trial, self.jobs, active.seconds, found)
             try:
                 record |= self.measure_inference(active) if self.is_measured(trial) else {}
-            finally:  # an interruption while inference is measured loses that alone
+            finally:  # an interruption while measuring inference loses only that
                 self.complete(active, record)
         elif (active.folder / METRICS).exists() and code != 130:
             reason = active.last_line.removeprefix("error: ") or f"ended with code {code}"
             self.fail(active, found, f"ended by signal {-code}" if code < 0 else reason)
         else:
-            # Nothing was trained: a fault of the set-up, not of this configuration.
+            # Nothing was trained: the setup is at fault, not this configuration.
             self.ended -= 1
             self.unstarted[trial.row] = active.last_line.removeprefix("error: ") or f"ended with code {code}"
             self.say(f"{trial.label}: did not start: {self.unstarted[trial.row]}")
@@ -409,13 +409,13 @@ class Runner:
             records.append(self.out / records.FILE, record)
 
     def measure_inference(self, active: Process) -> Record:
-        """How fast the model of a finished run is, measured once for every model, here and now: the device is free."""
+        """Inference rate of a finished run's model, measured once per model, now that the device is free."""
         trial, batch = active.trial, self.study.inference_batch or 1
         with open(active.log, "ab") as log:
             bench = subprocess.Popen(self.bench_command(active.folder, batch), stdout=log, stderr=subprocess.STDOUT)
             try:
                 bench.wait()
-            except KeyboardInterrupt:  # of the study alone, if it is terminated
+            except KeyboardInterrupt:  # sent to the study alone, if it is terminated
                 bench.kill()
                 bench.wait()
                 raise
@@ -438,7 +438,7 @@ class Runner:
         )
 
     def keep(self, active: Process) -> None:
-        """Keep the model where another row starts from it, or models are wanted."""
+        """Keep the model if another row starts from it, or with `keep_models`."""
         trial = active.trial
         if trial.purpose == "final" and (self.keep_models or (trial.row, trial.seed) in self.study.parents):
             target = self.out / "models" / f"{trial.row}-{trial.seed}"
@@ -448,7 +448,7 @@ class Runner:
             shutil.rmtree(target / CHECKPOINTS, ignore_errors=True)
 
     def give_up(self, active: Process) -> None:
-        """Stop a run at the end of a portion; one that had the whole portion will never fit and has failed."""
+        """Stop a run at the end of a portion; one that had the whole portion will never fit and counts as failed."""
         self.stop(active)
         if active.seconds > 0.9 * 60 * (self.minutes or 0):
             self.fail(active, {}, f"takes longer than a portion of {self.minutes:g} minutes")

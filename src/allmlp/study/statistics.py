@@ -12,7 +12,7 @@ T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 
 
 
 class Interval(NamedTuple):
-    """A mean and half the width of its 95 % confidence interval; None where there is one value only."""
+    """A mean and half the width of its 95 % confidence interval; None for a single value."""
 
     mean: float
     half: float | None
@@ -36,8 +36,8 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def seconds_to(target: float, points: Iterable[tuple[float, float]]) -> float | None:
-    """When (seconds, value) first reach the target: between two points by the logarithm of the seconds, at the first
-    point if it is there already, None if they never do.
+    """Time at which (seconds, value) first reach the target, interpolated in the logarithm of the seconds; the first
+    time if it is already reached there, None if it never is.
     """
     before: tuple[float, float] | None = None
     for seconds, value in sorted(points):
@@ -51,6 +51,6 @@ def seconds_to(target: float, points: Iterable[tuple[float, float]]) -> float | 
 
 
 def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Interval | None:
-    """The mean difference over the seeds that both have; None where they share none."""
+    """Mean difference over common seeds; None if there are none."""
     shared = [values[seed] - reference[seed] for seed in values if seed in reference]
     return interval(shared) if shared else None

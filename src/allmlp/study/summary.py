@@ -18,17 +18,17 @@ from allmlp.study.statistics import Interval, interval, paired_difference, secon
 
 
 class Line(NamedTuple):
-    """A row of the final table. Values are in the unit of the table: percent, or as they are."""
+    """A row of the final table. Values are in the unit of the table: percent, or unscaled."""
 
     row: str
     candidate: str
     metric: str
-    """With its unit."""
+    """Metric with its unit."""
     values: dict[int, float]
-    """By seed."""
+    """Values by seed."""
     result: Interval | None
     difference: Interval | None
-    """To the reference row, over equal seeds."""
+    """Difference to the reference row, over equal seeds."""
     others: dict[str, Interval]
     """The further metrics that the study reports."""
     floor: float | None
@@ -44,7 +44,7 @@ class Line(NamedTuple):
     memory: int | None = None
     """Largest GPU memory of a training run, bytes."""
     rate: float | None = None
-    """Of inference, per second."""
+    """Inference rate per second."""
 
 
 class TuningLine(NamedTuple):
@@ -65,7 +65,7 @@ class Summary(NamedTuple):
     reached: dict[str, Interval | None]
     """Curve -> seconds of training to the target; None where no seed has reached it."""
     unit: str
-    """What the inference rates count."""
+    """Unit of the inference rates."""
 
 
 def summarize(now: Progress) -> Summary:
@@ -124,7 +124,7 @@ def model_key(record: Record) -> str:
 
 
 def seconds_to_target(now: Progress, finals: dict[str, list[Record]]) -> dict[str, Interval | None]:
-    """Of every curve, over the evaluations of its final runs, seed by seed."""
+    """Seconds until each curve reaches the target, from the evaluations of its final runs, seed by seed."""
     target, points = now.study.target or 0.0, dict[str, dict[int, list[tuple[float, float]]]]()
     for row, found in finals.items():
         curve, _ = now.study.rows[row].curve or ("", 0)
@@ -132,7 +132,7 @@ def seconds_to_target(now: Progress, finals: dict[str, list[Record]]) -> dict[st
             metric, result = now.metric(row), record["result"]
             last = {"seconds": result["seconds"], metric: now.value(record)}
             seen = [one for one in result.get("evaluations", ()) if metric in one] or [last]
-            # A metric of which less is better rises to its target with the sign changed.
+            # If lower is better, the sign is changed, so that the metric rises to its target.
             sign = -1.0 if metric.endswith(MINIMIZED) else 1.0
             pairs = [(one["seconds"], sign * (scale(metric) * one[metric] - target)) for one in seen]
             points.setdefault(curve, {}).setdefault(record["seed"], []).extend(pairs)
@@ -151,7 +151,7 @@ def other_metrics(names: Iterable[str], finished: list[Record]) -> dict[str, Int
 
 
 def at_the_edge(now: Progress) -> list[str]:
-    """Fields of which the smallest or largest of three or more values was chosen: a better one may lie beyond."""
+    """Fields for which the smallest or largest of at least three values was chosen: a better one may lie beyond."""
     found = []
     for row, candidate in now.chosen.items():
         settings = now.study.candidates(row)
@@ -266,7 +266,7 @@ def show_target(summary: Summary) -> str:
 
 
 def metric_title(lines: Sequence[Line | TuningLine]) -> tuple[str, bool]:
-    """The heading of the results, and whether rows have different metrics."""
+    """Heading of the results, and whether rows have different metrics."""
     metrics = {line.metric for line in lines if line.metric}
     return (metrics.pop(), False) if len(metrics) == 1 else ("result", bool(metrics))
 

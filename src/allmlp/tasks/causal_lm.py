@@ -66,14 +66,14 @@ class CausalLMModule(TaskModule):
         return self.predicted(inputs[0]).sum()
 
     def predicted(self, ids: Tensor) -> Tensor:
-        """Whether the token after each but the last is to be predicted, b s-1."""
+        """Whether the next token is to be predicted, for every token but the last, b s-1."""
         tokenizer = self.dataset.tokenizer
         return ~(tokenizer.padding(ids) | tokenizer.starts(ids))[:, 1:]
 
     def token_losses(self, model: Model, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-entropy, correctness, and whether the next token is real, b s-1 each.
 
-        Padding is on the right, where causal models do not look, so no mask is needed. The first token of the next
+        Padding is on the right, which a causal model does not see, so no mask is needed. The first token of the next
         document is not predicted.
         """
         inputs, labels, real = ids[:, :-1], ids[:, 1:], self.predicted(ids).float()
@@ -106,10 +106,10 @@ def generate(
     top_p: float | None = None,
     seed: int | None = None,
 ) -> Iterator[int]:
-    """The tokens that follow the prompt as they are generated, until [SEP] or the model's sequence length.
+    """Generate the tokens after the prompt, one by one, until [SEP] or the model's sequence length.
 
-    temperature=0 is greedy; `top_k` samples from the k most probable tokens only, `top_p` from the fewest whose
-    probabilities, at this temperature, sum to it. Errors are raised by the call, before the first token is asked for.
+    temperature=0 is greedy; `top_k` samples from the k most probable tokens only, `top_p` from the smallest set whose
+    probabilities, at this temperature, sum to it. Errors are raised by the call itself, not by the first iteration.
     """
     if temperature and not LOWEST <= temperature <= HIGHEST:
         raise UserError(f"temperature must be 0, for the most probable token, or between {LOWEST} and {HIGHEST:g}")
@@ -155,7 +155,7 @@ def sample(
 
 
 def truncate(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Zero but for the most probable; not normalized again."""
+    """Set all but the most probable tokens to zero, without renormalizing."""
     if top_k is not None and top_k < len(probabilities):
         probabilities = torch.where(probabilities >= probabilities.topk(top_k).values[-1], probabilities, 0)
     if top_p is not None:
@@ -167,7 +167,7 @@ def truncate(probabilities: Tensor, top_k: int | None, top_p: float | None) -> T
 
 
 def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """The text of tokens as they come, in whole words: a word, or one character, may consist of several tokens."""
+    """Decode tokens as they arrive, in whole words: a word, or a single character, may consist of several tokens."""
     seen: list[int] = []
     shown = 0
     for token in ids:

@@ -35,7 +35,7 @@ class Classify(Task):
     mix_until: Rate = 1.0
     """The fraction of the run after which images are no longer mixed."""
     class_balance: Rate = 0.0
-    """0 weighs examples alike, 1 classes alike."""
+    """0 gives all examples the same weight, 1 all classes."""
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         return model.configure(num_classes=len(dataset.class_names))
@@ -63,7 +63,7 @@ class ClassifyModule(TaskModule):
         uniforms = context.uniform(len(images), self.spec.augment.num_uniforms())
         mix_uniforms = context.uniform(len(images), self.spec.mix.num_uniforms() if self.spec.mix else 0)
         if context.progress >= self.spec.mix_until:
-            # A value instead of another branch, so that a recorded step serves both; the first uniform decides.
+            # The first uniform decides on mixing; set it instead of branching, so that one CUDA graph serves both.
             mix_uniforms[:, :1] = 1.0
         return images, labels, uniforms, mix_uniforms
 
@@ -90,7 +90,7 @@ class ClassifyModule(TaskModule):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, loss: str, weights: Tensor | None = None) -> Tensor:
-    """The mean over the examples; `weights`, b, multiply the loss of each."""
+    """Mean cross-entropy over the examples; `weights`, b, multiply the loss of each."""
     logits = logits.float()
     if weights is not None:
         entropy = F.binary_cross_entropy_with_logits if loss == "sigmoid" else F.cross_entropy
@@ -115,7 +115,7 @@ def balanced_weights(dataset: Dataset, num_classes: int, balance: float) -> Tens
 
 
 def majority_accuracy(train: Tensor, evaluated: Tensor) -> float:
-    """Accuracy of always predicting the most frequent training label; labels below zero are none."""
+    """Accuracy of always predicting the most frequent training label; negative labels are ignored."""
     return (evaluated == train[train >= 0].bincount().argmax()).double().mean().item()
 
 

@@ -27,7 +27,7 @@ class ClassifyAnySize(Classify):
 
         L_s = L(model with W_s = U_s W D_s),   s drawn for every step          (`models.grid.GridResize`)
 
-    Gradients reach W, which therefore learns to be resampled. The model is evaluated at its own size and, without
+    Gradients reach W, which is thus trained to be resampled. The model is evaluated at its own size and, without
     fine-tuning, at all `eval_sizes`: accuracy_SIZE, and worst_accuracy over the sizes from its own up. Without
     `train_sizes` it is trained at its own size only. Sizes are square, in pixels, and multiples of the patch size.
     """
@@ -67,7 +67,7 @@ class ClassifyAnySizeModule(ClassifyModule):
         size = self.train_sizes[mix_seed(Stream.IMAGE_SIZE, batch.step) % len(self.train_sizes)]
         if size in self.forward_at:
             self.forward_at[size].follow_mode()
-        # The size travels as the shape of an empty tensor: compiled and recorded steps are specific to shapes.
+        # The size is passed as the shape of an empty tensor, since compiled and recorded steps depend on shapes.
         return *super().prepare_batch(batch, context), batch.examples.images.new_empty(size, 0)
 
     def compute_loss(self, *inputs: Tensor) -> Losses:

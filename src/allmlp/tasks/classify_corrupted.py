@@ -22,7 +22,7 @@ from allmlp.tasks.task import TaskModule
 
 
 class ClassifyCorrupted(Classify):
-    """Trained as `Classify`; the evaluation adds accuracy_KIND for every corruption, the mean over `severities`, and
+    """Like `Classify`; evaluation also reports accuracy_KIND for every corruption, averaged over `severities`, and
     corrupted_accuracy, the mean over the corruptions (`data.corruptions`).
     """
 
@@ -55,7 +55,7 @@ class ClassifyCorruptedModule(ClassifyModule):
             plain = evaluate_classifier(model, self.normalize, [LabeledImages(images, labels)], self.keep)
             for name, found in plain.items():
                 add(name, found)
-            # As `eval_batches` deals them out: noise is a function of the image, not of batches and processes.
+            # Indices as in `eval_batches`, so that noise depends on the image, not on batches and processes.
             indices = range(index, index + size * len(images), size)
             for kind in spec.corruptions:
                 for severity in spec.severities:

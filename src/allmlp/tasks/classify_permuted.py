@@ -1,4 +1,4 @@
-"""Image classification with the pixels in another order, the same for all images."""
+"""Image classification with permuted pixels; the permutation is the same for all images."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from allmlp.tasks.task import Normalize, TaskModule
 class ClassifyPermuted(Classify):
     """The model sees permuted pixels, in training (after augmentation) and in evaluation.
 
-        patches:  patches are permuted, and the pixels of every patch alike
+        patches:  patches are permuted, and the pixels of every patch in the same way
         global:   all pixels are permuted
 
-    Source: MLP-Mixer, section 3.4. With patches of the model's size the first is, but for its initialization, the same
-    problem for an MLP over patches, whose weights can be permuted as well; so is the second for a plain MLP.
+    Source: MLP-Mixer, section 3.4. With patches of the model's size, the first does not change the problem for an MLP
+    over patches, apart from initialization, because its weights can be permuted accordingly; nor does the second for a
+    plain MLP.
     """
 
     permutation: Literal["patches", "global"] = "patches"
@@ -59,7 +60,7 @@ class NormalizePermuted(Normalize):
 
 
 def pixel_order(size: tuple[int, int], patch: tuple[int, int], seed: int) -> Tensor:
-    """For every place of an image the place that its pixel comes from, as numbers of a flattened image."""
+    """Source index of every pixel in the flattened image."""
     generator = torch.Generator().manual_seed(seed)
     (height, width), (rows, columns) = size, patch
     grid = torch.arange(height * width).view(height // rows, rows, width // columns, columns)

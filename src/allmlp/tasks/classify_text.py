@@ -41,7 +41,7 @@ class ClassifyText(Task):
     label_smoothing: Rate = 0.0
     mask_padding: bool = True
     class_balance: Rate = 0.0
-    """0 weighs examples alike, 1 classes alike."""
+    """0 gives all examples the same weight, 1 all classes."""
     tfidf: bool = False
     """Also report the accuracy of TF-IDF with logistic regression; needs scikit-learn."""
 
@@ -119,8 +119,8 @@ def class_logits(model: Model, ids: Tensor, segments: Tensor, mask: Tensor | Non
 def encode_pairs(
     model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]], mask_padding: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Ids and segments of sentence pairs, n s, as wide as the longest one, or as the model where padding is not masked;
-    the second sentence may be empty.
+    """Ids and segments of sentence pairs, n s, padded to the longest one, or to the model's length if padding is not
+    masked; the second sentence may be empty.
     """
     firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
     rows = [join_pair(a, b, tokenizer, model.spec.stem.tokens) for a, b in zip(firsts, seconds)]

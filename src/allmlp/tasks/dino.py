@@ -80,7 +80,7 @@ class DinoModule(TaskModule):
         self.model = create(model.spec if convolutional else model.spec.configure(drop_path=0.0), device=model.device)
         self.head = ProjectionHead(spec, width)
         if convolutional:
-            # Pooled features are trained; the classifier behind them waits for a probe.
+            # Only the pooled features are trained; the classifier is left to a probe.
             model.get_submodule(model.parts()["head"]).requires_grad_(False)
         for teacher, student in self.pairs():
             teacher.load_state_dict(student.state_dict())
@@ -132,7 +132,7 @@ class DinoModule(TaskModule):
 
     @staticmethod
     def features(model: Model, images: Tensor) -> Tensor:
-        """Pooled features: what an encoder without a head returns."""
+        """Pooled features, the output of an encoder without a head."""
         return model(images) if isinstance(model.spec, Encoder) else pooled_features(model, images)
 
     @torch.no_grad()
@@ -143,7 +143,7 @@ class DinoModule(TaskModule):
         if dist.is_initialized():
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
-        # A step that nan=skip leaves out must not spoil the center, from which all later losses are computed.
+        # A step skipped by nan=skip must not change the center, which all later losses depend on.
         self.center.lerp_(torch.where(mean.isfinite(), mean, self.center), 0.1)
         momentum = 1 - (1 - self.spec.momentum) * (1 + math.cos(math.pi * progress)) / 2
         for teacher, student in self.pairs():

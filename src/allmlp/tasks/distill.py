@@ -34,10 +34,9 @@ class Distill(DistillationTask):
 
     z, y are the logits and f, g the pooled features of student and teacher; beta is `feature_weight`, and P a learned
     projection to the teacher's width, which is not saved with the model. `teacher` is a model folder, or timm:NAME or
-    hf:NAME for published weights; of a teacher with more classes, such as one of ImageNet, those with the names of the
-    data's count. Source: DeiT, section 4, with one head instead of two; ResMLP's distilled models.
-    With alpha=1 labels are not used: Beyer et al., Knowledge distillation: A good teacher is patient and consistent,
-    2022.
+    hf:NAME for published weights; if the teacher has more classes, for example ImageNet's, those with the names of the
+    data's classes are used. Source: DeiT, section 4, with one head instead of two; ResMLP's distilled models. With
+    alpha=1 labels are not used: Beyer et al., Knowledge distillation: A good teacher is patient and consistent, 2022.
     """
 
     teacher: str
@@ -66,7 +65,7 @@ class TeacherOutput(NamedTuple):
 
 
 class Teacher:
-    """A frozen model; not a module, so that optimizer and checkpoint do not see it."""
+    """A frozen model; not a module, so that it is not part of optimizer and checkpoint."""
 
     def __init__(self, name: str, dataset: ImageDataset, device: torch.device) -> None:
         self.model, preprocessing = pretrained(name, device=device)
@@ -98,7 +97,7 @@ class Teacher:
 
 
 def class_columns(teacher: str, known: tuple[str, ...], num_classes: int, classes: tuple[str, ...]) -> Tensor | None:
-    """The outputs of a teacher that are the classes of the data, in their order; None: all, as they are."""
+    """Indices of the teacher's outputs for the classes of the data, in order; None if they are the same classes."""
     if num_classes == len(classes):
         if known not in ((), classes):
             raise UserError(f"the teacher {teacher} has other classes than the data, or in another order")

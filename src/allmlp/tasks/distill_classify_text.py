@@ -77,7 +77,7 @@ def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.d
 class DistillClassifyTextModule(ClassifyTextModule):
     def __init__(self, spec: DistillClassifyText, model: Model, dataset: LabeledTextDataset, teacher: Model) -> None:
         super().__init__(spec.classify, model, dataset)
-        # The tuple keeps the teacher from being registered, so that optimizer and checkpoint do not see it.
+        # The tuple prevents registration as a submodule, which would put the teacher into optimizer and checkpoint.
         self.distill, self.teacher = spec, (teacher,)
 
     @property

@@ -67,7 +67,7 @@ class DistillMaskedLM(DistillationTask):
 
 
 class TextTeacher:
-    """A frozen text encoder; not a module, so that optimizer and checkpoint do not see it."""
+    """A frozen text encoder; not a module, so that it is not part of optimizer and checkpoint."""
 
     def __init__(self, name: str, dataset: TextDataset, device: torch.device) -> None:
         path = expand_user(name)
@@ -86,7 +86,7 @@ class TextTeacher:
                 f"set data.seq_len={spec.stem.seq_len} or less"
             )
         self.features_spec = spec.replace(head=None).configure(seq_len=dataset.seq_len)
-        """The part that runs here, for its width and cost."""
+        """Spec of the part that is run, for its width and cost."""
 
     @torch.no_grad()
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:

@@ -21,11 +21,11 @@ from allmlp.tasks.question_answering import QuestionAnswering, QuestionAnswering
 from allmlp.tasks.task import DistillationTask, Losses, TaskModule
 
 PADDING = -1e4
-"""The logit of padding: its probability is 0, its part of the divergence too."""
+"""Logit of padding: its probability is 0, and so is its contribution to the divergence."""
 
 
 class DistillQuestionAnswering(DistillationTask):
-    """The loss of `answer`, mixed with the divergence from a teacher's first and last tokens of the answer.
+    """The loss of `answer`, mixed with the KL divergence from a teacher's distributions of start and end tokens.
 
         L = (1 - alpha) L_answer + alpha T^2 (KL(start' || start) + KL(end' || end)) / 2
 
@@ -66,7 +66,7 @@ def load_teacher(name: str, dataset: SquadDataset, device: torch.device) -> Mode
 class DistillQuestionAnsweringModule(QuestionAnsweringModule):
     def __init__(self, spec: DistillQuestionAnswering, model: Model, dataset: SquadDataset, teacher: Model) -> None:
         super().__init__(spec.answer, model, dataset)
-        # The tuple keeps the teacher from being registered, so that optimizer and checkpoint do not see it.
+        # The tuple prevents registration as a submodule, which would put the teacher into optimizer and checkpoint.
         self.distill, self.teacher = spec, (teacher,)
 
     @property

@@ -1,4 +1,4 @@
-"""Forecasting of time series: points or quantiles, with the naive forecasts that a model has to beat."""
+"""Forecasting of time series: points or quantiles, with naive forecasts as baselines."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 class Forecast(Task):
-    """The error of the next values of each series, in units of its standard deviation; missing values do not count.
+    """Error of the next values of each series, in units of its standard deviation; missing values are ignored.
 
         mse:       L = mean (y - x)^2             mae: mean |y - x|             huber: mean huber(y - x), delta 1
         quantile:  L = mean over q of 2 max(q (x - y_q), (q - 1) (x - y_q))
 
-    With `quantiles` the loss is theirs, whatever `loss` is.
+    With `quantiles` the quantile loss is used, regardless of `loss`.
     """
 
     dataset_type: ClassVar[type[Dataset]] = SeriesDataset
@@ -87,7 +87,7 @@ class ForecastModule(TaskModule):
         return inputs[1].isfinite().sum()
 
     def loss(self, output: Tensor, error: Tensor, target: Tensor, seen: Tensor) -> Tensor:
-        """Summed over all values."""
+        """Loss summed over all values."""
         if self.spec.quantiles:
             return torch.where(seen, quantile_loss(output, target, self.levels), 0).sum()
         if self.spec.loss == "mse":
@@ -102,7 +102,7 @@ class ForecastModule(TaskModule):
         return model(past, past.isfinite()).float()
 
     def point(self, output: Tensor) -> Tensor:
-        """The forecast itself, or the quantile next to the median."""
+        """Point forecast: the forecast itself, or the quantile nearest to the median."""
         return output[..., median(self.spec.quantiles)] if self.spec.quantiles else output
 
     def evaluate(self, model: Model, batches: Iterable[SeriesBatch]) -> Sums:
@@ -131,7 +131,7 @@ def median(quantiles: tuple[float, ...]) -> int:
 
 
 def quantile_loss(output: Tensor, target: Tensor, levels: Tensor) -> Tensor:
-    """Twice the pinball loss, which for the median is the absolute error; the mean over the quantiles, b h v."""
+    """Twice the pinball loss, which equals the absolute error for the median, averaged over the quantiles: b h v."""
     under = target.unsqueeze(-1) - output
     return 2 * torch.maximum(levels * under, (levels - 1) * under).mean(-1)
 
@@ -139,7 +139,7 @@ def quantile_loss(output: Tensor, target: Tensor, levels: Tensor) -> Tensor:
 def errors(
     forecast: Callable[[Tensor, Tensor], Tensor], batches: Iterable[SeriesBatch], seasonal_error: Tensor
 ) -> Sums:
-    """Sums and counts of squared, absolute and scaled errors; the future is passed on for other measures."""
+    """Sums and counts of squared, absolute and scaled errors; `forecast` also gets the future, for other metrics."""
     wide = sum_dtype(seasonal_error.device)
     sums = torch.zeros(5, dtype=wide, device=seasonal_error.device)
     for past, future, series in batches:
@@ -157,7 +157,7 @@ def errors(
 
 
 def last_value(past: Tensor, future: Tensor) -> Tensor:
-    """The last observed value of each column, repeated; 0, the mean, where nothing was observed."""
+    """Last observed value of each column, repeated; 0, the mean, if there is none."""
     steps = torch.arange(past.shape[1], device=past.device)[:, None]
     newest = torch.where(past.isfinite(), steps, -1).amax(1, keepdim=True)  # b 1 v
     last = torch.where(newest < 0, 0, past.gather(1, newest.clamp(min=0)))
@@ -165,7 +165,7 @@ def last_value(past: Tensor, future: Tensor) -> Tensor:
 
 
 def seasonal_naive(dataset: SeriesDataset) -> Callable[[Tensor, Tensor], Tensor]:
-    """The values of the last season, repeated; the last value where the look-back has no season or a gap there."""
+    """Values of the last season, repeated; the last value where the look-back is shorter than a season or has a gap."""
     season = dataset.frequency.season
 
     def forecast(past: Tensor, future: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def word_ids(ids: Tensor, vocab: MaskingVocab) -> Tensor:
 
 
 def is_whole_word(positions: Tensor, selected: Tensor, words: Tensor) -> Tensor:
-    """Whether all pieces of a selected token's word are selected, b m: the fixed number may cut the last word."""
+    """Whether all pieces of a selected token's word are selected, b m: the fixed number may truncate the last word."""
     word = words.gather(1, positions)
     num_selected = torch.zeros_like(words, dtype=torch.float32).scatter_add_(1, word, selected.float())
     num_pieces = torch.zeros_like(words, dtype=torch.float32).scatter_add_(1, words, torch.ones_like(words).float())
@@ -185,7 +185,7 @@ class MaskedLMModule(TaskModule):
         return 6 * (cost.macs - head + head * self.spec.masking.num_positions(self.seq_len) // self.seq_len)
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
-        """The original ids, then a `MaskedBatch`. In the loss, masking would be one more graph to compile."""
+        """The original ids, then a `MaskedBatch`. Masking inside the loss would add another graph to compile."""
         (rows,) = batch.examples
         ids = rows.long()
         uniforms = context.uniform(len(ids), self.spec.masking.num_uniforms(ids.shape[1]))
@@ -260,7 +260,7 @@ def unigram_perplexity(dataset: TextDataset, split: Split) -> float:
 def fill_masks(
     model: Model, tokenizer: Tokenizer, texts: list[str], top_k: int = 5
 ) -> list[list[list[tuple[str, float]]]]:
-    """By text, the most probable tokens for each [MASK] with their probabilities."""
+    """The most probable tokens for each [MASK] of each text, with their probabilities."""
     rows = [[tokenizer.cls_token_id, *ids, tokenizer.sep_token_id] for ids in tokenizer.encode(texts)]
     masks = [[position for position, token in enumerate(row) if token == tokenizer.mask_token_id] for row in rows]
     if not all(masks):

@@ -1,4 +1,4 @@
-"""Masked pretraining of time series: the model restores patches that it does not see."""
+"""Masked pretraining on time series: the model reconstructs masked patches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 
 
 class MaskedPatches(Task):
-    """The mean squared error of hidden patches, in units of the normalized window.
+    """Mean squared error of the masked patches, in units of the normalized window.
 
         L = mean over hidden patches of (head(X) - z)^2
 
-    Of each window `mask_ratio` of the patches are hidden, the same of all columns. Forecast afterwards with
-    `init_from`: the head is new, everything else is kept. Source: PatchTST, PatchTSMixer.
+    A fraction `mask_ratio` of the patches of each window is masked, the same ones in all columns. To forecast, start a
+    run from the result with `init_from`: the head is new, all other weights are kept. Source: PatchTST, PatchTSMixer.
     """
 
     dataset_type: ClassVar[type[Dataset]] = SeriesDataset
@@ -64,7 +64,7 @@ class MaskedPatchesModule(TaskModule):
         return Losses(loss / count.clamp(min=1), {})
 
     def errors(self, model: Model, past: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of squared errors of the hidden values that were observed, and their number."""
+        """Sum of squared errors over the masked values that were observed, and their number."""
         assert isinstance(model, SeriesEncoderModel) and isinstance(model.stem, SeriesPatchesLayer)
         mask = past.isfinite() if self.has_gaps else None
         hidden = uniforms.argsort(1).argsort(1) < self.count  # b s
@@ -76,7 +76,7 @@ class MaskedPatchesModule(TaskModule):
         return torch.where(counted, output - target, 0).square().sum(), counted.sum()
 
     def evaluate(self, model: Model, batches: Iterable[SeriesBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        """The same patches are hidden in every evaluation."""
+        """Evaluate with masks that are the same in every evaluation."""
         generator = torch.Generator(model.device).manual_seed(0)
         sums = torch.zeros(2, dtype=sum_dtype(model.device), device=model.device)
         for past, _, _ in batches:

@@ -83,12 +83,12 @@ def subsample(split: Split, examples: int) -> Split:
 
 
 def pooled_features(model: Model, images: Tensor) -> Tensor:
-    """Features after the model's pool, or their mean over tokens where it has none, b c."""
+    """Pooled features, b c: by the model's pool, or averaged over the tokens if it has none."""
     return pool_features(model, model.forward_features(images))
 
 
 def pool_features(model: Model, features: Tensor) -> Tensor:
-    """From b s c to b c."""
+    """Pool features, from b s c to b c."""
     pool = getattr(model, "pool", None)
     return features.mean(1) if pool is None else pool(features, None)
 
@@ -99,8 +99,8 @@ def normalized_features(model: Model, images: Tensor) -> Tensor:
 
 
 def knn_scores(queries: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int, temperature: float) -> Tensor:
-    """Class scores, b num_classes, in units of that of the nearest, which at a low temperature exceeds float32; queries
-    and bank have norm 1.
+    """Class scores, b num_classes, relative to the weight of the nearest neighbor, to avoid overflow at low
+    temperatures; queries and bank have norm 1.
     """
     nearest = (queries @ bank.T).topk(min(k, len(bank)), dim=1)
     scores = torch.zeros(len(queries), num_classes, device=queries.device)

@@ -72,8 +72,8 @@ class QuestionAnswering(Task):
         return with_mask_padding(dataset.files(), self.mask_padding)
 
     def floors(self, dataset: SquadDataset, split: object) -> dict[str, float]:
-        """The scores of the answers and of the whole sentences of `allmlp.tasks.word_overlap`; of empty answers, if
-        some questions have none.
+        """Scores of the answers and of the whole sentences found by `allmlp.tasks.word_overlap`; also of empty answers
+        if some questions have no answer.
         """
         scores = []
         for question in dataset.test_questions:
@@ -196,7 +196,7 @@ def span_logits(
 
 
 def span_loss(start: Tensor, end: Tensor, first: Tensor, last: Tensor) -> Losses:
-    """Cross-entropy of the first and last tokens, and how often both are right."""
+    """Cross-entropy of the first and last tokens, and the fraction of spans with both correct."""
     correct = (start.argmax(1) == first) & (end.argmax(1) == last)
     loss = (F.cross_entropy(start, first) + F.cross_entropy(end, last)) / 2
     return Losses(loss, {"accuracy": correct.float().mean()})

@@ -1,4 +1,4 @@
-"""Span selection: pretraining for questions on text without any."""
+"""Span selection: pretraining for question answering on plain text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SpanSelection(Task):
 
     The question is a part of the passage of `question_length` tokens, cut out around one occurrence, which becomes
     [MASK]; all other occurrences are answers. Spans are whole words of at most `max_span_length` tokens that neither
-    begin nor end with punctuation, a letter or an English function word; a longer one is chosen with a probability in
-    proportion to its length. Input and head are those of `QuestionAnswering`, which starts from the result. Sources:
+    begin nor end with punctuation, a letter or an English function word; spans are chosen with probability proportional
+    to their length. Input and head are those of `QuestionAnswering`, which can start from the resulting model. Sources:
     Ram et al., Few-Shot Question Answering by Pretraining Span Selection (Splinter), 2021; Glass et al., Span Selection
     Pre-training for Question Answering, 2020.
     """
@@ -56,10 +56,10 @@ class SpanSelection(Task):
         return seq_len + 1
 
     def apply(self, ids: Tensor, uniforms: Tensor, vocab: SpanVocab) -> SpanBatch:
-        """Choose a span of each row, b s, and make a question of it. A pure function."""
+        """Choose a span in each row, b s, and turn it into a question. A pure function."""
         score, place = uniforms[:, :-1], uniforms[:, -1:]
         lengths = self.recurring_spans(ids, vocab)
-        # The largest u^(1 / length) is that of a span with a probability in proportion to its length.
+        # The argmax of u^(1 / length) selects a span with probability proportional to its length.
         weighted = torch.where(lengths > 0, score.clamp(min=1e-9).log() / lengths, -torch.inf)
         found = (lengths > 0).any(1, keepdim=True)
         first = torch.where(found, weighted.argmax(1, keepdim=True), 1)  # b 1
@@ -67,7 +67,7 @@ class SpanSelection(Task):
         return self.make_question(ids, first, length, place, found, vocab)
 
     def recurring_spans(self, ids: Tensor, vocab: SpanVocab) -> Tensor:
-        """The length of the longest span that begins at a token and occurs again outside of its question, b s, or 0."""
+        """Length of the longest span that starts at each token and recurs outside of its question, else 0: b s."""
         seq_len = ids.shape[1]
         content, words = vocab.content[ids], ~vocab.continuation[ids]
         last = content & F.pad(words[:, 1:], (0, 1), value=True)  # of a word
@@ -88,8 +88,8 @@ class SpanSelection(Task):
     def make_question(
         self, ids: Tensor, first: Tensor, length: Tensor, place: Tensor, found: Tensor, vocab: SpanVocab
     ) -> SpanBatch:
-        """The span of `length` tokens from `first` on becomes [MASK] in a question, all b 1; `place` in [0, 1) says
-        where in the question. A row without a span, not `found`, has weight 0.
+        """Make a question around the span of `length` tokens at `first`, replaced by [MASK]; `place` in [0, 1) is its
+        relative position in the question. All are b 1. Rows without a span, not `found`, have weight 0.
         """
         seq_len = ids.shape[1]
         last = (ids != vocab.pad_token_id).sum(1, keepdim=True) - 1  # [SEP]
@@ -98,7 +98,7 @@ class SpanSelection(Task):
         end = torch.minimum(torch.maximum(begin + self.question_length, first + length), last)
         cut, kept = end - begin, end - begin - length + 1
         position = torch.arange(seq_len, device=ids.device).expand_as(ids)
-        asked, read = position - 1, position - kept - 2  # number of the token in question and passage
+        asked, read = position - 1, position - kept - 2  # index of the token in question and passage
         question = begin + asked + torch.where(asked > first - begin, length - 1, 0)
         passage = 1 + read + torch.where(1 + read < begin, 0, cut)
         in_question, in_passage = (asked >= 0) & (asked < kept), (read >= 0) & (passage < seq_len)
@@ -185,7 +185,7 @@ class SpanSelectionModule(TaskModule):
         return loss, correct.float()
 
     def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        """The spans depend on the rows alone: they are the same for every model and batch size."""
+        """Evaluate on spans that depend on the rows alone, so they are the same for every model and batch size."""
         sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
         for (rows,) in batches:
             ids = rows.long()

@@ -1,4 +1,4 @@
-"""What a task defines: `build`; `prepare_batch`, `compute_loss` and `after_step`, called once a step; `evaluate`."""
+"""The task interface: `build`; `prepare_batch`, `compute_loss` and `after_step`, called once per step; `evaluate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Losses(NamedTuple):
 
 
 class StepContext(NamedTuple):
-    """How far the run has come (0 to 1), and the random numbers of the step."""
+    """Progress of the run (0 to 1), and the random numbers of the step."""
 
     progress: float
     generator: torch.Generator
@@ -32,7 +32,7 @@ class StepContext(NamedTuple):
     world_size: int = 1
 
     def uniform(self, examples: int, numbers: int) -> Tensor:
-        """Uniforms for the examples of this process, b n: those that a single process would draw for them."""
+        """Uniforms for the examples of this process, b n: the same as if one process drew them for all examples."""
         size = (examples * self.world_size, numbers)
         return torch.rand(size, generator=self.generator, device=self.generator.device)[self.rank :: self.world_size]
 
@@ -55,7 +55,7 @@ class Task(Spec, abstract=True):
         raise NotImplementedError
 
     def build_evaluator(self, model: Model, dataset: Any) -> TaskModule:
-        """The module that evaluates a finished model, without what only training needs."""
+        """The module that evaluates a finished model, without the parts needed only for training."""
         return self.build(model, dataset)
 
     def files(self, dataset: Dataset) -> dict[str, str]:
@@ -63,12 +63,12 @@ class Task(Spec, abstract=True):
         return dataset.files()
 
     def floors(self, dataset: Any, split: Any) -> dict[str, float]:
-        """What is reached on `split` without a model, for example by always predicting the most frequent class."""
+        """Metrics of trivial baselines on `split`, for example of always predicting the most frequent class."""
         return {}
 
 
 class DistillationTask(Task, abstract=True):
-    """A task that adds the loss of a teacher to that of another task, whose model and evaluation it has."""
+    """A task that adds a teacher's loss to another task, and uses its model and evaluation."""
 
     @property
     def student_task(self) -> Task:
@@ -95,7 +95,7 @@ class TaskModule(nn.Module):
     keeps_outputs: ClassVar[bool] = False
     """Whether `evaluate` calls `keep`, so that metrics can be computed from logits and labels."""
     kept: list[tuple[Tensor, Tensor, Tensor]] | None = None
-    """Logits, labels and split numbers of the batches evaluated so far; None if nobody asks for them."""
+    """Logits, labels and split numbers of the batches evaluated so far; None if they are not collected."""
     split_names: tuple[str, ...] = ("",)
     """Names of the test sets, if there are several."""
 
@@ -111,7 +111,7 @@ class TaskModule(nn.Module):
         raise NotImplementedError
 
     def loss_weight(self, *inputs: Tensor) -> int | Tensor:
-        """What the loss of these inputs is the mean over: the number of examples, or of tokens as a tensor."""
+        """Number of terms that the loss of these inputs is averaged over: examples, or tokens (as a tensor)."""
         return len(inputs[0])
 
     @property
@@ -126,7 +126,7 @@ class TaskModule(nn.Module):
 
     @property
     def unit(self) -> tuple[str, int]:
-        """The unit of throughput, and how many of them an example has."""
+        """Unit of throughput, and the number of units per example."""
         return "images", 1
 
     def after_step(self, progress: float) -> None:

@@ -17,8 +17,8 @@ from allmlp.errors import require
 def tfidf_correct(dataset: LabeledTextDataset, split: InMemory) -> Tensor:
     """Whether the baseline, fitted on the training split, classifies each example of `split` correctly: bool, n.
 
-    Words and pairs of words, with logarithmic counts; the two texts of a pair have features of their own. It reads what
-    the model reads: texts are truncated to its length.
+    Features are words and word pairs with logarithmic counts, separate for the two texts of a pair. Like the model, the
+    baseline reads texts truncated to the model's length.
     """
     text = require("sklearn.feature_extraction.text", "train")
     linear = require("sklearn.linear_model", "train")
@@ -40,7 +40,7 @@ def tfidf_correct(dataset: LabeledTextDataset, split: InMemory) -> Tensor:
 
 
 def read_texts(batch: LabeledTextBatch, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    """The first and the second text of each example; the second is empty where there is none."""
+    """First and second text of each example; the second is empty if there is none."""
     segments = batch.segments.cpu().bool()
     ids = batch.ids.cpu()
     sides = (ids.masked_fill(hidden, tokenizer.pad_token_id).tolist() for hidden in (segments, ~segments))

@@ -33,11 +33,11 @@ class Translation(Task):
 
         L = - mean over t of sum_k q_k log softmax(logits[t])_k,   q = (1 - e) onehot(y[t + 1]) + e / V
 
-    Evaluation decodes by beam search (`num_beams`, `length_penalty`) and reports sacrebleu's BLEU and chrF; of several
-    test files bleu is that of the first, and NAME_bleu that of another one. During training only the first `eval_pairs`
-    test pairs are decoded, all if None. `word_dropout` is the fraction of source and target input tokens replaced by
-    [MASK] in training, a regularizer for small data. Sources: Vaswani et al., 2017 (smoothing, beam search); Wu et al.,
-    2016 (length penalty); Sennrich et al., 2016 (word dropout).
+    Evaluation decodes by beam search (`num_beams`, `length_penalty`) and reports sacrebleu's BLEU and chrF; with
+    several test files, bleu is that of the first and NAME_bleu that of each other one. During training only the first
+    `eval_pairs` test pairs are decoded, all if None. `word_dropout` is the fraction of source and target input tokens
+    replaced by [MASK] in training, a regularizer for small data. Sources: Vaswani et al., 2017 (smoothing, beam
+    search); Wu et al., 2016 (length penalty); Sennrich et al., 2016 (word dropout).
     """
 
     dataset_type: ClassVar[type[Dataset]] = TranslationDataset
@@ -59,7 +59,7 @@ class Translation(Task):
         return self.replace(eval_pairs=None).build(model, dataset)
 
     def floors(self, dataset: TranslationDataset, split: InMemory) -> dict[str, float]:
-        """BLEU of the source sentences as they are: names and numbers are the same in both languages."""
+        """BLEU of the untranslated source sentences: names and numbers are the same in both languages."""
         source, _, reference = split.examples
         copies = [dataset.tokenizer.decode(row) for row in source.tolist()]
         metrics = TranslationMetrics()
@@ -113,7 +113,7 @@ class TranslationModule(TaskModule):
         return self.predicted(inputs[1]).sum()
 
     def predicted(self, target: Tensor) -> Tensor:
-        """Whether the token after each but the last is to be predicted, b t-1."""
+        """Whether the next token is to be predicted, for every token but the last, b t-1."""
         return ~self.tokenizer.padding(target)[:, 1:]
 
     def token_losses(
@@ -121,8 +121,8 @@ class TranslationModule(TaskModule):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-entropy, correctness, and whether the next token is real, b t-1 each.
 
-        `target_input` is the target as the decoder reads it, perhaps with words dropped. Padding is on its right, where
-        the decoder does not look.
+        `target_input` is the decoder's input, possibly with words dropped. It is padded on the right, which the decoder
+        does not see.
         """
         logits = model(source, target_input[:, :-1], ~self.tokenizer.padding(source)).float()
         labels, real = target[:, 1:], self.predicted(target).float()
@@ -149,7 +149,7 @@ class TranslationModule(TaskModule):
         return means
 
     def parts(self) -> list[DecodedPart]:
-        """The pairs of the split that was evaluated last which are decoded, by test file."""
+        """Decoded pairs of the last evaluated split, by test file."""
         pairs, first, last = self.evaluated
         if not self.test_sets or first < self.test_sets[0][1]:
             return [DecodedPart("", first, last, pairs)]
@@ -159,7 +159,7 @@ class TranslationModule(TaskModule):
         return [DecodedPart(prefix, start, end, end - start + 1) for prefix, start, end in found if start <= end]
 
     def statistics(self, model: Model, source: Tensor, references: list[int]) -> Tensor:
-        """The sums of `TranslationMetrics` over these pairs, and the number of pairs."""
+        """Sums of `TranslationMetrics` over these pairs, and the number of pairs."""
         texts = translate_rows(model, self.tokenizer, source, self.spec.num_beams, self.spec.length_penalty)
         sums = self.metrics.statistics(texts, [self.references[index] for index in references])
         return torch.tensor([*sums, len(texts)], dtype=torch.float64)
@@ -173,7 +173,7 @@ class TranslationModule(TaskModule):
 
 
 class DecodedPart(NamedTuple):
-    """Pairs of a test file: what its metrics' names start with, and the `reference_index` of its first and last."""
+    """Decoded pairs of a test file: prefix of its metric names, and `reference_index` of the first and last pair."""
 
     prefix: str
     first: int
@@ -182,7 +182,7 @@ class DecodedPart(NamedTuple):
 
 
 class EvalSplit(NamedTuple):
-    """The first `pairs` of a split, which are decoded, and the `reference_index` of the first and the last of them."""
+    """The first `pairs` of a split, which are decoded, with `reference_index` of the first and last of them."""
 
     pairs: int
     first: int

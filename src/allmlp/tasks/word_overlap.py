@@ -1,9 +1,9 @@
-"""Question answering without learning: what a trained model has to exceed.
+"""Question answering by word overlap: a baseline without training.
 
-1. The sentence of the context that has the most words of the question, articles, prepositions and the like aside.
-2. In it, the runs of words that are not in the question. Preferred are those with a digit if the question asks for a
-   number or a date, with capital letters if it asks for a person, place or name; among them the nearest to a word of
-   the question, and the longest.
+1. Find the sentence of the context that has the most words of the question, ignoring function words.
+2. Find the runs of words in it that are not in the question. Prefer those with a digit if the question asks for a
+   number or a date, with capital letters if it asks for a person, place or name; among these, the nearest to a word of
+   the question, then the longest.
 """
 
 from __future__ import annotations

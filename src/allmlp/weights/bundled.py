@@ -1,4 +1,4 @@
-"""The trained models that come with the package, each a model folder with a card; found without importing torch."""
+"""Trained models bundled with the package, each a model folder with a card; found without importing torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ CARD = "README.md"
 BUNDLED_PREFIX = "allmlp:"
 BUNDLED = "allmlp:cifar10"
 BUNDLED_TEXT = "allmlp:text"
-"""The bundled models for images and for texts that are used where none is named."""
+"""The bundled models for images and texts that are used by default."""
 
 
 def bundled_models() -> dict[str, Path]:
-    """The models that come with this installation: `allmlp:NAME` -> folder."""
+    """The bundled models of this installation: `allmlp:NAME` -> folder."""
     here = Path(__file__).resolve()
     # In a wheel the folders are in this package, in a checkout next to src.
     places = (here.parent, here.parents[3] / "weights")

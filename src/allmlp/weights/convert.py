@@ -63,7 +63,7 @@ BLOCK_INDEX = re.compile(
     r"^(blocks\.|blocks_token_only\.|MixerBlock_|encoder\.(?:layer|mlp_mixer_encoder\.mixers)\.|layers\.|h\.)\d+"
 )
 GELUS = {"gelu": "the exact GELU", "gelu_tanh": "GELU by tanh"}
-"""What files of weights do not distinguish."""
+"""Activations that weight files do not distinguish."""
 
 
 class ConvertedModel(NamedTuple):
@@ -117,7 +117,7 @@ def convert(
 def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> ConvertedModel:
     """Read a weights file, a model folder, or a folder of transformers."""
     if not path.is_dir():
-        # Next to a weights file of transformers there may be its configuration.
+        # A weights file of transformers may have its configuration next to it.
         config = huggingface.read_config(path.parent) if path.name in huggingface.WEIGHTS else {}
         return import_state(path, read(path), config, overrides)
     if is_model_folder(path):
@@ -140,7 +140,7 @@ def is_model_folder(path: Path) -> bool:
 def import_state(
     where: Path, tensors: dict[str, Tensor], config: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> ConvertedModel:
-    """Convert the weights of another library. `tensors` is emptied, so that no weight is in memory twice."""
+    """Convert the weights of another library. `tensors` is emptied, so that no weight is stored twice."""
     try:
         check_names(tensors)
         for normalize in NORMALIZERS:
@@ -176,7 +176,7 @@ def import_state(
 
 
 def piece_rows(spec: Encoder | SeriesEncoder, rows: int, count: int) -> list[int]:
-    """The rows of the `count` source tensors in a native one: equal, but for keys and values of grouped queries."""
+    """Rows of the `count` source tensors in a native one: equal, except in grouped-query attention."""
     if count == 3 and isinstance(spec.block.token, Attention):
         return [spec.width, *[spec.block.token.kv_channels(spec.width)] * 2]
     return [rows // count] * count
@@ -213,7 +213,7 @@ def check_finite(where: Path, name: str, tensor: Tensor) -> Tensor:
 
 
 def recognize(shapes: Shapes) -> tuple[Format, str]:
-    """The format and family with the largest fraction of its signature among the keys, of any block."""
+    """The format and family with the largest fraction of signature keys present, in any block."""
     names = {BLOCK_INDEX.sub(r"\g<1>0", name) for name in shapes}
 
     def present(candidate: tuple[Format, str]) -> float:
@@ -264,7 +264,7 @@ def timm_pretrained(name: str, overrides: Mapping[str, Any] | None = None) -> Co
 
 @torch.no_grad()
 def check_outputs(name: str, found: ConvertedModel, model: Model) -> None:
-    """Raise UserError if the converted model computes other features than the original."""
+    """Raise UserError if the converted model's features differ from the original's."""
     ours = build(found)
     images = ours.dummy_inputs()
     actual, expected = ours.forward_features(*images), model.eval().forward_features(*images)
@@ -323,8 +323,8 @@ def write_format(
 def to_format(
     weight_format: Format, found: ConvertedModel, notify: Callable[[str], object] = lambda text: None
 ) -> dict[str, Tensor]:
-    """The weights in another format, checked to describe the same model when read again; only the form of GELU, which
-    no file of weights states, may differ, with a warning.
+    """Convert weights to another format, and check that reading them back gives the same model; only the form of GELU,
+    which weight files do not state, may differ, with a warning.
     """
     spec, family = found.spec, family_of(found.spec)
     if family not in weight_format.SIGNATURES:
@@ -359,7 +359,7 @@ def to_format(
 
 
 def activation(spec: Spec) -> str:
-    """The form of GELU; empty if there is none."""
+    """The form of GELU used; empty if there is none."""
     names = {getattr(part, "act", None) for part in spec.children()}
     return " and ".join(GELUS[name] for name in GELUS if name in names)
 

@@ -32,14 +32,14 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 class LocatedModel(NamedTuple):
     path: Path
     preprocessing: ImagePreprocessing | None = None
-    """If the published weights define it."""
+    """Preprocessing, if the published weights define it."""
 
 
 def locate(
     name: str, notify: Callable[[str], object] = lambda text: None, others: Iterable[str] = (), **options: Any
 ) -> LocatedModel:
     """The file or folder of a model: a path, a name of `allmlp list weights`, or a model on the Hub, for which
-    `options` are those of `from_hub`. `others` are names that may be meant where there is no such model.
+    `options` are those of `from_hub`. `others` are further names to suggest if there is no such model.
     """
     path, repository = expand_user(name), name.removeprefix(HUB_PREFIX)
     row = published_weights().get(name) or find_weights(path.name if path.is_file() else repository)

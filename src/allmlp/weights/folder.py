@@ -57,7 +57,7 @@ def save(
     >>> allmlp.save(model, "small_model", dtype=torch.int8)
     >>> model = allmlp.load("my_model")
 
-    The preprocessing and the tokenizer that it was loaded with are saved too, or those of the folder `like`. `dtype` is
+    Preprocessing and tokenizer that the model was loaded with are saved too, or those of the folder `like`. `dtype` is
     the precision of the file, by default the model's: torch.int8 has a quarter of the size of float32 (see
     `allmlp.weights.int8`).
     """
@@ -148,7 +148,7 @@ def read_model(path: Path, device: str | torch.device = "cpu", overrides: Mappin
 
 
 class ModelChanges(NamedTuple):
-    """What `load` changes in a loaded model."""
+    """Changes that `load` makes to a loaded model."""
 
     num_classes: int | None = None
     img_size: int | tuple[int, int] | None = None
@@ -163,7 +163,7 @@ class ModelChanges(NamedTuple):
         preprocessing: Preprocessing | None = None,
         folder: Path | None = None,
     ) -> Model:
-        """The changed model, with its preprocessing and folder; the classes of a new head have no names."""
+        """Apply the changes, and set preprocessing and folder; a new head has no class names."""
         model.preprocessing, model.folder = preprocessing, None if folder is None else str(folder.resolve())
         if self.dtype is not None:
             model = model.to(as_dtype(self.dtype))
@@ -178,7 +178,7 @@ class ModelChanges(NamedTuple):
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every weight. Of a stack of equal blocks only one is built."""
+    """Name -> shape of every weight. Only one block of each stack is built."""
     single, depths = spec.shallow()
     with torch.device("meta"):
         state = {name: tuple(tensor.shape) for name, tensor in single.build().state_dict().items()}
@@ -213,7 +213,7 @@ def read_spec(folder: Path) -> ModelSpec:
 
 
 def unwrap_config(text: bytes) -> str | bytes:
-    """The spec in the configuration of a model of `allmlp.hf`; the text of any other."""
+    """The spec inside the configuration of a model of `allmlp.hf`; other text is returned unchanged."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):  # from_json says what is wrong
@@ -238,7 +238,7 @@ def read_weights(
     try:
         with safe_open(file, framework="pt", device="cpu" if place.type == "meta" else str(place)) as source:
             stored = list(source.keys())
-            # The models of `allmlp.hf` have a module `model` around ours.
+            # Models of `allmlp.hf` wrap ours in a module `model`.
             prefix = WRAPPED_PREFIX if all(name.startswith(WRAPPED_PREFIX) for name in stored) else ""
             slices = {name.removeprefix(prefix): source.get_slice(name) for name in stored}
             found = {name: tuple(part.get_shape()) for name, part in slices.items()}

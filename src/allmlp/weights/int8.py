@@ -2,8 +2,8 @@
 
     q[i] = round(W[i] / s[i]),    s[i] = max_j |W[i, j]| / 127 in bfloat16
 
-A row has all axes but the first. With s in bfloat16 the products q s are exact in float32, so that a model that was
-loaded from 8 bits and saved in 8 bits again is the same.
+A row spans all axes but the first. With s in bfloat16 the products q s are exact in float32, so that loading a model
+from 8 bits and saving it in 8 bits again does not change it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from allmlp.errors import UserError
 
 SCALE = ".scale"
-"""Appended to the name of a matrix: its scales. A parameter has no children, so no other tensor has this name."""
+"""Suffix of the name of a matrix for its scales. A parameter has no children, so no other tensor has this name."""
 
 
 def quantize(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

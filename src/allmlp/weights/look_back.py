@@ -1,7 +1,7 @@
 """Resize a trained model of time series to another look-back.
 
-Tokens are counted from the last one, which ends with the newest time step: the weights of older tokens are cut off, or
-begin at zero, so that the newest ones are mixed and read as before.
+Tokens are aligned at the last one, which ends with the newest time step: weights of older tokens are cropped or start
+at zero, so that the newest tokens are mixed and read as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from allmlp.models.model import ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
 
 UNSEEN = 10.0
-"""How far below the lowest the score of a new token in a softmax over tokens begins."""
+"""Initial score of a new token in a softmax over tokens, relative to the lowest: this much below."""
 
 
 def differs_in_look_back(old: ModelSpec, new: ModelSpec) -> bool:
@@ -45,10 +45,10 @@ def keep_width(token: TokenMixer, tokens: int) -> TokenMixer:
 
 
 def resize_look_back(weights: Mapping[str, Tensor], old: SeriesEncoder, new: SeriesEncoder) -> dict[str, Tensor]:
-    """The weights of `old` for the look-back of `new`.
+    """Resize the weights of `old` to the look-back of `new`.
 
-    Matrices over tokens get zeros for new tokens. Biases, positions and statistics of tokens repeat those of the oldest
-    token; in a softmax over tokens new ones begin with almost no weight.
+    Matrices over tokens are padded with zeros. Biases, positions and statistics of new tokens repeat those of the
+    oldest token; in a softmax over tokens, new tokens start with almost no weight.
     """
     before, after = old.stem.tokens, new.stem.tokens
     changed = dict(weights)
@@ -83,7 +83,7 @@ def resize_look_back(weights: Mapping[str, Tensor], old: SeriesEncoder, new: Ser
 
 
 def keep_newest(weight: Tensor, size: int, axis: int = 0, fill: Tensor | float = 0.0) -> Tensor:
-    """The last `size` entries of an axis; where there are fewer, `fill` before them."""
+    """The last `size` entries of an axis, padded with `fill` in front if there are fewer."""
     kept = weight.narrow(axis, max(weight.shape[axis] - size, 0), min(size, weight.shape[axis]))
     shape = list(kept.shape)
     shape[axis] = size - kept.shape[axis]

@@ -77,7 +77,7 @@ def front_matter(spec: ModelSpec, inputs: Preprocessing | None, license: str | N
 
 
 def tags(spec: ModelSpec) -> list[str]:
-    """The model's kinds of token mixing."""
+    """Tags for the model's kinds of token mixing."""
     kinds = {type(part).__name__ for part in spec.children()}
     names = {"TokenMlp": "mlp-mixer", "TokenLinear": "resmlp", "SpatialGatingUnit": "gmlp", "Attention": "transformer"}
     return [tag for kind, tag in names.items() if kind in kinds]
@@ -136,7 +136,7 @@ def code(text: str, language: str) -> str:
 
 
 def training(run: Path | None) -> list[str]:
-    """How the model was trained and its results, as recorded in the folder of the run."""
+    """Training and results of the model, as recorded in the folder of the run."""
     if run is None:
         return []
     record = read_record(run / RUN)
@@ -178,7 +178,7 @@ def read_record(file: Path) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-    """A field of a run as text; of a spec its kind and its plain fields."""
+    """Format a field of a run; a spec by its kind and its plain fields."""
     if not isinstance(value, dict):
         return "" if value is None else without_folders(str(value))
     fields = [f"{name} {show(part)}" for name, part in value.items() if name != "kind" and plain(part)]

@@ -104,7 +104,7 @@ def open_model(
     overrides: Mapping[str, Any] | None = None,
     **hub: Any,
 ) -> tuple[Model, Preprocessing | None]:
-    """The model called `name`, and its preprocessing if it is known."""
+    """The model called `name`, and its preprocessing if known."""
     name = os.fspath(model_path(name)) if name.startswith(BUNDLED_PREFIX) else name
     located = None if name.startswith(PREFIX) else locate(name, **hub)
     if located is not None and is_model_folder(located.path):

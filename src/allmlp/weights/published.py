@@ -1,4 +1,4 @@
-"""The published weights that can be loaded by name: URL, license, normalization and accuracy.
+"""Published weights that can be loaded by name: URL, license, normalization and accuracy.
 
 Top-1 is on ImageNet's validation images, from timm's result tables (224 pixels, crop 0.875). Licenses are those of the
 repositories that publish the weights. Hexadecimal digits at the end of a file name are the start of its SHA-256.
@@ -26,7 +26,7 @@ HALF = NormalizationStats("-1 to 1", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 PLAIN = NormalizationStats("0 to 1", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 IMAGENET = NormalizationStats("ImageNet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 WIDE = IMAGENET._replace(crop_pct=0.9)
-"""With the crop of FAIR's README."""
+"""ImageNet statistics with the crop of FAIR's README."""
 
 
 class PublishedWeights(NamedTuple):

@@ -117,7 +117,7 @@ def resize_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, T
             table, rows = weights[f"{path}.weight"], shapes[f"{path}.weight"][0]
             changed[f"{path}.weight"] = table.repeat(-(-rows // len(table)), 1)[:rows]
     for name, shape in shapes.items():
-        # Head and pool may be new or differ between tasks.
+        # Head and pool may be new or task-specific.
         if not name.startswith(("head.", "pool.")) and changed[name].shape != shape:
             layer = type(new.get_submodule(name.rpartition(".")[0])).__name__
             raise UserError(f"{name} depends on the number of tokens, and resizing {layer} is not supported")

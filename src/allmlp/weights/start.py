@@ -33,10 +33,10 @@ class Start(NamedTuple):
     """In evaluation mode, on the CPU, in the precision of the file."""
     preprocessing: Preprocessing | None
     folder: str
-    """Where its tokenizer is; empty for a network of another package, which reads images."""
+    """Folder of the model and its tokenizer; empty for an image network of another package."""
 
     def spec_for(self, dataset: Dataset) -> ModelSpec:
-        """Its architecture, for series at the look-back of the dataset, to which its weights are resized."""
+        """The model's spec; for series, at the look-back of the dataset, to which the weights are resized."""
         spec = self.model.spec
         if isinstance(spec, SeriesEncoder) and isinstance(dataset, SeriesDataset):
             return with_look_back(spec, dataset.seq_len)
@@ -87,7 +87,7 @@ def transfer(model: Model, start: Start) -> list[str]:
 
 
 def dense_matrices(model: Model, source: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The matrices over tokens that are dense in `model` and Toeplitz in `source`."""
+    """Token matrices that are dense in `model` and Toeplitz in `source`."""
     found = {}
     for path, module in model.named_modules():
         if isinstance(module, TokenProjection) and isinstance(module.spec, Dense):

@@ -28,12 +28,12 @@ from allmlp.files import write_atomically
 
 SUPPORTED = "supported are .npz, .safetensors, .pth, .pt and .bin"
 SLACK_BYTES, MAX_EXPANSION = 2**24, 4
-"""Unpacked data may have 16 MiB plus four times its compressed size: trained weights hardly compress. Of a pickle the
-tensors may have four times the size of the file.
+"""Unpacked data may have 16 MiB plus four times its compressed size: trained weights hardly compress. The tensors of a
+pickle may have four times the size of the file.
 """
 CHUNK = 2**20
 MAX_PICKLE_BYTES, MAX_HEADER_BYTES = 2**24, 10**8
-"""Of a pickle without its tensor data, and of a safetensors header, for which this is the format's own limit."""
+"""Maximum size of a pickle without its tensor data, and of a safetensors header (the format's own limit)."""
 PLAIN = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)|torch \w+Storage|torch (Size|device)"
     r"|torch (bfloat|float|int|uint|bool)\d*"
@@ -133,7 +133,7 @@ def read_array(where: str, stream: IO[bytes], size: int) -> np.ndarray:
 
 
 def write_npz(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Like numpy.savez, one array at a time. bfloat16, which numpy lacks, is written as float32."""
+    """Like numpy.savez, but one array at a time. bfloat16, which numpy lacks, is written as float32."""
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w") as archive:
@@ -163,7 +163,7 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
                 check_pickle(file, stream)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch also rejects what it warns about
+            warnings.simplefilter("ignore")  # torch also raises errors for what it warns about
             # Files from before torch 1.6 are not zip archives and cannot be memory-mapped.
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError:
@@ -223,8 +223,8 @@ def unwrap(content: Any) -> Any:
 
 
 def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
-    """Check that all values are plain tensors, which an expanded view could make as large as it likes; tied ones are in
-    the file once.
+    """Check that all values are plain tensors, and that their total size is plausible for the file: an expanded view
+    may claim any size, and tied tensors are stored once.
     """
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
@@ -236,7 +236,7 @@ def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        # Tied tensors are separated.
+        # Copy tied tensors, so that they are independent.
         pointer = tensor.untyped_storage().data_ptr()
         found[name] = tensor.detach().clone() if pointer in seen else tensor.detach()
         seen.add(pointer)
@@ -244,7 +244,7 @@ def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
 
 
 def write_pickle(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Views of larger tensors are copied: torch would write the whole storage."""
+    """Write tensors with torch.save; views of larger tensors are copied, since torch would write the whole storage."""
     state = {
         name: tensor.clone(memory_format=torch.contiguous_format) if is_view(tensor) else tensor.contiguous()
         for name, tensor in tensors.items()

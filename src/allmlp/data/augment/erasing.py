@@ -18,8 +18,8 @@ class RandomErasing(Transform):
     """Fill a box of random area and aspect ratio with probability p.
 
     mode "pixel": mean + std N(0, 1) at each value; "noise": the same with one draw per channel and box; "mean": `mean`.
-    The defaults are meant for normalized images; for images in [0, 1] set `mean` and `std` to those of the pixels.
-    Source: Zhong et al., Random erasing, 2017; defaults and number of tries as in timm and DeiT.
+    The defaults are for normalized images; for images in [0, 1] set `mean` and `std` to those of the pixels. Source:
+    Zhong et al., Random erasing, 2017; defaults and number of tries as in timm and DeiT.
     """
 
     p: Rate = 0.25

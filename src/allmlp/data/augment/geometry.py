@@ -91,8 +91,8 @@ def reflect(index: Tensor, size: int) -> Tensor:
 
 
 class RandomAffine(Transform):
-    """Rotate by up to `degrees`, stretch each side by a factor of its own in `scale`, and shift by up to `translate` of
-    the side, about the center; outside of the image is black.
+    """Rotate by up to `degrees`, scale height and width by independent factors in `scale`, and shift by up to
+    `translate` of the side, about the center; pixels outside of the image are black.
     """
 
     degrees: NonNegative = 10.0

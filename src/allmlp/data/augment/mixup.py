@@ -1,4 +1,4 @@
-"""Mixup and CutMix, and the targets that go with them."""
+"""Mixup and CutMix of images and targets."""
 
 from __future__ import annotations
 

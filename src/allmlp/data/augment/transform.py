@@ -129,5 +129,5 @@ def constant(values: tuple, device: torch.device) -> Tensor:
     return _constants[key]
 
 
-# What torch.compiler.assume_constant_result sets; calling that would import all of torch._dynamo.
+# The attribute set by torch.compiler.assume_constant_result; calling it would import all of torch._dynamo.
 constant._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ def kernel(x_ptr, y_ptr, R, C, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 def columns_per_program(columns: int) -> int:
-    """Fewer where the matrix is narrow, so that all multiprocessors have work."""
+    """Columns per program; fewer for a narrow matrix, so that all multiprocessors have work."""
     return 8 if columns < 1024 else 16 if columns < 8192 else 64
 
 

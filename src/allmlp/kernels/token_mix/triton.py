@@ -189,7 +189,7 @@ def combine_other(other, z, COMBINE: tl.constexpr):
 
 
 def epilogue_flags(epilogue: TokenMixEpilogue, combine: Combine) -> dict[str, Any]:
-    """The constexpr arguments that say which operands are there."""
+    """The constexpr arguments that tell which operands are present."""
     has_other = epilogue.other is not None and combine != "none"
     return {
         "HAS_BIAS": epilogue.bias is not None,

@@ -128,19 +128,19 @@ def attend(
 ) -> Tensor:
     """softmax(Q K^T / sqrt(d)) V with all tensors b s c, keys and values side by side in `kv`.
 
-    Keys and values may have fewer heads, each for several heads of queries.
+    Keys and values may have fewer heads, each shared by several query heads.
     """
     size = q.shape[-1] // num_heads
     k, v = kv.chunk(2, dim=-1)
     if k.shape[-1] < q.shape[-1]:
-        # Before heads come first: torch.export would fix the length of the cache.
+        # Before heads are moved to the front: torch.export would otherwise fix the length of the cache.
         k, v = (t.unflatten(-1, (-1, size)).repeat_interleave(q.shape[-1] // t.shape[-1], 2).flatten(2) for t in (k, v))
     q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
     return merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal))
 
 
 def weights_of(q: Tensor, kv: Tensor, num_heads: int, mask: Tensor | None) -> Tensor:
-    """The weights that `attend` gives the values, softmax(Q K^T / sqrt(d) + mask): b h s t."""
+    """Attention weights of `attend`, softmax(Q K^T / sqrt(d) + mask): b h s t."""
     size = q.shape[-1] // num_heads
     q, k = (split_heads(t, t.shape[-1] // size) for t in (q, kv.chunk(2, dim=-1)[0]))
     scores = q @ k.repeat_interleave(num_heads // k.shape[1], dim=1).transpose(2, 3) / math.sqrt(size)
@@ -207,7 +207,7 @@ class AttentionLayer(nn.Module):
 
 
 class TalkingHeadsLayer(nn.Module):
-    """Attention whose heads exchange their scores, and their weights."""
+    """Attention whose heads are mixed before and after the softmax."""
 
     token_roles: ClassVar[dict[str, TokenRole]] = {
         "qkv.weight": "attention",
@@ -234,7 +234,7 @@ class TalkingHeadsLayer(nn.Module):
         if bias is not None:
             scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
         weights = mix_heads(scores.softmax(dim=-1), self.after)
-        if mask is not None:  # the bias after the softmax must not let hidden tokens in
+        if mask is not None:  # the bias added after the softmax must not reach masked tokens
             weights = weights * mask
         weights = F.dropout(weights, self.spec.dropout, self.training)
         return self.out(merge_heads(weights.to(v.dtype) @ v))
@@ -304,7 +304,7 @@ class CrossAttentionLayer(nn.Module):
         self.out = Linear(ctx.channels, ctx.channels, ctx.init)
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values of the memory, and which of these are real."""
+        """Queries, keys and values of the memory, and the mask of its real tokens."""
         memory = context.memory
         if memory is None:
             raise UserError("a block with cross-attention needs `memory`, the encoder's output")

@@ -1,4 +1,4 @@
-"""CycleMLP's token mixer: every channel is read from a neighbor of its own, to the side and above or below."""
+"""CycleMLP's token mixer: each channel is read from a neighbor at its own offset, along rows and along columns."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TokenCycleLayer(nn.Module):
         return self.out(h * a[0] + v * a[1] + u * a[2]).flatten(1, 2)
 
     def shift(self, image: Tensor, axis: int) -> Tensor:
-        """Channel c of every token from d(c) tokens further along the axis."""
+        """Shift channel c by d(c): each token reads it from the token d(c) places further along the axis."""
         size, before = image.shape[axis], self.kernel // 2
         padding = (before, self.kernel - 1 - before)
         padded = F.pad(image, (0, 0, *padding) if axis == 2 else (0, 0, 0, 0, *padding))

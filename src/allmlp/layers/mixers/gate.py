@@ -34,7 +34,7 @@ class SpatialGatingUnit(Spec):
     init: Init = Init(Normal(1e-6), Constant(1.0))
 
     def width(self, hidden: int) -> int:
-        """Channels that leave the gate when `hidden` enter it."""
+        """Output channels of the gate for `hidden` input channels."""
         return hidden // 2 if self.variant == "split" else hidden
 
     @property

@@ -11,12 +11,12 @@ from allmlp.spec import Spec
 
 
 class TokenMixer(Spec, abstract=True):
-    """Fits the `token` slot of a block. The module's call is `forward(x, context)`; its `token_roles` say what its
-    parameters do (`allmlp.layers.token_roles`).
+    """Fits the `token` slot of a block. The module's call is `forward(x, context)`; its `token_roles` declare the roles
+    of its parameters (`allmlp.layers.token_roles`).
     """
 
     separates_documents: ClassVar[bool] = False
-    """Whether the documents of a row can be kept from seeing each other: the layer uses `Context.same_document`."""
+    """Whether the layer keeps the documents of a row separate, using `Context.same_document`."""
 
     def build(self, ctx: BuildContext) -> nn.Module:
         raise NotImplementedError

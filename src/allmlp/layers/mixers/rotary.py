@@ -15,7 +15,7 @@ Positive = Annotated[float, Range(1e-6, 1e9)]
 
 
 class RotaryScaling(Spec):
-    """Llama 3.1's longer waves, for texts longer than the `seq_len` tokens that the first training saw.
+    """Llama 3.1's frequency scaling, for sequences longer than the `seq_len` tokens of the original pretraining.
 
         w' = w (r + (1 - r) / factor),   r = clamp((seq_len w / 2 pi - low) / (high - low), 0, 1)
 
@@ -44,15 +44,15 @@ class RotaryPositions(Spec):
         rotate(x)[k]       = x[k] cos(i w_k) - x[k + D/2] sin(i w_k),   w_k = theta^(-2k/D)
         rotate(x)[k + D/2] = x[k + D/2] cos(i w_k) + x[k] sin(i w_k)
 
-    The product of a rotated query and a rotated key depends on their distance only. Source: Su et al. (2021), in the
-    order of channels of Llama in transformers. No parameters.
+    The product of a rotated query and a rotated key depends on their distance only. Source: Su et al. (2021), with the
+    channel order of Llama in transformers. No parameters.
     """
 
     theta: Positive = 10_000.0
     scaling: RotaryScaling | None = None
 
     def rotate(self, x: Tensor, size: int, start: int) -> Tensor:
-        """`x` (b s c) with heads of `size` channels, whose first token is at the position `start`."""
+        """Rotate `x` (b s c) with heads of `size` channels; its first token is at position `start`."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         frequency = self.theta ** (torch.arange(0, size, 2, device=x.device, dtype=dtype) / -size)
         frequency = frequency if self.scaling is None else self.scaling.scale(frequency)

@@ -1,4 +1,4 @@
-"""What a weight format provides, and what several formats share: key translation and inference of sizes."""
+"""The interface of a weight format, and functions shared by several: key translation and inference of sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Format(Protocol):
     ) -> ImagePreprocessing | TextPreprocessing | None: ...
 
     def keys(self, family: str, name: str, spec: Any) -> tuple[str, ...]:
-        """The source keys that are stacked in the native tensor `name`; KeyError if there are none."""
+        """Source keys of the tensors that are stacked in the native tensor `name`; KeyError if there are none."""
         ...
 
     def to_source(self, family: str, name: str, tensor: Tensor, spec: Any) -> Tensor:
@@ -76,7 +76,7 @@ def reshape_from_source(family: str, name: str, tensor: Tensor, shape: Shape) ->
 
 
 def translate_key(name: str, names: Mapping[str, str]) -> str:
-    """A key in a format that keeps `blocks.0.` and the last part (weight, bias, alpha, beta)."""
+    """Translate a key for a format that keeps `blocks.0.` and the last part (weight, bias, alpha, beta)."""
     block = re.match(r"blocks\.\d+\.", name)
     start = block.group() if block else ""
     inner = name.removeprefix(start)
@@ -101,7 +101,7 @@ def check_sizes(config: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
 
 
 def square_img_size(tokens: int, patch_size: list[int]) -> tuple[int, int]:
-    """The image size for a square grid of `tokens` patches; weights do not show other aspect ratios."""
+    """The image size for a square grid of `tokens` patches; other aspect ratios cannot be inferred from weights."""
     side = math.isqrt(max(tokens, 0))
     if side**2 != tokens:
         raise UserError(

@@ -72,9 +72,9 @@ MODEL_TYPES = ("bert", "vit", "gpt2", "llama", "patchtsmixer")
 CONFIG, IMAGE_PROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEX = "model.safetensors.index.json"
-"""Names the files of a model in several parts."""
+"""Index file of a model in several parts."""
 MULTI_LABEL = "multi_label_classification"
-"""transformers' name of a problem where an example has any number of classes."""
+"""transformers' name for problems with any number of classes per example."""
 MAX_TEXT_BYTES = 2**26
 """The largest configuration or tokenizer that is read."""
 
@@ -206,7 +206,7 @@ from_source = causal.from_source
 
 
 def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder | SeriesEncoder:
-    """The spec of these shapes, without dropout but for series."""
+    """Infer the spec from these shapes, without dropout except for series."""
     if family in series.SIGNATURES:
         return series.infer_spec(shapes, config)
     act = infer_act(config, "gelu_new" if family == "GPT-2" else "silu" if family == "Llama" else "gelu")
@@ -299,7 +299,7 @@ def preprocessing(
     if isinstance(spec, SeriesEncoder):
         return None
     if config.get("problem_type") == MULTI_LABEL:
-        return None  # its outputs are not the scores of one class
+        return None  # its outputs are not scores of exclusive classes
     names = class_names(config, getattr(spec.head, "num_classes", 0))
     if family == "ViT":
         pixels = config.get(IMAGE_PROCESSOR, {})
@@ -369,7 +369,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def whole_number(digits: str) -> float:
-    """An int, or a float if it is too large for any size: counts refuse floats."""
+    """Parse an integer; as a float if it is too large to be a size, since counts refuse floats."""
     return int(digits) if len(digits) < 20 else float(digits)
 
 

@@ -1,7 +1,7 @@
 """Hugging Face's format of GPT-2 and Llama: the part of `huggingface` about causal language models.
 
-transformers stores the matrices of GPT-2 transposed. In Llama it has three linear layers for queries, keys and values
-and two for the gated MLP, this library has one for each.
+transformers stores the matrices of GPT-2 transposed. For Llama it has three linear layers for queries, keys and values
+and two for the gated MLP, where this library has one each.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SIGNATURES: dict[str, dict[str, int]] = {
     },
 }
 ARCHITECTURES = {"GPT-2": ("GPT2Model", "GPT2LMHeadModel"), "Llama": ("LlamaModel", "LlamaForCausalLM")}
-"""Without and with the head."""
+"""Architectures without and with a head."""
 PREFIXES = {"GPT2LMHeadModel": "transformer.", "LlamaForCausalLM": "model."}
-"""Of the keys of the body in a model with a head."""
+"""Prefix of the body's keys in a model with a head."""
 HEAD = "lm_head.weight"
 
 OUTER: dict[str, dict[str, str]] = {
@@ -74,11 +74,11 @@ UNSUPPORTED = {
     "add_cross_attention": False,
     "partial_rotary_factor": 1.0,
 }
-"""Settings that have to be these, which are the defaults."""
+"""Required values of settings, which are the defaults."""
 
 
 def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the prefix of a model with a head, buffers, and the copy of a tied embedding."""
+    """Drop the prefix of a model with a head, buffers, and the copy of a tied embedding."""
     found = {re.sub(r"^(transformer|model)\.", "", name): tensor for name, tensor in tensors.items()}
     embedding = found.get("wte.weight", found.get("embed_tokens.weight"))
     if embedding is None or len(found) < len(tensors):

@@ -31,7 +31,7 @@ SIGNATURES: dict[str, dict[str, int]] = {
 }
 ARCHITECTURES = {ForecastHead: "PatchTSMixerForPrediction", ReconstructionHead: "PatchTSMixerForPretraining"}
 PREFIXES = dict.fromkeys(ARCHITECTURES.values(), "model.")
-"""Of the keys of the body."""
+"""Prefix of the body's keys."""
 HEADS = {"head.base_forecast_block": ForecastHead, "head.base_pt_block": ReconstructionHead}
 PARTS = {"variate": "channel_feature_mixer", "token": "patch_mixer", "channel": "feature_mixer"}
 LAYERS = {
@@ -51,11 +51,11 @@ UNSUPPORTED = {
     "loss": "mse",
     "prediction_channel_indices": None,
 }
-"""Settings that have to be these, which are the defaults."""
+"""Required values of settings, which are the defaults."""
 
 
 def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the prefix of a model with a head, and without the counter of a BatchNorm."""
+    """Drop the prefix of a model with a head and the batch counter of BatchNorm."""
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
 
 

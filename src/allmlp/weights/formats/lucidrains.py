@@ -62,7 +62,7 @@ BLOCK = {
     "channel.mix.inner.attention.qkv": "attn.to_qkv",
     "channel.mix.inner.attention.out": "attn.to_out",
 }
-"""Native module -> its name there, relative to its block."""
+"""Native module -> its name in the source, relative to its block."""
 INNER = {"gMLP": "fn.fn", "gMLP for text": "fn.fn.fn"}
 """Path of the MLP in a block; text models wrap it once more."""
 OUTPUT = {"gMLP": "to_logits.2", "gMLP for text": "to_logits.1"}
@@ -72,7 +72,7 @@ NORMS = {"norm": EPS, "block.norm": EPS, "block.channel.inner.norm": EPS}
 
 
 def preprocessing(family: str, spec: Encoder, config: Mapping[str, Any]) -> None:
-    """The package does not define any."""
+    """None: the package does not define any preprocessing."""
 
 
 def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
 
 
 def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
-    # The gate has a dimension for heads, of which ours has one.
+    # The gate has a dimension for heads; ours has a single head.
     return tensor.unsqueeze(0) if ".inner.proj." in name else tensor
 
 

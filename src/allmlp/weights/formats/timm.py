@@ -56,7 +56,7 @@ SIGNATURES: dict[str, dict[str, int]] = {
         "blocks.0.mlp_channels.gate.proj.weight": 2,
         "blocks.0.mlp_channels.fc1.weight": 2,
     },
-    "CaiT": {  # before ViT, whose keys it has, too
+    "CaiT": {  # before ViT, since it also has ViT's keys
         "patch_embed.proj.weight": 4,
         "pos_embed": 3,
         "blocks.0.attn.qkv.weight": 2,
@@ -210,9 +210,9 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
 
 
 def heads(width: int, config: Mapping[str, Any]) -> int:
-    """The number of heads, which shapes do not show; all published ViTs of a width have the same.
+    """Number of heads, which cannot be inferred from shapes; all published ViTs of a width have the same.
 
-    One that the user states is among the overrides, which come later.
+    If the user sets it, the overrides replace this value later.
     """
     if HEADS_FIELD in config:
         return 1
