@@ -311,16 +311,15 @@ def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, 
     names = list(window[0].metrics)
     columns = [torch.stack([losses.metrics[name] for losses in window]).float().mean() for name in names]
     if run.nan == "skip":
-        totals = totals[totals.isfinite()]
-    *means, loss = world.mean(torch.stack([*columns, totals.mean()])).tolist()
+        totals = totals[totals.isfinite()].mean(0, keepdim=True)
+    values = world.mean(torch.stack([*columns, *totals]))
+    loss = (totals := values[len(names) :]).mean().item()
     if run.nan == "stop" and not math.isfinite(loss):
-        bad = step - len(window) + int((~totals.isfinite()).float().argmax())
-        good = checkpoint.newest(out)
-        where = f"the last good checkpoint is {good[0]}" if good else "there is no checkpoint yet"
-        raise UserError(
-            f"the loss became {loss} at step {bad}; {where}; lower optim.lr or set max_grad_norm or nan=skip"
-        )
-    return {"loss": loss, **dict(zip(names, means, strict=True))}
+        at = step - len(window) + 1 + int((~totals.isfinite()).float().argmax())
+        found = checkpoint.newest(out)
+        where = f"the last good checkpoint is {found[0]}" if found else "there is no checkpoint yet"
+        raise UserError(f"the loss became {loss} at step {at}; {where}; lower optim.lr, set max_grad_norm or nan=skip")
+    return {"loss": loss, **dict(zip(names, values.tolist(), strict=False))}
 
 
 def check_weights_finite(module: torch.nn.Module, world: parallel.World, out: Path) -> None:

@@ -120,6 +120,7 @@ def test_line_ends_and_blank_lines(line: str, tmp_path: Path) -> None:
         ("text\na comma, here\nnone here\n", ("text",), 2),
         (",text,label\n0,a,x\n1,b,y\n", ("column_1", "text", "label"), 2),
         ("text,text,label\na,b,x\n", ("text", "text_2", "label"), 1),
+        ("a,a,a_2,a\nv,w,x,y\n", ("a", "a_3", "a_2", "a_4"), 1),
         ("text,label\na,x\ntext,label\nb,y\n", ("text", "label"), 3),
         ("text,label,,\na,x,,\n", ("text", "label", "column_3", "column_4"), 1),
     ],

@@ -13,7 +13,7 @@ import allmlp
 from allmlp.data.dataset import Data
 from allmlp.data.frequency import DAY, Frequency
 from allmlp.data.sampler import Batch, eval_batches
-from allmlp.data.series import SeriesDataset, SplitEnds, build_dataset
+from allmlp.data.series import SeriesBatch, SeriesDataset, SplitEnds, build_dataset
 from allmlp.models.forecasting import patchtsmixer
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.optim import AdamW
@@ -171,6 +171,12 @@ def test_hidden_patches() -> None:
     past, uniforms = module.prepare_batch(batch, StepContext(0.0, torch.Generator().manual_seed(0)))
     loss, count = module.errors(model, past, uniforms)
     assert uniforms.shape == (8, 4) and count == 8 * 2 * 2 * 7 and loss > 0  # two of four patches of two columns
+    windows = dataset.test.fetch(torch.arange(12))
+    sums = [
+        module.evaluate(model, [SeriesBatch(*(part[i : i + size] for part in windows)) for i in range(0, 12, size)])
+        for size in (12, 5)
+    ]
+    torch.testing.assert_close(sums[0], sums[1])  # masks do not depend on the batch
     with pytest.raises(allmlp.UserError, match="needs a model of patches"):
         MaskedPatches().configure_model(allmlp.preset("dlinear").spec, dataset)
 

@@ -36,7 +36,7 @@ from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
 from allmlp.spec import to_dict
 from allmlp.tasks.classify import Classify
-from allmlp.tasks.task import StepContext
+from allmlp.tasks.task import Losses, StepContext
 from train.runs import Blobs, small
 
 train = loop.train
@@ -495,6 +495,17 @@ def test_a_changed_run_is_told_field_by_field(whole: Path) -> None:
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match=r"the loss became nan at step \d+; .*checkpoint"):
         train(small(data=Blobs(spoiled=True), budget=Budget(epochs=2)), tmp_path, "cpu")
+
+
+def test_the_step_is_that_of_any_process(tmp_path: Path) -> None:
+    """The losses of this process are finite, one of another is not."""
+    other = torch.tensor([0.0, 0.0, float("nan"), 0.0])
+    world: Any = SimpleNamespace(mean=lambda values: values + torch.cat([torch.zeros(1), other]))
+    window = [Losses(torch.tensor(1.0), {"accuracy": torch.tensor(0.5)})] * 4
+    with pytest.raises(allmlp.UserError, match="the loss became nan at step 19"):
+        loop.summarize(small(), world, window, 20, tmp_path)
+    other[2] = 2.0
+    assert loop.summarize(small(), world, window, 20, tmp_path) == {"loss": 1.5, "accuracy": 0.5}
 
 
 def test_no_checkpoint_is_saved_after_it(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -139,7 +139,7 @@ def read_separated(file: str, separators: str) -> Table:
     cell_format, sample = sniff(file, separators)
     header = has_header(sample)
     names = [" ".join(name.split()) if header else "" for name in sample[0]]
-    columns = tuple(unique(name or f"column_{number}" for number, name in enumerate(names, 1)))
+    columns = tuple(unique([name or f"column_{number}" for number, name in enumerate(names, 1)]))
 
     def rows() -> Iterator[TableRow]:
         with open_text(file, cell_format.newline) as text:
@@ -251,12 +251,14 @@ def is_number(text: str) -> bool:
     return any(map(str.isdigit, text))
 
 
-def unique(names: Iterable[str]) -> Iterator[str]:
+def unique(names: Sequence[str]) -> Iterator[str]:
     """Make names unique by appending a number to repeated ones."""
-    seen: dict[str, int] = {}
+    taken, seen = set(names), set[str]()
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        yield name if seen[name] == 1 else f"{name}_{seen[name]}"
+        own = name if name not in seen else next(new for i in count(2) if (new := f"{name}_{i}") not in taken)
+        taken.add(own)
+        seen.add(name)
+        yield own
 
 
 # --- JSON -----------------------------------------------------------------------------------------------

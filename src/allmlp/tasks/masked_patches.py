@@ -17,6 +17,7 @@ from allmlp.layers.series import ReconstructionHead, SeriesPatches, SeriesPatche
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder, SeriesEncoderModel
 from allmlp.spec import Range
+from allmlp.tasks.masked_lm import fixed_uniforms
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 
 
@@ -76,10 +77,9 @@ class MaskedPatchesModule(TaskModule):
         return torch.where(counted, output - target, 0).square().sum(), counted.sum()
 
     def evaluate(self, model: Model, batches: Iterable[SeriesBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Evaluate with masks that are the same in every evaluation."""
-        generator = torch.Generator(model.device).manual_seed(0)
+        """Evaluate with masks that depend on the window alone, not on its batch."""
         sums = torch.zeros(2, dtype=sum_dtype(model.device), device=model.device)
         for past, _, _ in batches:
-            uniforms = torch.rand(len(past), self.tokens, generator=generator, device=model.device)
+            uniforms = fixed_uniforms(past.float().nan_to_num().view(torch.int32).flatten(1), self.tokens)
             sums += torch.stack([part.to(sums.dtype) for part in self.errors(model, past, uniforms)])
         return {"mse": (sums[0], sums[1])}
