@@ -194,11 +194,11 @@ def with_result(found: Iterable[Record]) -> list[Record]:
 
 
 def show_interval(value: Interval | None, signed: bool = False) -> str:
-    """95.99 ± 0.12, or 95.99 for one seed."""
+    """95.99 ± 0.12, or 95.99 for fewer than three seeds, whose interval says little."""
     if value is None:
         return ""
     text = f"{value.mean:+.2f}" if signed else f"{value.mean:.2f}"
-    return text if value.half is None else f"{text} ± {value.half:.2f}"
+    return f"{text} ± {value.half:.2f}" if value.half is not None and value.count > 2 else text
 
 
 def show_number(value: float | None, form: str = ".2f") -> str:
@@ -285,7 +285,7 @@ def markdown(table: list[list[str]]) -> str:
 def write(summary: Summary, folder: Path) -> None:
     """Write table.md, and table.csv with one line per final run."""
     study = summary.study
-    text = f"# {study.name}\n\nEqual {study.compared}. Mean over seeds ± half a 95 % interval (Student's t).\n\n"
+    text = f"# {study.name}\n\nEqual {study.compared}. Mean over seeds ± half a 95 % interval (Student's t) of three or more.\n\n"
     text += markdown(final_table(summary))
     if summary.tuning:
         text += f"\nChosen on validation:\n\n{markdown(tuning_table(summary))}"
