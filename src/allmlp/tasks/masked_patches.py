@@ -80,6 +80,7 @@ class MaskedPatchesModule(TaskModule):
         """Evaluate with masks that depend on the window alone, not on its batch."""
         sums = torch.zeros(2, dtype=sum_dtype(model.device), device=model.device)
         for past, _, _ in batches:
-            uniforms = fixed_uniforms(past.float().nan_to_num().view(torch.int32).flatten(1), self.tokens)
+            rounded = (256 * past.nan_to_num()).round().long()  # the same on every device
+            uniforms = fixed_uniforms(rounded.flatten(1), self.tokens)
             sums += torch.stack([part.to(sums.dtype) for part in self.errors(model, past, uniforms)])
         return {"mse": (sums[0], sums[1])}
