@@ -285,7 +285,8 @@ def markdown(table: list[list[str]]) -> str:
 def write(summary: Summary, folder: Path) -> None:
     """Write table.md, and table.csv with one line per final run."""
     study = summary.study
-    text = f"# {study.name}\n\nEqual {study.compared}. Mean over seeds ± half a 95 % interval (Student's t) of three or more.\n\n"
+    how = "Mean over seeds, from three on ± half a 95 % interval (Student's t)."
+    text = f"# {study.name}\n\nEqual {study.compared}. {how}\n\n"
     text += markdown(final_table(summary))
     if summary.tuning:
         text += f"\nChosen on validation:\n\n{markdown(tuning_table(summary))}"
