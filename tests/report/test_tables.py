@@ -331,7 +331,8 @@ def test_a_table_is_measured_at_its_batch_size() -> None:
     given = typer.main.get_command(app).commands["bench"].make_context("bench", words[1:]).params  # type: ignore[attr-defined]
     assert given["batch_size"] == "32" and not given["train"]
     rows = [row for row in published()["resmlp_table1"].rows if row.model]
-    assert len(rows) >= 11 and given["models"] == [row.model for row in rows]
+    assert len(rows) >= 11 and sorted(given["models"]) == sorted(row.model for row in rows)
+    assert given["models"][-1] == "cait_m48_448"  # of an interrupted run, the fast models are there
     assert [parse_backend(name) for name in given["backends"].split(",")] and all(preset(row.model) for row in rows)
     assert "--train" in arguments("gmlp_table5", Path("out"))
 
