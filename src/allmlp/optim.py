@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 
 from allmlp.device import default_dtype
 from allmlp.layers.block import BlockLayer
@@ -247,8 +248,8 @@ def with_gradients(weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return [weight for weight, _ in pairs], [gradient for _, gradient in pairs]
 
 
-def adam(optimizer: Optimizer, weights: list[Tensor], gradients: list[Tensor], spec: Lamb | Muon) -> list[Tensor]:
-    """Adam's update direction: m / (sqrt(v) + eps) with bias-corrected moments."""
+def adam_state(optimizer: Optimizer, weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """First moments, second moments and step counts, which start at 0."""
     for weight in weights:
         state = optimizer.state[weight]
         if not state:
@@ -257,6 +258,12 @@ def adam(optimizer: Optimizer, weights: list[Tensor], gradients: list[Tensor], s
             state["exp_avg_sq"] = torch.zeros_like(weight)
     states = [optimizer.state[weight] for weight in weights]
     first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+    return first, second, steps
+
+
+def adam(optimizer: Optimizer, weights: list[Tensor], gradients: list[Tensor], spec: Lamb) -> list[Tensor]:
+    """Adam's update direction: m / (sqrt(v) + eps) with bias-corrected moments."""
+    first, second, steps = adam_state(optimizer, weights)
     torch._foreach_add_(steps, 1)
     t = steps[0]
     torch._foreach_lerp_(first, gradients, 1 - spec.betas[0])
@@ -279,16 +286,32 @@ class MuonOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             weights, gradients = with_gradients(group["params"])
-            if not weights:
-                continue
-            if group["weight_decay"]:
-                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            if group["muon"]:
-                self.step_muon(weights, gradients, group["lr"])
-            else:
-                apply_update(weights, adam(self, weights, gradients, self.spec), group["lr"])
+            if weights:
+                (self.step_muon if group["muon"] else self.step_adamw)(weights, gradients, group)
 
-    def step_muon(self, weights: list[Tensor], gradients: list[Tensor], lr: float | Tensor) -> None:
+    def step_adamw(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
+        first, second, steps = adam_state(self, weights)
+        adamw(
+            weights,
+            gradients,
+            first,
+            second,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            beta1=self.spec.betas[0],
+            beta2=self.spec.betas[1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=self.spec.eps,
+            maximize=False,
+        )
+
+    def step_muon(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
+        lr = group["lr"]
+        if group["weight_decay"]:
+            torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum"] = torch.zeros_like(weight)
@@ -302,8 +325,8 @@ class MuonOptimizer(Optimizer):
             by_shape.setdefault(weight.shape, []).append(index)
         for shape, indices in by_shape.items():
             directions = orthogonalize(torch.stack([updates[index] for index in indices]))
-            scale = 0.2 * math.sqrt(max(shape))
-            apply_update([weights[index] for index in indices], list((scale * directions).unbind()), lr)
+            directions *= -0.2 * math.sqrt(max(shape)) * lr
+            torch._foreach_add_([weights[index] for index in indices], list(directions.unbind()))
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -314,5 +337,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     x = x.to(default_dtype(x.device)) if x.is_cuda else x  # normalized before: small gradients vanish in float16
     for _ in range(steps):
         gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return (x.mT if tall else x).to(matrices.dtype)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
+    # Contiguous also where x is turned: torch adds lists of tensors in one kernel only if their strides agree.
+    return torch.empty_like(matrices).copy_(x.mT if tall else x)
