@@ -5,9 +5,11 @@ from __future__ import annotations
 from statistics import mean
 from textwrap import indent
 
+from allmlp.study.summary import show_interval
 from paper_tables.vision import TABLES
 from results.markdown import NOTHING, accuracy, log, percent, table
 from results.records import LOGS, Record, document, epochs, evaluation, seeds, study
+from results.studies import summary
 
 FAMILIES = {
     "gmlp": ("gMLP", "`cifar10_gmlp`", "0.3 to 0.7 M: 90.9; with shifts and stages: 95.54 (5.9 M), 97.35 (79 M) [1]"),
@@ -24,6 +26,13 @@ STAGED = {
     "mlp": ("plain MLP", "`cifar10_mlp`"),
 }
 """Rows of the study of pyramids."""
+DISTILLED = {
+    "labels": "ResMLP, from labels alone",
+    "hard": "ResMLP, hard distillation",
+    "soft": "ResMLP, soft distillation",
+    "teacher": "ResNet-18, the teacher",
+}
+"""Rows of the study of distillation."""
 FLAT = ("gmlp", "resmlp")
 """Rows of the study of CIFAR-10 to compare them with."""
 EARLIER = {
@@ -83,6 +92,22 @@ def staged() -> str:
     flat = [(f"{FAMILIES[row][0]}, isotropic", *FAMILIES[row][1:2], *measured(study("cifar10", row))) for row in FLAT]
     published = [("Caterpillar-Mi, published", "", "5.9 M", "", "", "95.54 %")]
     return table(("model", "recipe", "parameters", "n", "epochs", "test accuracy"), rows + flat + published)
+
+
+def distillation() -> str:
+    found = summary("resmlp_distillation")
+    if found is None:
+        return "Not run yet."
+    lines = {line.row: line for line in found.lines}
+    rows = [
+        (
+            what,
+            *measured(study("resmlp_distillation", row)),
+            show_interval(lines[row].difference, signed=True) if row in ("hard", "soft") else NOTHING,
+        )
+        for row, what in DISTILLED.items()
+    ]
+    return table(("training", "parameters", "n", "epochs", "test accuracy", "to labels alone"), rows)
 
 
 def cifar10_short() -> str:
@@ -199,6 +224,7 @@ BLOCKS = {
     "demo": demo,
     "cifar10": cifar10,
     "staged": staged,
+    "distillation": distillation,
     "cifar10-short": cifar10_short,
     "cifar10-earlier": cifar10_earlier,
     "ablations": ablations,
