@@ -42,10 +42,10 @@ def batcher() -> Batcher:
 @pytest.fixture
 def port(batcher: Batcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A server in a thread, with short timeouts."""
-    monkeypatch.setattr(server, "HEADER_TIMEOUT", 0.4)
+    monkeypatch.setattr(server, "HEADER_TIMEOUT", 1.0)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 6)
     with running(
-        image_folder(tmp_path), batcher=batcher, limits=RequestLimits(max_body=10_000, idle_timeout=0.4)
+        image_folder(tmp_path), batcher=batcher, limits=RequestLimits(max_body=10_000, idle_timeout=1.0)
     ) as found:
         yield found
 
