@@ -191,6 +191,16 @@ def test_the_image_size_in_the_readme() -> None:
     assert model(torch.rand(1, 3, 160, 256)).shape == (1, 10)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_new_classifier_is_in_the_mode_of_the_model(training: bool) -> None:
+    """Otherwise its dropout would be active in evaluation mode."""
+    model = allmlp.create("vit_nano", overrides={"depth": 1, "head.dropout": 0.5}).train(training)
+    assert model.reset_classifier(4).head.training is training  # type: ignore[union-attr]
+    torch.nn.init.normal_(model.head.proj.weight)  # type: ignore[union-attr]
+    (images,) = model.dummy_inputs(2)
+    assert torch.equal(model(images), model(images)) is not training
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_reset_classifier(name: str) -> None:
     model = text_model(name)

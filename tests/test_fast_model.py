@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import allmlp
+from allmlp.errors import UserError
 from allmlp.inference import FastModel, fast, graphs
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.gpu import GpuFastEncoder
@@ -182,6 +183,28 @@ def test_masks_and_caches_of_unfused_models() -> None:
     torch.testing.assert_close(fast(model)(ids, mask), model(ids, mask).detach())
     with pytest.raises(TypeError):
         fast(model)(ids, masks=mask)
+
+
+@pytest.mark.parametrize("name", ["mixer_nano", "vit_nano"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_arguments_besides_the_images_are_used_or_refused(name: str, dtype: torch.dtype) -> None:
+    model = create(name)
+    (images,) = model.dummy_inputs(2)
+    with torch.no_grad():
+        logits, pooled = model(images), model(images, pre_logits=True)
+    converted = UnfusedModel(model, dtype) if name == "vit_nano" else CpuFastEncoder(model, dtype)
+    torch.testing.assert_close(converted(images, pre_logits=False).float(), logits, atol=0.2, rtol=0.1)
+    if name == "mixer_nano":
+        with pytest.raises(UserError, match="images alone"):
+            converted(images, pre_logits=True)
+    else:
+        torch.testing.assert_close(converted(images, pre_logits=True).float(), pooled, atol=0.2, rtol=0.1)
+
+
+@pytest.mark.parametrize("name", ["mixer_nano", "vit_nano"])
+def test_a_model_of_any_image_size_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="one image size"):
+        fast(create(name, dynamic=True))
 
 
 # --- CUDA graphs, with recording and streams replaced by plain calls --------------------------------------------

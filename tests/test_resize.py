@@ -362,6 +362,41 @@ def test_dense_matrices_start_from_toeplitz_ones(causal: bool, tmp_path: Path) -
         transfer(old, open_start(tmp_path / "dense"))
 
 
+@pytest.mark.parametrize("seq_len", [6, 14])
+def test_dense_matrices_start_from_toeplitz_ones_of_another_length(seq_len: int, tmp_path: Path) -> None:
+    old = allmlp.create(gmlp_text(2, 16, 32, seq_len=10, vocab_size=20), seed=0).eval()
+    randomize(old)
+    allmlp.save(old, tmp_path)
+    longer = override(gmlp_text(2, 16, 32, seq_len=seq_len, vocab_size=20), "block.channel.inner.projection", Dense())
+    new = allmlp.create(longer, seed=1).eval()
+    assert transfer(new, open_start(tmp_path)) == []
+    ids = torch.randint(0, 20, (3, seq_len))
+    with torch.no_grad():
+        torch.testing.assert_close(new(ids), resize_model(old, seq_len=seq_len)(ids))
+
+
+def pyramid(img_size: int, stages: int) -> Encoder:
+    spec = allmlp.preset("cyclemlp_b1").spec
+    return spec.configure(img_size=img_size).replace(width=8, depth=1, stages=spec.stages[:stages])
+
+
+OTHER_MODELS = {
+    "attention": ("bert_tiny", "gmlp_mlm_tiny", {"seq_len": 24}),
+    "token MLP": ("mixer_mlm_tiny", "bert_tiny", {"seq_len": 24}),
+    "translation": ("transformer_seq2seq_tiny", "resmlp_seq2seq_tiny", {"seq_len": 24}),
+    "series": ("gmlp_series", "patchtsmixer", {"seq_len": 96}),
+    "stages": (pyramid(64, 2), pyramid(128, 1), {}),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_another_model_of_another_size_is_no_start(name: str, tmp_path: Path) -> None:
+    old, new, size = OTHER_MODELS[name]
+    allmlp.save(allmlp.create(old, seed=0), tmp_path)
+    with pytest.raises(UserError, match="is another model"):
+        transfer(allmlp.create(new, **size, seed=1), open_start(tmp_path))
+
+
 # --- series ------------------------------------------------------------------------------------------------
 
 

@@ -526,6 +526,8 @@ def test_seconds_until_a_loss_has_fallen_to_a_target() -> None:
     summary = summarize(progress(study, [records.make("small", trial, 1, 99.0, {"result": result})]))
     assert summary.reached["mixer"] is not None and summary.reached["mixer"].mean == 10.0
     assert runner.is_better("mse", 0.1, 0.5) and not runner.is_better("accuracy", 0.1, 0.5)
+    for metric in ("mse", "accuracy"):  # the first candidate may be the one that diverged
+        assert runner.is_better(metric, 0.1, math.nan) and not runner.is_better(metric, math.nan, 0.1)
 
 
 def test_costs_and_seconds_to_a_target(fake: Path, tmp_path: Path) -> None:

@@ -62,9 +62,10 @@ def ema_tensors(model: Model) -> dict[str, Tensor]:
 
 
 def split_dtypes(tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Floating-point tensors, and all others."""
-    floating = [tensor.detach() for tensor in tensors.values() if tensor.is_floating_point()]
-    return floating, [tensor.detach() for tensor in tensors.values() if not tensor.is_floating_point()]
+    """Floating-point tensors, and all others; under FSDP, which does not shard buffers, the shards of this process."""
+    own = [getattr(tensor, "_local_tensor", tensor).detach() for tensor in tensors.values()]
+    floating = [tensor for tensor in own if tensor.is_floating_point()]
+    return floating, [tensor for tensor in own if not tensor.is_floating_point()]
 
 
 @torch.no_grad()

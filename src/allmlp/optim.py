@@ -20,7 +20,7 @@ from allmlp.spec import NonNegative, Rate, Spec
 
 BLOCK_PATHS = re.compile(r".*\bblocks\.\d+(?=\.)"), re.compile(r".*?\b(?:layers?|layer\d+)\.\d+(?=\.)")
 """Paths of the blocks in networks of other packages, named "blocks" or "layers"."""
-POSITIONS = re.compile(r"\bpos(ition)?_embed")
+POSITIONS = re.compile(r"\bpos(ition)?_embed|\brelative_position_bias_table$")
 
 
 class Optim(Spec, abstract=True):
@@ -128,9 +128,9 @@ def parameter_groups(module: nn.Module, spec: Optim, muon: bool = False) -> list
     groups: dict[tuple[bool, float, bool], list[Tensor]] = {}
     for name, weight in module.named_parameters():
         if weight.requires_grad:
-            decays = weight.dim() >= 2 and id(weight) not in undecayed
+            decays = not is_vector(weight) and id(weight) not in undecayed
             factor = spec.layer_decay ** (depth + 1 - numbers[name])
-            factor *= spec.vector_lr_scale if weight.dim() < 2 else 1.0
+            factor *= spec.vector_lr_scale if is_vector(weight) else 1.0
             groups.setdefault((decays, factor, id(weight) in hidden), []).append(weight)
     return [
         {
@@ -144,6 +144,11 @@ def parameter_groups(module: nn.Module, spec: Optim, muon: bool = False) -> list
         }
         for (decays, factor, is_muon), weights in groups.items()
     ]
+
+
+def is_vector(weight: Tensor) -> bool:
+    """Whether a parameter has one axis; in other packages, Affine and class tokens have the shape (1, 1, C)."""
+    return weight.dim() < 2 or (weight.dim() > 2 and weight.numel() == weight.shape[-1])
 
 
 def on_gpu(module: nn.Module) -> bool:
@@ -198,7 +203,10 @@ def position_embeddings(module: nn.Module) -> Iterable[Tensor]:
 
 def hidden_matrices(module: nn.Module) -> set[int]:
     """Ids of the matrices inside blocks: no embeddings, classifier or patch projection."""
-    return {id(weight) for name, weight in module.named_parameters() if block_number(name) and weight.dim() == 2}
+    numbers, depth = layer_numbers(module)
+    weights, positions = dict(module.named_parameters()), {id(weight) for weight in position_embeddings(module)}
+    matrices = [weights[name] for name, number in numbers.items() if 1 <= number <= depth and weights[name].dim() == 2]
+    return {id(weight) for weight in matrices} - positions
 
 
 def set_lr(optimizer: Optimizer, factor: float, weight_decay: float) -> None:

@@ -99,6 +99,12 @@ class World:
             dist.broadcast_object_list(values, device=self.device)
         return values[0]
 
+    def share_buffers(self, module: nn.Module) -> None:
+        """Copy the buffers of the main process, which are saved, to all: BatchNorm's statistics differ between them."""
+        for buffer in module.buffers():
+            if self.size > 1 and buffer.is_floating_point():
+                dist.broadcast(buffer, 0)
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()

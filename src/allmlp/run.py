@@ -114,6 +114,9 @@ class Run(Spec):
             raise UserError("lora is not for sharding=fsdp: use sharding=ddp")
         if self.quantize and (self.lora or self.sharding == "fsdp"):
             raise UserError("quantize is neither for lora nor for sharding=fsdp: use sharding=ddp without lora")
+        if (self.lora or self.quantize) and not self.task.saves_trained:
+            option, task = "lora" if self.lora else "quantize", type(self.task).__name__
+            raise UserError(f"{option} changes the trained model, and {task} saves its teacher: leave {option} out")
 
 
 plugins()  # last, because their recipes import Run

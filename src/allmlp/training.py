@@ -345,6 +345,7 @@ def evaluate(
 ) -> dict[str, float]:
     task.eval()
     metrics.start(task)
+    world.share_buffers(model)
     # Evaluation is rare: running it eagerly costs less than compiling the model a second time.
     with autocast(world.device, compute_dtype(run, world.device)), torch.compiler.set_stance("force_eager"):
         sums = task.evaluate(model, eval_batches(split, run.batch_size, world.device, world.rank, world.size))

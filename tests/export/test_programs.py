@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import allmlp
+from allmlp import layers
 from allmlp.export import aot
 from allmlp.export.files import export
 from allmlp.export.graphs import graphs
@@ -147,6 +148,18 @@ def test_too_short_to_step() -> None:
     model = allmlp.create("gmlp_causal_tiny", seq_len=2, vocab_size=9, overrides={"depth": 1}).eval()
     with pytest.raises(allmlp.UserError, match="too short to export a decoding step"):
         graphs(model, SampleInputs((torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool)), ""))
+
+
+def test_a_recurrent_model_has_no_decoding_step(tmp_path: Path) -> None:
+    """Its state is no past of tokens; the parallel pass is exported."""
+    recurrent = {"depth": 1, "width": 16, "block": layers.Block(layers.TokenLstm(), channel=layers.ChannelMlp(8))}
+    allmlp.save(allmlp.create("gmlp_causal_tiny", seq_len=8, vocab_size=20, overrides=recurrent), tmp_path / "model")
+    assert [one.file.name for one in export(tmp_path / "model", tmp_path / "m.pt2")] == ["m.pt2"]
+    spec = allmlp.preset("resmlp_seq2seq_tiny").spec.configure(seq_len=8, vocab_size=20)
+    decoder = spec.decoder.replace(block=spec.decoder.block.replace(token=layers.TokenLstm()))
+    allmlp.save(allmlp.create(spec.replace(decoder=decoder)), tmp_path / "translation")
+    with pytest.raises(allmlp.UserError, match="TokenLstm cannot be exported"):
+        export(tmp_path / "translation", tmp_path / "t.pt2")
 
 
 def test_grouped_queries_step_to_any_length(tmp_path: Path) -> None:

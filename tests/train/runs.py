@@ -12,12 +12,14 @@ from allmlp.data.augment import Augment, HorizontalFlip, Mixup, MultiCrop, Trans
 from allmlp.data.corpus import TextDataset, TokenBatch
 from allmlp.data.dataset import Data, ImageDataset, InMemory
 from allmlp.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from allmlp.layers import BatchNorm
 from allmlp.lora import Lora
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.resmlp import resmlp
 from allmlp.optim import AdamW, Muon
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
+from allmlp.spec import override
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.dino import Dino
 from allmlp.tasks.masked_lm import MaskedLM
@@ -70,6 +72,11 @@ def quiet() -> Run:
     """Without what depends on the number of processes: mixing, and torch's global random numbers."""
     run = small()
     return run.replace(model=run.model.configure(drop_path=0.0), task=run.task.replace(mix=None))
+
+
+def normalized() -> Run:
+    """BatchNorm, whose running statistics are buffers."""
+    return override(quiet(), "model.block.norm", BatchNorm())
 
 
 def orthogonalized() -> Run:

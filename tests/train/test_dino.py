@@ -15,9 +15,12 @@ from allmlp import log
 from allmlp import training as loop
 from allmlp.data.augment import MultiCrop
 from allmlp.data.sampler import Batch
+from allmlp.errors import UserError
 from allmlp.layers import MeanPool
+from allmlp.lora import Lora
 from allmlp.models.resnet import ResNet
 from allmlp.optim import Sgd
+from allmlp.quantization import Quantization
 from allmlp.record import read_record
 from allmlp.run import Budget
 from allmlp.tasks.dino import Dino, DinoModule, dino_loss
@@ -134,6 +137,13 @@ def test_unsuitable_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match="image encoders, with a pool"):
         Dino().configure_model(allmlp.create("bert_tiny").spec, Blobs().load())
     assert isinstance(selfsupervised().model.pool, MeanPool)
+
+
+@pytest.mark.parametrize("option", ["lora", "quantize"])
+def test_options_that_would_not_reach_the_teacher_are_refused(option: str) -> None:
+    """The saved teacher kept its full precision, and could not load a student with adapters."""
+    with pytest.raises(UserError, match=f"leave {option} out"):
+        selfsupervised().replace(**{option: Lora() if option == "lora" else Quantization()})
 
 
 @pytest.mark.slow

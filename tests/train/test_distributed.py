@@ -19,7 +19,7 @@ from allmlp.layers.block import BlockLayer
 from allmlp.models.zoo import create
 from allmlp.run import Run
 from allmlp.tasks.task import StepContext
-from allmlp.training import train
+from allmlp.training import evaluate_checkpoint, train
 from train import runs
 from train.launcher import Launcher
 from train.test_train import losses
@@ -137,6 +137,26 @@ def test_two_processes_keep_the_best_weights_of_one(one: Path, two: Path) -> Non
 @pytest.mark.parametrize("two", ["ddp"], indirect=True)
 def test_two_processes_train_the_adapters_of_one(one: Path, two: Path) -> None:
     assert_same_weights(one / "adapted", two / "adapted")
+
+
+BATCH_NORM = """
+import sys
+from pathlib import Path
+from allmlp import training
+from train import runs
+training.train(runs.normalized().replace(sharding=sys.argv[2]), Path(sys.argv[1]) / "run", "cpu")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_the_evaluation_of_two_processes_is_that_of_the_saved_model(
+    sharding: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    """Also with BatchNorm, whose statistics are those of the examples of each process, and their EMA."""
+    run = launch(launcher, BATCH_NORM, tmp_path, sharding) / "run"
+    found = json.loads((run / "run.json").read_text())["result"]["test"]
+    assert found == pytest.approx(evaluate_checkpoint(run, "cpu"), rel=1e-6)
 
 
 def assert_same_weights(one: Path, two: Path) -> None:

@@ -105,6 +105,42 @@ def test_muon_takes_the_matrices_of_the_blocks() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("hf:deit_ti16", "layers.3.mlp.fc1", "classifier.weight"),
+        ("hf:patchtst", "encoder.layers.0.self_attn.q_proj.weight", "head.projection.weight"),
+        ("timm:test_vit", "blocks.0.mlp.fc1.weight", "head.weight"),
+        ("timm:swin_tiny_patch4_window7_224", "layers.1.blocks.0.mlp.fc1.weight", "relative_position_bias_table"),
+    ],
+)
+def test_muon_takes_the_matrices_of_other_networks(name: str, inside: str, outside: str) -> None:
+    with torch.device("meta"):
+        model = allmlp.preset(name).spec.build()
+    chosen = hidden_matrices(model)
+    assert chosen == {
+        id(weight) for group in Muon().build(model).param_groups if group["muon"] for weight in group["params"]
+    }
+    found = {key: id(weight) in chosen for key, weight in model.named_parameters()}
+    assert [taken for key, taken in found.items() if inside in key and key.endswith("weight")] == [True]
+    assert not any(taken for key, taken in found.items() if outside in key or "embed" in key)
+    share = sum(weight.numel() for weight in model.parameters() if id(weight) in chosen) / sum(
+        weight.numel() for weight in model.parameters()
+    )
+    assert share > (0.05 if name == "hf:patchtst" else 0.5)
+
+
+@pytest.mark.parametrize("name", ["timm:resmlp_12_224", "timm:test_vit", "hf:deit_ti16"])
+def test_vectors_of_other_networks_are_not_decayed(name: str) -> None:
+    """There, Affine and class tokens are of shape (1, 1, C)."""
+    with torch.device("meta"):
+        model = allmlp.preset(name).spec.build()
+    groups = parameter_groups(model, AdamW(lr=1.0, vector_lr_scale=4.0))
+    rates = {id(weight): (group["peak_lr"], group["decays"]) for group in groups for weight in group["params"]}
+    vectors = [w for key, w in model.named_parameters() if key.endswith(("alpha", "beta", "_token", "norm1.weight"))]
+    assert vectors and all(rates[id(weight)] == (4.0, False) for weight in vectors)
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 6, 20), (2, 20, 6)])
 def test_orthogonalize(shape: tuple[int, ...]) -> None:
     """Singular values end near one, singular vectors stay."""

@@ -49,6 +49,21 @@ def test_repeated_augmentation() -> None:
     assert [sampler.indices(0).tolist().count(index) for index in sampler.indices(0).unique()] == [3] * 4
 
 
+@pytest.mark.parametrize("batch", [2, 8, 16])
+def test_repeated_augmentation_fills_the_batch(batch: int) -> None:
+    """The batch of 2048 of ResMLP's recipe is no multiple of its three copies either."""
+    sampler = Sampler(30, batch, 0, repeats=3)
+    batches = [sampler.indices(step) for step in range(sampler.steps(2))]
+    assert {len(one) for one in batches} == {batch}
+    for one in batches:
+        assert one.tolist() == one[::3].repeat_interleave(3)[:batch].tolist()
+    seen = torch.cat([one[::3] for one in batches])[: 2 * 30]
+    for epoch in seen.split(30):
+        assert sorted(epoch.tolist()) == list(range(30))
+    loaders = [Loader(in_memory(30), sampler, CPU, rank, 2) for rank in range(2)]
+    assert [len(loader.fetch(0).examples.labels) for loader in loaders] == [batch // 2] * 2
+
+
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 50), st.integers(1, 5), st.integers(2, 3))
 @settings(max_examples=60, deadline=None)
 def test_a_growing_batch_has_every_example_once_per_epoch(

@@ -87,7 +87,8 @@ class Sampler:
     """Concatenates one permutation of the examples per epoch and cuts it into batches.
 
     Every example occurs exactly once per epoch, even if the batch size does not divide their number. With `repeats`
-    each example occurs several times in its batch, augmented differently.
+    each example occurs several times in its batch, augmented differently; the last one fewer times where the batch
+    size is not a multiple.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Sampler:
 
     def distinct(self, batch_size: int) -> int:
         """Number of distinct examples in a batch of this size."""
-        return max(batch_size // self.repeats, 1)
+        return math.ceil(batch_size / self.repeats)
 
     def position(self, step: int) -> int:
         """Number of examples before `step`."""

@@ -7,7 +7,8 @@
     translation  encoder: source, mask    -> memory.0 ..
                  step:    token, mask, memory.0 .., past.0 ..                       -> logits, present.0 ..
 
-The batch size is dynamic. Decoding starts from an empty past (B x 0 x C); `present` is the `past` of the next step.
+The batch size is dynamic. Decoding starts from an empty past (B x 0 x C); `present` is the `past` of the next step. A
+recurrent model (`TokenLstm`) has a state in place of a past, and no decoding step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from allmlp.errors import UserError
 from allmlp.export.sample_inputs import SampleInputs
 from allmlp.layers.context import Cache
+from allmlp.layers.mixers.lstm import TokenLstm
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.encoder_decoder import EncoderDecoderModel
@@ -74,9 +76,15 @@ def graphs(model: Model, samples: SampleInputs) -> list[ExportGraph]:
     if (model.spec.stem.segments or 0) > 1:
         names, tensors = (*names, "segments"), (ids, mask, second_half(mask))
     found = [ExportGraph("", ForwardGraph(model), names, ("logits",), (BATCH,) * len(names), batches(tensors))]
-    if model.spec.block.causal and model.spec.pool is None:
+    if model.spec.block.causal and model.spec.pool is None and not is_recurrent(model):
         found.append(step(model, ids, (), model.spec.stem.seq_len))
     return found
+
+
+def is_recurrent(model: EncoderModel | EncoderDecoderModel) -> bool:
+    """Whether decoding carries a state of constant size."""
+    spec = model.spec.decoder if isinstance(model, EncoderDecoderModel) else model.spec
+    return any(isinstance(part, TokenLstm) for part in spec.children())
 
 
 def batches(tensors: Tensors) -> list[Tensors]:
@@ -95,6 +103,8 @@ def numbered(name: str, tensors: Tensors) -> tuple[str, ...]:
 
 def step(model: EncoderModel | EncoderDecoderModel, ids: Tensor, fixed: Tensors, max_past: int) -> ExportGraph:
     """One decoding step, compared for one example and for all, each from an empty past."""
+    if is_recurrent(model):
+        raise UserError("a decoder with TokenLstm cannot be exported: its state is no past of tokens")
     module, count = DecodeStepGraph(model, ids, *fixed), min(STEPS, max_past, ids.shape[1])
     if count < 3:
         raise UserError(f"a model of {max_past} tokens is too short to export a decoding step")

@@ -16,6 +16,7 @@ from allmlp.inference.measurement import Times, keep, measured_key, read_kept, t
 from allmlp.inference.model import FastModel, UnfusedModel
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
+from allmlp.models.grid import DynamicEncoderModel
 from allmlp.models.model import Model
 from allmlp.models.series_encoder import SeriesEncoderModel
 
@@ -47,6 +48,8 @@ def fast(
     """
     if not isinstance(model, (EncoderModel, SeriesEncoderModel)):
         raise UserError(f"fast() takes an encoder of this library, not a {type(model).__name__}")
+    if isinstance(model, DynamicEncoderModel):
+        raise UserError("fast() takes a model of one image size: load or create it without dynamic=True")
     if dtype == torch.int8:
         if model.device.type != "cpu":
             raise UserError("int8 is for a CPU: move the model there, or use torch.float8_e4m3fn on a GPU")

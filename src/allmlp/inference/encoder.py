@@ -147,13 +147,19 @@ class FastEncoder(FastModel):
         """
         raise NotImplementedError
 
-    def forward(self, x: Tensor, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        """Like `forward` of the original, for images, or for texts of full length."""
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Like `forward` of the original, for images, or for texts of full length, without further arguments."""
         stem = self.spec.stem
-        if isinstance(stem, TokenEmbed) and (args or kwargs or x.shape[1:] != (stem.seq_len,)):
+        others = any(value is not None and value is not False for value in (*args, *kwargs.values()))
+        if isinstance(stem, TokenEmbed) and (others or x.shape[1:] != (stem.seq_len,)):
             raise UserError(
                 f"fast() text models take sequences of {stem.seq_len} tokens without a mask; "
                 "call the original model for others"
+            )
+        if others:
+            raise UserError(
+                "fast() image models take images alone: call the original model, or, for pooled features, "
+                "convert it without a head (num_classes=0)"
             )
         return self.run(self.compute, (self.view(x),))
 

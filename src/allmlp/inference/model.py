@@ -75,7 +75,10 @@ class FastModel(nn.Module):
             if device.type == "cuda" and len(inputs[0]) and not torch.cuda.is_current_stream_capturing():
                 return self.graphs.replay(compute, inputs, self.dtype, kind)
             with torch.no_grad(), device_guard(device):
-                return compute(*(x.to(self.dtype) if x.is_floating_point() else x for x in inputs))
+                return compute(*map(self.cast, inputs))
+
+    def cast(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype) if x.is_floating_point() else x
 
     # --- what is refused ---------------------------------------------------------------------------------------
 
@@ -146,6 +149,7 @@ class UnfusedModel(FastModel):
         names = tuple(given)
         if not all(isinstance(value, Tensor) and len(value) == len(x) for value in given.values()):
             # Other arguments, such as a cache or an embedding, have no batch dimension.
+            given |= {name: self.cast(value) for name, value in given.items() if isinstance(value, Tensor)}
             with torch.no_grad(), device_guard(self.device), torch.autocast(self.device.type, enabled=False):
                 return self.model.forward(**given)
 

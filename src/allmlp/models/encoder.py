@@ -373,7 +373,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         self.forget_class_names()
         with self.device:
             fresh = self.build_head()
-        self.head = None if fresh is None else fresh.to(self.dtype)
+        self.head = None if fresh is None else fresh.to(self.dtype).train(self.training)
         return self
 
     def set_grad_checkpointing(self, enable: bool = True) -> Self:

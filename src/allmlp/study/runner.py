@@ -81,6 +81,9 @@ def metric_name(study: Study, record: Record) -> str:
 
 
 def is_better(metric: str, value: float, than: float) -> bool:
+    """Whether a value is better than another; NaN is the worst."""
+    if math.isnan(than):
+        return not math.isnan(value)
     return value < than if metric.endswith(MINIMIZED) else value > than
 
 

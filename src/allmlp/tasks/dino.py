@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,7 @@ class Dino(Task):
     code passes small crops through an MLP over tokens.
     """
 
+    saves_trained: ClassVar[bool] = False
     crops: MultiCrop = MultiCrop()
     out_dim: Count = 65_536
     hidden_dim: Count = 2048

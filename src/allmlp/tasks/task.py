@@ -40,6 +40,8 @@ class StepContext(NamedTuple):
 class Task(Spec, abstract=True):
     dataset_type: ClassVar[type[Dataset]] = ImageDataset
     """The type of `dataset` in the methods below."""
+    saves_trained: ClassVar[bool] = True
+    """Whether the model that has gradients is the one that is evaluated and saved."""
 
     def check_dataset(self, dataset: Dataset) -> None:
         if not isinstance(dataset, self.dataset_type):

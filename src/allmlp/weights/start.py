@@ -12,7 +12,9 @@ from allmlp.data.preprocessing import Preprocessing
 from allmlp.data.series import SeriesDataset
 from allmlp.errors import UserError
 from allmlp.layers.mixers.projection import Dense, Toeplitz, TokenProjection
-from allmlp.models.grid import GridResize
+from allmlp.models.encoder import Encoder
+from allmlp.models.encoder_decoder import EncoderDecoder
+from allmlp.models.grid import GridResize, with_img_size
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.models.zoo import presets
@@ -21,7 +23,7 @@ from allmlp.weights.bundled import model_path
 from allmlp.weights.fetch import locate
 from allmlp.weights.look_back import differs_in_look_back, resize_look_back, with_look_back
 from allmlp.weights.pretrained import open_model, pretrained_external
-from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length
+from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length, with_seq_len
 
 HEAD_PREFIXES = ("head.", "pool.")
 """Parameters that may differ between tasks."""
@@ -62,13 +64,7 @@ def transfer(model: Model, start: Start) -> list[str]:
     All weights must match, except for head and pool, which keep their initialization if they differ. Weights of the
     same model at another image size or sequence length are resized; Toeplitz matrices can become dense ones.
     """
-    source, found = start.model.state_dict(), start.model.spec
-    if differs_in_img_size(found, model.spec):
-        source = GridResize(found, model.spec)(source)
-    elif differs_in_seq_len(found, model.spec):
-        source = resize_length(source, model.spec)
-    elif differs_in_look_back(found, model.spec):
-        source = resize_look_back(source, found, model.spec)
+    source = resized(start.model, model.spec)
     source |= dense_matrices(model, source)
     prefixes = (*HEAD_PREFIXES, f"{model.parts().get('head', 'head')}.")
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -84,6 +80,27 @@ def transfer(model: Model, start: Start) -> list[str]:
         )
     model.load_state_dict({name: source[name] for name in body}, strict=False)
     return fresh
+
+
+def resized(model: Model, like: ModelSpec) -> dict[str, Tensor]:
+    """The weights of `model` at the image size, sequence length or look-back of `like`, which may be another model."""
+    weights, spec = model.state_dict(), model.spec
+    if differs_in_img_size(spec, like) and like.input_size is not None:
+        return GridResize(spec, with_img_size(spec, like.input_size))(weights)
+    if differs_in_seq_len(spec, like):
+        return resize_length(weights, with_length_of(spec, like))
+    if isinstance(spec, SeriesEncoder) and isinstance(like, SeriesEncoder) and differs_in_look_back(spec, like):
+        return resize_look_back(weights, spec, with_look_back(spec, like.stem.seq_len))
+    return weights
+
+
+def with_length_of(spec: ModelSpec, like: ModelSpec) -> ModelSpec:
+    """The spec of a text model at the sequence length of `like`."""
+    if isinstance(spec, EncoderDecoder) and isinstance(like, EncoderDecoder):
+        encoder, decoder = with_length_of(spec.encoder, like.encoder), with_length_of(spec.decoder, like.decoder)
+        return spec.replace(encoder=encoder, decoder=decoder)
+    assert isinstance(like, Encoder)
+    return with_seq_len(spec, like.stem.tokens)
 
 
 def dense_matrices(model: Model, source: dict[str, Tensor]) -> dict[str, Tensor]:
