@@ -27,15 +27,15 @@ class Optim(Spec, abstract=True):
     """`lr` is the peak learning rate; `weight_decay` is decoupled and scaled by the learning rate, except that SGD and
     Adagrad add it to the gradient.
 
-    Norms, Affine, LayerScale, biases and position embeddings are not decayed. With `layer_decay` below 1 the learning
-    rate of each block is that factor times the rate of the block above it (fine-tuning).
+    Norms, Affine, LayerScale, biases, Toeplitz diagonals and position embeddings are not decayed. With `layer_decay`
+    below 1 the learning rate of each block is that factor times the rate of the block above it (fine-tuning).
     """
 
     lr: NonNegative = 1e-3
     weight_decay: NonNegative = 0.05
     layer_decay: Rate = 1.0
     vector_lr_scale: NonNegative = 1.0
-    """Factor on the learning rate of one-dimensional parameters: norms, Affine, LayerScale and biases."""
+    """Factor on the learning rate of one-dimensional parameters: norms, Affine, LayerScale, biases and diagonals."""
     weight_decay_end: NonNegative | None = None
     """Final weight decay, reached along half a cosine; None keeps it constant."""
 
