@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 import allmlp
+from allmlp.cli.app import next_prediction
 from allmlp.data.preprocessing import TextPreprocessing, write_preprocessing
 from allmlp.data.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.models.gpt2 import gpt2
@@ -113,6 +115,24 @@ def test_settings_of_sampling_are_checked() -> None:
     ):
         with pytest.raises(allmlp.UserError, match=message):
             generate(model, tokenizer, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("task", "causal", "command"),
+    [
+        ("text", True, "generate {} --prompt TEXT"),
+        ("text", False, "predict {} TEXT"),
+        ("classes", True, "predict {} TEXT"),
+        ("span", False, "predict {} QUESTION --context TEXT"),
+    ],
+)
+def test_the_next_command_is_one_of_the_model(
+    task: Any, causal: bool, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allmlp.save(allmlp.create("gpt2_tiny", overrides={"block.token.causal": causal}), tmp_path)
+    write_preprocessing(tmp_path, TextPreprocessing(task, 128))
+    next_prediction(tmp_path)
+    assert capsys.readouterr().err == f"next: allmlp {command.format(tmp_path)}\n"
 
 
 @pytest.mark.parametrize(
