@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from allmlp.data.dataset import Data
 from allmlp.data.sampler import GrowingBatch, Sampler
@@ -42,6 +42,7 @@ class Budget(Spec):
 
 
 class Run(Spec):
+    aliases: ClassVar[dict[str, str]] = {"data.fraction": "train_fraction", "data.per_class": "train_per_class"}
     model: ModelSpec | None
     """None: the model of `init_from`."""
     task: Task
