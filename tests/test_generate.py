@@ -132,7 +132,9 @@ def test_the_next_command_is_one_of_the_model(
     allmlp.save(allmlp.create("gpt2_tiny", overrides={"block.token.causal": causal}), tmp_path)
     write_preprocessing(tmp_path, TextPreprocessing(task, 128))
     next_prediction(tmp_path)
-    assert capsys.readouterr().err == f"next: allmlp {command.format(tmp_path)}\n"
+    (tmp_path / "preprocessing.json").unlink()
+    next_prediction(tmp_path)
+    assert capsys.readouterr().err == f"next: allmlp {command.format(tmp_path)}\nnext: allmlp show {tmp_path}\n"
 
 
 @pytest.mark.parametrize(

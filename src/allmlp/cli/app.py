@@ -290,12 +290,14 @@ def next_command(*parts: object) -> None:
 
 
 def next_prediction(folder: Path) -> None:
-    """Print the command that uses a trained model of images or texts."""
-    from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
+    """Print the command that uses a trained model of images or texts, if its folder says how."""
+    from allmlp.data.preprocessing import TextPreprocessing, known_preprocessing
     from allmlp.weights.folder import read_spec
 
-    known, block = read_preprocessing(folder), getattr(read_spec(folder), "block", None)
-    if not isinstance(known, TextPreprocessing):
+    known, block = known_preprocessing(folder), getattr(read_spec(folder), "block", None)
+    if known is None:
+        next_command("show", folder)
+    elif not isinstance(known, TextPreprocessing):
         next_command("predict", folder, "IMAGE")
     elif known.task == "span":
         next_command("predict", folder, "QUESTION", "--context", "TEXT")
