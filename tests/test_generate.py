@@ -139,8 +139,13 @@ def test_the_next_command_is_one_of_the_model(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("--temperature", "inf"), "temperature must be 0"), (("--prompt", 9 * "one "), "shorten it")],
-    ids=["temperature", "prompt"],
+    [
+        (("--temperature", "inf"), "temperature must be 0"),
+        (("--prompt", 9 * "one "), "shorten it"),
+        (("--dtype", "int8"), "not in int8"),
+        (("--device", "toaster"), "toaster"),
+    ],
+    ids=["temperature", "prompt", "dtype", "device"],
 )
 def test_an_error_comes_before_any_text(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -109,6 +109,9 @@ class Run(Spec):
     def check(self) -> None:
         if self.train_per_class and self.train_fraction < 1:
             raise UserError("train_per_class and train_fraction both choose training examples: set one of them")
+        if self.batch_growth and self.batch_growth.start >= self.batch_size:
+            start = self.batch_growth.start
+            raise UserError(f"batch_growth.start={start} does not grow to batch_size={self.batch_size}: lower start")
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
         if self.lora and self.sharding == "fsdp":
