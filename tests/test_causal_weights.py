@@ -90,6 +90,15 @@ def test_there_and_back(kind: str, options: dict[str, Any], tmp_path: Path) -> N
         assert read_preprocessing(ours) == TextPreprocessing("text", 9)
 
 
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_a_missing_head_is_an_error(kind: str, tmp_path: Path) -> None:
+    publish(tmp_path / "theirs", kind, tie_word_embeddings=True)
+    file = tmp_path / "theirs" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
+    with pytest.raises(allmlp.UserError, match=f"it has no lm_head.weight, which {kind} has"):
+        convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))
+
+
 def test_settings_are_read(tmp_path: Path) -> None:
     publish(tmp_path / "llama", "LlamaForCausalLM", rope_parameters=SCALED)
     token = allmlp.load(convert(str(tmp_path / "llama"), str(tmp_path / "ours"))).spec.block.token

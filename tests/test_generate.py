@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 import allmlp
+from allmlp.cli.app import next_prediction
 from allmlp.data.preprocessing import TextPreprocessing, write_preprocessing
 from allmlp.data.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.models.gpt2 import gpt2
@@ -116,9 +118,34 @@ def test_settings_of_sampling_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
+    ("task", "causal", "command"),
+    [
+        ("text", True, "generate {} --prompt TEXT"),
+        ("text", False, "predict {} TEXT"),
+        ("classes", True, "predict {} TEXT"),
+        ("span", False, "predict {} QUESTION --context TEXT"),
+    ],
+)
+def test_the_next_command_is_one_of_the_model(
+    task: Any, causal: bool, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allmlp.save(allmlp.create("gpt2_tiny", overrides={"block.token.causal": causal}), tmp_path)
+    write_preprocessing(tmp_path, TextPreprocessing(task, 128))
+    next_prediction(tmp_path)
+    (tmp_path / "preprocessing.json").unlink()
+    next_prediction(tmp_path)
+    assert capsys.readouterr().err == f"next: allmlp {command.format(tmp_path)}\nnext: allmlp show {tmp_path}\n"
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
-    [(("--temperature", "inf"), "temperature must be 0"), (("--prompt", 9 * "one "), "shorten it")],
-    ids=["temperature", "prompt"],
+    [
+        (("--temperature", "inf"), "temperature must be 0"),
+        (("--prompt", 9 * "one "), "shorten it"),
+        (("--dtype", "int8"), "not in int8"),
+        (("--device", "toaster"), "toaster"),
+    ],
+    ids=["temperature", "prompt", "dtype", "device"],
 )
 def test_an_error_comes_before_any_text(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import allmlp
 from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing, write_preprocessing
+from allmlp.models.llama import llama
 from allmlp.models.mixer import mixer
 from allmlp.weights import fetch
 from allmlp.weights import model_card as card
@@ -287,6 +288,26 @@ def test_models_of_others_on_the_hub(world: Hub, tmp_path: Path) -> None:
     assert load_file(copy / "model.safetensors").keys() == ours.state_dict().keys()
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_weights_in_several_parts(kind: str, world: Hub, tmp_path: Path) -> None:
+    """As large Llamas are published, with files of other libraries beside them."""
+    model = allmlp.create(llama(2, 16, 24, 4, 2, seq_len=8, vocab_size=20), seed=0).eval()
+    whole = convert(str(allmlp.save(model, tmp_path / "ours")), str(tmp_path / "whole"), to="hf")
+    state, folder = load_file(whole / "model.safetensors"), tmp_path / "hub" / "org" / "llama"
+    folder.mkdir(parents=True)
+    shutil.copy(whole / "config.json", folder)
+    stem = "model" if kind == "safetensors" else "pytorch_model"
+    names = {key: f"{stem}-0000{1 + number % 2}-of-00002.{kind}" for number, key in enumerate(state)}
+    for name in sorted(set(names.values())):
+        part = {key: state[key] for key in state if names[key] == name}
+        save_file(part, folder / name) if kind == "safetensors" else torch.save(part, folder / name)
+    (folder / f"{stem}.{kind}.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder / "consolidated-00001-of-00002.safetensors").write_bytes(b"x")
+    copy = allmlp.load(convert("org/llama", str(tmp_path / "copy")))
+    assert all(torch.equal(copy.state_dict()[name], weight) for name, weight in model.state_dict().items())
+    assert not any("consolidated" in options.get("name", "") for _, options in world.calls)
+
+
 def test_hub_errors_are_one_line(world: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "hub" / "me" / "empty"
     folder.mkdir(parents=True)
@@ -294,7 +315,7 @@ def test_hub_errors_are_one_line(world: Hub, tmp_path: Path) -> None:
         allmlp.from_pretrained("me/empty")
     (folder / "model.safetensors").write_bytes(b"x")
     world.sizes["model.safetensors"] = MAX_DOWNLOAD_BYTES + 1
-    with pytest.raises(allmlp.UserError, match=r"at most 4,294,967,296 are downloaded"):
+    with pytest.raises(allmlp.UserError, match=r"at most 8,589,934,592 are downloaded"):
         allmlp.from_pretrained("me/empty")
     world.online = False
     with pytest.raises(allmlp.UserError) as caught:

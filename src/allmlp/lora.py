@@ -45,6 +45,8 @@ class Lora(Spec):
         found = [module for module in maps if not any(module.weight is weight for weight in trained)]
         if not found:
             raise UserError(f"lora finds no linear maps ({self.maps}) in {type(model.spec).__name__}")
+        if self.rank > (largest := max(min(module.weight.shape) for module in found)):
+            raise UserError(f"lora.rank={self.rank} is above the rank of every map, at most {largest}: lower it")
         model.requires_grad_(False)
         for weight in trained:
             weight.requires_grad_(True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from allmlp.data.dataset import Data
 from allmlp.data.sampler import GrowingBatch, Sampler
@@ -42,6 +42,7 @@ class Budget(Spec):
 
 
 class Run(Spec):
+    aliases: ClassVar[dict[str, str]] = {"data.fraction": "train_fraction", "data.per_class": "train_per_class"}
     model: ModelSpec | None
     """None: the model of `init_from`."""
     task: Task
@@ -108,6 +109,9 @@ class Run(Spec):
     def check(self) -> None:
         if self.train_per_class and self.train_fraction < 1:
             raise UserError("train_per_class and train_fraction both choose training examples: set one of them")
+        if self.batch_growth and self.batch_growth.start >= self.batch_size:
+            start = self.batch_growth.start
+            raise UserError(f"batch_growth.start={start} does not grow to batch_size={self.batch_size}: lower start")
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
         if self.lora and self.sharding == "fsdp":

@@ -60,6 +60,8 @@ class Spec:
     """Base of all configuration classes; the class name is its kind."""
 
     kinds: ClassVar[dict[str, type[Spec]]] = {}
+    aliases: ClassVar[dict[str, str]] = {}
+    """Other paths of fields in overrides -> their own."""
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -288,6 +290,7 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
 
     A string is parsed as on the command line; other values are used as they are.
     """
+    path = spec.aliases.get(path, path)
     head, _, rest = path.partition(".")
     known = hints(type(spec))
     if head not in known:

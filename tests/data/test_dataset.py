@@ -14,6 +14,7 @@ from allmlp.data.dataset import ImageDataset, InMemory, Subset, evenly_spaced, l
 from allmlp.data.image_folder import ImageFolder
 from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig
 from allmlp.errors import UserError
+from allmlp.spec import override_all
 from train.runs import small
 
 LABELS = torch.tensor([0, 1, 2, 2])
@@ -100,8 +101,15 @@ def test_per_class_keeps_as_many_of_each() -> None:
     chosen, more, others = (set(one.train.examples.images.flatten().tolist()) for one in (four, six, other))
     assert chosen < more and chosen != others
     assert whole.take_per_class(None, 0) is whole
+    assert four.notes == ("1 class has fewer than 4 training examples",) and not whole.take_per_class(3, 0).notes
     unlabeled = many({-1: 7, 0: 5, 1: 3}).take_per_class(2, 0)
     assert labels_of(unlabeled.train).tolist().count(-1) == 7 and len(unlabeled.train) == 11
+
+
+def test_the_choice_of_examples_is_a_setting_of_the_data_too() -> None:
+    run = small()
+    assert override_all(run, {"data.fraction": "0.25"}) == run.replace(train_fraction=0.25)
+    assert override_all(run, {"data.per_class": "4"}) == run.replace(train_per_class=4)
 
 
 def test_per_class_needs_classes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,16 @@ def test_held_out_runs_are_predicted_from_smaller_ones(runs: list[Path]) -> None
     assert found.next.low <= found.next.loss <= found.next.high
     assert found.alpha_range[0] <= found.law.alpha <= found.alpha_range[1]
     assert scaling(runs, "parameters").held_out_error < 0.01
+
+
+def test_runs_of_equal_names_are_told_apart(runs: list[Path], tmp_path: Path) -> None:
+    """Rows of several tables: a/gmlp, b/gmlp, ..."""
+    copies = [Path(shutil.copytree(folder, tmp_path / folder.name / "row")) for folder in runs]
+    found, expected = scaling(copies), scaling(runs)
+    assert [*found.held_out.values()] == [*expected.held_out.values()] and len(found.held_out) == 2
+    assert [*found.held_out] == [str(copies[4]), str(copies[5])]
+    with pytest.raises(allmlp.UserError, match="depth3 is named twice"):
+        scaling([*runs, runs[2]])
 
 
 def test_the_command(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

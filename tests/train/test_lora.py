@@ -146,5 +146,7 @@ def test_blocks_share_one_graph(trained: str, tmp_path: Path, monkeypatch: pytes
 def test_what_it_needs(trained: str, tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match="lora adapts a trained model"):
         train(small(lora=Lora()), tmp_path, "cpu")
+    with pytest.raises(allmlp.UserError, match=r"lora.rank=33 is above the rank of every map, at most 16"):
+        train(adapting(trained).replace(lora=Lora(rank=33)), tmp_path, "cpu")
     with pytest.raises(allmlp.UserError, match="lora is not for sharding=fsdp"):
         adapting(trained, sharding="fsdp")

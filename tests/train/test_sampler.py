@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from allmlp.data.dataset import InMemory, Subset
 from allmlp.data.sampler import GrowingBatch, Loader, Sampler, Stream, eval_batches, mix_seed
+from allmlp.errors import UserError
 from allmlp.log import METRICS, read_metrics
 from allmlp.run import Budget
 from allmlp.train_step import TrainStep
@@ -201,6 +202,11 @@ def test_a_run_with_a_growing_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     train_interrupted(run, tmp_path / "parts", monkeypatch, step=7)
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
     assert same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_batch_that_cannot_grow_is_refused() -> None:
+    with pytest.raises(UserError, match=r"batch_growth.start=32 does not grow to batch_size=24: lower start"):
+        small(batch_growth=GrowingBatch())
 
 
 def test_a_growing_batch_in_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

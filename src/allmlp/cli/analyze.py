@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, complete_model, console, examples, next_command, plain_table
+from allmlp.cli.app import app, complete_model, console, examples, next_command, next_prediction, plain_table
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import UserError
 
@@ -73,6 +73,8 @@ def analyze(
         print_analysis(result, note)
         if is_run(Path(model)):
             next_command("report", model)
+        elif target.trained and Path(model).is_dir():
+            next_prediction(Path(model))
         elif target.trained:
             next_command("predict", model, "IMAGE" if target.preprocessing else "TEXT")
         else:

@@ -289,6 +289,24 @@ def next_command(*parts: object) -> None:
         print(f"next: allmlp {shlex.join(map(str, parts))}", file=sys.stderr)
 
 
+def next_prediction(folder: Path) -> None:
+    """Print the command that uses a trained model of images or texts, if its folder says how."""
+    from allmlp.data.preprocessing import TextPreprocessing, known_preprocessing
+    from allmlp.weights.folder import read_spec
+
+    known, block = known_preprocessing(folder), getattr(read_spec(folder), "block", None)
+    if known is None:
+        next_command("show", folder)
+    elif not isinstance(known, TextPreprocessing):
+        next_command("predict", folder, "IMAGE")
+    elif known.task == "span":
+        next_command("predict", folder, "QUESTION", "--context", "TEXT")
+    elif known.task == "text" and block is not None and block.causal:
+        next_command("generate", folder, "--prompt", "TEXT")
+    else:
+        next_command("predict", folder, "TEXT")
+
+
 def print_results(results: dict[str, dict[str, float]]) -> None:
     from allmlp.log import format_values
 

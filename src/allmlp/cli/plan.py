@@ -87,6 +87,7 @@ def plan(
     cluster |= {"--sharding": sharding, "--network-bandwidth": network_bandwidth, "--sample-bytes": sample_bytes}
     if from_runs:
         model = {"--gpus": gpus, "--batch-size": batch_size, "--optim": optim, "--mfu": mfu, "--compiled": compiled}
+        model |= {"--grad-checkpointing": grad_checkpointing, "--calibrate": calibrate, "--device": device}
         refuse("--from fits the losses of finished runs", cluster | model | {"--check": check or None})
         predict_loss(targets, by, at, seed, as_json)
         return

@@ -260,6 +260,7 @@ def fitting(words: list[str], room: int) -> str:
         "allmlp generate runs/causal --prompt Once",
         "allmlp generate runs/causal --temperature 0",
         "allmlp generate runs/causal --prompt 'The cat' --top-p 0.9 --seed 0",
+        "allmlp generate runs/causal --prompt 'The cat' --dtype bfloat16",
     )
 )
 def generate(
@@ -273,10 +274,12 @@ def generate(
         typer.Option(help="Sample from the fewest most probable tokens that have this probability.", min=0.0, max=1.0),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed, for repeatable text.", min=0, max=2**63 - 1)] = None,
+    device: DeviceOption = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default float32.")] = None,
 ) -> None:
     """Generate text with a causal language model, printed as it is generated."""
     from allmlp.prediction import generate
 
-    for piece in generate(model, prompt, max_new_tokens, temperature, top_k, top_p, seed):
+    for piece in generate(model, prompt, max_new_tokens, temperature, top_k, top_p, seed, device, dtype):
         print(printable(piece), end="", flush=True)
     print()

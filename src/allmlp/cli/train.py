@@ -17,6 +17,7 @@ from allmlp.cli.app import (
     examples,
     is_main_process,
     next_command,
+    next_prediction,
     print_results,
 )
 from allmlp.errors import UserError
@@ -134,7 +135,7 @@ def finish(folder: Path, device: str | None) -> None:
     """Write the report of the run, and print where a simple baseline is better and what to do next."""
     if not is_main_process():
         return
-    from allmlp.data.preprocessing import ImagePreprocessing, SeriesPreprocessing, read_preprocessing
+    from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing
     from allmlp.record import read_record, read_run
     from allmlp.report.page import write_run_report
     from allmlp.tasks.masked_patches import MaskedPatches
@@ -163,7 +164,7 @@ def finish(folder: Path, device: str | None) -> None:
         print_backtest(folder, device)
         next_command("predict", folder, "TABLE", "--out", "forecast.csv")
     else:
-        next_command("predict", folder, "IMAGE" if isinstance(known, ImagePreprocessing) else "TEXT")
+        next_prediction(folder)
 
 
 def print_backtest(folder: Path, device: str | None) -> None:

@@ -139,7 +139,10 @@ class Dataset:
         # Unlabeled examples (negative labels) belong to no class and are all kept.
         groups = shuffled_classes(labels, seed)
         kept = torch.cat([some if labels[some[0]] < 0 else some[:count] for some in groups])
-        return replace(self, train=subset(self.train, kept.sort().values))
+        small = sum(len(some) < count for some in groups if labels[some[0]] >= 0)
+        classes = "class has" if small == 1 else "classes have"
+        notes = (f"{small:,} {classes} fewer than {count:,} training examples",) if small else ()
+        return replace(self, train=subset(self.train, kept.sort().values), notes=(*self.notes, *notes))
 
     def checksum(self) -> str:
         """SHA-256 of the training and evaluation data."""

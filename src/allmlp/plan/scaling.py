@@ -10,6 +10,7 @@ fitted numbers. A run is predicted from the smaller ones only, to see how far th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -105,7 +106,9 @@ def read_point(folder: Path) -> Point:
 def scaling(folders: Sequence[Path], by: Quantity = "flops", target: float | None = None, seed: int = 0) -> Scaling:
     """Fit the runs and predict the loss at `target`, by default ten times the largest."""
     check_comparable(folders)
-    return fit_points([read_point(folder) for folder in folders], by, target, seed)
+    names = Counter(folder.name for folder in folders)  # rows of several tables have equal names
+    points = [read_point(one)._replace(name=one.name if names[one.name] == 1 else str(one)) for one in folders]
+    return fit_points(points, by, target, seed)
 
 
 def fit_points(points: list[Point], by: Quantity = "flops", target: float | None = None, seed: int = 0) -> Scaling:
@@ -127,7 +130,11 @@ def fit_points(points: list[Point], by: Quantity = "flops", target: float | None
 
 
 def check_comparable(folders: Sequence[Path]) -> None:
-    """Raise UserError unless all runs have the same task and test split, so that their losses are comparable."""
+    """Raise UserError unless all runs have the same task and test split, so that their losses are comparable, or if one
+    is named twice.
+    """
+    if twice := [folder for folder, count in Counter(map(Path.resolve, folders)).items() if count > 1]:
+        raise UserError(f"{twice[0]} is named twice: a run is one point of the fit")
     kept = [(read_run(folder).task, read_record(folder).get("data", {}), folder) for folder in folders]
     task, data, first = kept[0]
     for other_task, other_data, folder in kept[1:]:

@@ -425,12 +425,14 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
+    device: str | None = "cpu",
+    dtype: torch.dtype | str | None = None,
 ) -> Iterator[str]:
     """Yield the prompt and the text generated after it by the causal language model in `folder`, word by word.
 
     >>> text = "".join(generate(folder, "Once"))
     """
-    predictor = open_predictor(folder, device="cpu")
+    predictor = open_predictor(folder, device=device, dtype=dtype)
     if not isinstance(predictor, TextPredictor):
         raise UserError(f"the model in {folder} reads images, not text")
     if predictor.task != "text" or not predictor.causal:

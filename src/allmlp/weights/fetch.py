@@ -19,11 +19,11 @@ from allmlp.data.paths import cache_folder
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES, ImagePreprocessing
 from allmlp.errors import UserError, did_you_mean, one_line, require
 from allmlp.files import expand_user, write_atomically
-from allmlp.weights.formats.huggingface import CONFIG, IMAGE_PROCESSOR, WEIGHTS
+from allmlp.weights.formats.huggingface import CONFIG, IMAGE_PROCESSOR, INDEXES, WEIGHTS
 from allmlp.weights.published import PublishedWeights, find_weights, published_weights
 
-MAX_DOWNLOAD_BYTES = 4 * 2**30
-"""The largest published weights have 0.9 GiB."""
+MAX_DOWNLOAD_BYTES = 8 * 2**30
+"""Of one file. The largest published weights have 0.9 GiB, the parts of large Llamas almost 5."""
 CHUNK = 2**20
 HUB_PREFIX = "hf:"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -132,16 +132,21 @@ def from_hub(
 
 
 def select_files(repository: str, sizes: Mapping[str, int]) -> list[str]:
-    """The files of a repository to download, the weights first."""
-    weights = next((name for name in WEIGHTS if name in sizes), None)
+    """The files of a repository to download, the weights first, or the index of their parts."""
+    weights = next((name for name in (*WEIGHTS, *INDEXES) if name in sizes), None)
     if weights is None:
         raise UserError(f"{repository} on the Hub has neither {' nor '.join(WEIGHTS)}")
+    stem, suffix = weights.split(".")[:2]
+    part = re.compile(rf"{stem}-\d+-of-\d+\.{suffix}")
     chosen = [
         weights,
+        *(name for name in sizes if weights in INDEXES and part.fullmatch(name)),
         *(name for name in (CONFIG, PREPROCESSING_FILE, IMAGE_PROCESSOR, *TOKENIZER_FILES) if name in sizes),
     ]
-    if sum(sizes[name] for name in chosen) > MAX_DOWNLOAD_BYTES:
+    largest = max(chosen, key=lambda name: sizes[name])
+    if sizes[largest] > MAX_DOWNLOAD_BYTES:
         raise UserError(
-            f"{repository} on the Hub has {sizes[weights]:,} bytes; at most {MAX_DOWNLOAD_BYTES:,} are downloaded"
+            f"{largest} of {repository} on the Hub has {sizes[largest]:,} bytes; at most {MAX_DOWNLOAD_BYTES:,} are "
+            "downloaded"
         )
     return chosen

@@ -71,8 +71,8 @@ NOT_INFERRED: dict[str, str] = {}
 MODEL_TYPES = ("bert", "vit", "gpt2", "llama", "patchtsmixer")
 CONFIG, IMAGE_PROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-INDEX = "model.safetensors.index.json"
-"""Index file of a model in several parts."""
+INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
+"""Index files of a model in several parts."""
 MULTI_LABEL = "multi_label_classification"
 """transformers' name for problems with any number of classes per example."""
 MAX_TEXT_BYTES = 2**26
@@ -329,18 +329,19 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     found = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if found is not None:
         return read(found)
-    if not (folder / INDEX).is_file():
+    index = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
+    if index is None:
         raise UserError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
-    files = read_json(folder / INDEX).get("weight_map")
+    files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
-        raise UserError(f"{folder / INDEX} names no files of weights")
+        raise UserError(f"{index} names no files of weights")
     tensors: dict[str, Tensor] = {}
     for name in dict.fromkeys(files.values()):
         if Path(name).name != name:
-            raise UserError(f"{folder / INDEX} names {name!r}, which is not a file of its folder")
+            raise UserError(f"{index} names {name!r}, which is not a file of its folder")
         tensors |= read(folder / name)
     if missing := [name for name in files if name not in tensors]:
-        raise UserError(f"{folder} has no {missing[0]}, which {INDEX} names")
+        raise UserError(f"{folder} has no {missing[0]}, which {index.name} names")
     return tensors
 
 

@@ -181,8 +181,10 @@ def infer_rotary(config: Mapping[str, Any]) -> RotaryPositions:
 def infer_head(family: str, shapes: Shapes, config: Mapping[str, Any]) -> LMHead | None:
     if HEAD in shapes:
         return LMHead(tied=False)
-    is_tied = config.get("tie_word_embeddings", family == "GPT-2")
-    return LMHead() if is_tied and config.get("architectures") != [ARCHITECTURES[family][0]] else None
+    is_tied, (body, whole) = config.get("tie_word_embeddings", family == "GPT-2"), ARCHITECTURES[family]
+    if not is_tied and config.get("architectures") == [whole]:
+        raise UserError(f"it has no {HEAD}, which {whole} has unless its configuration has tie_word_embeddings true")
+    return LMHead() if is_tied and config.get("architectures") != [body] else None
 
 
 # --- the configuration -------------------------------------------------------------------------------------
