@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
 
 import allmlp
 from allmlp.cli.app import next_prediction
@@ -16,7 +17,8 @@ from allmlp.data.preprocessing import TextPreprocessing, write_preprocessing
 from allmlp.data.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.models.gpt2 import gpt2
 from allmlp.prediction import generate as generate_from
-from allmlp.tasks.causal_lm import generate, sample, stream_text, truncate
+from allmlp.prediction.predictor import check_vocabulary
+from allmlp.tasks.causal_lm import continue_text, generate, sample, stream_text, truncate
 from allmlp.weights.convert import convert
 from command import run
 
@@ -100,6 +102,24 @@ def test_generation_equals_that_of_transformers(tmp_path: Path) -> None:
     assert expected == list(generate(allmlp.load(tmp_path / "ours"), tokenizer, "ab", 12, temperature=0))
     written = "".join(generate_from(tmp_path / "ours", "ab", 12, temperature=0))
     assert written == tokenizer.decode([*ids[1:], *expected]) and len(expected) > 3
+
+
+def test_the_end_of_a_turn_ends_the_text_and_padding_is_never_chosen(tmp_path: Path) -> None:
+    hub_tokenizer(tmp_path, "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
+    tokenizer = load_tokenizer(tmp_path)
+    model = gpt2(1, 8, 2, 9, 320).build().eval()
+    check_vocabulary(model, tokenizer, "a folder")
+    for vocab_size in (258, 300, 64 * 30):
+        with pytest.raises(allmlp.UserError, match=f"has 259 tokens, the model {vocab_size}: they do not match"):
+            check_vocabulary(gpt2(1, 8, 2, 9, vocab_size).build(), tokenizer, "a folder")
+
+    def choose(logits: Tensor) -> int:
+        assert len(logits) == 320 and logits[259:].isinf().all() and logits[:256].isfinite().all()
+        return next(chosen)
+
+    for stop in (257, 258):
+        chosen = iter([3, 4, stop, 5])
+        assert list(continue_text(model, tokenizer, [256], 8, choose)) == [3, 4]
 
 
 def test_settings_of_sampling_are_checked() -> None:

@@ -29,6 +29,8 @@ PAD_TOKEN, UNK_TOKEN, CLS_TOKEN, SEP_TOKEN, MASK_TOKEN = SPECIAL_TOKENS = ("[PAD
 
 START_TOKENS, END_TOKENS = ("<|begin_of_text|>", "<s>", "<|endoftext|>"), ("<|end_of_text|>", "</s>", "<|endoftext|>")
 """Tokens used as [CLS] and [SEP] in tokenizers of Llama and GPT-2, which have no other special tokens that are used."""
+TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
+"""Tokens that end a turn of models trained for conversations."""
 
 MAX_WORD = 1000
 """Maximum number of characters of a word in tokenizer training."""
@@ -132,6 +134,7 @@ class Tokenizer:
             raise UserError(f"the tokenizer has no {', '.join(missing)}; it needs {', '.join(SPECIAL_TOKENS)}")
         self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self._mask_token_id = ids.values()
         self.special_ids = {number for number in ids.values() if number is not None}
+        self.stop_token_ids = {self.sep_token_id} | {tokenizer.token_to_id(token) for token in TURN_ENDS} - {None}
 
     def first_id(self, tokens: Iterable[str]) -> int | None:
         """The id of the first of these tokens that the vocabulary has."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 Reads = Literal["images", "texts"]
 IN_MEMORY = "memory"
+MAX_PADDING = 1024
 """Used instead of the folder for a model without one: "the model in memory"."""
 Rows = list[list[Prediction]]
 """The answer to one input: one row, best first; a text with several [MASK] tokens has a row for each."""
@@ -202,9 +203,13 @@ def pil_image(pixels: Any) -> Any:
 
 
 def check_vocabulary(model: Model, tokenizer: Tokenizer, name: str) -> None:
-    """Raise UserError for a tokenizer that the model cannot have been trained with."""
+    """Raise UserError for a tokenizer that the model cannot have been trained with.
+
+    Published models may have embeddings padded to a multiple of 64, by less than `MAX_PADDING` tokens.
+    """
     sizes = [part.vocab_size for part in model.spec.children() if hasattr(part, "vocab_size")]
-    if sizes[:1] != [len(tokenizer)]:
+    padding = sizes[0] - len(tokenizer) if sizes else None
+    if padding is None or (padding and not (0 < padding < MAX_PADDING and sizes[0] % 64 == 0)):
         of_model = sizes[0] if sizes else None
         raise UserError(f"the tokenizer in {name} has {len(tokenizer)} tokens, the model {of_model}: they do not match")
 

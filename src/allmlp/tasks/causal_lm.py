@@ -106,7 +106,7 @@ def generate(
     top_p: float | None = None,
     seed: int | None = None,
 ) -> Iterator[int]:
-    """Generate the tokens after the prompt, one by one, until [SEP] or the model's sequence length.
+    """Generate the tokens after the prompt, one by one, until [SEP], the end of a turn or the model's sequence length.
 
     temperature=0 is greedy; `top_k` samples from the k most probable tokens only, `top_p` from the smallest set whose
     probabilities, at this temperature, sum to it. Errors are raised by the call itself, not by the first iteration.
@@ -138,8 +138,9 @@ def continue_text(
     for _ in range(count):
         logits = model(new_ids, cache=cache)[0, -1].float()
         logits[suppressed] = -torch.inf
+        logits[len(tokenizer) :] = -torch.inf  # of a vocabulary padded to a round size
         token = choose(logits)
-        if token == tokenizer.sep_token_id:
+        if token in tokenizer.stop_token_ids:
             return
         yield token
         new_ids = torch.tensor([[token]], device=model.device)
