@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from allmlp.cli import main
+from allmlp.cli.study import print_tables
 from allmlp.errors import UserError
 from allmlp.optim import AdamW
 from allmlp.run import Budget
@@ -425,7 +426,9 @@ def test_differences_are_paired_by_seed() -> None:
 
 
 @pytest.mark.slow
-def test_tables_and_figure(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_figure(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("FAKE", "score += 0.02 * ('vit' in recipe)")
     rows = {"mixer": Row("digits_mixer", anchor=60.0, source="a paper"), "vit": Row("digits_vit")}
@@ -437,6 +440,11 @@ def test_tables_and_figure(fake: Path, tmp_path: Path, monkeypatch: pytest.Monke
     half = 4.3027 * 1.0 / math.sqrt(3)
     assert mixer == ["mixer", "7", "3", "6", "12", f"51.00 ± {half:.2f}", "-2.00 ± 0.00", "10.00", "60.00 (a paper)"]
     assert vit[5:] == [f"53.00 ± {half:.2f}", "", "10.00", ""]
+    brief, short, _ = final_table(summary, brief=True)
+    assert brief[1] == "M params" and short[1] == "7e-06" and short[-1] == "60.00"
+    print_tables(summary)
+    printed = capsys.readouterr().out
+    assert "60.00\n" in printed and "\nanchor of mixer: a paper\n" in printed
     write(summary, out)
     assert "| mixer | 7 | 3 |" in (out / "table.md").read_text(encoding="utf8")
     with open(out / "table.csv", encoding="utf8", newline="") as file:

@@ -202,17 +202,29 @@ def report(now: Progress, runner: Runner) -> None:
     print(text if runner.minutes == 0 else f"{text}; continue with: {repeat()}")
 
 
+def sources(summary: Summary) -> dict[str, list[str]]:
+    """Where the anchors come from -> the rows that have them."""
+    found: dict[str, list[str]] = {}
+    for line in summary.lines:
+        if line.source:
+            found.setdefault(line.source, []).append(line.row)
+    return found
+
+
 def print_tables(summary: Summary) -> None:
     from allmlp.study.summary import final_table, target_table, tuning_table
 
     tables = {"Chosen on validation": tuning_table(summary)} if summary.tuning else {}
-    tables[f"On test, equal {summary.study.compared}; mean ± half a 95 % interval"] = final_table(summary)
+    tables[f"On test, equal {summary.study.compared}; mean ± half a 95 % interval"] = final_table(summary, brief=True)
     if summary.reached:
         tables["Between the durations of the rows by the logarithm of the seconds"] = target_table(summary)
     for title, (header, *rows) in tables.items():
         print(title)
-        view = plain_table(header[:2], header[2:])
+        words = 2 if "setting" in header else 1
+        view = plain_table(header[:words], header[words:])
         for row in rows:
             view.add_row(*row)
         console().print(view)
         print()
+    for source, rows in sources(summary).items():
+        print(f"anchor of {', '.join(rows)}: {source}")

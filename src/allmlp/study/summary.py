@@ -205,18 +205,24 @@ def show_number(value: float | None, form: str = ".2f") -> str:
     return "" if value is None else f"{value:{form}}"
 
 
-def final_table(summary: Summary) -> list[list[str]]:
-    """Header and rows of the final table, without columns that are empty."""
+def in_millions(count: int | None) -> float | None:
+    return None if count is None else count / 1e6
+
+
+def final_table(summary: Summary, brief: bool = False) -> list[list[str]]:
+    """Header and rows of the final table, without columns that are empty; `brief` fits a terminal."""
     title, several = metric_title(summary.lines)
     header = ["row", "setting", "parameters", "M multiply-adds", "GiB of memory", f"{summary.unit}/s of inference"]
+    if brief:
+        header[2:] = ["M params", "M MACs", "GiB", f"{summary.unit}/s"]
     header += ["seeds", "epochs", "seconds", "metric", title]
     header += [f"to {summary.study.reference}", *map(with_unit, summary.study.also), "floor", "anchor", "failed"]
     rows = [
         [
             line.row,
             line.candidate,
-            show_number(line.parameters, ",.0f"),
-            show_number(None if line.macs is None else line.macs / 1e6, ",.4g"),
+            show_number(line.parameters, ",.0f") if not brief else show_number(in_millions(line.parameters), ",.3g"),
+            show_number(in_millions(line.macs), ",.4g"),
             show_number(None if line.memory is None else line.memory / 2**30),
             show_number(line.rate, ",.0f"),
             str(len(line.values)),
@@ -227,7 +233,7 @@ def final_table(summary: Summary) -> list[list[str]]:
             show_interval(line.difference, signed=True),
             *(show_interval(line.others.get(name)) for name in summary.study.also),
             show_number(line.floor),
-            f"{show_number(line.anchor)} {f'({line.source})' if line.source else ''}".strip(),
+            f"{show_number(line.anchor)} {f'({line.source})' if line.source and not brief else ''}".strip(),
             str(line.failed or ""),
         ]
         for line in summary.lines
