@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from allmlp.cli import main
-from allmlp.cli.study import print_tables
+from allmlp.cli.study import fit, print_tables
 from allmlp.errors import UserError
 from allmlp.optim import AdamW
 from allmlp.run import Budget
@@ -445,6 +445,9 @@ def test_tables_and_figure(
     print_tables(summary)
     printed = capsys.readouterr().out
     assert "60.00\n" in printed and "\nanchor of mixer: a paper\n" in printed
+    wide = [["row", "GiB", "accuracy %", "floor"], ["mixer", "1.00", "51.00 ± 2.48", "10.00"]]
+    assert fit(wide, 32) == wide and fit(wide, 31) == fit(wide, 26) == [[row[0], *row[2:]] for row in wide]
+    assert fit(wide, 25) == fit(wide, 5) == [[row[0], row[2]] for row in wide]
     write(summary, out)
     assert "| mixer | 7 | 3 |" in (out / "table.md").read_text(encoding="utf8")
     with open(out / "table.csv", encoding="utf8", newline="") as file:

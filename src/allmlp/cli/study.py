@@ -211,6 +211,15 @@ def sources(summary: Summary) -> dict[str, list[str]]:
     return found
 
 
+def fit(table: list[list[str]], width: int) -> list[list[str]]:
+    """Leave out costs, which table.md has, where the table would be wider than the terminal."""
+    for name in ("GiB", "M MACs", "floor"):
+        columns = list(zip(*table, strict=True))
+        if sum(max(map(len, column)) + 2 for column in columns) - 2 > width:
+            table = [list(row) for row in zip(*(column for column in columns if column[0] != name), strict=True)]
+    return table
+
+
 def print_tables(summary: Summary) -> None:
     from allmlp.study.summary import final_table, target_table, tuning_table
 
@@ -218,8 +227,9 @@ def print_tables(summary: Summary) -> None:
     tables[f"On test, equal {summary.study.compared}; mean ± half a 95 % interval"] = final_table(summary, brief=True)
     if summary.reached:
         tables["Between the durations of the rows by the logarithm of the seconds"] = target_table(summary)
-    for title, (header, *rows) in tables.items():
+    for title, table in tables.items():
         print(title)
+        header, *rows = fit(table, console().width)
         words = 2 if "setting" in header else 1
         view = plain_table(header[:words], header[words:])
         for row in rows:
