@@ -370,3 +370,16 @@ def test_class_tables(tmp_path: Path) -> None:
     assert (found.names, found.columns, found.labels) == (("a", "ship"), [0, 1, 0], [0, -1])
     with pytest.raises(allmlp.UserError, match="'dog' of the model stands for 'b' and for another class"):
         match_classes(["a", "b"], ("cat", "dog"), {"a": ["cat", "dog"], "b": ["dog"]})
+
+
+def test_classes_that_differ_by_case_or_sign_alone_are_different() -> None:
+    for names in (["-1", "0", "1"], ["A", "B", "a", "b"], ["C", "C-"]):
+        assert match_classes(names, names).labels == list(range(len(names)))
+    assert match_classes(["bad", "good"], ["-1", "1"], {"bad": ["-1"], "good": ["1"]}).labels == [0, 1]
+    assert match_classes(["-1", "1"], ["bad", "good"], {"-1": ["bad"], "1": ["good"]}).labels == [0, 1]
+    assert match_classes(["A", "a"], ["A", "small"], {"a": ["small"]}).labels == [0, 1]
+    assert match_classes(["Sea Lion"], ["dog", "sea_lion"]).labels == [1]
+    with pytest.raises(allmlp.UserError, match="may be any of ab, AB"):
+        match_classes(["a b"], ["ab", "AB"])
+    with pytest.raises(allmlp.UserError, match="no class '-1'"):
+        match_classes(["-1", "1"], ["1", "2"])
