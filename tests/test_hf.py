@@ -293,7 +293,6 @@ def test_padding_that_a_model_was_trained_to_read(folders: dict[str, Path], tmp_
                     torch.testing.assert_close(found.start_logits[:, :real], expected[:, :real, 0])
 
 
-
 def test_generate(folders: dict[str, Path], saved: dict[str, Path]) -> None:
     model, tokenizer = auto("causal", saved["causal"]), transformers.AutoTokenizer.from_pretrained(saved["causal"])
     prompts, options = ["the cat", "one two three four"], {"max_new_tokens": 6, "do_sample": False}
