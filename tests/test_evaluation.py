@@ -16,15 +16,18 @@ import torch
 import allmlp
 from allmlp.accuracy import wilson_interval
 from allmlp.cli import main
+from allmlp.cli.eval import print_classes
+from allmlp.cli.plan import print_scaling
 from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names, read_class_table
 from allmlp.data.digits import Digits
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
-from allmlp.evaluation import evaluate_model
+from allmlp.evaluation import ClassResult, Evaluation, evaluate_model
 from allmlp.labeled_inputs import fit, image_inputs
 from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
+from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
@@ -383,3 +386,11 @@ def test_classes_that_differ_by_case_or_sign_alone_are_different() -> None:
         match_classes(["a b"], ["ab", "AB"])
     with pytest.raises(allmlp.UserError, match="no class '-1'"):
         match_classes(["-1", "1"], ["1", "2"])
+
+
+def test_names_in_tables_are_not_styles(capsys: pytest.CaptureFixture[str]) -> None:
+    names = "cat [old]", "[red]", "[/x]"
+    print_classes(Evaluation("m", "d", 3, {}, [ClassResult(name, 1, 1, 1) for name in names]))
+    print_scaling(fit_points([Point(f"lr[big{n}]", 10.0**n, 10**n, 10.0**n, 1 + 2.0**-n) for n in range(1, 6)]))
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*names, "lr[big5]"))

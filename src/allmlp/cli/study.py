@@ -12,6 +12,7 @@ import typer
 from allmlp.cli.app import (
     app,
     assignments,
+    cell,
     complete_recipe,
     console,
     examples,
@@ -213,6 +214,6 @@ def print_tables(summary: Summary) -> None:
         print(title)
         view = plain_table(header[:2], header[2:])
         for row in rows:
-            view.add_row(*row)
+            view.add_row(*map(cell, row))
         console().print(view)
         print()
