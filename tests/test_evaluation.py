@@ -16,15 +16,18 @@ import torch
 import allmlp
 from allmlp.accuracy import wilson_interval
 from allmlp.cli import main
+from allmlp.cli.eval import print_classes
+from allmlp.cli.plan import print_scaling
 from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names, read_class_table
 from allmlp.data.digits import Digits
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
-from allmlp.evaluation import evaluate_model
+from allmlp.evaluation import ClassResult, Evaluation, evaluate_model
 from allmlp.labeled_inputs import fit, image_inputs
 from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
+from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
@@ -370,3 +373,24 @@ def test_class_tables(tmp_path: Path) -> None:
     assert (found.names, found.columns, found.labels) == (("a", "ship"), [0, 1, 0], [0, -1])
     with pytest.raises(allmlp.UserError, match="'dog' of the model stands for 'b' and for another class"):
         match_classes(["a", "b"], ("cat", "dog"), {"a": ["cat", "dog"], "b": ["dog"]})
+
+
+def test_classes_that_differ_by_case_or_sign_alone_are_different() -> None:
+    for names in (["-1", "0", "1"], ["A", "B", "a", "b"], ["C", "C-"]):
+        assert match_classes(names, names).labels == list(range(len(names)))
+    assert match_classes(["bad", "good"], ["-1", "1"], {"bad": ["-1"], "good": ["1"]}).labels == [0, 1]
+    assert match_classes(["-1", "1"], ["bad", "good"], {"-1": ["bad"], "1": ["good"]}).labels == [0, 1]
+    assert match_classes(["A", "a"], ["A", "small"], {"a": ["small"]}).labels == [0, 1]
+    assert match_classes(["Sea Lion"], ["dog", "sea_lion"]).labels == [1]
+    with pytest.raises(allmlp.UserError, match="may be any of ab, AB"):
+        match_classes(["a b"], ["ab", "AB"])
+    with pytest.raises(allmlp.UserError, match="no class '-1'"):
+        match_classes(["-1", "1"], ["1", "2"])
+
+
+def test_names_in_tables_are_not_styles(capsys: pytest.CaptureFixture[str]) -> None:
+    names = "cat [old]", "[red]", "[/x]"
+    print_classes(Evaluation("m", "d", 3, {}, [ClassResult(name, 1, 1, 1) for name in names]))
+    print_scaling(fit_points([Point(f"lr[big{n}]", 10.0**n, 10**n, 10.0**n, 1 + 2.0**-n) for n in range(1, 6)]))
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*names, "lr[big5]"))

@@ -268,6 +268,31 @@ def test_padding_is_not_read(saved: dict[str, Path]) -> None:
             assert (together[:, length:] < -1e30).all()
 
 
+def test_padding_that_a_model_was_trained_to_read(folders: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("classes", "span"):
+        place = shutil.copytree(folders[name], tmp_path / name)
+        known = json.loads((place / "preprocessing.json").read_text())
+        (place / "preprocessing.json").write_text(json.dumps(known | {"mask_padding": False}))
+        wrapped, tokenizer = allmlp.hf.wrap(place).eval(), allmlp.hf.processor(place)
+        wrapped.save_pretrained(tmp_path / f"saved_{name}")
+        tokenizer.save_pretrained(tmp_path / f"saved_{name}")
+        assert not json.loads((tmp_path / f"saved_{name}" / "preprocessing.json").read_text())["mask_padding"]
+        full = tokenizer([SENTENCE], padding="max_length", return_tensors="pt")
+        segments = {"segments": full["token_type_ids"]} if "token_type_ids" in full else {}
+        again = getattr(transformers, TASKS[name][1]).from_pretrained(tmp_path / f"saved_{name}").eval()
+        for model in (wrapped, again):
+            for padding in ("longest", "max_length"):
+                inputs = tokenizer([SENTENCE], padding=padding, return_tensors="pt")
+                with torch.no_grad():
+                    expected, found = model.model(full["input_ids"], None, **segments), model(**inputs)
+                if name == "classes":
+                    torch.testing.assert_close(found.logits, expected)
+                else:
+                    real = inputs["attention_mask"].sum()
+                    assert found.start_logits.shape == inputs["input_ids"].shape
+                    torch.testing.assert_close(found.start_logits[:, :real], expected[:, :real, 0])
+
+
 def test_generate(folders: dict[str, Path], saved: dict[str, Path]) -> None:
     model, tokenizer = auto("causal", saved["causal"]), transformers.AutoTokenizer.from_pretrained(saved["causal"])
     prompts, options = ["the cat", "one two three four"], {"max_new_tokens": 6, "do_sample": False}

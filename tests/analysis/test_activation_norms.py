@@ -7,7 +7,20 @@ import torch
 
 from allmlp.analysis.activation_norms import activation_norms, layer_scale_sizes
 from allmlp.models.encoder import EncoderModel
+from allmlp.models.zoo import create
 from tiny import TINY_SPECS, tiny_model
+
+
+class Constant(torch.nn.Module):
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.value
+
+    def forward_with_hooks(self, images: torch.Tensor) -> torch.Tensor:
+        return self(images)
 
 
 @pytest.mark.parametrize("name", ["mixer_s32", "resmlp_s12", "gmlp_l18", "vit_ti16", "bert_base"])
@@ -53,3 +66,16 @@ def test_layer_scale_by_depth() -> None:
     assert [one.mean for one in found] == pytest.approx([0.5, 0.5, 1.0, 0.5])
     assert (found[1].smallest, found[1].largest) == (0.0, 1.0)
     assert layer_scale_sizes(tiny_model("mixer_s32")) == []
+
+
+def test_norms_of_channels_last_networks_are_over_channels() -> None:
+    pytest.importorskip("timm")
+    model = create("timm:test_vit.r160_in1k", seed=0).eval()
+    images = torch.rand(1, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+    features = torch.rand(1, 2, 3, 5, generator=torch.Generator().manual_seed(1))
+    model.network.norm = Constant(features)  # b h w c, as of Swin
+    model.network.forward = model.network.norm.forward_with_hooks
+    for layout, axis in (("NCHW", 1), ("NHWC", 3)):
+        model.network.output_fmt = layout
+        (found,) = activation_norms(model, images)
+        assert found.norm == pytest.approx(features.norm(dim=axis).mean().item())

@@ -10,7 +10,8 @@ import torch
 
 import allmlp
 from allmlp.analysis.analysis import analyze
-from allmlp.analysis.series import TimeFilters, strongest, time_filters, variate_maps
+from allmlp.analysis.output_folder import OutputFolder
+from allmlp.analysis.series import TimeFilters, series_sections, strongest, time_filters, variate_maps
 from allmlp.analysis.target import AnalysisTarget
 from tiny import tiny_model
 
@@ -56,6 +57,14 @@ def test_variates_that_are_channels() -> None:
     found = variate_maps(model)["blocks.0.channel.mix"]
     torch.testing.assert_close(found[:, 2], 2 * layer.down.weight[:, 0].abs().detach())
     assert bool((found[:, :2] == 0).all())
+
+
+def test_names_of_columns_are_not_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    model = tiny_model("tsmixer", torch.float32).requires_grad_(False)
+    target = AnalysisTarget("tsmixer", model, True, columns=("a$_", "_$b", "price ($/$t)"))
+    series_sections(target, OutputFolder(tmp_path))
+    assert "a$_, 1 _$b" in (tmp_path / "variates.svg").read_text(encoding="utf8")
 
 
 @pytest.mark.slow

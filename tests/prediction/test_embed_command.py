@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +122,21 @@ def test_mistakes(images: Path, photos: Path, texts: Path, tmp_path: Path, comma
     ):
         code, out, err = command(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1) and message in err, err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8")
+def test_names_of_files_that_are_not_utf8(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
+    pytest.importorskip("pyarrow")
+    for name in ("3.png", "5.png"):
+        os.replace(photos / "b" / name, os.fsencode(photos / "b") + b"/\xe9" + name.encode())
+    expected = str(photos / "b/\\udce93.png")
+    for file in ("answers.csv", "answers.tsv", "answers.jsonl", "answers.parquet", "answers"):
+        assert command("predict", images, photos, "--out", tmp_path / file)[0] == 0
+    rows = list(csv.DictReader((tmp_path / "answers.csv").read_text(encoding="utf8").splitlines()))
+    assert len(rows) == 7 and rows[5]["input"] == expected
+    for file in ("features.npy", "features.parquet"):
+        assert command("embed", images, photos, "--out", tmp_path / file)[0] == 0
+        assert expected in [name for names, _ in read_features(tmp_path / file) for name in names]
+        query = os.fsdecode(os.fsencode(photos / "b") + b"/\xe93.png")
+        _, out, _ = command("embed", images, tmp_path / file, "--near", query, "--json")
+        assert expected not in [match["name"] for match in json.loads(out)]

@@ -25,7 +25,7 @@ from allmlp.export.files import export
 from allmlp.layers import ForecastHead, SeriesSteps, SubtractLast
 from allmlp.models.forecasting import linear, patchtsmixer
 from allmlp.models.series_encoder import SeriesEncoder
-from allmlp.prediction.forecast import Forecaster
+from allmlp.prediction.forecast import Forecaster, draw_forecasts
 from allmlp.record import read_record
 from allmlp.tasks.forecast import Forecast
 
@@ -125,6 +125,18 @@ def test_forecast_table_and_figure(place: Path, command: Callable[..., tuple[int
         [float(row["sales"]) for row in rows[:7]], rel=1e-5
     )
     assert list(south["quantiles"]) == ["0.1", "0.25", "0.5", "0.75", "0.9"]
+
+
+def test_names_of_columns_are_not_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = "".join(f"{np.datetime64('2024-01-01') + n},{n % 7}\n" for n in range(60))
+    (tmp_path / "a.csv").write_text(f"day,cost_$_per_$unit\n{rows}", encoding="utf8")
+    run = choose_run(SeriesTable(str(tmp_path / "a.csv"), horizon=2, seq_len=8), device="cpu").run
+    changes = {"budget.epochs": None, "budget.minutes": None, "budget.steps": 1}
+    allmlp.train(run, tmp_path / "run", overrides=changes, device="cpu")
+    forecaster = Forecaster(tmp_path / "run", "cpu")
+    draw_forecasts(list(forecaster.forecast(str(tmp_path / "a.csv"))), forecaster, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").is_file()
 
 
 def test_other_series_and_short_ones(place: Path, tmp_path: Path) -> None:

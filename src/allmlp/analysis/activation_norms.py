@@ -42,6 +42,7 @@ class LayerScaleSize(NamedTuple):
 def activation_norms(model: Model, *inputs: Tensor) -> list[ActivationNorm]:
     """Norms at every depth for `inputs`, in the order of computation. No activations are kept."""
     found: list[ActivationNorm] = []
+    channels_last = getattr(model, "channels_last", False)  # timm's Swin and others: b h w c
 
     def hook_for(name: str, kind: str, is_branch: bool) -> Any:
         def hook(_module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
@@ -50,7 +51,8 @@ def activation_norms(model: Model, *inputs: Tensor) -> list[ActivationNorm]:
                 return
             before = first_tensor(given[0]) if is_branch else None
             added = None if before is None else token_norm(after - before)
-            found.append(ActivationNorm(name, *module_path(name), kind, token_norm(after), added))
+            norm = token_norm(after, channels_last)
+            found.append(ActivationNorm(name, *module_path(name), kind, norm, added))
 
         return hook
 
@@ -89,9 +91,9 @@ def first_tensor(output: Any) -> Tensor | None:
     return next((value for value in values if isinstance(value, Tensor)), None)
 
 
-def token_norm(x: Tensor) -> float:
-    """The mean L2 norm of the tokens: b s c, or b c h w with channels second."""
-    return float(x.float().norm(dim=1 if x.dim() == 4 else -1).mean())
+def token_norm(x: Tensor, channels_last: bool = False) -> float:
+    """The mean L2 norm of the tokens: b s c, b c h w, or b h w c if `channels_last`."""
+    return float(x.float().norm(dim=1 if x.dim() == 4 and not channels_last else -1).mean())
 
 
 def layer_scale_sizes(model: Model) -> list[LayerScaleSize]:

@@ -117,7 +117,8 @@ def axes_grid(
         axes.append(figure.add_axes((x / wide, y / high, width / wide, height / high)))
     figure.text(0.5, 1 - 0.1 / high, "\n".join(title), ha="center", va="top", size=10)
     under = 1 - (0.15 + 0.17 * len(title)) / high
-    figure.text(0.5, under, "\n".join(note), ha="center", va="top", size=7, color="0.35")
+    # Names of columns, in the note, may have dollar signs.
+    figure.text(0.5, under, "\n".join(note), ha="center", va="top", size=7, color="0.35", parse_math=False)
     figure.text((start + columns * (width + between) / 2) / wide, 0.1 / high, text.xlabel, ha="center", va="bottom")
     middle = (axes[0].get_position().y1 + axes[-1].get_position().y0) / 2
     figure.text((start - 0.45) / wide, middle, text.ylabel, ha="center", va="center", rotation=90)

@@ -256,6 +256,13 @@ def plain_table(left: Iterable[str], right: Iterable[str] = (), **column: Any) -
     return table
 
 
+def cell(text: object) -> str:
+    """A name of the user's for a table: rich would take [old] in it for a style, and leave it out."""
+    from rich.markup import escape
+
+    return escape(printable(text))
+
+
 def is_main_process() -> bool:
     """Whether this is the only process, or the first of torchrun."""
     return os.environ.get("RANK", "0") == "0"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import MetricOption, app, console, examples, is_main_process, next_command, plain_table
+from allmlp.cli.app import MetricOption, app, cell, console, examples, is_main_process, next_command, plain_table
 from allmlp.cli.job import DTYPES, DeviceOption
 from allmlp.errors import UserError, lookup, printable
 
@@ -149,5 +149,5 @@ def print_classes(found: Evaluation) -> None:
     table = plain_table(("class",), ("examples", "accuracy", "precision"))
     for one in found.class_results:
         precision = f"{one.correct / one.predicted:.1%}" if one.predicted else "-"
-        table.add_row(printable(one.name), f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)
+        table.add_row(cell(one.name), f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)
     console().print(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, complete_name, console, examples, next_command, plain_table
+from allmlp.cli.app import app, cell, complete_name, console, examples, next_command, plain_table
 from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def print_scaling(found: Scaling) -> None:
     for point in found.points:
         x, error = getattr(point, found.by), found.held_out.get(point.name)
         table.add_row(
-            point.name,
+            cell(point.name),
             f"{x:.3g}",
             f"{point.loss:.4f}",
             f"{found.law(x) / point.loss - 1:+.2%}",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, console, examples, plain_table
+from allmlp.cli.app import app, cell, console, examples, plain_table
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import printable
 
@@ -60,6 +60,6 @@ def probe(
     for result in results:
         spread = f" +- {statistics.stdev(result.accuracies):.2%}" if seeds > 1 else ""
         counts = (f"{count:,}" for count in (result.classes, result.train_examples, result.test_examples))
-        table.add_row(printable(result.data), *counts, f"{result.majority:.2%}", f"{result.accuracy:.2%}{spread}")
+        table.add_row(cell(result.data), *counts, f"{result.majority:.2%}", f"{result.accuracy:.2%}{spread}")
     table.add_row(f"mean of {len(results)}", "", "", "", "", f"{mean:.2%}")
     console().print(table)

@@ -12,6 +12,7 @@ import typer
 from allmlp.cli.app import (
     app,
     assignments,
+    cell,
     complete_recipe,
     console,
     examples,
@@ -233,7 +234,7 @@ def print_tables(summary: Summary) -> None:
         words = 2 if "setting" in header else 1
         view = plain_table(header[:words], header[words:])
         for row in rows:
-            view.add_row(*row)
+            view.add_row(*map(cell, row))
         console().print(view)
         print()
     for source, rows in sources(summary).items():

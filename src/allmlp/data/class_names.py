@@ -33,8 +33,8 @@ def imagenet_classes() -> dict[str, tuple[str, ...]]:
 
 
 def canonical(name: str) -> str:
-    """Normalize a name: without case, spaces, underscores and hyphens."""
-    return re.sub(r"[\s_-]+", "", name).casefold()
+    """Normalize a name: without case, spaces, underscores and hyphens; the sign of a number is kept."""
+    return re.sub(r"(?!^-\d)[\s_-]+", "", name.strip()).casefold()
 
 
 def aliases(name: str) -> set[str]:
@@ -58,28 +58,36 @@ def match_classes(
     A class of the data may correspond to several of the model; its probability is the sum of theirs. Numbers are output
     indices of the model, in `table` and if the data's classes are numbers from 0, as many as the model's.
     """
-    exact = {canonical(name): number for number, name in reversed(list(enumerate(model)))}
+    # Names that differ by case or hyphens alone, such as a and A, are different classes if the model has both.
+    exact = {name: number for number, name in reversed(list(enumerate(model)))}
+    alike: dict[str, set[int]] = {}
+    for name, number in exact.items():
+        alike.setdefault(canonical(name), set()).add(number)
     known: dict[str, set[int]] = {}
     for number, name in enumerate(model):
         for alias in aliases(name):
             known.setdefault(alias, set()).add(number)
 
     def find(name: str) -> set[int]:
-        if canonical(name) in exact:
-            return {exact[canonical(name)]}
+        if name in exact:
+            return {exact[name]}
+        if canonical(name) in alike:
+            return alike[canonical(name)]
         return set().union(*(known.get(alias, ()) for alias in aliases(name)))
 
     by_number = set(data) == set(map(str, range(len(model))))
-    given = {canonical(name): list(targets) for name, targets in (table or {}).items()}
+    rows = {name: list(targets) for name, targets in (table or {}).items()}
+    given = {canonical(name): targets for name, targets in rows.items() if name not in data}
     members, missing = list[frozenset[int]](), list[str]()
     for name in data:
         found = set[int]()
-        for target in given.get(canonical(name), [name]):
+        row = rows.get(name, given.get(canonical(name)))
+        for target in [name] if row is None else row:
             same = find(target) if target else set()
             if len(same) > 1:
                 listed = ", ".join(model[number] for number in sorted(same)[:MAX_NAMES])
                 raise UserError(f"class {target!r} may be any of {listed} of the model: choose in a table (--classes)")
-            if not same and target.isdecimal() and int(target) < len(model) and (by_number or canonical(name) in given):
+            if not same and target.isdecimal() and int(target) < len(model) and (by_number or row is not None):
                 same = {int(target)}
             if target and not same:
                 missing.append(target)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.tokenizer import MASK_TOKEN, load_tokenizer
 from allmlp.errors import UserError, lookup, require
 from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
@@ -29,7 +30,7 @@ define_missing_operators()
 transformers: Any = require("transformers", "hf")
 
 from allmlp.hf.code import export_code  # noqa: E402
-from allmlp.hf.config import AUTO_CLASSES, AllMlpConfig  # noqa: E402
+from allmlp.hf.config import AUTO_CLASSES, READ_PADDING, AllMlpConfig  # noqa: E402
 from allmlp.hf.image_processor import AllMlpImageProcessor  # noqa: E402
 from allmlp.hf.modeling import (  # noqa: E402
     AllMlpForCausalLM,
@@ -156,6 +157,9 @@ def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, op
             "eos_token_id": tokens.sep_token_id,
             "decoder_start_token_id": tokens.cls_token_id,
         }
+        known = model.preprocessing
+        if isinstance(known, TextPreprocessing) and known.task in READ_PADDING:
+            fields["mask_padding"] = known.mask_padding
     return AllMlpConfig(**fields | options)
 
 

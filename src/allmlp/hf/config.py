@@ -28,6 +28,8 @@ AUTO_CLASSES = {
     "AutoImageProcessor": "AllMlpImageProcessor",
 }
 """Auto classes of transformers -> ours."""
+READ_PADDING = ("classes", "span")
+"""Tasks of text models that may have been trained to read padding."""
 
 
 class AllMlpConfig(PreTrainedConfig):
@@ -46,6 +48,9 @@ class AllMlpConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     decoder_start_token_id: int | None = None
+    mask_padding: bool = True
+    """False for a classifier, or a model that answers questions, which was trained to read padding: see
+    `TextPreprocessing`."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.spec is not None:
@@ -102,7 +107,8 @@ class AllMlpConfig(PreTrainedConfig):
         if isinstance(self.encoder.stem, TokenEmbed):
             span, translation = isinstance(head, QAHead), isinstance(spec, EncoderDecoder)
             task = "classes" if classifies else "span" if span else "translation" if translation else "text"
-            return TextPreprocessing(task, self.encoder.stem.tokens, class_names)
+            masked = self.mask_padding or task not in READ_PADDING
+            return TextPreprocessing(task, self.encoder.stem.tokens, class_names, masked)
         if self.image_mean is None or self.image_std is None:
             return None
         task = "values" if self.problem_type == "regression" else "classes"

@@ -41,6 +41,8 @@ class AllMlpPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     stems: ClassVar[tuple[type, ...]] = (TokenEmbed,)
     """Stems, that is inputs, for which the task is possible."""
+    may_read_padding: ClassVar[bool] = True
+    """Whether `mask_padding` of the configuration applies: not to language models."""
 
     def __init__(self, config: AllMlpConfig) -> None:
         spec = self.adapt(config.model_spec(), config)
@@ -95,12 +97,19 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         segments = token_type_ids if (getattr(spec.stem, "segments", None) or 0) > 1 else None
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         found: dict[str, Tensor] | None = {} if wanted else None
+        length = None if x is None or self.config.mask_padding or not self.may_read_padding else x.shape[1]
+        if x is not None and length is not None:
+            if self.config.pad_token_id is None:
+                raise UserError("the model reads padding: set config.pad_token_id")
+            x, segments = fill_row(x, spec.stem.tokens, self.config.pad_token_id), fill_row(segments, spec.stem.tokens)
+            mask = None
         features = self.model.forward_features(
             x, mask, segments=segments, inputs_embeds=inputs_embeds, cache=cache, intermediates=found
         )
         names = ["stem", *(f"blocks.{number}" for number in range(spec.num_blocks))]
-        hidden_states = None if found is None else tuple(found[name] for name in names)
-        return self.model.forward_head(features, mask), features, hidden_states
+        hidden_states = None if found is None else tuple(found[name][:, :length] for name in names)
+        output = self.model.forward_head(features, mask)
+        return output[:, :length] if output.dim() == 3 else output, features[:, :length], hidden_states
 
     def loss(self, logits: Tensor, labels: Tensor | None, **kwargs: Any) -> Any:
         """The loss that transformers uses for this task."""
@@ -109,6 +118,11 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         if self.loss_type in ("ForMaskedLM", "ForCausalLM"):
             return self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
         return self.loss_function(labels, logits, self.config, **kwargs)
+
+
+def fill_row(x: Tensor | None, tokens: int, value: int = 0) -> Any:
+    """Rows of ids, b s, filled up on the right."""
+    return None if x is None else nn.functional.pad(x, (0, max(tokens - x.shape[1], 0)), value=value)
 
 
 class AllMlpModel(AllMlpPreTrainedModel):
@@ -190,6 +204,7 @@ class AllMlpForSequenceClassification(AllMlpForText):
 
 class AllMlpForMaskedLM(AllMlpForText):
     output_class = MaskedLMOutput
+    may_read_padding = False
 
     @classmethod
     def with_head(cls, spec: Encoder, config: AllMlpConfig) -> Encoder:
@@ -241,6 +256,8 @@ class AllMlpGenerationMixin(GenerationMixin):
 
 class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
     """Padding may be on either side: positions count from the first real token."""
+
+    may_read_padding = False
 
     @classmethod
     def with_head(cls, spec: Encoder, config: AllMlpConfig) -> Encoder:

@@ -186,7 +186,8 @@ def draw_forecasts(forecasts: list[SeriesForecast], forecaster: Forecaster, file
                 edges = one.quantiles[:, column, low], one.quantiles[:, column, high]
                 shade = 0.5 * (low + 1) / (bands + 1)
                 axis.fill_between(times, *edges, color="C0", alpha=shade, linewidth=0, label=name)
-        axis.set_title(" ".join(filter(None, (one.id, forecaster.known.columns[column]))), loc="left", fontsize=9)
+        title = " ".join(filter(None, (one.id, forecaster.known.columns[column])))
+        axis.set_title(title, loc="left", fontsize=9, parse_math=False)  # names may have dollar signs
         axis.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=8, frameon=False)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allmlp.errors import UserError, one_line, require
-from allmlp.prediction.output import FEATURES, names_file
+from allmlp.prediction.output import FEATURES, encodable, names_file
 from allmlp.prediction.stream import Answer, chunks
 
 CHUNK = 8192
@@ -30,13 +30,14 @@ class NamedFeatures(NamedTuple):
 
 def nearest(query: np.ndarray, bank: Iterable[NamedFeatures], k: int, without: str = "") -> list[Match]:
     """The k nearest in the bank, nearest first; `without` is the name of the query, which is excluded."""
-    best: list[Match] = []
+    best, without = list[Match](), encodable(without)  # as files of features have it
     for names, values in bank:
         if values.shape[1] != len(query):
             raise UserError(f"the features have {values.shape[1]} channels, those of the query {len(query)}")
         norms = np.linalg.norm(values, axis=1) * np.linalg.norm(query)
         cosines = values @ query / np.maximum(norms, 1e-12)
-        found = [Match(name, float(value)) for name, value in zip(names, cosines, strict=True) if name != without]
+        pairs = zip(names, cosines, strict=True)
+        found = [Match(name, float(value)) for name, value in pairs if encodable(name) != without]
         best = sorted([*best, *found], key=lambda match: -match.cosine)[:k]
     return best
 

@@ -64,14 +64,14 @@ class AnswerTable(NamedTuple):
     def start(self, answer: Answer) -> Record:
         """Cells before the answer."""
         return {
-            "input": answer.item.name,
-            **{self.kept_name(name): cell for name, cell in answer.item.columns.items()},
+            "input": encodable(answer.item.name),
+            **{self.kept_name(name): encodable(cell) for name, cell in answer.item.columns.items()},
         }
 
     def records(self, answer: Answer) -> Iterator[Record]:
         start = self.start(answer)
         if answer.error:
-            yield {**start, "error": answer.error}
+            yield {**start, "error": encodable(answer.error)}
         for row in answer.value or ():
             record: Record = dict(start)
             if self.is_regression:
@@ -92,7 +92,7 @@ class AnswerTable(NamedTuple):
         """The same for JSON, with predictions as a list."""
         start = self.start(answer)
         if answer.error:
-            yield {**start, "error": answer.error}
+            yield {**start, "error": encodable(answer.error)}
         for row in answer.value or ():
             label = {} if self.is_regression else {"label": self.label(row)}
             best = row if self.is_regression else row[: self.top_k]
@@ -102,6 +102,11 @@ class AnswerTable(NamedTuple):
 
 def ranked(name: str, number: int) -> str:
     return name if number == 1 else f"{name}_{number}"
+
+
+def encodable(text: str) -> str:
+    """The text in UTF-8; lone surrogates, as in names of files that are not UTF-8, are escaped: caf\\udce9.png."""
+    return text.encode("utf8", "backslashreplace").decode("utf8")
 
 
 # --- one file -----------------------------------------------------------------------------------------------
@@ -149,7 +154,8 @@ def write_features(file: Path, keep: tuple[str, ...], answers: Iterable[Answer])
 
 
 def feature_record(answer: Answer) -> Record:
-    return {"input": answer.item.name, **answer.item.columns}
+    cells = {name: encodable(cell) for name, cell in answer.item.columns.items()}
+    return {"input": encodable(answer.item.name), **cells}
 
 
 def names_file(file: Path) -> Path:
