@@ -179,6 +179,10 @@ def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
     torch.testing.assert_close(plain(x.double()), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(plain(x.clone().requires_grad_()), plain(x))
     assert plain(x[:0]).shape == expected[:0].shape
+    with pytest.raises(allmlp.UserError, match=r"expected images: tensor\(float\) of shape .*, got uint8"):
+        plain(x.to(torch.uint8))
+    with pytest.raises(allmlp.UserError, match="does not take pre_logits: call the original"):
+        plain(x, pre_logits=True)
     small = fast(trained, torch.int8)
     assert small.report() == "onnx on cpu in float32: int8 was asked for"
     error = float((small(x) - expected).norm() / expected.norm())

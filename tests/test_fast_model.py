@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import allmlp
 from allmlp.errors import UserError
@@ -23,7 +24,9 @@ from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.gpu import GpuFastEncoder
 from allmlp.inference.graphs import MAX_KINDS, CudaGraphs, batch_bucket
 from allmlp.inference.model import UnfusedModel
+from allmlp.lora import Lora
 from allmlp.models.encoder import EncoderModel
+from allmlp.quantization import Quantization
 
 CONVERSIONS: dict[str, tuple[str, Callable[[Any], FastModel]]] = {
     "mixer": ("mixer_nano", fast),
@@ -205,6 +208,94 @@ def test_arguments_besides_the_images_are_used_or_refused(name: str, dtype: torc
 def test_a_model_of_any_image_size_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="one image size"):
         fast(create(name, dynamic=True))
+
+
+# --- models that are not as their config builds them --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mixer_nano", "gmlp_nano", "vit_nano"])
+@pytest.mark.parametrize("change", ["lora", "quantization", "parametrization"])
+def test_weights_that_are_computed(name: str, change: str) -> None:
+    """The conversion has the weights of evaluation, in all of the model, and leaves the original as it is."""
+    model = create(name, num_classes=4)
+    (x,) = model.dummy_inputs(2)
+    plain = model(x).detach()
+    if change == "lora":
+        Lora(rank=2).apply(model)
+        for key, weight in model.named_parameters():
+            nn.init.normal_(weight, std=0.1) if "lora_b" in key else None
+    elif change == "quantization":
+        Quantization(bits=3, noise=0.5).apply(model)
+    else:
+        for linear in [module for module in model.modules() if isinstance(module, nn.Linear)]:
+            nn.utils.parametrize.register_parametrization(linear, "weight", nn.Tanh())
+    expected = model(x).detach()
+    assert (expected - plain).norm() > 0.01 * plain.norm()
+    for mode in (False, True):
+        model.train(mode)
+        torch.testing.assert_close(fast(model)(x), expected, rtol=1e-4, atol=1e-4)
+        assert all(module.training == mode for module in model.modules())
+
+
+def replace_head(model: EncoderModel) -> None:
+    model.head = nn.Sequential(nn.Dropout(), nn.Linear(model.spec.width, 4))
+
+
+def replace_linear(model: EncoderModel) -> None:
+    model.head.proj = nn.Linear(model.spec.width, 7)
+
+
+def replace_linear_without_bias(model: EncoderModel) -> None:
+    model.head.proj = nn.Linear(model.spec.width, 4, bias=False)
+
+
+def remove_block(model: EncoderModel) -> None:
+    del model.blocks[1]
+
+
+def prune_with_hooks(model: EncoderModel) -> None:
+    prune.l1_unstructured(model.stem.proj, "weight", 0.5)
+
+
+def add_layer(model: EncoderModel) -> None:
+    model.stem.later = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replace_head, "head is a Sequential, not the ClassifierHeadLayer of the config: fast"),
+        (replace_linear, r"head.proj.weight is \[7, 128\], not the \[4, 128\] of the config: fast"),
+        (replace_linear_without_bias, r"head.proj.bias is None, not the \[4\] of the config: fast"),
+        (remove_block, "blocks.1 is missing, not the BlockLayer of the config: fast"),
+        (prune_with_hooks, "stem.proj.weight is set by a hook: make it a parameter first"),
+        (add_layer, "stem.later is not in the config: fast"),
+    ],
+)
+def test_a_changed_model_is_refused(change: Callable[[EncoderModel], None], message: str) -> None:
+    model = create("mixer_nano", num_classes=4)
+    change(model)
+    with pytest.raises(UserError, match=message):
+        fast(model)
+
+
+def test_a_linear_layer_of_torch_is_as_good() -> None:
+    model = create("mixer_nano", num_classes=4)
+    model.head.proj = nn.Linear(model.spec.width, 4)  # type: ignore[union-attr]
+    (x,) = model.dummy_inputs(2)
+    torch.testing.assert_close(fast(model)(x), model(x).detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float8_e5m2, torch.complex64, "int4"])
+def test_other_dtypes_are_refused(dtype: Any) -> None:
+    with pytest.raises(UserError, match="a model computes in float32, float16, bfloat16 or float64, not in"):
+        fast(create("mixer_nano"), dtype)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8"])
+def test_batch_sizes_are_checked(batch_size: Any) -> None:
+    with pytest.raises(UserError, match=f"batch_size is a number of examples from 1 on, not {batch_size!r}"):
+        fast(create("mixer_nano"), batch_size=batch_size)
 
 
 # --- CUDA graphs, with recording and streams replaced by plain calls --------------------------------------------

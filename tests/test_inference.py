@@ -223,6 +223,7 @@ def test_unsupported_presets() -> None:
         *({"block.order": "res-post"}, {"block.channel": "ChannelLinear"}, {"block.norm": "RMSNorm"}),
         *({"block.channel.glu": "true"}, {"block.channel.linear_bias": "false"}),
         *({"block.channel.act": "silu"}, {"block.token.act": "sigmoid"}),
+        {"block.scale": "LayerScale", "block.scale.shift": "true"},
     ],
     ids=str,
 )

@@ -6,14 +6,14 @@ import logging
 
 import torch
 
-from allmlp.device import default_dtype, warn_of_slow_format
+from allmlp.device import as_dtype, default_dtype, warn_of_slow_format
 from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.inference.capabilities import Capabilities, Engine, EngineChoice, choose
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.encoder import is_supported
 from allmlp.inference.gpu import FP8, GpuFastEncoder
 from allmlp.inference.measurement import Times, keep, measured_key, read_kept, time_engines
-from allmlp.inference.model import FastModel, UnfusedModel
+from allmlp.inference.model import FastModel, UnfusedModel, with_plain_weights
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.grid import DynamicEncoderModel
@@ -46,10 +46,7 @@ def fast(
     model of images or series on a CPU runs in ONNX Runtime with weights and activations of 8 bits: faster still, but
     less exact.
     """
-    if not isinstance(model, (EncoderModel, SeriesEncoderModel)):
-        raise UserError(f"fast() takes an encoder of this library, not a {type(model).__name__}")
-    if isinstance(model, DynamicEncoderModel):
-        raise UserError("fast() takes a model of one image size: load or create it without dynamic=True")
+    model, dtype = check_arguments(model, dtype, batch_size)
     if dtype == torch.int8:
         if model.device.type != "cpu":
             raise UserError("int8 is for a CPU: move the model there, or use torch.float8_e4m3fn on a GPU")
@@ -81,6 +78,21 @@ def fast(
     if choice.engine != "kernels" and capabilities.device != "cpu" and can_fuse:
         log.warning("fast() uses %s: %s", choice.engine, choice.reason)
     return build(choice.engine, model, dtype).chosen(choice)
+
+
+def check_arguments(
+    model: Model, dtype: torch.dtype | None, batch_size: int | None
+) -> tuple[EncoderModel | SeriesEncoderModel, torch.dtype | None]:
+    """The model with plain weights, and the dtype."""
+    if not isinstance(model, (EncoderModel, SeriesEncoderModel)):
+        raise UserError(f"fast() takes an encoder of this library, not a {type(model).__name__}")
+    if isinstance(model, DynamicEncoderModel):
+        raise UserError("fast() takes a model of one image size: load or create it without dynamic=True")
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise UserError(f"batch_size is a number of examples from 1 on, not {batch_size!r}")
+    if dtype is not None and dtype not in (torch.int8, FP8):
+        dtype = as_dtype(dtype)
+    return with_plain_weights(model), dtype
 
 
 def build(engine: Engine, model: EncoderModel | SeriesEncoderModel, dtype: torch.dtype) -> FastModel:

@@ -43,6 +43,8 @@ def is_fusible(block: Block) -> bool:
     channel = block.channel
     if not isinstance(channel, ChannelMlp) or not isinstance(block.token, (TokenMlp, TokenLinear, type(None))):
         return False
+    if block.scale is not None and block.scale.shift:
+        return False
     if block.variate is not None or (isinstance(block.token, TokenLinear) and block.token.act):
         return False
     acts = {channel.act, getattr(block.token, "act", None) or "none"}
@@ -131,8 +133,7 @@ class FastEncoder(FastModel):
     def branch(self, conversion: Conversion, residual: Residual) -> nn.Module:
         layer_scale = None
         if isinstance(residual.scale, LayerScaleLayer):
-            if residual.scale.beta is not None:
-                raise UserError("fast() does not support LayerScale with a shift")
+            assert residual.scale.beta is None
             layer_scale = residual.scale.gamma.double()
         return self.fuse(conversion, residual.norm, residual.mix, layer_scale)
 

@@ -17,19 +17,83 @@ from allmlp.models.model import Model
 from allmlp.models.series_encoder import SeriesEncoderModel
 
 M = TypeVar("M", bound=Model)
+CHANGED = "fast() converts a model as its config builds it"
 RECONVERT = "convert the original again with allmlp.fast(model)"
 
 
 @torch.no_grad()
 def copy_frozen(model: M, dtype: torch.dtype) -> M:
     """A copy of the model in `dtype`, in eval mode and without gradients."""
-    with torch.device("meta"):
-        copy = model.spec.build()
-    state = model.state_dict().items()
-    cast = {name: value.to(dtype if value.is_floating_point() else None, copy=True) for name, value in state}
+    copy = built_anew(model)
+    state = {name: tensor_of(model, name) for name in copy.state_dict()}
+    cast = {name: value.to(dtype if value.is_floating_point() else None, copy=True) for name, value in state.items()}
     copy.load_state_dict(cast, assign=True)
-    assert isinstance(copy, type(model))
     return copy.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def with_plain_weights(model: M) -> M:
+    """The model itself, or, where it computes weights from others (LoRA, quantization, torch's parametrizations), an
+    ordinary model with the weights that it uses in evaluation.
+    """
+    copy = built_anew(model)
+    check_modules(model, copy)
+    if not any(is_computed(*place(model, name)) for name in copy.state_dict()):
+        return model
+    training = [module for module in model.modules() if module.training]
+    model.eval()  # in training, Quant-Noise draws its weights
+    try:
+        return copy_frozen(model, model.dtype)
+    finally:
+        for module in training:
+            module.training = True
+
+
+def built_anew(model: M) -> M:
+    """An ordinary model of the same config, without memory."""
+    with torch.device("meta"):
+        built = model.spec.build()
+    assert isinstance(built, type(model))
+    return built
+
+
+def check_modules(model: Model, copy: Model) -> None:
+    """Refuse a model that is not the one of its config: its conversion would be another function."""
+    found, expected = dict(model.named_modules()), dict(copy.named_modules())
+    for path, module in expected.items():
+        other = found.get(path)
+        if not isinstance(other, type(module)) and not isinstance(module, type(other)):  # a plain Linear is one too
+            kind = "missing" if other is None else f"a {type(other).__name__}"
+            raise UserError(f"{path} is {kind}, not the {type(module).__name__} of the config: {CHANGED}")
+    for name in model.state_dict():
+        path = name.rpartition(".")[0].partition(".parametrizations.")[0]
+        if path not in expected:
+            raise UserError(f"{path} is not in the config: {CHANGED}")
+    for name, value in copy.state_dict().items():
+        module, leaf = place(model, name)
+        if leaf in vars(module):
+            raise UserError(f"{name} is set by a hook: make it a parameter first, as by torch.nn.utils.prune.remove")
+        if is_computed(module, leaf):
+            continue
+        own = getattr(module, leaf)  # None: a layer without bias
+        if own is None or own.shape != value.shape:
+            size = None if own is None else list(own.shape)
+            raise UserError(f"{name} is {size}, not the {list(value.shape)} of the config: {CHANGED}")
+
+
+def place(model: Model, name: str) -> tuple[nn.Module, str]:
+    """The module of a tensor, and the tensor's name in it."""
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path), leaf
+
+
+def is_computed(module: nn.Module, leaf: str) -> bool:
+    return isinstance(getattr(type(module), leaf, None), property)
+
+
+def tensor_of(model: Model, name: str) -> Tensor:
+    module, leaf = place(model, name)
+    return getattr(module, leaf)
 
 
 class FastModel(nn.Module):

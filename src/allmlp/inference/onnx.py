@@ -19,6 +19,8 @@ from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.series_encoder import SeriesEncoder, SeriesEncoderModel
 
+KINDS = {"tensor(float)": "float32", "tensor(bool)": "bool"}
+
 
 class OnnxModel(FastModel):
     """The buffer `file` is an ONNX file. The number of threads is torch's when the model is converted or copied."""
@@ -54,8 +56,12 @@ class OnnxModel(FastModel):
         content = self.file.numpy().tobytes()
         self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Like `forward` of the original, for images or series; only series may have a mask."""
+    def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """Like `forward` of the original, for images or series, without further arguments; only series may have a
+        mask.
+        """
+        if given := [name for name, value in options.items() if value is not None and value is not False]:
+            raise UserError(f"a model in ONNX Runtime does not take {given[0]}: call the original model")
         if isinstance(self.spec, SeriesEncoder):
             return self.run(self.compute, (x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask))
         if mask is not None:
@@ -66,7 +72,7 @@ class OnnxModel(FastModel):
         count, given = len(inputs[0]), {}
         for expected, x in zip(self.session.get_inputs(), inputs, strict=True):
             shape, kind = list(x.shape), str(x.dtype).removeprefix("torch.")
-            if shape != [count, *expected.shape[1:]] or (kind == "bool") != (expected.type == "tensor(bool)"):
+            if shape != [count, *expected.shape[1:]] or kind != KINDS[expected.type]:
                 wanted = f"[B, {', '.join(map(str, expected.shape[1:]))}]"
                 raise UserError(f"expected {expected.name}: {expected.type} of shape {wanted}, got {kind} {shape}")
             # An exported graph takes one example or more.
