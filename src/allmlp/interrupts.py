@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import select
 import signal
@@ -38,6 +39,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.requested, self.given_up, self.is_saving = False, False, False
+        self.last_saved = -math.inf
         self.lost: Callable[[], str] = lambda: "stopped before the first step"
         self.is_interactive = hasattr(sys, "ps1") or "ipykernel" in sys.modules
         self.grace = GRACE_OF_MANY if "RANK" in os.environ else GRACE
@@ -69,12 +71,15 @@ class Interrupts:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Suspend the time limit while a checkpoint is written."""
+        """Suspend the time limit while a checkpoint is written; it starts anew afterwards."""
         self.is_saving = True
         try:
             yield
         finally:
-            self.is_saving = False
+            self.last_saved, self.is_saving = time.monotonic(), False
+
+    def has_saved_within(self, seconds: float) -> bool:
+        return self.is_saving or time.monotonic() - self.last_saved < seconds
 
     def watch(self) -> None:
         """Wait for a first signal, then for the end of the block, a second signal or the end of the grace period."""
@@ -84,7 +89,7 @@ class Interrupts:
                 return
             if first == signal.SIGTERM and "RANK" in os.environ:
                 self.exit(first)
-            while (second := self.receive(self.grace)) == 0 and self.is_saving:
+            while (second := self.receive(self.grace)) == 0 and self.has_saved_within(self.grace):
                 pass
             if second is None:
                 return

@@ -100,6 +100,13 @@ def test_a_checkpoint_is_waited_for() -> None:
 
 
 @pytest.mark.slow
+def test_the_grace_period_starts_anew_after_a_checkpoint() -> None:
+    """The signal comes at 0 s; the checkpoint ends at 3 s, between two looks at the clock at 2 and 4 s."""
+    work = "with signals.saving(): time.sleep(3)\n        time.sleep(1.5)\n        print('saved')"
+    assert interrupt(BLOCK.format(grace=2, work=work), signal.SIGINT)[:2] == (0, "saved\n")
+
+
+@pytest.mark.slow
 def test_the_step_is_lost_and_the_last_checkpoint_is_kept(tmp_path: Path) -> None:
     status, output, seconds = interrupt(RUN.format(blocked=BLOCKED, out=str(tmp_path)), signal.SIGTERM)
     assert status == 128 + signal.SIGTERM and seconds < 30
