@@ -15,6 +15,7 @@ import allmlp
 from allmlp.cli.app import next_prediction
 from allmlp.data.preprocessing import TextPreprocessing, write_preprocessing
 from allmlp.data.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
+from allmlp.models.gmlp import gmlp_text
 from allmlp.models.gpt2 import gpt2
 from allmlp.prediction import generate as generate_from
 from allmlp.prediction.predictor import check_vocabulary
@@ -112,6 +113,9 @@ def test_the_end_of_a_turn_ends_the_text_and_padding_is_never_chosen(tmp_path: P
     for vocab_size in (258, 300, 64 * 30):
         with pytest.raises(allmlp.UserError, match=f"has 259 tokens, the model {vocab_size}: they do not match"):
             check_vocabulary(gpt2(1, 8, 2, 9, vocab_size).build(), tokenizer, "a folder")
+
+    with pytest.raises(allmlp.UserError, match="they do not match"):  # of a model that fills in words, all are chosen
+        check_vocabulary(gmlp_text(1, 8, 8, vocab_size=320).build(), tokenizer, "a folder")
 
     def choose(logits: Tensor) -> int:
         assert len(logits) == 320 and logits[259:].isinf().all() and logits[:256].isfinite().all()

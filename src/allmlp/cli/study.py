@@ -213,7 +213,7 @@ def sources(summary: Summary) -> dict[str, list[str]]:
 
 
 def fit(table: list[list[str]], width: int) -> list[list[str]]:
-    """Leave out costs, which table.md has, where the table would be wider than the terminal."""
+    """Leave out columns, which table.md has, where the table would be wider than the terminal."""
     for name in ("GiB", "M MACs", "floor"):
         columns = list(zip(*table, strict=True))
         if sum(max(map(len, column)) + 2 for column in columns) - 2 > width:

@@ -205,13 +205,13 @@ def pil_image(pixels: Any) -> Any:
 def check_vocabulary(model: Model, tokenizer: Tokenizer, name: str) -> None:
     """Raise UserError for a tokenizer that the model cannot have been trained with.
 
-    Published models may have embeddings padded to a multiple of 64, by less than `MAX_PADDING` tokens.
+    Embeddings of published causal models may be padded to a multiple of 64, by less than `MAX_PADDING` tokens.
     """
-    sizes = [part.vocab_size for part in model.spec.children() if hasattr(part, "vocab_size")]
-    padding = sizes[0] - len(tokenizer) if sizes else None
-    if padding is None or (padding and not (0 < padding < MAX_PADDING and sizes[0] % 64 == 0)):
-        of_model = sizes[0] if sizes else None
-        raise UserError(f"the tokenizer in {name} has {len(tokenizer)} tokens, the model {of_model}: they do not match")
+    size = next((part.vocab_size for part in model.spec.children() if hasattr(part, "vocab_size")), 0)
+    causal = getattr(getattr(model.spec, "block", None), "causal", False)
+    is_padded = causal and size % 64 == 0 and 0 < size - len(tokenizer) < MAX_PADDING
+    if size != len(tokenizer) and not is_padded:
+        raise UserError(f"the tokenizer in {name} has {len(tokenizer)} tokens, the model {size}: they do not match")
 
 
 class TextPredictor:
