@@ -116,11 +116,11 @@ def test_study_table(logs: Path) -> None:
 
 
 def test_staged_models_are_beside_isotropic_ones(logs: Path) -> None:
-    staged = [line("gmlp_staged", seed, 0.95 + seed / 100) for seed in (0, 1, 2)]
+    staged = [line("staged", seed, 0.95 + seed / 100, candidate="ResMLP") for seed in (0, 1, 2)]
     (logs / "study" / "cifar10_staged.jsonl").write_text("\n".join(map(json.dumps, staged)))
     text = images.staged()
     # Student's t for two degrees of freedom is 4.3027, the standard error of 95, 96 and 97 is 0.5774.
-    assert "| gMLP, three stages | `cifar10_gmlp_staged` | 7.19 M | 3 | 12 | 96.00 ± 2.48 % |" in text
+    assert "| ResMLP, three stages | `cifar10_resmlp_staged` | 7.19 M | 3 | 12 | 96.00 ± 2.48 % |" in text
     assert "| gMLP, isotropic | `cifar10_gmlp` | 7.19 M | 2 | 12 | 95.00, 96.00 % |" in text
     assert "| plain MLP | `cifar10_mlp` | - | 0 | - | - |" in text
 
