@@ -13,7 +13,7 @@ import allmlp
 
 def build(name, side, x):
     if side == "fast":
-        ours = allmlp.fast(allmlp.create(name, seed=0, device=x.device).eval(), x.dtype)
+        ours = allmlp.fast(allmlp.create(name, seed=0, device=x.device).eval(), x.dtype, batch_size=len(x))
         return lambda: ours(x)
     model = timm.create_model(name.replace("resmlp_s", "resmlp_") + "_224").eval().to(x.device, x.dtype)
     if side not in ("eager", "compiled"):  # the other modes of torch.compile are at their best in channels_last, too

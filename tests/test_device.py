@@ -197,7 +197,7 @@ def test_slow_formats_are_told_once(caplog: pytest.LogCaptureFixture, monkeypatc
     model = tiny_model("mixer_s32")
     for _ in range(2):
         allmlp.fast(model, torch.float16)
-    allmlp.fast(model)
+    allmlp.fast(model, batch_size=2)
     open_predictor("allmlp:cifar10", device="cpu", dtype="bfloat16")
     assert [record.getMessage().split(" on a CPU")[0] for record in caplog.records] == [
         f"{name} is many times slower than float32" for name in ("float16", "bfloat16")

@@ -68,7 +68,11 @@ def test_engines_by_capability(capabilities: Capabilities, fused: str, unfused: 
     for can_fuse, expected in ((True, fused), (False, unfused)):
         choice = choose(capabilities, can_fuse, can_export=True)
         assert " ".join([choice.engine, *choice.alternatives]) == expected
-        assert choice.reason and "onnx" not in (choice.engine, *choose(capabilities, can_fuse, False).alternatives)
+        assert choice.reason and "onnx" not in (choice.engine, *choose(capabilities, can_fuse).alternatives)
+        small = choose(capabilities, can_fuse, can_export=True, is_small=True)
+        assert small.engine == "onnx" if capabilities.onnx and capabilities.device == "cpu" else small == choice
+        assert {small.engine, *small.alternatives} == {choice.engine, *choice.alternatives}
+        assert choose(capabilities, can_fuse, is_small=True).engine == choice.engine
 
 
 @pytest.fixture
@@ -175,7 +179,10 @@ def trained() -> EncoderModel:
 def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
     (x,) = trained.dummy_inputs(5)
     expected = trained(x).detach()
-    plain = inference.build("onnx", trained, torch.float32)
+    plain = fast(trained)
+    assert plain.report() == (
+        "onnx on cpu in float32: measured fastest on a CPU for one example at a time of a small model"
+    )
     torch.testing.assert_close(plain(x.double()), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(plain(x.clone().requires_grad_()), plain(x))
     assert plain(x[:0]).shape == expected[:0].shape
@@ -210,6 +217,20 @@ def test_series_in_onnx_runtime() -> None:
     for given, got in (((x[:, 1:],), r"float32 \[3, 63, 7\]"), ((x, mask.float()), "float32"), ((x, mask[:2]), "bool")):
         with pytest.raises(allmlp.UserError, match=rf"^expected (series|mask): .* of shape \[B, 64, 7\], got {got}"):
             plain(*given)
+
+
+def test_a_model_that_cannot_be_exported_is_fused(
+    trained: EncoderModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no such operator\nat line 3")
+
+    monkeypatch.setattr("allmlp.inference.onnx.write_onnx", fail)
+    assert fast(trained).report() == "fused on cpu in float32: the blocks are fused for a CPU"
+    assert [one.message for one in caplog.records] == ["fast() leaves ONNX Runtime out: no such operator at line 3"]
+    assert isinstance(fast(trained, batch_size=2), CpuFastEncoder) and len(caplog.records) == 1
+    monkeypatch.setattr(inference, "SMALL_MACS", inference.macs(trained))
+    assert isinstance(fast(trained), CpuFastEncoder) and len(caplog.records) == 1
 
 
 def test_where_int8_runs(trained: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,10 +30,10 @@ from allmlp.models.encoder import EncoderModel
 from allmlp.quantization import Quantization
 
 CONVERSIONS: dict[str, tuple[str, Callable[[Any], FastModel]]] = {
-    "mixer": ("mixer_nano", fast),
-    "resmlp": ("resmlp_nano", fast),
-    "gmlp": ("gmlp_nano", fast),
-    "vit": ("vit_nano", fast),
+    "mixer": ("mixer_nano", partial(fast, batch_size=2)),
+    "resmlp": ("resmlp_nano", partial(fast, batch_size=2)),
+    "gmlp": ("gmlp_nano", partial(fast, batch_size=2)),
+    "vit": ("vit_nano", partial(fast, batch_size=2)),
     "gpu mixer": ("mixer_nano", lambda model: GpuFastEncoder(model, torch.float32)),
     "gpu resmlp": ("resmlp_nano", lambda model: GpuFastEncoder(model, torch.float32)),
     "gpu gmlp": ("gmlp_nano", lambda model: GpuFastEncoder(model, torch.float32)),
@@ -157,7 +158,7 @@ def test_input_on_another_device(conversion: tuple[EncoderModel, FastModel, Tens
 
 
 def test_a_pickle_loads_on_the_same_kind_of_device_only() -> None:
-    converted = fast(create("mixer_nano"))
+    converted = fast(create("mixer_nano"), batch_size=2)
     converted.device_type = "cuda"  # as if it had been saved on a GPU
     with pytest.raises(allmlp.UserError, match="converted on cuda, not cpu: convert the original again"):
         pickle.loads(pickle.dumps(converted))
@@ -169,7 +170,7 @@ def test_memory_is_freed_with_the_last_reference(conversion: tuple[EncoderModel,
     model = create("gmlp_nano" if name is not UnfusedModel else "vit_nano")
     gc.disable()
     try:
-        converted = fast(model) if name is UnfusedModel else name(model, torch.float32)  # type: ignore[call-arg]
+        converted = fast(model, batch_size=2) if name is UnfusedModel else name(model, torch.float32)  # type: ignore[call-arg]
         converted(model.dummy_inputs(1)[0])
         reference = weakref.ref(converted)
         del converted
@@ -233,7 +234,7 @@ def test_weights_that_are_computed(name: str, change: str) -> None:
     assert (expected - plain).norm() > 0.01 * plain.norm()
     for mode in (False, True):
         model.train(mode)
-        torch.testing.assert_close(fast(model)(x), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fast(model, batch_size=2)(x), expected, rtol=1e-4, atol=1e-4)
         assert all(module.training == mode for module in model.modules())
 
 
@@ -283,7 +284,7 @@ def test_a_linear_layer_of_torch_is_as_good() -> None:
     model = create("mixer_nano", num_classes=4)
     model.head.proj = nn.Linear(model.spec.width, 4)  # type: ignore[union-attr]
     (x,) = model.dummy_inputs(2)
-    torch.testing.assert_close(fast(model)(x), model(x).detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fast(model, batch_size=2)(x), model(x).detach(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float8_e5m2, torch.complex64, "int4"])
@@ -416,7 +417,7 @@ def test_capture_and_replay_run_under_the_device_guard(no_cuda: FakeStream, monk
 
 def test_an_error_names_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = create("mixer_nano")
-    converted, (x,) = fast(model), model.dummy_inputs(1)
+    converted, (x,) = fast(model, batch_size=2), model.dummy_inputs(1)
     branch = converted.blocks[1]["channel"]  # type: ignore[index]
 
     def fail(z: Tensor) -> Tensor:
@@ -429,7 +430,7 @@ def test_an_error_names_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_out_of_memory_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     model = create("mixer_nano")
-    converted = fast(model)
+    converted = fast(model, batch_size=2)
 
     def fail(z: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")

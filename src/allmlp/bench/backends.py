@@ -64,10 +64,10 @@ def plain(model: Model, precision: torch.dtype) -> Model:
     return copy.deepcopy(model).to(precision).eval()
 
 
-def fast(model: Model, precision: torch.dtype) -> Forward:
+def fast(model: Model, precision: torch.dtype, batch_size: int | None = None) -> Forward:
     from allmlp.inference import fast
 
-    return fast(model.eval(), precision)
+    return fast(model.eval(), precision, batch_size=batch_size)
 
 
 def fp8(model: Model, precision: torch.dtype) -> Forward:
@@ -109,7 +109,7 @@ def compiled(model: Model, precision: torch.dtype, mode: str | None = None) -> F
     return torch.compile(plain(model, precision), dynamic=False, mode=mode)
 
 
-MODES: dict[str, Callable[[Model, torch.dtype], Forward]] = {
+MODES: dict[str, Callable[..., Forward]] = {
     "eager": plain,
     "compiled": compiled,
     "channels-last": compiled,
@@ -170,7 +170,8 @@ def inference(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], prec
     def build() -> PreparedBackend:
         layout = memory_format(package, mode)
         model = copy.deepcopy(peer_group.models[package]).to(memory_format=layout)  # type: ignore[call-overload]
-        forward = lookup(mode, MODES, "mode")(model, precision)
+        options = {"batch_size": len(inputs[0])} if mode == "fast" else {}
+        forward = lookup(mode, MODES, "mode")(model, precision, **options)
         with torch.inference_mode():
             # Copies made later, such as the input of a CUDA graph, must be of the same kind: torch.compile compiles
             # again for tensors of inference mode, which a capture does not survive.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from allmlp.device import as_dtype, default_dtype, warn_of_slow_format
 from allmlp.errors import UserError, one_line, suggest_keywords
@@ -13,13 +14,14 @@ from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.encoder import is_supported
 from allmlp.inference.gpu import FP8, GpuFastEncoder
 from allmlp.inference.measurement import Times, keep, measured_key, read_kept, time_engines
-from allmlp.inference.model import FastModel, UnfusedModel, with_plain_weights
+from allmlp.inference.model import FastModel, UnfusedModel, built_anew, with_plain_weights
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.grid import DynamicEncoderModel
 from allmlp.models.model import Model
 from allmlp.models.series_encoder import SeriesEncoderModel
 
+SMALL_MACS = 10**9
 log = logging.getLogger(__name__)
 
 
@@ -38,9 +40,12 @@ def fast(
     `allmlp.inference.capabilities`: kernels of this library, fused products, torch.compile, ONNX Runtime or plain
     PyTorch.
 
-    With `measure` all engines that can run it here are built and timed on batches of `batch_size` (default: 1 on a CPU,
-    else 64), which takes up to a minute, and the fastest is returned. The result is kept on disk for later calls, with
-    and without `measure`.
+    `batch_size` is the usual number of examples in a call (default: 1 on a CPU, else 64); all others work too. On a CPU
+    it decides: a small model, of less than a billion multiply-adds, runs in ONNX Runtime if it is to take one example
+    at a time and the packages are installed; the export takes some seconds. Batches run with fused products.
+
+    With `measure` all engines that can run it here are built and timed on batches of `batch_size`, which takes up to a
+    minute, and the fastest is returned. The result is kept on disk for later calls, with and without `measure`.
 
     With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it, and with torch.int8 a
     model of images or series on a CPU runs in ONNX Runtime with weights and activations of 8 bits: faster still, but
@@ -66,8 +71,9 @@ def fast(
     warn_of_slow_format(model.device, dtype)
     can_fuse = isinstance(model, EncoderModel) and is_supported(model.spec)
     is_text = isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed)
-    choice = choose(capabilities, can_fuse, can_export=dtype == torch.float32 and not is_text)
     batch_size = batch_size or (1 if capabilities.device == "cpu" else 64)
+    can_export = capabilities.onnx and dtype == torch.float32 and not is_text
+    choice = choose(capabilities, can_fuse, can_export, can_export and batch_size == 1 and macs(model) < SMALL_MACS)
     key = measured_key(model, dtype, batch_size)
     if times := read_kept(key):
         fastest = next((engine for engine in (choice.engine, *choice.alternatives) if engine == times.fastest), None)
@@ -77,7 +83,14 @@ def fast(
         return measured_fastest(model, dtype, choice, batch_size, key)
     if choice.engine != "kernels" and capabilities.device != "cpu" and can_fuse:
         log.warning("fast() uses %s: %s", choice.engine, choice.reason)
-    return build(choice.engine, model, dtype).chosen(choice)
+    try:
+        return build(choice.engine, model, dtype).chosen(choice)
+    except Exception as reason:  # from the exporter
+        if choice.engine != "onnx":
+            raise
+        log.warning("fast() leaves ONNX Runtime out: %s", one_line(reason))
+        choice = choose(capabilities, can_fuse)
+        return build(choice.engine, model, dtype).chosen(choice)
 
 
 def check_arguments(
@@ -93,6 +106,14 @@ def check_arguments(
     if dtype is not None and dtype not in (torch.int8, FP8):
         dtype = as_dtype(dtype)
     return with_plain_weights(model), dtype
+
+
+def macs(model: EncoderModel | SeriesEncoderModel) -> int:
+    """Multiply-adds of one example."""
+    weightless = built_anew(model).eval().requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        weightless(*weightless.dummy_inputs(1))
+    return counter.get_total_flops() // 2
 
 
 def build(engine: Engine, model: EncoderModel | SeriesEncoderModel, dtype: torch.dtype) -> FastModel:

@@ -50,8 +50,15 @@ class Rule(NamedTuple):
     engines: tuple[Engine, ...]
     """In order of preference; fast(model, measure=True) times them all."""
     reason: str
+    """Of the first engine."""
 
 
+SMALL_ON_A_CPU = Rule(
+    lambda c: c.device == "cpu" and c.onnx,
+    ("onnx", "fused", "eager", "compiled"),
+    "measured fastest on a CPU for one example at a time of a small model",
+)
+"""Much of the time of a small call passes between operators, least of all in ONNX Runtime."""
 RULES = (
     Rule(lambda c: c.device == "cpu", ("fused", "eager", "compiled", "onnx"), "the blocks are fused for a CPU"),
     Rule(lambda c: c.device != "cuda", ("eager",), "there are no kernels for this kind of device"),
@@ -80,9 +87,16 @@ class EngineChoice(NamedTuple):
     """Other engines that can run the model here."""
 
 
-def choose(capabilities: Capabilities, can_fuse: bool, can_export: bool) -> EngineChoice:
-    """Choose the engine. `can_fuse`: the model's blocks can be fused; `can_export`: ONNX Runtime can run it."""
-    rule = next(rule for rule in RULES if rule.applies(capabilities))
+def choose(
+    capabilities: Capabilities, can_fuse: bool, can_export: bool = False, is_small: bool = False
+) -> EngineChoice:
+    """Choose the engine.
+
+    `can_fuse`: the model's blocks can be fused; `can_export`: ONNX Runtime can run it; `is_small`: a call takes one
+    example and few operations.
+    """
+    rules = (SMALL_ON_A_CPU, *RULES) if can_export and is_small else RULES
+    rule = next(rule for rule in rules if rule.applies(capabilities))
     is_possible = {
         "kernels": can_fuse,
         "fused": can_fuse,

@@ -46,8 +46,10 @@ if TYPE_CHECKING:
 
 Reads = Literal["images", "texts"]
 IN_MEMORY = "memory"
-MAX_PADDING = 1024
 """Used instead of the folder for a model without one: "the model in memory"."""
+CPU_BATCH_SIZE = 32
+"""By default."""
+MAX_PADDING = 1024
 Rows = list[list[Prediction]]
 """The answer to one input: one row, best first; a text with several [MASK] tokens has a row for each."""
 
@@ -108,7 +110,7 @@ class ImagePredictor:
             from allmlp.inference import fast
 
             try:
-                return fast(model, self.dtype)
+                return fast(model, self.dtype, batch_size=CPU_BATCH_SIZE if self.device.type == "cpu" else None)
             except UserError:  # an architecture that it does not support
                 self.fast = False
         dtype = self.dtype or torch.float32

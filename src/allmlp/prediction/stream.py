@@ -14,11 +14,11 @@ import torch
 
 from allmlp.errors import UserError
 from allmlp.prediction.inputs import Item
-from allmlp.prediction.predictor import Predictor
+from allmlp.prediction.predictor import CPU_BATCH_SIZE, Predictor
 from allmlp.threads import Threads, limit
 
-CPU_BATCH_SIZE, GPU_BATCH_SIZE = 32, 256
-"""Default batch sizes."""
+GPU_BATCH_SIZE = 256
+"""By default."""
 
 
 class Answer(NamedTuple):
