@@ -6,7 +6,7 @@ from paper_tables.published import ADDED_MACS, MACS, PARAMETERS, PublishedColumn
 
 NEEDS = "needs training on"
 IMAGENET = f"{NEEDS} ImageNet-1k; the recipes imagenet_* have not been run"
-ADDED_SPEED = PublishedColumn("images/s", "speed inference", published=False)
+ADDED_SPEED = PublishedColumn("images/s", "speed inference 256", published=False)
 
 TABLES = (
     PublishedTable(
@@ -41,7 +41,7 @@ TABLES = (
         "MLP-Mixer, table 2",
         (
             *measured("ImageNet", "ReaL", "Avg 5", "VTAB-1k", reason=f"{NEEDS} ImageNet-21k or JFT-300M"),
-            PublishedColumn("img/s per core", "speed inference"),
+            PublishedColumn("img/s per core", "speed inference 256"),
             PublishedColumn("TPUv3 core-days"),
             PublishedColumn("GPU-hours", "gpu_hours", published=False),
             PARAMETERS._replace(published=False),
