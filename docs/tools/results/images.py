@@ -87,14 +87,17 @@ def measured(found: list[Record]) -> tuple[str, str, str, str]:
 def staged() -> str:
     if not any(study("cifar10_staged", row) for row in STAGED):
         return "Not run yet."
-    rows = []
-    for row, (model, recipe) in STAGED.items():
-        found = study("cifar10_staged", row)
-        family = found[0]["candidate"] if found else "gMLP or ResMLP"
-        rows.append((model.format(family), recipe.format(family.lower() if found else "*"), *measured(found)))
+    rows = [(*staged_names(row), *measured(study("cifar10_staged", row))) for row in STAGED]
     flat = [(f"{FAMILIES[row][0]}, isotropic", *FAMILIES[row][1:2], *measured(study("cifar10", row))) for row in FLAT]
     published = [("Caterpillar-Mi, published", "", "5.9 M", "", "", "95.54 %")]
     return table(("model", "recipe", "parameters", "n", "epochs", "test accuracy"), rows + flat + published)
+
+
+def staged_names(row: str) -> tuple[str, str]:
+    """Model and recipe."""
+    (model, recipe), found = STAGED[row], study("cifar10_staged", row)
+    family = found[0]["candidate"] if found else "gMLP or ResMLP"
+    return model.format(family), recipe.format(family.lower() if found else "*")
 
 
 def distillation() -> str:
@@ -114,15 +117,16 @@ def distillation() -> str:
 
 
 def cifar10_short() -> str:
-    found = {row: study("cifar10", row) for row in FAMILIES}
+    found = {FAMILIES[row][:2]: study("cifar10", row) for row in FAMILIES}
+    found[staged_names("staged")] = study("cifar10_staged", "staged")
     rows = [
         (
-            f"{FAMILIES[row][0]}, {FAMILIES[row][1]}",
+            f"{model}, {recipe}",
             f"{records[0]['result']['parameters'] / 1e6:.2f} M",
             str(len(records)),
             accuracy(records),
         )
-        for row, records in found.items()
+        for (model, recipe), records in found.items()
         if records
     ]
     header = ("CIFAR-10 from scratch, 300 s of one H200 each", "parameters", "seeds", "test accuracy")

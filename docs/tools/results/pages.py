@@ -25,7 +25,11 @@ ROOMS = (highlights, images, language, own_data, properties, series, speed, stud
 BLOCKS = {name: block for room in ROOMS for name, block in room.BLOCKS.items()}
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MEASURED = re.compile(r"^    Measured: .*\n", re.MULTILINE)
-STUDIES = {f"cifar10_{row}": ("cifar10", row) for row in images.FAMILIES}
+STUDIES = {f"cifar10_{row}": ("cifar10", row) for row in images.FAMILIES} | {
+    "cifar10_resmlp_staged": ("cifar10_staged", "staged"),
+    "cifar10_cyclemlp": ("cifar10_staged", "cyclemlp"),
+    "cifar10_mlp": ("cifar10_staged", "mlp"),
+}
 """Recipes whose docstrings give the result of a study's row."""
 
 
