@@ -31,7 +31,7 @@ class OnnxModel(FastModel):
         super().__init__(torch.float32, model.device)
         if isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed):
             raise UserError("fast() runs models of images and series in ONNX Runtime, not of texts: use another dtype")
-        self.spec = model.spec
+        self.spec, self.int8 = model.spec, int8
         copy = copy_frozen(model, torch.float32)
         (graph, *_) = graphs(copy, SampleInputs(copy.dummy_inputs(2), "random values"))
         with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +47,10 @@ class OnnxModel(FastModel):
     @property
     def device(self) -> torch.device:
         return self.file.device
+
+    @property
+    def dtype_name(self) -> str:
+        return "int8" if self.int8 else super().dtype_name
 
     def open_session(self) -> None:
         runtime = require("onnxruntime", "export")
