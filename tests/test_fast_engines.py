@@ -181,6 +181,8 @@ def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
     assert plain(x[:0]).shape == expected[:0].shape
     with pytest.raises(allmlp.UserError, match=r"expected images: tensor\(float\) of shape .*, got uint8"):
         plain(x.to(torch.uint8))
+    with pytest.raises(allmlp.UserError, match="takes a tensor, not a ndarray"):
+        plain(x.numpy())
     with pytest.raises(allmlp.UserError, match="does not take pre_logits: call the original"):
         plain(x, pre_logits=True)
     small = fast(trained, torch.int8)

@@ -14,7 +14,7 @@ from allmlp.export.graphs import graphs
 from allmlp.export.int8 import quantize
 from allmlp.export.onnx import write_onnx
 from allmlp.export.sample_inputs import SampleInputs
-from allmlp.inference.model import FastModel, copy_frozen
+from allmlp.inference.model import FastModel, check_tensor, copy_frozen
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.series_encoder import SeriesEncoder, SeriesEncoderModel
@@ -64,6 +64,7 @@ class OnnxModel(FastModel):
         """Like `forward` of the original, for images or series, without further arguments; only series may have a
         mask.
         """
+        check_tensor(x)
         if given := [name for name, value in options.items() if value is not None and value is not False]:
             raise UserError(f"a model in ONNX Runtime does not take {given[0]}: call the original model")
         if isinstance(self.spec, SeriesEncoder):
