@@ -81,6 +81,15 @@ def test_the_command_evaluates(runs: list[Path], tmp_path: Path, capsys: pytest.
         assert line.startswith(f"{folder}  accuracy {result['accuracy']:.2%}")
 
 
+def test_a_device_without_an_evaluation_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = allmlp.save(allmlp.create("mixer_nano"), tmp_path / "a")
+    with pytest.raises(SystemExit) as caught:
+        main(["average", str(model), str(model), "--out", str(tmp_path / "out"), "--device", "cpu"])
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and error.count("\n") == 1 and "--device is for evaluations" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_has_no_average(runs: list[Path], tmp_path: Path) -> None:
     other = allmlp.save(allmlp.create("resmlp_nano"), tmp_path / "other")
     with pytest.raises(allmlp.UserError, match="another config"):

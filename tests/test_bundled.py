@@ -10,6 +10,7 @@ from PIL import Image
 
 import allmlp
 from allmlp import training
+from allmlp.bench.runner import spec_of
 from allmlp.cli import main
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing, write_preprocessing
@@ -145,3 +146,26 @@ def test_a_loaded_model_is_saved_with_its_preprocessing(with_text: Path, tmp_pat
     assert read_preprocessing(short) == model.preprocessing.replace(seq_len=8)
     fresh = allmlp.save(allmlp.create("mixer_nano"), tmp_path / "fresh")
     assert not (fresh / "preprocessing.json").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("average", BUNDLED, BUNDLED, "--out"),
+        ("resize", BUNDLED, "--img-size", "64"),
+        ("prune", BUNDLED, "--fraction", "0.5"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_new_models_have_the_preprocessing_of_a_bundled_one(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments, str(tmp_path / "new")])
+    assert not caught.value.code
+    assert read_preprocessing(tmp_path / "new") == read_preprocessing(bundled())
+
+
+def test_bundled_models_are_shown_and_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["show", BUNDLED, "--json"])
+    assert not caught.value.code and "head.proj.weight" in capsys.readouterr().out
+    assert spec_of(BUNDLED) == allmlp.load(BUNDLED).spec

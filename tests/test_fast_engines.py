@@ -188,16 +188,18 @@ def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
     assert plain(x[:0]).shape == expected[:0].shape
     with pytest.raises(allmlp.UserError, match=r"expected images: tensor\(float\) of shape .*, got uint8"):
         plain(x.to(torch.uint8))
+    with pytest.raises(allmlp.UserError, match="takes a tensor, not a ndarray"):
+        plain(x.numpy())
     with pytest.raises(allmlp.UserError, match="does not take pre_logits: call the original"):
         plain(x, pre_logits=True)
     small = fast(trained, torch.int8)
-    assert small.report() == "onnx on cpu in float32: int8 was asked for"
+    assert small.report() == "onnx on cpu in int8: int8 was asked for"
     error = float((small(x) - expected).norm() / expected.norm())
     assert 1e-5 < error < 0.1
     assert b"MatMulInteger" in small.file.numpy().tobytes()  # type: ignore[operator]
     for twin in (copy.deepcopy(small), pickle.loads(pickle.dumps(small))):
         assert torch.equal(twin(x), small(x))
-    with pytest.raises(allmlp.UserError, match="stays on cpu in float32"):
+    with pytest.raises(allmlp.UserError, match="stays on cpu in int8"):
         small.to(torch.float16)
 
 

@@ -157,6 +157,15 @@ def test_input_on_another_device(conversion: tuple[EncoderModel, FastModel, Tens
         converted(x.to("meta"))
 
 
+def test_arrays_are_refused(conversion: tuple[EncoderModel, FastModel, Tensor]) -> None:
+    _, converted, x = conversion
+    for given, kind in ((x.numpy(), "ndarray"), (x.tolist(), "list")):
+        with pytest.raises(
+            UserError, match=rf"^a fast model takes a tensor, not a {kind}: convert it with torch\.as_t"
+        ):
+            converted(given)
+
+
 def test_a_pickle_loads_on_the_same_kind_of_device_only() -> None:
     converted = fast(create("mixer_nano"), batch_size=2)
     converted.device_type = "cuda"  # as if it had been saved on a GPU

@@ -187,6 +187,7 @@ BELOW = {
     "serve": {"errors", "spec", "files", "models", "weights", "data", "tasks", "prediction", "analysis", "threads"},
     "report": {
         "accuracy",
+        "best",
         "device",
         "errors",
         "head_init",

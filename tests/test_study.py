@@ -701,6 +701,14 @@ def test_command(
         assert code == 2 and words in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("minutes", ["0", "1"])
+def test_a_file_is_not_the_folder_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: str) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text("{}\n")
+    code, out, err = run_command(capsys, "digits", "--minutes", minutes, "--out", str(file))
+    assert (code, out, err) == (2, "", f"error: {file} is not a folder: choose another --out\n")
+
+
 @pytest.mark.slow
 def test_a_real_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With real runs of two steps each, the final one in a process of its own: to import torch takes seconds."""

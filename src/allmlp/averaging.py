@@ -22,12 +22,14 @@ from allmlp.files import RUN
 from allmlp.quantization import round_weights
 from allmlp.record import read_run
 from allmlp.weights import folder
+from allmlp.weights.bundled import model_path
 
 
 def average_models(folders: Sequence[Path], target: Path) -> Path:
     """Save the average of models of one spec as `target`, with the preprocessing of the first."""
     if len(folders) < 2:
         raise UserError("an average needs at least two models, or the checkpoints of one run: --last 3")
+    folders = [*map(model_path, folders)]
     spec = folder.read_spec(folders[0])
     for other in folders[1:]:
         if folder.read_spec(other) != spec:

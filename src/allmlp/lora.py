@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from functools import cache
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from allmlp.data.sampler import Stream, mix_seed
 from allmlp.errors import UserError
@@ -28,7 +29,8 @@ class Lora(Spec):
     The maps are those over channels, also of attention and of patches, and the matrices over tokens (not Toeplitz
     vectors). Computed as (W + (alpha / r) B A) x, so that fused operators and token matrices need no special code: this
     saves the memory of gradients and optimizer state, not of activations, and a step takes about as long as training
-    all weights. `merge` adds the change to W, so that an ordinary model is saved.
+    all weights. `merge` adds the change to W, so that an ordinary model is saved. Frozen BatchNorm normalizes by its
+    running statistics, also in training, and does not change them.
     """
 
     rank: Count = 8
@@ -53,6 +55,10 @@ class Lora(Spec):
         generator = torch.Generator().manual_seed(mix_seed(Stream.LORA_INIT, seed))
         for module in found:
             adapt(module, self.rank, self.alpha / self.rank, generator)
+        for norm in [module for module in model.modules() if isinstance(module, _BatchNorm)]:
+            if not any(weight.requires_grad for weight in norm.parameters()):
+                norm.__class__ = frozen(type(norm))  # type: ignore[bad-argument-type]
+                norm.eval()
 
 
 def merge(model: nn.Module) -> None:
@@ -64,6 +70,9 @@ def merge(model: nn.Module) -> None:
             delattr(module, name)
         module.__class__ = type(module).__mro__[1]
         module.weight = weight
+    for norm in [module for module in model.modules() if isinstance(module, FrozenNorm)]:
+        norm.__class__ = type(norm).__mro__[2]
+        norm.train(model.training)
 
 
 def linear_maps(model: Model, maps: Literal["all", "channel", "token"]) -> Iterator[LinearMap]:
@@ -85,6 +94,18 @@ def adapt(module: LinearMap, rank: int, scale: float, generator: torch.Generator
     module.register_parameter("lora_b", nn.Parameter(weight.new_zeros(outputs, rank)))
     module.lora_scale = scale  # type: ignore[assignment]
     module.__class__ = adapted(type(module))  # type: ignore[bad-argument-type]
+
+
+class FrozenNorm(nn.Module):
+    """BatchNorm in evaluation mode, whatever the mode of the model."""
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+
+@cache
+def frozen(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Frozen{kind.__name__}", (FrozenNorm, kind), {})
 
 
 @cache

@@ -306,20 +306,20 @@ def due(step: int, every: int, last: bool) -> bool:
 
 
 def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, out: Path) -> dict[str, float]:
-    """Means since the last log record. A non-finite loss ends the run, unless nan=skip."""
-    totals = torch.stack([losses.total for losses in window]).float()
-    names = list(window[0].metrics)
-    columns = [torch.stack([losses.metrics[name] for losses in window]).float().mean() for name in names]
+    """Means since the last log record. A non-finite loss ends the run; with nan=skip such values are left out."""
+    names = ["loss", *window[0].metrics]
+    steps = [torch.stack([value.float() for value in (one.total, *one.metrics.values())]) for one in window]
     if run.nan == "skip":
-        totals = totals[totals.isfinite()].mean(0, keepdim=True)
-    values = world.mean(torch.stack([*columns, *totals]))
-    loss = (totals := values[len(names) :]).mean().item()
-    if run.nan == "stop" and not math.isfinite(loss):
-        at = step - len(window) + 1 + int((~totals.isfinite()).float().argmax())
+        sums = [torch.stack([values.nan_to_num(0, 0, 0), values.isfinite().float()]) for values in steps]
+        found = zip(names, *world.sum(torch.stack(sums).sum(0)).tolist(), strict=True)
+        return {name: total / count for name, total, count in found if count}
+    means = world.mean(torch.stack(steps))
+    if not math.isfinite(loss := means[:, 0].mean().item()):
+        at = step - len(window) + 1 + int((~means[:, 0].isfinite()).float().argmax())
         found = checkpoint.newest(out)
         where = f"the last good checkpoint is {found[0]}" if found else "there is no checkpoint yet"
         raise UserError(f"the loss became {loss} at step {at}; {where}; lower optim.lr, set max_grad_norm or nan=skip")
-    return {"loss": loss, **dict(zip(names, values.tolist(), strict=False))}
+    return dict(zip(names, means.mean(0).tolist(), strict=True))
 
 
 def check_weights_finite(module: torch.nn.Module, world: parallel.World, out: Path) -> None:

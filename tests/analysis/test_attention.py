@@ -32,6 +32,7 @@ from allmlp.layers import (
     Attention,
     Block,
     ChannelMlp,
+    ClassAttention,
     ClassifierHead,
     Context,
     CrossAttention,
@@ -45,7 +46,10 @@ from allmlp.layers import (
     TinyAttention,
 )
 from allmlp.layers.context import BuildContext
+from allmlp.layers.mixers.attention import TalkingHeadsLayer
+from allmlp.layers.pool import ClassAttentionGather
 from allmlp.models.encoder import Encoder
+from allmlp.models.zoo import preset
 from serve.folders import text_folder
 from tiny import TINY_SPECS, randomize, tiny_model
 
@@ -229,7 +233,74 @@ def test_every_stage_has_a_grid_of_its_own(tmp_path: Path) -> None:
     assert "entropy 2.77 to 1.39 nats" in section.text and "equal weights 2.77 to 1.39" in section.text
 
 
-def test_attention_without_weights_to_show_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+def test_talking_heads_show_what_is_mixed_again(masked: bool) -> None:
+    """Mixed by the second map of the heads, the weights are those that the output is computed with."""
+    layer = Attention(2, talking_heads=True).build(CTX)
+    randomize(layer.double())
+    x, context = torch.randn(2, 6, 8, dtype=torch.float64), Context(MASK if masked else None)
+    weights = layer.attention_weights(x, context)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 2, 6, dtype=torch.float64))
+    mixed = torch.einsum("gh,bhst->bgst", layer.after.weight, weights) + layer.after.bias[:, None, None]
+    if masked:
+        assert not weights[1, :, :, 4:].any()
+        mixed = mixed * MASK[:, None, None, :]
+    values = layer.qkv(x)[..., 16:].unflatten(-1, (2, 4)).transpose(1, 2)
+    assert torch.allclose(layer(x, context), layer.out((mixed @ values).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+def test_class_attention_is_over_the_class_token_and_the_patches(masked: bool) -> None:
+    layer = ClassAttentionGather(Block(Attention(2)), CTX, 2)
+    randomize(layer.double())
+    c, x = torch.randn(2, 1, 8, dtype=torch.float64), torch.randn(2, 6, 8, dtype=torch.float64)
+    context = Context(MASK if masked else None)
+    weights = layer.attention_weights(c, x, context)
+    assert weights.shape == (2, 2, 1, 7)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 2, 1, dtype=torch.float64))
+    assert bool(weights[1, :, :, 5:].any()) != masked
+    values = layer.kv(layer.norm(torch.cat([c, x], dim=1)))[..., 8:].unflatten(-1, (2, 4)).transpose(1, 2)
+    assert torch.allclose(layer(c, x, context), c + layer.out((weights @ values).transpose(1, 2).flatten(2)))
+
+
+def test_rollout_to_the_class_token_adds_all_paths() -> None:
+    """Two patches, one layer of self-attention, two of class attention: path by path, from the last to the first."""
+    (layer,), classes = torch.rand(1, 1, 1, 2, 2).softmax(-1), torch.rand(2, 1, 1, 1, 3).softmax(-1)
+    step = layer[0, 0] / 2 + torch.eye(2) / 2
+    (first,), (second,) = classes[0, 0, 0] / 2, classes[1, 0, 0] / 2
+    expected = [
+        sum((second[1 + k] + (second[0] + 0.5) * first[1 + k]) * step[k, j] for k in range(2)) for j in range(2)
+    ]
+    assert torch.allclose(rollout([layer], list(classes)), torch.tensor([[expected]]))
+
+
+def test_attention_of_cait(tmp_path: Path) -> None:
+    result = analyze(load_target("cait_nano"), tmp_path)
+    (section,) = (section for section in result.sections if section.name == "attention")
+    assert {"attention.csv", "heads.png", "rollout.csv"} <= set(section.files)
+    assert "; class attention: entropy " in section.text
+    with open(tmp_path / "attention.csv", encoding="utf8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows[::2]] == [
+        *(f"blocks.{block}.token.mix" for block in range(6)),
+        *(f"pool.gathers.{layer}" for layer in range(2)),
+    ]
+    assert {row["distance"] for row in rows if row["branch"] == "pool"} == {""}
+    assert [float(row["largest_entropy"]) for row in rows[:: len(rows) - 1]] == pytest.approx(
+        [math.log(64), math.log(65)], rel=1e-4
+    )
+
+
+def test_class_attention_after_blocks_without_attention(tmp_path: Path) -> None:
+    spec = preset("resmlp_nano").spec.replace(pool=ClassAttention(2))
+    result = analyze(AnalysisTarget("resmlp", spec.build().eval(), True), tmp_path)
+    (section,) = (section for section in result.sections if section.name == "attention")
+    assert section.text.startswith("class attention: entropy ") and "attention.png" not in section.files
+
+
+def test_attention_without_weights_to_show_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for layer in (TalkingHeadsLayer, ClassAttentionGather):
+        monkeypatch.delattr(layer, "attention_weights")
     result = analyze(load_target("cait_nano"), tmp_path)
     (section,) = (section for section in result.sections if section.name == "attention")
     assert section.text == "not known for TalkingHeadsLayer, ClassAttentionGather, which has no attention_weights"

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from PIL import Image
 from sample_images import CORRUPT, encode, rotated, scene
 
-from allmlp.data.decode import CorruptImage, Decode, decode_image, random_box
+from allmlp.data.decode import CorruptImage, Decode, crop_and_resize, decode_image, decode_whole, random_box
 from allmlp.data.resample import center_box
 from allmlp.errors import UserError
 
@@ -54,6 +54,20 @@ def test_formats(kind: str, uniforms: tuple[float, ...] | None) -> None:
     assert pixels.dtype == torch.uint8 and pixels.shape == (3, 48, 64)
     assert near(pixels, wanted, 8 if kind in ("palette", "animated gif") else 3)
     assert torch.equal(wanted, torch.from_numpy(np.array(scene())).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("uniforms", [None, (0.5, 0.5, 0.5, 0.5)])
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+@pytest.mark.parametrize("largest", [1, 255, 60_000])
+def test_thirty_two_bits_are_refused(dtype: type[np.generic], largest: int, uniforms: tuple[float, ...] | None) -> None:
+    """They would be black, or not, by values that the file does not tell."""
+    image = Image.fromarray((np.arange(48.0).reshape(6, 8) / 47 * largest).astype(dtype))
+    with pytest.raises(CorruptImage, match="pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits"):
+        decode_image(encode(image, "TIFF"), SIZE, WHOLE, uniforms)
+    with pytest.raises(CorruptImage, match="pixels of 32 bits"):
+        crop_and_resize(image, SIZE, WHOLE, uniforms)
+    with pytest.raises(CorruptImage, match="pixels of 32 bits"):
+        decode_whole(encode(image, "TIFF"), WHOLE)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

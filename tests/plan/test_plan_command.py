@@ -82,6 +82,13 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["mixer_nano", "--check", "--gpu", "a100"], "leave out --gpu"),
         (["mixer_nano", "--check", "--sharding", "fsdp"], "leave out --sharding"),
         (["mixer_nano", "--check", "--grad-accum-steps", "2"], "leave out --grad-accum-steps"),
+        *(
+            ([target, how, option, value], f"leave out {option}")
+            for target, how in (("mixer_nano", "--check"), ("runs/a", "--from"))
+            for option, value in (("--storage-bandwidth", "2"), ("--restart-minutes", "0"), ("--simulations", "500"))
+        ),
+        (["mixer_nano", "--check", "--seed", "0"], "leave out --seed"),
+        (["mixer_nano", "--by", "flops", "--samples", "1e6"], "--by and --at need --from"),
         (["hf:resnet50", "--samples", "1e6"], "no measured MFU"),
         (["cifar10_ablations"], "contains several runs"),
         (["wiki_gmlp"], "pass --samples N --epochs E"),

@@ -15,7 +15,7 @@ from allmlp.cli.plan import print_scaling
 from allmlp.files import RUN
 from allmlp.models.cost import measure
 from allmlp.models.resmlp import resmlp
-from allmlp.plan.scaling import Law, Point, fit, fit_points, read_point, resample, scaling
+from allmlp.plan.scaling import Law, Point, check_comparable, fit, fit_points, read_point, resample, scaling
 from allmlp.run import Budget
 from allmlp.training import train
 from train.runs import small
@@ -140,6 +140,13 @@ def test_what_cannot_be_fitted(runs: list[Path], tmp_path: Path) -> None:
         scaling([*runs, changed("unfinished", {"result": None})])
     with pytest.raises(allmlp.UserError, match="test splits differ"):
         scaling([*runs, changed("other", {"data": {"train": 64, "test": 7}})])
+    record = json.loads((runs[0] / RUN).read_text())
+    other_content = {"data": record["data"] | {"sha256": "0" * 64}}
+    with pytest.raises(allmlp.UserError, match=r"their data differ \(data.sha256 in run.json\)"):
+        scaling([*runs, changed("other_content", other_content)])
+    check_comparable([*runs, changed("no_checksum", {"data": {"train": 64, "test": record["data"]["test"]}})])
+    half = {"run": record["run"] | {"train_fraction": 0.5}}
+    check_comparable([*runs, changed("half", other_content | half)])  # the checksum is that of other training examples
     with pytest.raises(allmlp.UserError, match="is not a run"):
         scaling([*runs, allmlp.save(allmlp.load(runs[0]), tmp_path / "model")])
     with pytest.raises(allmlp.UserError, match="cannot predict the loss at -1"):

@@ -168,6 +168,16 @@ def test_other_tables_are_refused(
         list(Forecaster(place / "run", "cpu").forecast(str(tmp_path / "bad.csv")))
 
 
+def test_names_of_tables_with_commas(place: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    """Also where the part before the comma is another file."""
+    write_sales(tmp_path / "sales", ("west",), 60)
+    names = {"sales,east.csv": "east", "north.csv": "north", "a, b .csv": "south"}
+    files = [write_sales(tmp_path / name, (store,), 60) for name, store in names.items()]
+    code, out, err = command("predict", place / "run", *files, "--json")
+    assert code == 0, err
+    assert [one["id"] for one in json.loads(out)] == list(names.values())
+
+
 def test_other_commands_say_what_to_do(place: Path, command: Callable[..., tuple[int, str, str]]) -> None:
     code, _, err = command("predict", place / "run")
     assert code == 2 and "name the table to forecast" in err

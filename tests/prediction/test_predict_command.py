@@ -16,6 +16,8 @@ import torch
 import allmlp
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.prediction import ImagePredictor
+from allmlp.prediction.answers import Prediction
+from allmlp.prediction.output import AnswerTable
 from data.sample_images import encode, scene
 from prediction.conftest import Command
 from serve.folders import CLASSES, image_folder, text_folder
@@ -158,6 +160,12 @@ def test_threshold_leaves_the_label_empty(images: Path, photos: Path, tmp_path: 
     assert [row["label"] is None for row in printed] == [p < middle for p in best]
     _, out, err = command("predict", images, photos, *options)
     assert out.count(": unsure:  ") == 3 and "3 unsure" in err
+
+
+@pytest.mark.parametrize(("probability", "label"), [(0.0, None), (0.4, None), (0.5, "a"), (None, "a")])
+def test_a_probability_of_zero_is_below_the_threshold(probability: float | None, label: str | None) -> None:
+    table = AnswerTable(("a",), is_regression=False, top_k=1, threshold=0.5)
+    assert table.label([Prediction("a", probability)]) == label
 
 
 def test_top_k_and_threshold_are_checked(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:

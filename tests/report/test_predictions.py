@@ -20,6 +20,7 @@ from allmlp.optim import AdamW
 from allmlp.record import read_run
 from allmlp.report.filters import filters
 from allmlp.report.images import EmbeddedImage, thumbnail, weights_image
+from allmlp.report.page import inspect, render
 from allmlp.report.predictions import (
     ConfusedPair,
     Predictions,
@@ -30,6 +31,7 @@ from allmlp.report.predictions import (
     mistakes,
     most_confused,
 )
+from allmlp.report.runs import read_logged
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.training import evaluate_checkpoint
@@ -176,6 +178,32 @@ def test_sentences(tmp_path: Path) -> None:
     assert found.accuracy == evaluate_checkpoint(folder, "cpu")["accuracy"]
     assert "the film was good" in [one.text for one in mistakes(found)]
     assert confusion(found).sum() == 25
+
+
+def test_of_several_test_files_the_first_is_shown(tmp_path: Path) -> None:
+    """As in MNLI, matched and mismatched: the accuracy and the confusion matrix are about the same examples."""
+    pytest.importorskip("tokenizers")
+    rows = [f"the {thing} was {word}" for thing in ("film", "book", "play") for word in ("good", "awful")]
+    for name, count in (("train", 6), ("first", 4), ("second", 6)):
+        lines = [f"{row}\t{'good' in row}" for row in rows[:count]]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
+    places = [str(tmp_path / f"{name}.tsv") for name in ("train", "first", "second")]
+    data = LabeledText(places[0], ",".join(places[1:]), tokenizer=TokenizerConfig(vocab_size=60), seq_len=12)
+    run = Run(
+        model=gmlp_text(1, 16, 32),
+        task=ClassifyText(dropout=0.0),
+        data=data.replace(cache=str(tmp_path)),
+        batch_size=4,
+        budget=Budget(steps=2),
+    )
+    folder = trained(tmp_path / "run", run)
+    found = collect_predictions(allmlp.load(folder), run, str(folder), 100)
+    assert found.accuracy == evaluate_checkpoint(folder, "cpu")["accuracy"]
+    assert (len(found.labels), found.total, found.test_name) == (4, 4, "first")
+    assert confusion(found).sum() == 4
+    assert found.show(3) == rows[3]
+    page = render([inspect(read_logged("run", folder), torch.device("cpu"), 100)])
+    assert "4 test examples of first, the first of several test files;" in page
 
 
 # --- images -----------------------------------------------------------------------------------------------

@@ -210,5 +210,5 @@ def test_the_number_of_charts_is_bounded(tmp_path: Path) -> None:
 
 def test_which_way_is_better() -> None:
     assert [better(name) for name in ("accuracy", "knn_accuracy", "bleu", "f1")] == [1, 1, 1, 1]
-    assert [better(name) for name in ("loss", "perplexity")] == [-1, -1]
+    assert [better(name) for name in ("loss", "en_perplexity", "mse", "mae", "mase")] == [-1] * 5
     assert [better(name) for name in ("mfu", "images/s", "entropy")] == [0, 0, 0]

@@ -13,11 +13,13 @@ from allmlp.analysis.attention_maps import text_input
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.layers import Attention, Block, ChannelMlp, ClassifierHead, MeanPool, PatchEmbed
 from allmlp.layers.stage import PatchMerge, Stage
+from allmlp.models.cait import cait
 from allmlp.models.encoder import Encoder
 from allmlp.models.seq2seq import transformer_seq2seq
 from allmlp.serve.app import load_service
 from allmlp.serve.attention import AttentionInput, attend_to_images, attend_to_texts
 from allmlp.serve.images import ImageService
+from allmlp.serve.maps import layers
 from allmlp.serve.texts import TextService
 from serve.folders import CLASSES, text_folder, tokenizer
 
@@ -52,3 +54,17 @@ def test_attention_after_a_merge_of_patches(tmp_path: Path) -> None:
     pixels = torch.randint(256, (3, 16, 24), dtype=torch.uint8)
     items = [AttentionInput(pixels, f"blocks.{block}.token.mix") for block in (0, 1)]
     assert [(one.height, one.width) for one in attend_to_images(service, items)] == [(4, 6), (2, 3)]
+
+
+def test_class_attention_to_an_image(tmp_path: Path) -> None:
+    """The maps are over the patches, without the class token."""
+    allmlp.save(allmlp.create(cait(1, 12, 0.1, 16, 4, 3, num_heads=2), seed=0), tmp_path)
+    write_preprocessing(tmp_path, ImagePreprocessing((0.5,) * 3, (0.5,) * 3, CLASSES))
+    service = load_service(tmp_path)
+    assert isinstance(service, ImageService)
+    known = [(one.name, one.kind, one.count) for one in layers(service.model)]
+    names = ["blocks.0.token.mix", "pool.gathers.0", "pool.gathers.1"]
+    assert known == [(name, "attention", 2) for name in names]
+    pixels = torch.randint(256, (3, 16, 16), dtype=torch.uint8)
+    found = attend_to_images(service, [AttentionInput(pixels, name) for name in names])
+    assert [(one.height, one.width) for one in found] == [(4, 4)] * 3

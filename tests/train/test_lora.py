@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch._dynamo.testing import CompileCounter
 
 import allmlp
 from allmlp import checkpoint, compilation
+from allmlp.layers import BatchNorm
 from allmlp.lora import Lora, linear_maps, merge
+from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp, gmlp_text
 from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
@@ -150,3 +153,33 @@ def test_what_it_needs(trained: str, tmp_path: Path) -> None:
         train(adapting(trained).replace(lora=Lora(rank=33)), tmp_path, "cpu")
     with pytest.raises(allmlp.UserError, match="lora is not for sharding=fsdp"):
         adapting(trained, sharding="fsdp")
+
+
+def test_frozen_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:
+    spec = small().model
+    assert isinstance(spec, Encoder)
+    model = spec.replace(block=spec.block.replace(norm=BatchNorm()), norm=BatchNorm())
+    train(small(model=model), tmp_path / "start", "cpu")
+    before = load_file(tmp_path / "start" / "model.safetensors")
+    norms = {name: tensor for name, tensor in before.items() if "running_" in name or name.endswith("batches_tracked")}
+    assert norms
+    train(adapting(str(tmp_path / "start")), tmp_path / "adapted", "cpu")
+    after = load_file(tmp_path / "adapted" / "model.safetensors")
+    assert all(torch.equal(after[name], tensor) for name, tensor in norms.items())
+    assert not torch.equal(after["head.proj.weight"], before["head.proj.weight"])
+
+
+def test_frozen_batch_norm_is_in_evaluation_mode_until_the_merge() -> None:
+    spec = MODELS["resmlp"]
+    model = allmlp.create(spec.replace(block=spec.block.replace(norm=BatchNorm()))).train()
+    kinds = [type(module) for module in model.modules()]
+    fresh = "blocks.1.token.norm.weight"
+    Lora(rank=2).apply(model, fresh=[fresh])
+    model = copy.deepcopy(model).train()
+    modes = {
+        name: module.training for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm1d)
+    }
+    assert {name for name, training in modes.items() if training} == {fresh.removesuffix(".weight")} and len(modes) > 1
+    merge(model)
+    assert [type(module) for module in model.modules()] == kinds
+    assert all(module.training for module in model.modules())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -43,9 +44,8 @@ train = loop.train
 
 
 def losses(out: Path) -> dict[int, float]:
-    return {
-        record["step"]: record["loss"] for record in log.read_metrics(out / log.METRICS) if record["kind"] == "train"
-    }
+    found = [record for record in log.read_metrics(out / log.METRICS) if record["kind"] == "train"]
+    return {record["step"]: record["loss"] for record in found if "loss" in record}
 
 
 def same_weights(one: Path, other: Path) -> bool:
@@ -500,7 +500,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
 def test_the_step_is_that_of_any_process(tmp_path: Path) -> None:
     """The losses of this process are finite, one of another is not."""
     other = torch.tensor([0.0, 0.0, float("nan"), 0.0])
-    world: Any = SimpleNamespace(mean=lambda values: values + torch.cat([torch.zeros(1), other]))
+    world: Any = SimpleNamespace(mean=lambda values: values + torch.stack([other, torch.zeros(4)], dim=1))
     window = [Losses(torch.tensor(1.0), {"accuracy": torch.tensor(0.5)})] * 4
     with pytest.raises(allmlp.UserError, match="the loss became nan at step 19"):
         loop.summarize(small(), world, window, 20, tmp_path)
@@ -529,6 +529,32 @@ def test_or_is_skipped(tmp_path: Path) -> None:
         train(run.replace(nan="stop"), tmp_path / "stop", "cpu")
     train(run, tmp_path / "skip", "cpu")
     assert all(weight.isfinite().all() for weight in allmlp.load(tmp_path / "skip").state_dict().values())
+
+
+@pytest.mark.parametrize("log_every", [1, 4])
+def test_the_log_leaves_out_what_is_not_finite(tmp_path: Path, log_every: int) -> None:
+    """A record of skipped steps alone has no loss."""
+    task = small().task.replace(mix=None)
+    run = small(data=Blobs(spoiled=True), task=task, nan="skip", batch_size=8, log_every=log_every, save_every=100)
+    train(run, tmp_path, "cpu")
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in text
+    records = [one for one in map(json.loads, text.splitlines()) if one["kind"] == "train"]
+    assert len(records) == 12 // log_every
+    assert sum("loss" not in one for one in records) == (1 if log_every == 1 else 0)
+    assert all("accuracy" in one for one in records)
+
+
+def test_means_over_processes_are_of_finite_values() -> None:
+    """The other process has one finite step; of `mse` there is none at all."""
+
+    class Twice:
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            return values + torch.tensor([[6.0, 0.0], [1.0, 0.0]])
+
+    nan = torch.tensor(math.nan)
+    window = [Losses(nan, {"mse": nan}), Losses(torch.tensor(2.0), {"mse": nan + math.inf})]
+    assert loop.summarize(small(nan="skip"), Twice(), window, 2, Path()) == {"loss": 4.0}  # type: ignore[arg-type]
 
 
 def test_a_skipped_step_leaves_the_statistics_of_norms_alone(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class HeadStatistics(NamedTuple):
     entropy: float
     largest_entropy: float
     distance: float | None
-    """None for attention to the encoder: source and target positions have no distance."""
+    """None for attention to the encoder and class attention: there is no distance to another text or a class token."""
 
 
 def attention_section(
@@ -80,11 +80,14 @@ def attention_section(
         "weights. distance: mean distance attended to, in tokens or patches."
     )
     output.table("attention", HeadStatistics._fields, rows, f"{about} Input: {read}.")
-    draw_depth(output, rows, found[0], model.spec, read)
+    blocks = [row for row in rows if row.branch != "pool"]
+    if blocks:
+        draw_depth(output, blocks, found[0], model.spec, read)
     draw_heads(output, found[0], model.spec)
     mixed = [one for one in found[0] if one.branch == "token" and one.stack != "decoder"]
     if mixed and not any(token_weights(model)) and len({one.weights.shape for one in mixed}) == 1:
-        rolled = rollout([one.weights for one in mixed])
+        pooled = [one.weights for one in found[0] if one.branch == "pool"]
+        rolled = rollout([one.weights for one in mixed], pooled)
         draw_rollout(output, rolled, attention_grid(mixed[0], model.spec), model.spec, images, texts)
     if texts and texts[0].predicted:
         draw_alignment(output, [alignment(maps)[0] for maps in found], texts)
@@ -103,7 +106,7 @@ def head_statistics(found: Sequence[list[AttentionMap]], spec: ModelSpec | None)
         entropies = torch.stack([entropy(one) for one in weights]).mean(0).tolist()
         largest = sum(map(largest_entropy, weights)) / len(weights)
         far: list[float | None] = [None] * len(entropies)
-        if same[0].branch != "cross":
+        if same[0].branch not in ("cross", "pool"):
             grid = attention_grid(same[0], spec)
             far = list(torch.stack([mean_distance(one, grid) for one in weights]).mean(0).tolist())
         name, stack, block, kind, _ = same[0]
@@ -141,7 +144,7 @@ def draw_depth(
     charts = [Chart("Entropy, shaded from smallest to largest head", "nats", [*entropies, equal])]
     own = [pair for pair in kinds if pair[1] != "cross"]
     if own:
-        first = {one.block or 0: one for one in reversed(maps) if one.branch != "cross"}  # of each block
+        first = {one.block or 0: one for one in reversed(maps) if (one.stack, one.branch) in own}  # of each block
         # For a causal model, over the tokens visible to each query.
         equals = [mean_distance((one.weights > 0).double(), attention_grid(one, spec)).mean() for one in first.values()]
         uniform = Series("equal weights", [*first], [float(one) for one in equals], dashed=True)
@@ -187,8 +190,9 @@ def draw_rollout(
     note = "attention of all layers multiplied, half of each layer the skip connection (Abnar and Zuidema, 2020)"
     if grid is None:
         labels = texts[0].read if texts else []
+        rows = labels if rolled.shape[1] == rolled.shape[2] else ["class token"]
         text = FigureText("Attention rollout", f"{note}; rows sum to 1", "token of the input", "token of the output")
-        panel = LabeledMatrix("first text" if texts else "random input", rolled[0].float().cpu(), labels, labels)
+        panel = LabeledMatrix("first text" if texts else "random input", rolled[0].float().cpu(), rows, labels)
         output.figure("rollout", figures.labeled_matrices([panel], text, LABELS))
         return
     maps = read_by_output(rolled, spec)[:, -grid[0] * grid[1] :].unflatten(1, grid).float().cpu()
@@ -239,8 +243,14 @@ def summary(rows: list[HeadStatistics]) -> str:
             means.append(sum(values) / len(values))
         return f"{means[0]:.2f} to {means[1]:.2f}"
 
-    own = [row for row in rows if row.branch != "cross"]
-    text = f"entropy {span(rows, 'entropy')} nats from the first to the last block"
-    equal = " to ".join(dict.fromkeys(span(rows, "largest_entropy").split(" to ")))
-    text += f" (equal weights {equal})"
-    return f"{text}, distance {span(own, 'distance')}" if own else text
+    blocks, pooled = ([row for row in rows if (row.branch == "pool") == inside] for inside in (False, True))
+    own, parts = [row for row in blocks if row.branch != "cross"], []
+    if blocks:
+        text = f"entropy {span(blocks, 'entropy')} nats from the first to the last block"
+        equal = " to ".join(dict.fromkeys(span(blocks, "largest_entropy").split(" to ")))
+        text += f" (equal weights {equal})"
+        parts.append(f"{text}, distance {span(own, 'distance')}" if own else text)
+    if pooled:
+        mean = sum(row.entropy for row in pooled) / len(pooled)
+        parts.append(f"class attention: entropy {mean:.2f} nats (equal weights {pooled[0].largest_entropy:.2f})")
+    return "; ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -28,9 +29,10 @@ class AttentionMap(NamedTuple):
     stack: str
     block: int | None
     branch: str
-    """token for self-attention, cross for attention to the encoder, channel for the tiny attention of aMLP."""
+    """token for self-attention, cross for attention to the encoder, channel for the tiny attention of aMLP, pool for
+    class attention."""
     weights: Tensor
-    """b h s t, rows sum to 1."""
+    """b h s t, rows sum to 1; of class attention b h 1 (1 + t), the class token first."""
 
 
 class TextInput(NamedTuple):
@@ -45,7 +47,7 @@ class TextInput(NamedTuple):
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers with a method `attention_weights(x, context)`, from the first to the last."""
+    """The layers with a method `attention_weights`, of the arguments of `forward`, from the first to the last."""
     if isinstance(model, ExternalModel):
         return {}
     return {name: module for name, module in model.named_modules() if hasattr(module, "attention_weights")}
@@ -117,18 +119,25 @@ def mean_distance(weights: Tensor, grid: Grid | None) -> Tensor:
     return (reached / weights.sum(-1).clamp(min=1e-12)).mean((0, 2))
 
 
-def rollout(layers: list[Tensor]) -> Tensor:
+def rollout(layers: list[Tensor], class_layers: Sequence[Tensor] = ()) -> Tensor:
     """Attention rollout, the contribution of each input token to each output token: from b h s s to b s s.
 
         R_l = (mean_h A_l + I) / 2 R_{l-1},   R_0 = I
 
-    Source: Abnar and Zuidema, 2020. The identity stands for the skip connection; values and MLPs are left out.
+    Source: Abnar and Zuidema, 2020. The identity stands for the skip connection; values and MLPs are left out. With
+    layers of class attention after them, b h 1 (1 + s), the contribution to the class token: b 1 s.
     """
     own = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype, device=layers[0].device)
     total = own.expand(layers[0].shape[0], -1, -1)
     for weights in layers:
         total = (weights.mean(1) + own) / 2 @ total
-    return total
+    if not class_layers:
+        return total
+    row = torch.zeros_like(total[:, :1])
+    for weights in class_layers:
+        kept, read = weights.mean(1).tensor_split([1], dim=-1)
+        row = ((kept + 1) * row + read @ total) / 2
+    return row
 
 
 def read_by_output(maps: Tensor, spec: ModelSpec) -> Tensor:

@@ -29,6 +29,7 @@ from allmlp.models.preset import preset
 from allmlp.models.zoo import configure
 from allmlp.provenance import environment
 from allmlp.train_step import WARMUP_CALLS
+from allmlp.weights.bundled import model_path
 from allmlp.weights.convert import is_model_folder
 from allmlp.weights.folder import read_spec
 
@@ -297,7 +298,8 @@ def bench(
 
 def spec_of(name: str) -> ModelSpec:
     """Spec of a preset or of a model folder."""
-    return read_spec(expand_user(name)) if is_model_folder(expand_user(name)) else preset(name).spec
+    path = model_path(name)
+    return read_spec(path) if is_model_folder(path) else preset(name).spec
 
 
 def labels(names: Sequence[str]) -> dict[str, str]:

@@ -32,6 +32,11 @@ def average(
     """
     from allmlp.averaging import average_checkpoints, average_models
 
+    is_run = (folders[0] / "run.json").is_file()
+    if device is not None and not is_run:
+        raise UserError(
+            f"--device is for evaluations, and {folders[0]} is not a run with data to evaluate: leave it out"
+        )
     if last is not None:
         if len(folders) > 1:
             raise UserError("--last averages the checkpoints of one run: name one folder")
@@ -39,7 +44,7 @@ def average(
     else:
         average_models(folders, out)
     print(f"{out}: the average of {f'{last} checkpoints' if last else f'{len(folders)} models'}")
-    if (folders[0] / "run.json").is_file():
+    if is_run:
         from allmlp.log import format_values
         from allmlp.training import evaluate_checkpoint
 

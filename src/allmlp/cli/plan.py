@@ -41,7 +41,7 @@ def plan(
     from_runs: Annotated[
         bool, typer.Option("--from", help="Fit a scaling law to runs, and predict the loss of the next one.")
     ] = False,
-    by: Annotated[str, typer.Option(help="With --from: flops, parameters or examples.")] = "flops",
+    by: Annotated[str | None, typer.Option(help="With --from: flops, parameters or examples; default flops.")] = None,
     at: Annotated[
         float | None, typer.Option(help="With --from: the size to predict; default: ten times the largest.")
     ] = None,
@@ -69,11 +69,17 @@ def plan(
         float | None, typer.Option(help="Model FLOPs utilization; default: the measured one of the family.")
     ] = None,
     network_bandwidth: Annotated[float | None, typer.Option(help="GB/s per GPU; default: the GPU's.")] = None,
-    storage_bandwidth: Annotated[float, typer.Option(help="GB/s at which checkpoints are written.")] = 2.0,
+    storage_bandwidth: Annotated[
+        float | None, typer.Option(help="GB/s at which checkpoints are written; default 2.")
+    ] = None,
     sample_bytes: Annotated[float | None, typer.Option(help="Stored size of an example.")] = None,
-    restart_minutes: Annotated[float, typer.Option(help="From a failure until training continues.")] = 10.0,
-    simulations: Annotated[int, typer.Option(help="Runs to simulate.", min=2, max=100_000)] = 500,
-    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    restart_minutes: Annotated[
+        float | None, typer.Option(help="From a failure until training continues; default 10.")
+    ] = None,
+    simulations: Annotated[int | None, typer.Option(help="Runs to simulate; default 500.", min=2, max=100_000)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the simulation, or of the intervals of --from; default 0.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Run real steps on this machine and compare.")] = False,
     calibrate: Annotated[str | None, typer.Option(help="With --check: measure the speed with this model.")] = None,
     device: Annotated[str | None, typer.Option(help="With --check: cpu, cuda or cuda:1.")] = None,
@@ -85,20 +91,25 @@ def plan(
     """
     cluster = {"--samples": samples, "--epochs": epochs, "--gpu": gpu, "--grad-accum-steps": grad_accum_steps}
     cluster |= {"--sharding": sharding, "--network-bandwidth": network_bandwidth, "--sample-bytes": sample_bytes}
+    cluster |= {"--storage-bandwidth": storage_bandwidth, "--restart-minutes": restart_minutes}
+    cluster |= {"--simulations": simulations}
     if from_runs:
         model = {"--gpus": gpus, "--batch-size": batch_size, "--optim": optim, "--mfu": mfu, "--compiled": compiled}
         model |= {"--grad-checkpointing": grad_checkpointing, "--calibrate": calibrate, "--device": device}
         refuse("--from fits the losses of finished runs", cluster | model | {"--check": check or None})
-        predict_loss(targets, by, at, seed, as_json)
+        predict_loss(targets, by or "flops", at, seed or 0, as_json)
         return
-    if len(targets) > 1 or at is not None:
-        raise UserError("a plan is of one model or recipe; several runs and --at need --from")
+    if len(targets) > 1 or by is not None or at is not None:
+        raise UserError("a plan is of one model or recipe; several runs, --by and --at need --from")
     (target,) = targets
     from allmlp.plan.estimate import estimate
     from allmlp.plan.jobs import job
 
     if check:
-        refuse("--check runs steps on one device of this machine", {"--gpus": None if gpus == 1 else gpus} | cluster)
+        refuse(
+            "--check runs steps on one device of this machine",
+            {"--gpus": None if gpus == 1 else gpus} | cluster | {"--seed": seed},
+        )
         options = bool(grad_checkpointing), bool(compiled), mfu, calibrate, device, as_json
         run_check(target, batch_size or 8, optim, *options)
         return
@@ -119,12 +130,12 @@ def plan(
             compiled=compiled,
             mfu=mfu,
             network_bandwidth=None if network_bandwidth is None else network_bandwidth * GIGABYTE,
-            storage_bandwidth=storage_bandwidth * GIGABYTE,
+            storage_bandwidth=None if storage_bandwidth is None else storage_bandwidth * GIGABYTE,
             sample_bytes=sample_bytes,
-            restart_seconds=restart_minutes * 60,
+            restart_seconds=None if restart_minutes is None else restart_minutes * 60,
         ),
-        simulations,
-        seed,
+        500 if simulations is None else simulations,
+        seed or 0,
     )
     if as_json:
         print(json.dumps(found.as_json(), indent=2))

@@ -151,7 +151,7 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
     if not tables:
         raise UserError(f"name the table to forecast: allmlp predict {model} TABLE.csv --out forecast.csv")
     forecaster = Forecaster(model, device)
-    forecasts = forecaster.forecast(",".join(tables))
+    forecasts = forecaster.forecast(*tables)
     known = forecaster.known
     if out is not None:
         shown = write_forecasts(forecasts, forecaster, Path(out))

@@ -70,6 +70,7 @@ def show(
     from allmlp.recipes import recipes
     from allmlp.show import summarize
     from allmlp.spec import parse
+    from allmlp.weights.bundled import model_path
     from allmlp.weights.folder import read_spec
 
     size = tuple[int, int]
@@ -82,7 +83,7 @@ def show(
         "seq_len": seq_len,
     }
     changes = assignments(overrides or [])
-    is_folder = Path(name).is_dir()
+    is_folder = model_path(name).is_dir()
     if not is_folder and name.partition("/")[0] in recipes():
         if given := [option for option, value in options.items() if value is not None]:
             raise UserError(f"--{given[0].replace('_', '-')} is for models; change a recipe with --set FIELD=VALUE")

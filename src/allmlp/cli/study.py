@@ -96,6 +96,8 @@ def study(
     made = make_study(name, sweep or [], seeds, options, locations, val_size)
     made.with_needed(rows or ())  # a row that does not exist is refused before there is a folder
     folder = out or Path("studies") / made.name
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: choose another --out")
     terminal = sys.stderr.isatty()
     # Tables can be looked at while another process works on the study.
     with nullcontext() if minutes == 0 else records.locked(folder):

@@ -42,6 +42,7 @@ class Decode(Spec):
     For evaluation an image is resized (bicubic) so that its short side is the model's size divided by `crop_pct`, then
     center-cropped. For training a random box is cropped (Szegedy et al. 2015), with area uniform in `scale` and
     width / height log-uniform in `ratio`. Transparent pixels become white; animations are read up to the first frame.
+    Of 16 bits per channel the upper 8 are used; pixels of 32 bits, whose range is unknown, are refused.
     """
 
     crop_pct: Annotated[float, Range(0.05, 1.0)] = 0.875
@@ -108,6 +109,7 @@ def decode_whole(data: bytes, decode: Decode) -> np.ndarray:
     if not data:
         raise CorruptImage("the file is empty")
     with open_image(io.BytesIO(data), decode) as image:
+        check_range(image)
         image.load()
         return as_array(convert_mode(apply_orientation(image), decode.mode))
 
@@ -152,6 +154,7 @@ def read_images(files: Sequence[Path], size: tuple[int, int], preprocessing: Ima
 
 def crop_and_resize(image: Any, size: tuple[int, int], decode: Decode, uniforms: Sequence[float] | None) -> np.ndarray:
     """Crop and resize an opened image: uint8, h w c."""
+    check_range(image)
     jpeg = image.format in ("JPEG", "MPO")
     if not jpeg:
         image.load()
@@ -222,16 +225,18 @@ def apply_orientation(image: Any) -> Any:
     return image if how is None else image.transpose(how)
 
 
+def check_range(image: Any) -> None:
+    """Refuse pixels of 32 bits: nothing says which of their values are black and white."""
+    # Pillow widens the 16 bits of a PGM file, and in its older versions of a PNG file.
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise CorruptImage("pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits")
+
+
 def convert_mode(image: Any, mode: str) -> Any:
     """Convert to 8 bits per channel without alpha or palette."""
     Image = require("PIL.Image", "train")
-    if image.mode == "F":
-        raise CorruptImage("floating-point pixels of unknown range: save it with 8 or 16 bits")
     if image.mode.startswith("I"):
-        values = np.asarray(image)
-        if values.min() < 0 or values.max() > 65535:
-            raise CorruptImage("more than 16 bits per channel: save it with 8 or 16")
-        image = Image.fromarray((values >> 8).astype(np.uint8))
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -130,14 +130,16 @@ def default_seq_len(found: SeriesRows, horizon: int) -> int:
 
 
 def read_series(
-    path: str,
+    path: str | Sequence[str],
     time_column: str = "",
     id_columns: tuple[str, ...] = (),
     columns: tuple[str, ...] = (),
     frequency: Frequency | None = None,
 ) -> SeriesRows:
-    """Read the series of one or several tables; they must have `frequency`, if given."""
-    return read_files(tuple(map(version, find_files(path))), path, time_column, id_columns, columns, frequency)
+    """Read the series of one or several tables, each as in `find_files`; they must have `frequency`, if given."""
+    paths = [path] if isinstance(path, str) else path
+    versions = tuple(version(file) for one in paths for file in find_files(one))
+    return read_files(versions, ", ".join(paths), time_column, id_columns, columns, frequency)
 
 
 def version(file: str) -> tuple[str, int, int]:

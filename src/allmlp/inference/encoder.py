@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
-from allmlp.inference.model import FastModel, copy_frozen
+from allmlp.inference.model import FastModel, check_tensor, copy_frozen
 from allmlp.kernels import ACTIVATIONS
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.launch import naming_errors
@@ -150,6 +150,7 @@ class FastEncoder(FastModel):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Like `forward` of the original, for images, or for texts of full length, without further arguments."""
+        check_tensor(x)
         stem = self.spec.stem
         others = any(value is not None and value is not False for value in (*args, *kwargs.values()))
         if isinstance(stem, TokenEmbed) and (others or x.shape[1:] != (stem.seq_len,)):

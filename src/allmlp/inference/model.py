@@ -96,6 +96,11 @@ def tensor_of(model: Model, name: str) -> Tensor:
     return getattr(module, leaf)
 
 
+def check_tensor(x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise UserError(f"a fast model takes a tensor, not a {type(x).__name__}: convert it with torch.as_tensor(x)")
+
+
 class FastModel(nn.Module):
     """A module for inference on the device and in the dtype it was converted for.
 
@@ -208,6 +213,7 @@ class UnfusedModel(FastModel):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Like `forward` of the original."""
+        check_tensor(x)
         given: dict[str, Any] = {"x": x, "mask": mask, **options}
         given = {name: value for name, value in given.items() if value is not None}
         names = tuple(given)

@@ -14,7 +14,7 @@ from allmlp.export.graphs import graphs
 from allmlp.export.int8 import quantize
 from allmlp.export.onnx import write_onnx
 from allmlp.export.sample_inputs import SampleInputs
-from allmlp.inference.model import FastModel, copy_frozen
+from allmlp.inference.model import FastModel, check_tensor, copy_frozen
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.series_encoder import SeriesEncoder, SeriesEncoderModel
@@ -31,7 +31,7 @@ class OnnxModel(FastModel):
         super().__init__(torch.float32, model.device)
         if isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed):
             raise UserError("fast() runs models of images and series in ONNX Runtime, not of texts: use another dtype")
-        self.spec = model.spec
+        self.spec, self.int8 = model.spec, int8
         copy = copy_frozen(model, torch.float32)
         (graph, *_) = graphs(copy, SampleInputs(copy.dummy_inputs(2), "random values"))
         with tempfile.TemporaryDirectory() as folder:
@@ -48,6 +48,10 @@ class OnnxModel(FastModel):
     def device(self) -> torch.device:
         return self.file.device
 
+    @property
+    def dtype_name(self) -> str:
+        return "int8" if self.int8 else super().dtype_name
+
     def open_session(self) -> None:
         runtime = require("onnxruntime", "export")
         options = runtime.SessionOptions()
@@ -60,6 +64,7 @@ class OnnxModel(FastModel):
         """Like `forward` of the original, for images or series, without further arguments; only series may have a
         mask.
         """
+        check_tensor(x)
         if given := [name for name, value in options.items() if value is not None and value is not False]:
             raise UserError(f"a model in ONNX Runtime does not take {given[0]}: call the original model")
         if isinstance(self.spec, SeriesEncoder):

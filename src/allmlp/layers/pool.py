@@ -12,7 +12,7 @@ from allmlp.layers.block import Block, Residual
 from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.linear import Linear
-from allmlp.layers.mixers.attention import attend, divide
+from allmlp.layers.mixers.attention import attend, divide, weights_of
 from allmlp.layers.norm import build_norm
 from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count, Spec
@@ -162,10 +162,19 @@ class ClassAttentionGather(nn.Module):
         self.out = Linear(ctx.channels, ctx.channels, ctx.init)
         self.scale = block.scale.build(ctx.channels) if block.scale else nn.Identity()
 
-    def forward(self, c: Tensor, x: Tensor, context: Context) -> Tensor:
+    def project(self, c: Tensor, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The query, keys and values of class token and patches, and the mask of the real ones."""
         own = self.norm(c)
         mask = None
         if context.mask is not None:
             mask = F.pad(context.mask, (1, 0), value=True)[:, None, None, :]
-        tokens = torch.cat([own, self.norm(x)], dim=1)
-        return c + self.scale(self.out(attend(self.q(own), self.kv(tokens), self.num_heads, mask)))
+        return self.q(own), self.kv(torch.cat([own, self.norm(x)], dim=1)), mask
+
+    def attention_weights(self, c: Tensor, x: Tensor, context: Context) -> Tensor:
+        """The weights of the class token over itself and the patches: b h 1 (1 + s)."""
+        q, kv, mask = self.project(c, x, context)
+        return weights_of(q, kv, self.num_heads, mask)
+
+    def forward(self, c: Tensor, x: Tensor, context: Context) -> Tensor:
+        q, kv, mask = self.project(c, x, context)
+        return c + self.scale(self.out(attend(q, kv, self.num_heads, mask)))

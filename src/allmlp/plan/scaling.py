@@ -20,6 +20,7 @@ import numpy as np
 from allmlp.errors import UserError
 from allmlp.plan.time import cost, training_flops
 from allmlp.record import differences, read_record, read_run
+from allmlp.run import Run
 from allmlp.spec import to_dict
 from allmlp.weights.folder import read_spec
 
@@ -135,14 +136,22 @@ def check_comparable(folders: Sequence[Path]) -> None:
     """
     if twice := [folder for folder, count in Counter(map(Path.resolve, folders)).items() if count > 1]:
         raise UserError(f"{twice[0]} is named twice: a run is one point of the fit")
-    kept = [(read_run(folder).task, read_record(folder).get("data", {}), folder) for folder in folders]
-    task, data, first = kept[0]
-    for other_task, other_data, folder in kept[1:]:
-        if type(other_task) is not type(task) or other_data.get("test") != data.get("test"):
-            what = "tasks" if type(other_task) is not type(task) else "test splits"
-            raise UserError(f"the losses of {folder} and {first} cannot be compared: their {what} differ")
-        if fields := differences(to_dict(task), to_dict(other_task)):
-            raise UserError(f"the losses of {folder} and {first} cannot be compared: task.{fields[0]} differs")
+    (run, data, first), *others = [(read_run(one), read_record(one).get("data", {}), one) for one in folders]
+    for other, other_data, folder in others:
+        reason = f"the losses of {folder} and {first} cannot be compared"
+        if type(other.task) is not type(run.task) or other_data.get("test") != data.get("test"):
+            what = "tasks" if type(other.task) is not type(run.task) else "test splits"
+            raise UserError(f"{reason}: their {what} differ")
+        if fields := differences(to_dict(run.task), to_dict(other.task)):
+            raise UserError(f"{reason}: task.{fields[0]} differs")
+        if selection(other) == selection(run) and len({data.get("sha256"), other_data.get("sha256")} - {None}) == 2:
+            raise UserError(f"{reason}: their data differ (data.sha256 in run.json)")
+
+
+def selection(run: Run) -> tuple[Any, ...]:
+    """Settings of which the checksum of the data depends though the test examples do not."""
+    chosen = run.train_per_class, run.seed if run.train_per_class else None
+    return run.train_fraction, *chosen, getattr(run.data, "seq_len", None)
 
 
 def fit(x: np.ndarray, y: np.ndarray) -> Law:

@@ -78,20 +78,21 @@ class Forecaster:
     def device(self) -> torch.device:
         return self.model.device
 
-    def read(self, table: str) -> SeriesRows:
-        """The series of a table with the columns that the model was trained on."""
+    def read(self, *tables: str) -> SeriesRows:
+        """The series of tables with the columns that the model was trained on."""
         known = self.known
-        found = read_series(table, known.time_column, known.id_columns, known.columns, known.frequency)
+        found = read_series(tables, known.time_column, known.id_columns, known.columns, known.frequency)
         own = [length for length in found.lengths if length > 1]
         if own and is_coarser(found):
             raise UserError(
-                f"{table} has longer steps than the {known.frequency} that the model was trained on: resample it"
+                f"{', '.join(tables)} has longer steps than the {known.frequency} that the model was trained on: "
+                "resample it"
             )
         return found
 
-    def forecast(self, table: str) -> Iterator[SeriesForecast]:
-        """Forecast the steps after the end of each series in a table."""
-        found = self.read(table)
+    def forecast(self, *tables: str) -> Iterator[SeriesForecast]:
+        """Forecast the steps after the end of each series in the tables."""
+        found = self.read(*tables)
         ends = np.cumsum(found.lengths)
         numbers = iter(range(len(ends)))
         while batch := list(islice(numbers, BATCH)):

@@ -86,7 +86,10 @@ class AnswerTable(NamedTuple):
 
     def label(self, row: list[Any]) -> str | None:
         """The best prediction, or None if it is not probable enough or there is none."""
-        return None if not row or (row[0].probability or 1.0) < self.threshold else row[0].label
+        if not row:
+            return None
+        probability = row[0].probability
+        return row[0].label if probability is None or probability >= self.threshold else None
 
     def objects(self, answer: Answer) -> Iterator[Record]:
         """The same for JSON, with predictions as a list."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from allmlp.best import MINIMIZED
 from allmlp.log import PERCENTAGES, is_percentage
 from allmlp.report.runs import LoggedRun
 
@@ -17,8 +18,8 @@ POINTS = 300
 MAX_METRICS, MAX_CHARTS = 12, 24
 """Maximum numbers of metrics and charts, the most common metrics first."""
 TITLES = {"lr": "learning rate", "mfu": "MFU"}
-LOWER, HIGHER = ("loss", "perplexity"), (*PERCENTAGES, "bleu", "chrf")
-"""Parts of the names of metrics where lower, or higher, is better."""
+HIGHER = (*PERCENTAGES, "bleu", "chrf")
+"""Parts of the names of metrics where higher is better."""
 
 
 def charts(runs: Sequence[LoggedRun]) -> list[dict[str, Any]]:
@@ -96,4 +97,4 @@ def better(name: str) -> int:
     """1 if higher is better, -1 if lower is, 0 if unknown."""
     if name == "mfu" or name.endswith("/s"):
         return 0
-    return -1 if any(word in name for word in LOWER) else 1 if any(word in name for word in HIGHER) else 0
+    return -1 if name.endswith(MINIMIZED) else 1 if any(word in name for word in HIGHER) else 0

@@ -76,6 +76,8 @@ class ClassifierReport(NamedTuple):
     calibration: Calibration
     mistakes: list[Mistake]
     wrong: int
+    test_name: str = ""
+    """Name of the test file, where there are several."""
 
 
 class RunDetail(NamedTuple):
@@ -173,6 +175,7 @@ def classifier_report(predictions: Predictions) -> ClassifierReport:
         calibration(predictions),
         mistakes(predictions),
         len(predictions.labels) - predictions.correct,
+        predictions.test_name,
     )
 
 

@@ -46,6 +46,8 @@ class Predictions(NamedTuple):
     """Index of an example -> its image, or its text."""
     name: Callable[[int], str] = lambda _: ""
     """Index of an example -> the name of its file; empty where it has none."""
+    test_name: str = ""
+    """Name of the test file, where there are several."""
 
     @property
     def correct(self) -> int:
@@ -71,16 +73,16 @@ def evaluator(model: Model, run: Run, folder: str) -> tuple[Dataset, ClassifyMod
 
 
 def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) -> Predictions:
-    """Evaluate the model on at most `max_examples` of the run's evaluation split, evenly spaced.
+    """Evaluate the model on at most `max_examples` of the run's evaluation split, evenly spaced; of several test files,
+    of the first, which `accuracy` is about.
 
     Large models get fewer examples, about half a minute of a CPU core (`affordable_images`). Nothing is downloaded.
     """
     dataset, module = evaluator(model, run, folder)
     class_names: tuple[str, ...] = dataset.class_names  # type: ignore[attr-defined]
-    indices = evenly_spaced(
-        len(dataset.test), affordable_images(model, max_examples, least=min(max_examples, MIN_EXAMPLES))
-    )
-    chosen, logits, labels = subset(dataset.test, torch.tensor(indices)), [], []
+    split, test_name = first_test_file(dataset)
+    indices = evenly_spaced(len(split), affordable_images(model, max_examples, least=min(max_examples, MIN_EXAMPLES)))
+    chosen, logits, labels = subset(split, torch.tensor(indices)), [], []
     with torch.inference_mode():
         for batch in eval_batches(chosen, run.batch_size, model.device):
             if isinstance(module, ClassifyModule):
@@ -98,10 +100,20 @@ def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) 
         probabilities,
         torch.cat(labels).cpu(),
         indices,
-        len(dataset.test),
-        viewer(dataset, dataset.test),
-        lambda index: file_name(dataset.test, index),
+        len(split),
+        viewer(dataset, split),
+        lambda index: file_name(split, index),
+        test_name,
     )
+
+
+def first_test_file(dataset: Dataset) -> tuple[Split, str]:
+    """The examples of the first test file, and its name where there are several."""
+    if isinstance(dataset, LabeledTextDataset):
+        inside = dataset.test.fetch(torch.arange(len(dataset.test))).test_set == 0
+        if not inside.all():
+            return subset(dataset.test, inside.nonzero().flatten()), dataset.test_names[0]
+    return dataset.test, ""
 
 
 @lru_cache(maxsize=1)

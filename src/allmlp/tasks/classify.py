@@ -25,6 +25,7 @@ class Classify(Task):
     softmax:  L = - sum_k t_k log softmax(z)_k
     sigmoid:  L = - sum_k t_k log s(z_k) + (1 - t_k) log s(-z_k)
 
+    An image has one class, so that predictions, reports and evaluations are of softmax(z) with both losses.
     With `class_balance` b the loss of an example is multiplied by sum_k t_k w_k, see `balanced_weights`.
     """
 

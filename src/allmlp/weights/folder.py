@@ -61,12 +61,13 @@ def save(
     the precision of the file, by default the model's: torch.int8 has a quarter of the size of float32 (see
     `allmlp.weights.int8`).
     """
-    if like is not None and Path(folder).resolve() == Path(like).resolve():
+    like = None if like is None else model_path(like)
+    if like is not None and Path(folder).resolve() == like.resolve():
         raise UserError(f"{folder} would be written over itself; name another folder")
     if like is not None and (Path(folder) / RUN).exists():
         raise UserError(f"{folder} holds a run, whose model would be written over; name another folder")
     path = write_model(Path(folder), model.spec, to_dtype(model.state_dict(), dtype))
-    known, source = (model.preprocessing, model.folder) if like is None else (known_preprocessing(Path(like)), like)
+    known, source = (model.preprocessing, model.folder) if like is None else (known_preprocessing(like), like)
     embedding = next((part for part in model.spec.children() if isinstance(part, TokenEmbed)), None)
     if embedding is not None and isinstance(known, TextPreprocessing):
         known = known.replace(seq_len=embedding.seq_len)
@@ -194,6 +195,7 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def read_spec(folder: Path) -> ModelSpec:
     """The spec in a folder's config.json."""
     presets()  # importing the zoo registers its kinds
+    folder = model_path(folder)
     file = folder / CONFIG
     if not file.is_file():
         refuse_unfinished(folder)

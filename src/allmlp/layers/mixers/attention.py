@@ -223,17 +223,28 @@ class TalkingHeadsLayer(nn.Module):
         self.before, self.after = Linear(heads, heads, ctx.init), Linear(heads, heads, ctx.init)
         self.out = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
 
+    def weights(self, q: Tensor, kv: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Softmax of the mixed scores, before heads are mixed again: b h s t."""
+        q, k = (split_heads(t, self.spec.num_heads) for t in (q, kv.chunk(2, dim=-1)[0]))
+        scores = mix_heads(q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]), self.before)
+        bias = join(bias, mask, scores.dtype)
+        if bias is not None:
+            scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
+        return scores.softmax(dim=-1)
+
+    def attention_weights(self, x: Tensor, context: Context) -> Tensor:
+        """Softmax of the mixed scores for the input of `forward`: b h s t. Mixed again, rows do not sum to 1."""
+        q, kv = self.qkv(x).tensor_split([x.shape[-1]], dim=-1)
+        mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
+        return self.weights(q, kv, mask, context.bias)
+
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, kv = self.qkv(x).tensor_split([x.shape[-1]], dim=-1)
         if context.cache is not None:
             kv = context.cache.extend(self, kv)
-        q, k, v = (split_heads(t, self.spec.num_heads) for t in (q, *kv.chunk(2, dim=-1)))
-        scores = mix_heads(q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]), self.before)
-        mask = allowed(context, self.spec.causal, q.shape[2], k.shape[2], x.device)
-        bias = join(context.bias, mask, scores.dtype)
-        if bias is not None:
-            scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
-        weights = mix_heads(scores.softmax(dim=-1), self.after)
+        v = split_heads(kv.chunk(2, dim=-1)[1], self.spec.num_heads)
+        mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
+        weights = mix_heads(self.weights(q, kv, mask, context.bias), self.after)
         if mask is not None:  # the bias added after the softmax must not reach masked tokens
             weights = weights * mask
         weights = F.dropout(weights, self.spec.dropout, self.training)
