@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from allmlp.cli import main
+
 PLUGIN = Path(__file__).parent / "plugin"
 
 
@@ -50,24 +52,34 @@ for command in (
 
 
 @pytest.mark.slow
-def test_an_installed_package_is_found(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_package_is_found(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Listed, shown, trained, evaluated from its folder, all by the command, without a word about the package."""
     done = python("-c", COMMANDS, path=installed, cwd=tmp_path)
     assert done.returncode == 0 and "shift_tiny" in done.stdout and done.stdout.count("accuracy") >= 3, done.stderr
     assert '"distance": 2' in (tmp_path / "b" / "run.json").read_text()
-    missing = allmlp("train", "shift_stripes", path=tmp_path, cwd=tmp_path)
-    assert missing.returncode == 2 and "shift_stripes" in missing.stderr
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:  # here, where it is not installed
+        main(["train", "shift_stripes"])
+    assert ended.value.code == 2 and "shift_stripes" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_module_is_imported_by_name(tmp_path: Path) -> None:
+def test_a_module_is_imported_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From the current folder, with --import; one that is not there is an error."""
     (tmp_path / "mine.py").write_text((PLUGIN / "allmlp_shift.py").read_text())
     shown = allmlp("--import", "mine", "show", "shift_tiny", path=tmp_path, cwd=tmp_path)
     assert shown.returncode == 0 and "TokenShift" in shown.stdout, shown.stderr
-    missing = allmlp("--import", "yours", "list", "shift", path=tmp_path, cwd=tmp_path)
-    assert missing.returncode == 2
-    assert missing.stderr == "error: cannot import 'yours': ModuleNotFoundError: No module named 'yours'\n"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("ALLMLP_IMPORT", "")  # where the command keeps the name
+    with pytest.raises(SystemExit) as ended:
+        main(["--import", "yours", "list", "shift"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: cannot import 'yours': ModuleNotFoundError: No module named 'yours'\n"
 
 
 @pytest.mark.slow

@@ -309,7 +309,7 @@ def test_recipe_trains_one_step(name: str, run: Run, files: Path, tmp_path: Path
 def test_few_shot_rows_start_from_the_bundled_encoder(row: str, tmp_path: Path) -> None:
     """All start from the same classifier; the probe keeps it, the frozen ones keep the encoder."""
     run = RUNS[row].replace(
-        data=Noise(3, (128, 128), examples=10), train_per_class=1, batch_size=2, budget=Budget(steps=1)
+        data=Noise(3, (128, 128), examples=10, tested=1), train_per_class=1, batch_size=2, budget=Budget(steps=1)
     )
     run = run.replace(head_init=run.head_init.replace(l2=(1.0,)))
     loop.train(run, tmp_path, "cpu")

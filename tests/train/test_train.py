@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -152,36 +153,51 @@ def test_an_interrupted_run_resumes_exactly(optim: Any, tmp_path: Path, monkeypa
     assert same_weights(tmp_path / "cut", tmp_path / "whole")
 
 
-def start(out: Path) -> subprocess.Popen[str]:
-    code = "import sys; from pathlib import Path; from train.runs import small; from allmlp.training import train; "
-    code += f"train(small(), Path({str(out)!r}), 'cpu')"
-    paths = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+# Each line starts a run in a fork, so that what it imports is imported once; the next one kills it.
+FORKS = """
+import multiprocessing, sys
+from multiprocessing.connection import wait
+from pathlib import Path
+import torch._dynamo, torch.utils.tensorboard
+from allmlp.training import train
+from train.runs import small
+
+forks = multiprocessing.get_context("fork")
+while sys.stdin.readline():
+    process = forks.Process(target=train, args=(small(), Path(sys.argv[1]), "cpu"))
+    process.start()
+    wait([process.sentinel, sys.stdin])
+    process.kill()
+    process.join()
+    print(process.exitcode, flush=True)
+    sys.stdin.readline()
+"""
 
 
 @pytest.mark.slow
 def test_kill_at_random_moments(whole: Path, tmp_path: Path) -> None:
     """kill -9 again and again, also while a checkpoint is written: the losses are those of the uninterrupted run."""
-    moments, written = random.Random(0), tmp_path / log.METRICS
-    for _ in range(5):
-        before = written.stat().st_size if written.exists() else 0
-        process = start(tmp_path)
-        while process.poll() is None and not (written.exists() and written.stat().st_size > before):
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0.0, 0.1))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        found = checkpoint.newest(tmp_path)
-        assert found is None or found[0] == checkpoint.complete(tmp_path)[-1], "a checkpoint was left half-written"
-        if found is not None and found[1]["step"] == 12:
-            break
+    moments, written, codes = random.Random(0), tmp_path / log.METRICS, list[int]()
+    paths = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
+    environment, pipe = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, subprocess.PIPE
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        for _ in range(5):
+            before = written.stat().st_size if written.exists() else 0
+            print("start", file=server.stdin, flush=True)
+            while not (written.exists() and written.stat().st_size > before):
+                if select.select([server.stdout], [], [], 0.002)[0]:
+                    break
+            time.sleep(moments.uniform(0.0, 0.1))
+            print("kill", file=server.stdin, flush=True)
+            codes.append(int(server.stdout.readline()))
+            found = checkpoint.newest(tmp_path)
+            assert found is None or found[0] == checkpoint.complete(tmp_path)[-1], "a checkpoint was left half-written"
+            if found is not None and found[1]["step"] == 12:
+                break
+        server.stdin.close()
+    assert codes[0] == -signal.SIGKILL and set(codes) <= {-signal.SIGKILL, 0}
     train(small(), tmp_path, "cpu")
     # Memory alignment differs between processes, and with it the order of summation.
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-5)
@@ -404,11 +420,14 @@ hides_warning = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tens
 
 @pytest.mark.slow
 @hides_warning
-def test_the_ninth_run_of_a_process_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(recompile_limit=2)  # monkeypatch would leave it undefined
+def test_runs_beyond_the_limit_of_graphs_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ninth run of a process with torch's own limit, here the third."""
     counter = CompileCounter()
     monkeypatch.setattr(compilation, "BACKEND", counter)
+    monkeypatch.setattr(compilation, "GRAPHS_PER_STAGE", 2)
     run = small(compile=True, budget=Budget(steps=1), task=Classify())
-    for number in range(9):
+    for number in range(3):
         before = counter.frame_count
         train(run.replace(model=run.model.replace(width=8 + 4 * number)), tmp_path / str(number), "cpu")
         assert counter.frame_count > before, f"run {number + 1} was not compiled"
@@ -458,9 +477,9 @@ def compiled_graphs(depth: int, region: compilation.Region, checkpointing: bool,
 @hides_warning
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_blocks_of_a_stack_are_compiled_once(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    shallow, deep = (compiled_graphs(depth, "blocks", checkpointing, monkeypatch) for depth in (3, 10))
+    shallow, deep = (compiled_graphs(depth, "blocks", checkpointing, monkeypatch) for depth in (2, 5))
     assert shallow == deep > 2
-    assert compiled_graphs(3, "step", checkpointing, monkeypatch) == 1
+    assert compiled_graphs(2, "step", checkpointing, monkeypatch) == 1
 
 
 @pytest.mark.slow
