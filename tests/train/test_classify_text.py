@@ -156,3 +156,28 @@ def test_predictions_read_padding_as_the_training_did(folder: Path, tmp_path: Pa
     torch.testing.assert_close(found.probabilities([(text, "") for text in texts]), wanted)
     features = model.head(found.embed([(texts[0], "")]).clone())  # type: ignore[operator]
     torch.testing.assert_close(features.softmax(1).detach(), wanted[:1])
+
+
+def test_predictions_of_pairs_with_one_token_for_every_special_one(folder: Path, tmp_path: Path) -> None:
+    """The tokenizers of GPT-2 have no padding token: the one that ends a text also separates texts and fills rows."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.BPE())
+    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    options = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": alphabet, "show_progress": False}
+    text = [(folder / "pairs.tsv").read_text()]
+    words.train_from_iterator(text, tokenizers.trainers.BpeTrainer(vocab_size=300, **options))
+    words.save(str(tmp_path / "tokenizer.json"))
+    data = run(folder, "pairs.tsv").data.replace(tokenizer=TokenizerConfig(path=str(tmp_path)))
+    dataset, task = data.load(), ClassifyText(dropout=0.0)
+    model = allmlp.create(task.configure_model(gmlp_text(2, 32, 64, causal=True), dataset)).eval()
+    ids, segments, _, _ = dataset.test.fetch(torch.arange(4))
+    ids, segments = ids.long(), segments.long()
+    wanted = task.build(model, dataset).eval().logits(model, ids, segments).softmax(1).detach()  # type: ignore[operator]
+    pairs = [row.split("\t")[:2] for row in (folder / "pairs.tsv").read_text().splitlines()[1:5]]
+    found = classify_texts(model, dataset.tokenizer, [(first, second) for first, second in pairs])
+    torch.testing.assert_close(found, wanted)
+    seen = torch.arange(ids.shape[1]) < torch.tensor(
+        [[3 + sum(map(len, dataset.tokenizer.encode(pair)))] for pair in pairs]
+    )
+    torch.testing.assert_close(model(ids, seen).softmax(1).detach(), wanted)

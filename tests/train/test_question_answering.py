@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import allmlp
 from allmlp import training as loop
+from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.data.sampler import eval_batches
 from allmlp.data.squad import Squad, WindowConfig
 from allmlp.data.tokenizer import SPECIAL_TOKENS, Tokenizer, TokenizerConfig, load_tokenizer
@@ -34,6 +36,7 @@ from allmlp.tasks.question_answering import (
 )
 from allmlp.tasks.word_overlap import best_answer, best_sentence
 from allmlp.weights.bundled import model_path
+from tiny import randomize
 from train.runs import Blobs, small
 
 WORDS = ["who", "marks", "x", "far", "near", "sun", "moon", "tree", "river", "stone", "bird", "fish", "rain", "snow"]
@@ -294,14 +297,25 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> tuple[Squad, Path]:
     return data, folder / "run"
 
 
-def test_distillation_loss_matches_its_equation(teacher: tuple[Squad, Path]) -> None:
-    data, folder = teacher
+@pytest.mark.parametrize("mask_padding", [True, False])
+def test_distillation_loss_matches_its_equation(
+    teacher: tuple[Squad, Path], mask_padding: bool, tmp_path: Path
+) -> None:
+    """Also of a teacher that was trained to read padding."""
+    data, folder = teacher[0], shutil.copytree(teacher[1], tmp_path / "teacher")
+    known = read_preprocessing(folder)
+    assert isinstance(known, TextPreprocessing)
+    confident = allmlp.load(folder)
+    randomize(confident, spread=0.5)
+    allmlp.save(confident, folder)
+    write_preprocessing(folder, known.replace(mask_padding=mask_padding))
     dataset, spec = data.load(), DistillQuestionAnswering(str(folder), alpha=0.3, temperature=3.0)
     model, _ = reader(data)
     module = spec.build(model, dataset)
     batch = dataset.train.fetch(torch.arange(8))
     ids, segments = batch.ids.long(), batch.segments.long()
-    student, large = model(ids, ids != 0), allmlp.load(folder)(ids, ids != 0, segments=segments)
+    student = model(ids, ids != 0)
+    large = allmlp.load(folder)(ids, (ids != 0) if mask_padding else None, segments=segments)
     wanted = []
     for number in range(8):
         real = ids[number] != dataset.tokenizer.pad_token_id
