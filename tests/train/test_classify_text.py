@@ -128,15 +128,18 @@ def test_fine_tuning_takes_model_and_tokenizer_from_init_from(folder: Path, tmp_
 
 
 def test_every_test_file_has_its_own_majority(folder: Path, tmp_path: Path) -> None:
-    """Three of four training labels are 1: right for half of the first file, and for a quarter of the second."""
-    files = {"train": "1 1 1 0", "first": "1 0", "second": "0 0 0 1"}
+    """Three of four training labels are 1: right for half of the first file, and for a quarter of the second. Files
+    of one name, up to its first dot, are numbered.
+    """
+    files = {"train": "1 1 1 0", "first": "1 0", "second": "0 0 0 1", "second.more": "1"}
     for name, labels in files.items():
         rows = [f"{name} {number}\t{label}" for number, label in enumerate(labels.split())]
         (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\n" + "\n".join(rows))
-    tests = ",".join(str(tmp_path / f"{name}.tsv") for name in ("first", "second"))
+    tests = ",".join(str(tmp_path / f"{name}.tsv") for name in [*files][1:])
     data = run(folder, "reviews.tsv").data.replace(path=str(tmp_path / "train.tsv"), test=tests, cache=str(tmp_path))
     dataset = data.load()
-    assert ClassifyText().floors(dataset, dataset.test) == {"majority": 0.5, "second_majority": 0.25}
+    floors = ClassifyText().floors(dataset, dataset.test)
+    assert floors == {"majority": 0.5, "second_majority": 0.25, "second_2_majority": 1.0}
 
 
 @pytest.mark.parametrize("mask_padding", [True, False])
