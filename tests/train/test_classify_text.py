@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import allmlp
+from allmlp import parallel
 from allmlp import training as loop
+from allmlp.callbacks import Callback
 from allmlp.cli import main
 from allmlp.data.corpus import Corpus
 from allmlp.data.labeled_text import LabeledText
-from allmlp.data.tokenizer import TokenizerConfig, load_tokenizer
+from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig, load_tokenizer
 from allmlp.layers import FirstTokenPool
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp_text
@@ -23,6 +25,7 @@ from allmlp.prediction import open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText, classify_texts
 from allmlp.tasks.masked_lm import MaskedLM
+from train.test_train import losses
 
 pytest.importorskip("tokenizers")
 GMLP = gmlp_text(2, 32, 64)
@@ -184,3 +187,59 @@ def test_predictions_of_pairs_with_one_token_for_every_special_one(folder: Path,
         [[3 + sum(map(len, dataset.tokenizer.encode(pair)))] for pair in pairs]
     )
     torch.testing.assert_close(model(ids, seen).softmax(1).detach(), wanted)
+
+
+class StopAfterSaving(Callback):
+    def on_save(self, step: int, folder: Path) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_keeps_its_tokenizer(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the cache has another one, because it was trained again on another machine."""
+    (tmp_path / "reviews.tsv").write_text((folder / "reviews.tsv").read_text())
+    wanted = run(tmp_path, "reviews.tsv", steps=10, save_every=5, log_every=1)
+    loop.train(wanted, tmp_path / "whole", "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(wanted, tmp_path / "resumed", "cpu", [StopAfterSaving()])
+    for file in (tmp_path / "tokenizers").glob("*.json"):
+        record = json.loads(file.read_text())
+        words = {word: number for word, number in record["model"]["vocab"].items() if word not in SPECIAL_TOKENS}
+        record["model"]["vocab"] |= dict(zip(words, reversed(words.values())))
+        file.write_text(json.dumps(record))
+    assert wanted.data.load().tokenizer != load_tokenizer(tmp_path / "whole")
+    loop.train(wanted, tmp_path / "resumed", "cpu")
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole") and not caplog.text
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "tokenizer.json").write_text(wanted.data.load().tokenizer.to_json())
+    record = json.loads((tmp_path / "resumed" / "run.json").read_text())
+    record["run"]["data"]["tokenizer"]["path"] = str(given)
+    (tmp_path / "resumed" / "run.json").write_text(json.dumps(record))
+    other = wanted.replace(data=wanted.data.replace(tokenizer=wanted.data.tokenizer.replace(path=str(given))))
+    with pytest.raises(allmlp.UserError, match="is no longer the one"):
+        loop.train(other, tmp_path / "resumed", "cpu")
+
+
+def test_a_resumed_run_tells_that_its_data_have_changed(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "reviews.tsv").write_text((folder / "reviews.tsv").read_text())
+    wanted = run(tmp_path, "reviews.tsv", steps=10, save_every=5)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(wanted, tmp_path / "run", "cpu", [StopAfterSaving()])
+    with open(tmp_path / "reviews.tsv", "a") as table:
+        table.write("\nthe cake was good\t1")
+    loop.train(wanted, tmp_path / "run", "cpu")
+    assert "the data have changed since the run began: examples were 10 train, 10 test, and are 11" in caplog.text
+
+
+def test_nodes_with_different_tokenizers_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def from_another_node(world: parallel.World, value: Any) -> Any:
+        return "another" if isinstance(value, str) else value
+
+    monkeypatch.setattr(parallel.World, "broadcast", from_another_node)
+    with pytest.raises(allmlp.UserError, match=r"set data.cache to a folder that all nodes share"):
+        loop.train(run(folder, "reviews.tsv", steps=1), tmp_path, "cpu")
