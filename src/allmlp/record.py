@@ -18,7 +18,7 @@ from typing import Any
 
 from allmlp import checkpoint, pace, threads
 from allmlp.data.dataset import Data, Dataset
-from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, load_tokenizer
+from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.files import RUN, write_text_atomically
 from allmlp.parallel import World
@@ -42,30 +42,34 @@ def check_folder(out: Path, run: Run) -> None:
         raise UserError(f"cannot write to {out}: no permission for {place}")
 
 
-def load_data(data: Data, out: Path) -> Dataset:
+def load_data(data: Data, out: Path, world: World) -> Dataset:
     """Load the data of a run. If it continues from a checkpoint, their tokenizer is the one that it began with: the
     cache of another machine does not have it, and training it again gives another one.
     """
     dataset = data.load()
-    if not isinstance(data, TextData) or not (out / TOKENIZER_FILE).is_file() or not checkpoint.complete(out):
+    if not isinstance(data, TextData):
         return dataset
-    if dataset.tokenizer == load_tokenizer(out):  # type: ignore[attr-defined]
-        return dataset
-    if place := data.tokenizer.path:  # type: ignore[attr-defined]
-        raise UserError(f"the tokenizer in {place} is no longer the one in {out} that the run began with")
-    return data.for_model(str(out)).load()
+    if (out / TOKENIZER_FILE).is_file() and checkpoint.complete(out) and tokenizer_of(dataset) != load_tokenizer(out):
+        if place := data.tokenizer.path:  # type: ignore[attr-defined]
+            raise UserError(f"the tokenizer in {place} is no longer the one in {out} that the run began with")
+        dataset = data.for_model(str(out)).load()
+    own = tokenizer_of(dataset).to_json()
+    if world.any(world.broadcast(own) != own):
+        raise UserError(
+            "the tokenizers of the processes differ, because each node has trained its own: set data.cache to a folder "
+            "that all nodes share, or data.tokenizer.path"
+        )
+    return dataset
+
+
+def tokenizer_of(dataset: Dataset) -> Tokenizer:
+    return dataset.tokenizer  # type: ignore[attr-defined]
 
 
 def claim(out: Path, run: Run, world: World, dataset: Dataset) -> None:
     """Write run.json and the tokenizer of text, unless they exist and the run continues from a checkpoint; without one
     the run starts again.
     """
-    tokenizer = dataset.tokenizer.to_json() if hasattr(dataset, "tokenizer") else ""  # type: ignore[attr-defined]
-    if world.any(world.broadcast(tokenizer) != tokenizer):
-        raise UserError(
-            "the tokenizers of the processes differ, because each node has trained its own: set data.cache to a folder "
-            "that all nodes share, or data.tokenizer.path"
-        )
     before = read_run(out) if (out / RUN).exists() else None
     starts = before != run or not checkpoint.complete(out)
     world.barrier()
@@ -74,8 +78,8 @@ def claim(out: Path, run: Run, world: World, dataset: Dataset) -> None:
             out.mkdir(parents=True, exist_ok=True)
             for name in (pace.FILE, threads.FILE) if before != run else ():
                 (out / name).unlink(missing_ok=True)
-            if tokenizer:
-                write_text_atomically(out / TOKENIZER_FILE, tokenizer)
+            if isinstance(run.data, TextData):
+                write_text_atomically(out / TOKENIZER_FILE, tokenizer_of(dataset).to_json())
             write_record(out, {"run": to_dict(run), "processes": world.size, "environment": environment(world.device)})
         except OSError as reason:
             raise UserError(f"cannot write to {out}: {reason}") from reason

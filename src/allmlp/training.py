@@ -90,7 +90,7 @@ def training_loop(
     start = open_start(run.init_from) if run.init_from else None
     data = run.data.for_model(start.folder) if start else run.data
     with announced("reading the data", world.is_main), compiler_loading(run.compile):
-        dataset = load_data(data, path).split_validation(run.val_size).take_fraction(run.train_fraction)
+        dataset = load_data(data, path, world).split_validation(run.val_size).take_fraction(run.train_fraction)
         dataset = dataset.take_per_class(run.train_per_class, run.seed)
     run.task.check_dataset(dataset)
     evaluated = dataset.validation or dataset.test
