@@ -25,6 +25,7 @@ from allmlp.prediction import open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText, classify_texts
 from allmlp.tasks.masked_lm import MaskedLM
+from train.runs import one_special_token
 from train.test_train import losses
 
 pytest.importorskip("tokenizers")
@@ -166,14 +167,7 @@ def test_predictions_read_padding_as_the_training_did(folder: Path, tmp_path: Pa
 
 def test_predictions_of_pairs_with_one_token_for_every_special_one(folder: Path, tmp_path: Path) -> None:
     """The tokenizers of GPT-2 have no padding token: the one that ends a text also separates texts and fills rows."""
-    tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.BPE())
-    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    options = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": alphabet, "show_progress": False}
-    text = [(folder / "pairs.tsv").read_text()]
-    words.train_from_iterator(text, tokenizers.trainers.BpeTrainer(vocab_size=300, **options))
-    words.save(str(tmp_path / "tokenizer.json"))
+    one_special_token((folder / "pairs.tsv").read_text(), tmp_path / "tokenizer.json")
     data = run(folder, "pairs.tsv").data.replace(tokenizer=TokenizerConfig(path=str(tmp_path)))
     dataset, task = data.load(), ClassifyText(dropout=0.0)
     model = allmlp.create(task.configure_model(gmlp_text(2, 32, 64, causal=True), dataset)).eval()

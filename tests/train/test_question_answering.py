@@ -37,7 +37,7 @@ from allmlp.tasks.question_answering import (
 from allmlp.tasks.word_overlap import best_answer, best_sentence
 from allmlp.weights.bundled import model_path
 from tiny import randomize
-from train.runs import Blobs, small
+from train.runs import Blobs, one_special_token, small
 
 WORDS = ["who", "marks", "x", "far", "near", "sun", "moon", "tree", "river", "stone", "bird", "fish", "rain", "snow"]
 CONTENT = WORDS[3:]
@@ -283,6 +283,17 @@ CONTEXT = "The bridge opened in 1932, after ten years. It was designed by John B
 )
 def test_answers_without_a_model(question: str, sentence: str, answer: str) -> None:
     assert best_sentence(question, CONTEXT) == sentence and best_answer(question, CONTEXT) == answer
+
+
+def test_one_token_for_every_special_one(tmp_path: Path) -> None:
+    """With the tokenizers of GPT-2, [CLS], the answer of windows without one, is not padding."""
+    one_special_token(" ".join(WORDS), tmp_path / "tokenizer.json")
+    data = toy(tmp_path, examples=20).replace(tokenizer=TokenizerConfig(path=str(tmp_path / "tokenizer.json")))
+    data = data.replace(seq_len=24, doc_stride=8)
+    assert 0 in data.load().train.fetch(torch.arange(20)).start
+    result = loop.train(run_of(data, budget=Budget(steps=2)), tmp_path / "run", "cpu")
+    found = open_predictor(tmp_path / "run", device="cpu").predict([("who x", "far x near sun")])
+    assert result["f1"] >= 0 and found[0][0][0].label
 
 
 # --- a teacher --------------------------------------------------------------------------------------------------

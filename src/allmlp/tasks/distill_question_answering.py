@@ -78,7 +78,7 @@ class DistillQuestionAnsweringModule(QuestionAnsweringModule):
         ids, segments, first, last = inputs
         logits = self.logits(self.model, ids, segments)
         with torch.no_grad():
-            targets = span_logits(self.teacher.model, ids, segments, self.pad_token_id, self.teacher.mask_padding)
+            targets = span_logits(self.teacher.model, ids, segments, self.tokenizer, self.teacher.mask_padding)
         temperature = self.distill.temperature
         divergence = [
             distillation_loss(own.clamp(min=PADDING), other.clamp(min=PADDING), "soft", temperature)
