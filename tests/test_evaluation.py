@@ -21,16 +21,19 @@ from allmlp.cli.plan import print_scaling
 from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names, read_class_table
 from allmlp.data.digits import Digits
 from allmlp.data.labeled_text import LabeledText
+from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.evaluation import ClassResult, Evaluation, evaluate_model
 from allmlp.labeled_inputs import fit, image_inputs
 from allmlp.models.gmlp import gmlp_text
+from allmlp.models.seq2seq import resmlp_seq2seq
 from allmlp.optim import AdamW
 from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
+from allmlp.tasks.translate import Translation
 from allmlp.training import evaluate_checkpoint, train
 from data.sample_images import encode, scene
 from serve.folders import CLASSES, image_folder, text_folder
@@ -227,6 +230,23 @@ def test_language_models(tmp_path: Path, task: str) -> None:
     (tmp_path / "text.txt").write_text("the cat sat on the red mat\n\none two three four five\n" * 20, encoding="utf8")
     found = evaluate_model(str(folder), str(tmp_path / "text.txt"), device="cpu")
     assert 0 < found.metrics["loss"] < 20 and found.examples > 0 and not found.class_results
+
+
+def test_translation_of_another_file_where_those_of_the_training_are_gone(tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    rows = ["de\ten", *(f"eins zwei {number}\tone two {number}" for number in range(8))]
+    train_file, val, test, other = (tmp_path / f"{name}.tsv" for name in ("train", "val", "test", "other"))
+    for file in (train_file, val, test, other):
+        file.write_text("\n".join(rows), encoding="utf8")
+    words = TokenizerConfig("bpe", 300, lowercase=False)
+    data = ParallelCorpus(str(train_file), str(test), val=str(val), tokenizer=words, seq_len=12, cache=str(tmp_path))
+    train(
+        Run(resmlp_seq2seq(1, 16, 2), Translation(num_beams=1), data, budget=Budget(steps=1)), tmp_path / "run", "cpu"
+    )
+    for file in (train_file, val, test):
+        file.unlink()
+    found = evaluate_model(str(tmp_path / "run"), str(other), device="cpu")
+    assert found.examples == 8 and found.metrics["loss"] > 0
 
 
 def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ import allmlp
 from allmlp.data.decode import read_images
 from allmlp.data.tokenizer import load_tokenizer
 from allmlp.errors import UserError
-from allmlp.layers import ClassifierHead
+from allmlp.layers import ClassifierHead, MeanPool
 from allmlp.matmul import VARIABLE
 from allmlp.models.encoder import EncoderModel
+from allmlp.models.gmlp import gmlp_text
+from allmlp.prediction import open_predictor
 from allmlp.spec import to_dict
 from allmlp.tasks.causal_lm import generate
 from allmlp.tasks.task import Normalize
@@ -254,6 +256,21 @@ def test_pipelines_agree_with_predict(folders: dict[str, Path], saved: dict[str,
             assert [label for label, _ in found] == [one.label for one in row]
             np.testing.assert_allclose([score for _, score in found], [one.probability for one in row], rtol=1e-5)
     assert set(auto("images", saved["images"]).config.id2label.values()) == {*CLASSES}
+
+
+def test_a_causal_model_that_classifies(tmp_path: Path) -> None:
+    """Alone and padded in a batch."""
+    folder = text_folder(tmp_path / "model", "classes")
+    causal = gmlp_text(2, 16, 32, seq_len=24, vocab_size=len(load_tokenizer(folder)), causal=True)
+    model = allmlp.create(causal.replace(pool=MeanPool(), head=ClassifierHead(len(CLASSES))), seed=0)
+    randomize(model, spread=0.1)
+    allmlp.save(model, folder)
+    texts = ["the cat", "the cat sat on the mat"]
+    inputs = allmlp.hf.processor(folder)(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found = allmlp.hf.wrap(folder)(**inputs).logits.softmax(1)
+    wanted = open_predictor(folder, device="cpu").probabilities([(text, "") for text in texts])
+    torch.testing.assert_close(found, wanted)
 
 
 def test_padding_is_not_read(saved: dict[str, Path]) -> None:

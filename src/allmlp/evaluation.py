@@ -351,8 +351,9 @@ def evaluate_text_task(
     data = run.data.for_model(predictor.name)
     if not hasattr(data, "seq_len"):
         raise UserError(f"{name} was trained on {type(data).__name__}: it cannot be evaluated on other data")
-    # The training data are not needed and may be missing.
-    dataset = data.replace(**{train: place, "test": place, "seq_len": predictor.preprocessing.seq_len}).load()
+    # The data of the training are not needed and may be missing.
+    fields = {train: place, "test": place, "seq_len": predictor.preprocessing.seq_len}
+    dataset = data.replace(**fields | ({"val": ""} if hasattr(data, "val") else {})).load()
     run.task.check_dataset(dataset)
     run = in_precision(run.replace(batch_size=batch_size or run.batch_size), dtype)
     module = run.task.build_evaluator(predictor.original, dataset).to(world.device)

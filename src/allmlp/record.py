@@ -10,19 +10,23 @@ with trivial baselines (`Task.floors`), `parameters`, `trained_parameters`, `ste
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from allmlp import checkpoint, pace, threads
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Data, Dataset
+from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.files import RUN, write_text_atomically
 from allmlp.parallel import World
 from allmlp.provenance import environment
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
+
+log = logging.getLogger(__name__)
 
 
 def check_folder(out: Path, run: Run) -> None:
@@ -38,8 +42,34 @@ def check_folder(out: Path, run: Run) -> None:
         raise UserError(f"cannot write to {out}: no permission for {place}")
 
 
-def claim(out: Path, run: Run, world: World) -> None:
-    """Write run.json, unless it exists and the run continues from a checkpoint; without one the run starts again."""
+def load_data(data: Data, out: Path, world: World) -> Dataset:
+    """Load the data of a run. If it continues from a checkpoint, their tokenizer is the one that it began with: the
+    cache of another machine does not have it, and training it again gives another one.
+    """
+    dataset = data.load()
+    if not isinstance(data, TextData):
+        return dataset
+    if (out / TOKENIZER_FILE).is_file() and checkpoint.complete(out) and tokenizer_of(dataset) != load_tokenizer(out):
+        if place := data.tokenizer.path:  # type: ignore[attr-defined]
+            raise UserError(f"the tokenizer in {place} is no longer the one in {out} that the run began with")
+        dataset = data.for_model(str(out)).load()
+    own = tokenizer_of(dataset).to_json()
+    if world.any(world.broadcast(own) != own):
+        raise UserError(
+            "the tokenizers of the processes differ, because each node has trained its own: set data.cache to a folder "
+            "that all nodes share, or data.tokenizer.path"
+        )
+    return dataset
+
+
+def tokenizer_of(dataset: Dataset) -> Tokenizer:
+    return dataset.tokenizer  # type: ignore[attr-defined]
+
+
+def claim(out: Path, run: Run, world: World, dataset: Dataset) -> None:
+    """Write run.json and the tokenizer of text, unless they exist and the run continues from a checkpoint; without one
+    the run starts again.
+    """
     before = read_run(out) if (out / RUN).exists() else None
     starts = before != run or not checkpoint.complete(out)
     world.barrier()
@@ -48,14 +78,23 @@ def claim(out: Path, run: Run, world: World) -> None:
             out.mkdir(parents=True, exist_ok=True)
             for name in (pace.FILE, threads.FILE) if before != run else ():
                 (out / name).unlink(missing_ok=True)
+            if isinstance(run.data, TextData):
+                write_text_atomically(out / TOKENIZER_FILE, tokenizer_of(dataset).to_json())
             write_record(out, {"run": to_dict(run), "processes": world.size, "environment": environment(world.device)})
         except OSError as reason:
             raise UserError(f"cannot write to {out}: {reason}") from reason
     world.barrier()
 
 
-def describe_data(dataset: Dataset) -> dict[str, Any]:
-    return {"sha256": dataset.checksum()} | split_sizes(dataset)
+def record_data(out: Path, world: World, dataset: Dataset) -> None:
+    """Add checksum and number of examples to run.json; a warning if the run began with other data."""
+    found = {"sha256": dataset.checksum()} | split_sizes(dataset) if world.is_main else {}
+    add_to_record(out, world, lambda: {"data": found})
+    if world.is_main and (known := read_record(out)["data"]) != found:
+        began, now = (
+            ", ".join(f"{data[name]:,} {name}" for name in data if name != "sha256") for data in (known, found)
+        )
+        log.warning("the data have changed since the run began: examples were %s, and are %s", began, now)
 
 
 def split_sizes(dataset: Dataset) -> dict[str, int]:

@@ -42,7 +42,7 @@ from allmlp.optim import set_lr
 from allmlp.pace import Pace
 from allmlp.plan.fits import check_training
 from allmlp.quantization import round_weights
-from allmlp.record import add_to_record, check_folder, claim, describe_data, read_run
+from allmlp.record import add_to_record, check_folder, claim, load_data, read_run, record_data
 from allmlp.run import Run
 from allmlp.spec import to_dict
 from allmlp.split_metrics import Metric, SplitMetrics
@@ -90,7 +90,7 @@ def training_loop(
     start = open_start(run.init_from) if run.init_from else None
     data = run.data.for_model(start.folder) if start else run.data
     with announced("reading the data", world.is_main), compiler_loading(run.compile):
-        dataset = data.load().split_validation(run.val_size).take_fraction(run.train_fraction)
+        dataset = load_data(data, path, world).split_validation(run.val_size).take_fraction(run.train_fraction)
         dataset = dataset.take_per_class(run.train_per_class, run.seed)
     run.task.check_dataset(dataset)
     evaluated = dataset.validation or dataset.test
@@ -151,7 +151,7 @@ def training_loop(
         step, seconds_spent, evaluation_due = state["step"], state["seconds"], state["evaluation_due"]
 
     # 4. one optimizer step per iteration
-    claim(path, run, world)
+    claim(path, run, world, dataset)
     train_step = TrainStep(task, optimizer, world, dtype, run.max_grad_norm, ema, run.nan == "skip", wrapped)
     if found is not None:
         train_step.load_scaler(found[1]["scaler"])
@@ -161,7 +161,7 @@ def training_loop(
     # Compiled code is made for one number of threads.
     threads = Threads(path / THREADS, step, world.device.type == "cpu" and world.size == 1 and not run.compile)
     with announced("computing the checksum of the data", world.is_main):
-        add_to_record(path, world, lambda: {"data": describe_data(dataset)})
+        record_data(path, world, dataset)
     floors, results = run.task.floors(dataset, evaluated), dict[str, float]()
     interrupts.lost = lambda: describe_stop(path, step)
     with (

@@ -76,6 +76,17 @@ def test_tokens_are_kept_until_something_changes(spec: Corpus, monkeypatch: pyte
     assert words(spec.load(), spec.load().train.fetch(torch.arange(1)).ids)[0] == "other" and len(calls) == 1
 
 
+def test_tokens_of_other_test_files_are_others(spec: Corpus, tmp_path: Path) -> None:
+    """The same files in the same order, of which the second is for training, then for testing."""
+    (tmp_path / "more.txt").write_text("sheep number one sleeps\n\nsheep number two sleeps")
+    first, second = spec.path, str(tmp_path / "more.txt")
+    sizes = []
+    for path, test in ((f"{first},{second}", spec.test), (first, f"{second},{spec.test}")):
+        data = spec.replace(path=path, test=test, packing=False).load()
+        sizes.append(len(data.train))
+    assert sizes[0] > sizes[1]
+
+
 def test_an_interrupted_cache_leaves_nothing(spec: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -17,7 +17,7 @@ from sample_images import encode, scene
 from allmlp.data import shards
 from allmlp.data.dataset import ImageDataset, Split, labels_of
 from allmlp.data.decode import CorruptImage, Decode
-from allmlp.data.shards import ShardImages, Shards, expand_range, find
+from allmlp.data.shards import Shard, ShardImages, Shards, expand_range, find, load_index
 from allmlp.errors import UserError
 
 SMALL = (8, 8)
@@ -225,6 +225,15 @@ def test_json_labels_that_are_none(answer: bytes, tmp_path: Path) -> None:
     (folder / "train-1.tar").write_bytes(tar([("a.jpg", b"?"), ("a.json", answer)]))
     with pytest.raises(UserError, match=r"train-1.tar: no label in a.json"):
         read(folder)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_json_beside_a_class_may_have_anything(order: int, tmp_path: Path) -> None:
+    """As in the shards of img2dataset, where it describes the image; a file without an image is no example."""
+    parts = [("a.jpg", b"?"), ("a.cls", b"2"), ("a.json", b'{"caption": "a cat"}')][::order]
+    (tmp_path / "train.tar").write_bytes(tar([*parts, ("about.json", b'{"version": 1}')]))
+    found = load_index(Shard(str(tmp_path / "train.tar")), "label", str(tmp_path))
+    assert found.labels.tolist() == [2]
 
 
 def test_without_test_shards_a_part_of_every_class_is_held_out(tmp_path: Path) -> None:

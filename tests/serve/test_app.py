@@ -26,7 +26,9 @@ import allmlp
 from allmlp.analysis.attention_maps import attention_maps
 from allmlp.analysis.saliency import occlusion
 from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing, write_preprocessing
-from allmlp.layers import Attention
+from allmlp.data.tokenizer import load_tokenizer
+from allmlp.layers import Attention, ClassifierHead, MeanPool
+from allmlp.models.gmlp import gmlp_text
 from allmlp.serve.app import create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.images import OCCLUSION_SQUARES, ImageService
@@ -580,6 +582,16 @@ def test_invalid_texts(text: tuple[str, Path, TestClient]) -> None:
         response = client.post(path, content=raw, headers={"content-type": "application/json"})
         assert response.status_code in (200, 400, 422), (raw[:20], response.text)
     assert client.post("/predict", content=b"x").status_code == 404
+
+
+def test_causal_model_that_classifies(tmp_path: Path) -> None:
+    folder = text_folder(tmp_path / "model", "classes")
+    causal = gmlp_text(2, 16, 32, seq_len=24, vocab_size=len(load_tokenizer(folder)), causal=True)
+    allmlp.save(allmlp.create(causal.replace(pool=MeanPool(), head=ClassifierHead(len(CLASSES)))), folder)
+    body = {"text": "one two", "text_pair": "three"}
+    with TestClient(create_app({"model": load_service(folder)})) as client:
+        found = client.post("/classify", json=body).json()["predictions"]
+    assert sorted(one["label"] for one in found) == sorted(CLASSES)
 
 
 def test_settings_of_generate(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +124,15 @@ def language() -> Run:
     """A masked language model on the digits."""
     run = small()
     return run.replace(model=gmlp_text(2, 16, 32), task=MaskedLM(), data=Counting(), ema_decay=None)
+
+
+def one_special_token(text: str, file: Path) -> None:
+    """Write a tokenizer as GPT-2 has it: one token begins, ends, separates and pads."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.BPE())
+    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    words.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    options = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": alphabet, "show_progress": False}
+    words.train_from_iterator([text] * 4, tokenizers.trainers.BpeTrainer(vocab_size=300, **options))
+    words.save(str(file))

@@ -23,6 +23,7 @@ from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.forecast import Forecast
 from allmlp.tasks.masked_lm import MaskedLM
+from allmlp.tasks.masked_patches import MaskedPatches
 from allmlp.tasks.task import Losses, StepContext, TaskModule
 from allmlp.train_step import TrainStep
 from tiny import tiny
@@ -51,13 +52,12 @@ def text_task(task: Any, name: str, folder: Path) -> tuple[TaskModule, Any]:
     return task.build(model, data).train(), data
 
 
-def series_task() -> tuple[TaskModule, Any]:
+def series_task(task: Forecast | MaskedPatches) -> tuple[TaskModule, Any]:
     values = np.random.default_rng(0).normal(size=(60, 2))
     values[20:40, 1] = np.nan
     data = build_dataset(
         values, [60], [SplitEnds(40, 50, 60)], ("a", "b"), Frequency(DAY), 8, 4, ids=("",), starts=(0,)
     )
-    task = Forecast()
     model = create(task.configure_model(patchtsmixer(1, 8, 2, 0.0, 0.0, patch_size=4, stride=4), data), seed=0)
     return task.build(model, data).train(), data
 
@@ -66,16 +66,16 @@ def cases(name: str, folder: Path) -> tuple[TaskModule, Any]:
     if name == "images":
         model = create(small().model.configure(drop_path=0.0), num_classes=4, seed=0)
         return Classify().build(model, Blobs().load()).train(), Blobs().load()
-    if name == "series":
-        return series_task()
+    if name in ("series", "patches"):
+        return series_task(Forecast() if name == "series" else MaskedPatches())
     task, model = (CausalLM(), "gmlp_causal_tiny") if name == "causal" else (MaskedLM(), "gmlp_mlm_tiny")
     return text_task(task, model, folder)
 
 
-@pytest.mark.parametrize("name", ["images", "causal", "masked", "series"])
+@pytest.mark.parametrize("name", ["images", "causal", "masked", "series", "patches"])
 def test_micro_batches_are_the_whole_batch(name: str, tmp_path: Path) -> None:
     task, data = cases(name, tmp_path)
-    indices = torch.arange(10)
+    indices = torch.arange(10, 20)
     batch = Batch(0, 0.0, indices, data.train.fetch(indices))
     whole = task.prepare_batch(batch, StepContext(0.5, torch.Generator().manual_seed(0)))
     parts = [*zip(*(tensor.split([3, 3, 3, 1]) for tensor in whole), strict=True)]

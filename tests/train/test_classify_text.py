@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import allmlp
+from allmlp import parallel
 from allmlp import training as loop
+from allmlp.callbacks import Callback
 from allmlp.cli import main
 from allmlp.data.corpus import Corpus
 from allmlp.data.labeled_text import LabeledText
-from allmlp.data.tokenizer import TokenizerConfig, load_tokenizer
+from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig, load_tokenizer
 from allmlp.layers import FirstTokenPool
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp_text
@@ -23,6 +25,8 @@ from allmlp.prediction import open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText, classify_texts
 from allmlp.tasks.masked_lm import MaskedLM
+from train.runs import one_special_token
+from train.test_train import losses
 
 pytest.importorskip("tokenizers")
 GMLP = gmlp_text(2, 32, 64)
@@ -128,15 +132,18 @@ def test_fine_tuning_takes_model_and_tokenizer_from_init_from(folder: Path, tmp_
 
 
 def test_every_test_file_has_its_own_majority(folder: Path, tmp_path: Path) -> None:
-    """Three of four training labels are 1: right for half of the first file, and for a quarter of the second."""
-    files = {"train": "1 1 1 0", "first": "1 0", "second": "0 0 0 1"}
+    """Three of four training labels are 1: right for half of the first file, and for a quarter of the second. Files
+    of one name, up to its first dot, are numbered.
+    """
+    files = {"train": "1 1 1 0", "first": "1 0", "second": "0 0 0 1", "second.more": "1"}
     for name, labels in files.items():
         rows = [f"{name} {number}\t{label}" for number, label in enumerate(labels.split())]
         (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\n" + "\n".join(rows))
-    tests = ",".join(str(tmp_path / f"{name}.tsv") for name in ("first", "second"))
+    tests = ",".join(str(tmp_path / f"{name}.tsv") for name in [*files][1:])
     data = run(folder, "reviews.tsv").data.replace(path=str(tmp_path / "train.tsv"), test=tests, cache=str(tmp_path))
     dataset = data.load()
-    assert ClassifyText().floors(dataset, dataset.test) == {"majority": 0.5, "second_majority": 0.25}
+    floors = ClassifyText().floors(dataset, dataset.test)
+    assert floors == {"majority": 0.5, "second_majority": 0.25, "second_2_majority": 1.0}
 
 
 @pytest.mark.parametrize("mask_padding", [True, False])
@@ -156,3 +163,77 @@ def test_predictions_read_padding_as_the_training_did(folder: Path, tmp_path: Pa
     torch.testing.assert_close(found.probabilities([(text, "") for text in texts]), wanted)
     features = model.head(found.embed([(texts[0], "")]).clone())  # type: ignore[operator]
     torch.testing.assert_close(features.softmax(1).detach(), wanted[:1])
+
+
+def test_predictions_of_pairs_with_one_token_for_every_special_one(folder: Path, tmp_path: Path) -> None:
+    """The tokenizers of GPT-2 have no padding token: the one that ends a text also separates texts and fills rows."""
+    one_special_token((folder / "pairs.tsv").read_text(), tmp_path / "tokenizer.json")
+    data = run(folder, "pairs.tsv").data.replace(tokenizer=TokenizerConfig(path=str(tmp_path)))
+    dataset, task = data.load(), ClassifyText(dropout=0.0)
+    model = allmlp.create(task.configure_model(gmlp_text(2, 32, 64, causal=True), dataset)).eval()
+    ids, segments, _, _ = dataset.test.fetch(torch.arange(4))
+    ids, segments = ids.long(), segments.long()
+    wanted = task.build(model, dataset).eval().logits(model, ids, segments).softmax(1).detach()  # type: ignore[operator]
+    pairs = [row.split("\t")[:2] for row in (folder / "pairs.tsv").read_text().splitlines()[1:5]]
+    found = classify_texts(model, dataset.tokenizer, [(first, second) for first, second in pairs])
+    torch.testing.assert_close(found, wanted)
+    seen = torch.arange(ids.shape[1]) < torch.tensor(
+        [[3 + sum(map(len, dataset.tokenizer.encode(pair)))] for pair in pairs]
+    )
+    torch.testing.assert_close(model(ids, seen).softmax(1).detach(), wanted)
+
+
+class StopAfterSaving(Callback):
+    def on_save(self, step: int, folder: Path) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_keeps_its_tokenizer(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the cache has another one, because it was trained again on another machine."""
+    (tmp_path / "reviews.tsv").write_text((folder / "reviews.tsv").read_text())
+    wanted = run(tmp_path, "reviews.tsv", steps=10, save_every=5, log_every=1)
+    loop.train(wanted, tmp_path / "whole", "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(wanted, tmp_path / "resumed", "cpu", [StopAfterSaving()])
+    for file in (tmp_path / "tokenizers").glob("*.json"):
+        record = json.loads(file.read_text())
+        words = {word: number for word, number in record["model"]["vocab"].items() if word not in SPECIAL_TOKENS}
+        record["model"]["vocab"] |= dict(zip(words, reversed(words.values())))
+        file.write_text(json.dumps(record))
+    assert wanted.data.load().tokenizer != load_tokenizer(tmp_path / "whole")
+    loop.train(wanted, tmp_path / "resumed", "cpu")
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole") and not caplog.text
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "tokenizer.json").write_text(wanted.data.load().tokenizer.to_json())
+    record = json.loads((tmp_path / "resumed" / "run.json").read_text())
+    record["run"]["data"]["tokenizer"]["path"] = str(given)
+    (tmp_path / "resumed" / "run.json").write_text(json.dumps(record))
+    other = wanted.replace(data=wanted.data.replace(tokenizer=wanted.data.tokenizer.replace(path=str(given))))
+    with pytest.raises(allmlp.UserError, match="is no longer the one"):
+        loop.train(other, tmp_path / "resumed", "cpu")
+
+
+def test_a_resumed_run_tells_that_its_data_have_changed(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "reviews.tsv").write_text((folder / "reviews.tsv").read_text())
+    wanted = run(tmp_path, "reviews.tsv", steps=10, save_every=5)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(wanted, tmp_path / "run", "cpu", [StopAfterSaving()])
+    with open(tmp_path / "reviews.tsv", "a") as table:
+        table.write("\nthe cake was good\t1")
+    loop.train(wanted, tmp_path / "run", "cpu")
+    assert "the data have changed since the run began: examples were 10 train, 10 test, and are 11" in caplog.text
+
+
+def test_nodes_with_different_tokenizers_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def from_another_node(world: parallel.World, value: Any) -> Any:
+        return "another" if isinstance(value, str) else value
+
+    monkeypatch.setattr(parallel.World, "broadcast", from_another_node)
+    with pytest.raises(allmlp.UserError, match=r"set data.cache to a folder that all nodes share"):
+        loop.train(run(folder, "reviews.tsv", steps=1), tmp_path, "cpu")

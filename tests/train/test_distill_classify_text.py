@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import allmlp
 from allmlp import training as loop
 from allmlp.data.labeled_text import LabeledText
+from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.head_init import HeadInit
 from allmlp.models.bert import bert
@@ -18,6 +20,7 @@ from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
+from allmlp.tasks.distill import distillation_loss
 from allmlp.tasks.distill_classify_text import DistillClassifyText, DistillClassifyTextModule
 
 pytest.importorskip("tokenizers")
@@ -93,6 +96,26 @@ def test_loss_matches_its_equation(distillation_type: Any, data: LabeledText, te
     assert float(module.compute_loss(ids, segments, labels).total.detach()) == pytest.approx(
         float(wanted.detach()), rel=1e-5
     )
+
+
+def test_a_teacher_that_was_trained_to_read_padding_reads_it(data: LabeledText, teacher: Path, tmp_path: Path) -> None:
+    reads_padding = shutil.copytree(teacher, tmp_path / "teacher")
+    known = read_preprocessing(reads_padding)
+    assert isinstance(known, TextPreprocessing)
+    write_preprocessing(reads_padding, known.replace(mask_padding=False))
+    dataset, spec = data.load(), DistillClassifyText(str(reads_padding), ClassifyText(dropout=0.0), alpha=1.0)
+    model = allmlp.create(spec.configure_model(gmlp_text(2, 16, 32), dataset), seed=1)
+    ids, segments, labels, _ = dataset.train.fetch(torch.arange(6))
+    ids, segments = ids.long(), segments.long()
+    module = spec.build(model, dataset)
+    y = allmlp.load(teacher)(ids, segments=segments)
+    z = model(ids, ids != dataset.tokenizer.pad_token_id)
+    wanted = distillation_loss(z, y, "soft", spec.temperature)
+    found = module.compute_loss(ids, segments, labels).total
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+    shorter = data.replace(seq_len=LENGTH - 1).load()
+    with pytest.raises(allmlp.UserError, match="reads 12 tokens, padding included, the rows have 11"):
+        spec.build(model, shorter)
 
 
 def test_unlabeled_sentences_have_the_loss_of_the_teacher_only(

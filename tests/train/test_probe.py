@@ -44,6 +44,16 @@ def test_knn_at_a_low_temperature() -> None:
         KnnEval(temperature=0)
 
 
+def test_knn_is_not_rounded_by_autocast() -> None:
+    """Features of one model are alike: in bfloat16 most of these cosines would be equal."""
+    bank, queries = (F.normalize(5 + torch.randn(n, 16, generator=torch.Generator().manual_seed(n))) for n in (200, 20))
+    labels = torch.arange(200) % 7
+    expected = knn_scores(queries, bank, labels, num_classes=7, k=5, temperature=0.07)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = knn_scores(queries, bank, labels, num_classes=7, k=5, temperature=0.07)
+    assert torch.equal(found, expected)
+
+
 def test_bank_is_evenly_spaced() -> None:
     split = InMemory(torch.arange(100).view(-1, 1, 1, 1), torch.arange(100))
     assert subsample(split, 5).fetch(torch.arange(5)).labels.tolist() == [0, 24, 49, 74, 99]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import allmlp
 from allmlp import training as loop
+from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.data.sampler import eval_batches
 from allmlp.data.squad import Squad, WindowConfig
 from allmlp.data.tokenizer import SPECIAL_TOKENS, Tokenizer, TokenizerConfig, load_tokenizer
@@ -34,7 +36,8 @@ from allmlp.tasks.question_answering import (
 )
 from allmlp.tasks.word_overlap import best_answer, best_sentence
 from allmlp.weights.bundled import model_path
-from train.runs import Blobs, small
+from tiny import randomize
+from train.runs import Blobs, one_special_token, small
 
 WORDS = ["who", "marks", "x", "far", "near", "sun", "moon", "tree", "river", "stone", "bird", "fish", "rain", "snow"]
 CONTENT = WORDS[3:]
@@ -282,6 +285,17 @@ def test_answers_without_a_model(question: str, sentence: str, answer: str) -> N
     assert best_sentence(question, CONTEXT) == sentence and best_answer(question, CONTEXT) == answer
 
 
+def test_one_token_for_every_special_one(tmp_path: Path) -> None:
+    """With the tokenizers of GPT-2, [CLS], the answer of windows without one, is not padding."""
+    one_special_token(" ".join(WORDS), tmp_path / "tokenizer.json")
+    data = toy(tmp_path, examples=20).replace(tokenizer=TokenizerConfig(path=str(tmp_path / "tokenizer.json")))
+    data = data.replace(seq_len=24, doc_stride=8)
+    assert 0 in data.load().train.fetch(torch.arange(20)).start
+    result = loop.train(run_of(data, budget=Budget(steps=2)), tmp_path / "run", "cpu")
+    found = open_predictor(tmp_path / "run", device="cpu").predict([("who x", "far x near sun")])
+    assert result["f1"] >= 0 and found[0][0][0].label
+
+
 # --- a teacher --------------------------------------------------------------------------------------------------
 
 
@@ -294,14 +308,25 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> tuple[Squad, Path]:
     return data, folder / "run"
 
 
-def test_distillation_loss_matches_its_equation(teacher: tuple[Squad, Path]) -> None:
-    data, folder = teacher
+@pytest.mark.parametrize("mask_padding", [True, False])
+def test_distillation_loss_matches_its_equation(
+    teacher: tuple[Squad, Path], mask_padding: bool, tmp_path: Path
+) -> None:
+    """Also of a teacher that was trained to read padding."""
+    data, folder = teacher[0], shutil.copytree(teacher[1], tmp_path / "teacher")
+    known = read_preprocessing(folder)
+    assert isinstance(known, TextPreprocessing)
+    confident = allmlp.load(folder)
+    randomize(confident, spread=0.5)
+    allmlp.save(confident, folder)
+    write_preprocessing(folder, known.replace(mask_padding=mask_padding))
     dataset, spec = data.load(), DistillQuestionAnswering(str(folder), alpha=0.3, temperature=3.0)
     model, _ = reader(data)
     module = spec.build(model, dataset)
     batch = dataset.train.fetch(torch.arange(8))
     ids, segments = batch.ids.long(), batch.segments.long()
-    student, large = model(ids, ids != 0), allmlp.load(folder)(ids, ids != 0, segments=segments)
+    student = model(ids, ids != 0)
+    large = allmlp.load(folder)(ids, (ids != 0) if mask_padding else None, segments=segments)
     wanted = []
     for number in range(8):
         real = ids[number] != dataset.tokenizer.pad_token_id

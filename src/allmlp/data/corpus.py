@@ -83,6 +83,8 @@ class Corpus(TextData):
         files, left = leave_out(find_files(self.path), self.path)
         tests, more = leave_out(find_files(self.test), self.test) if self.test else ([], [])
         stamps = [f"{file} {stamp(file)}" for file in (*files, *tests)]
+        if len(tests) > 1:  # not with one, so that tokens cached by earlier versions are found
+            stamps.append(f"{len(tests)} for testing")
         found = load_corpus(
             self,
             stamps,

@@ -6,7 +6,6 @@ import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -31,7 +30,7 @@ from allmlp.data.columns import (
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import group_by_keys, overlap_notes, plural, single_example_note, split_by_group
-from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table
+from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table, test_names
 from allmlp.data.text_files import detect_encoding, find_files, open_file
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean
@@ -182,7 +181,7 @@ class LabeledText(TextData):
             tokenizer,
             self.seq_len,
             classes,
-            test_names=tuple(Path(file).name.partition(".")[0] for file, _ in tests),
+            test_names=test_names([file for file, _ in tests]),
             groups=torch.tensor(text_groups(train)),
             unlabeled=len(unlabeled),
             validation=encode([validation], tokenizer, self.seq_len, classes) if validation else None,

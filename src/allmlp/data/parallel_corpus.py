@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from allmlp.data.columns import named_column
 from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import group_by_keys, split_by_group
-from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix
+from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix, test_names
 from allmlp.data.text_files import detect_encoding, exists, find_files, open_file, split_commas
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
@@ -179,7 +178,7 @@ class ParallelCorpus(TextData):
 def test_sets(tests: list[tuple[str, list[tuple[str, str]]]], first: int) -> tuple[tuple[str, int], ...]:
     """Names of the test files, and the index of the first pair of each."""
     starts = accumulate((len(pairs) for _, pairs in tests), initial=first)
-    return tuple((Path(path).name.partition(".")[0], start) for (path, _), start in zip(tests, starts))
+    return tuple(zip(test_names([path for path, _ in tests]), starts))
 
 
 def numbered(first: int, count: int) -> Tensor:

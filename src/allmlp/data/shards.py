@@ -41,7 +41,7 @@ CLASS_NAMES = "classes.txt"
 
 
 class Shards(Data):
-    """Shards with key.jpg (.png, .webp, ...) and key.cls, or key.json with an integer at `label_key`.
+    """Shards with key.jpg (.png, .webp, ...) and key.cls, or else key.json with an integer at `label_key`.
 
     `path` and `test` are folders, files, patterns (*, ?) or ranges ({0000..0099}), local or URLs, separated by commas.
     Without `test`, shards whose names start with test are for testing, and those with val for validation, or else for
@@ -318,7 +318,7 @@ def open_tar(shard: Shard) -> Iterator[tarfile.TarFile]:
 
 def scan(shard: Shard, label: str) -> ShardIndex:
     """Read a shard's headers and labels."""
-    samples: dict[str, dict[str, tuple[int, int] | int]] = {}
+    samples: dict[str, dict[str, Any]] = {}
     try:
         with open_tar(shard) as tar:
             for member in tar:
@@ -332,13 +332,18 @@ def scan(shard: Shard, label: str) -> ShardIndex:
                     sample["image"] = member.offset_data, member.size
                 elif suffix in (".cls", ".json"):
                     source = tar.extractfile(member)
-                    sample["label"] = read_label(source.read(2**24) if source else b"", suffix, label, shard, member)
+                    sample[suffix] = read_label(source.read(2**24) if source else b"", suffix, label, shard, member)
     except UserError:
         raise
     except Exception as reason:  # tarfile and file systems raise many types
         hint = "; compressed shards have no random access: decompress it" if "gz" in str(shard) else ""
         raise UserError(f"{shard} is damaged or not a tar file: {one_line(reason)}{hint}") from reason
-    rows = [(*sample["image"], sample["label"]) for sample in samples.values() if len(sample) == 2]  # type: ignore[misc]
+    labeled = [sample for sample in samples.values() if "image" in sample and len(sample) > 1]
+    # Beside key.cls, key.json may have anything.
+    rows = [(*sample["image"], sample.get(".cls", sample.get(".json"))) for sample in labeled]
+    for *_, found in rows:
+        if isinstance(found, UserError):
+            raise found
     if not rows:
         raise UserError(f"{shard} has no labeled images: it needs key.jpg and key.cls or key.json")
     return ShardIndex(*np.array(rows, dtype=np.int64).T.copy())
@@ -351,11 +356,12 @@ def split_name(name: str) -> tuple[str, str]:
     return f"{folder}/{key}", os.path.splitext(file)[1].lower() if dot and key else ""
 
 
-def read_label(data: bytes, suffix: str, name: str, shard: Shard, member: tarfile.TarInfo) -> int:
+def read_label(data: bytes, suffix: str, name: str, shard: Shard, member: tarfile.TarInfo) -> int | UserError:
+    """A label, or what is wrong with it."""
     try:
         value = int(data) if suffix == ".cls" else json.loads(data)[name]
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_CLASSES:
             return value
         raise ValueError(f"{value!r} is not a class index")
     except (ValueError, KeyError, TypeError, RecursionError) as reason:
-        raise UserError(f"{shard}: no label in {member.name}: {type(reason).__name__} {one_line(reason)}") from None
+        return UserError(f"{shard}: no label in {member.name}: {type(reason).__name__} {one_line(reason)}")

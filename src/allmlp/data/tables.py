@@ -261,6 +261,12 @@ def unique(names: Sequence[str]) -> Iterator[str]:
         yield own
 
 
+def test_names(files: Sequence[str]) -> tuple[str, ...]:
+    """Names of test files, up to the first dot. Metrics of the first have no name, those of the others differ."""
+    first, *others = (Path(file).name.partition(".")[0] for file in files)
+    return first, *unique(others)
+
+
 # --- JSON -----------------------------------------------------------------------------------------------
 
 

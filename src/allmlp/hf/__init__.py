@@ -184,7 +184,7 @@ def make_tokenizer(path: Path, spec: Any) -> Any:
     if not isinstance(encoder, Encoder) or not isinstance(encoder.stem, TokenEmbed):
         raise UserError(f"the model in {path} reads {spec.input_spec}, not text")
     tokenizers = require("tokenizers", "text")
-    causal = isinstance(spec, Encoder) and spec.block.causal
+    continues = head_task(spec) == "text-generation"  # a causal model may also classify or answer questions
     # Tokens of Llama and GPT-2 have other names, and there is no mask token.
     start, end, unknown, pad = map(
         known.id_to_token, (known.cls_token_id, known.sep_token_id, known.unk_token_id, known.pad_token_id)
@@ -192,7 +192,7 @@ def make_tokenizer(path: Path, spec: Any) -> Any:
     single = f"$A {end}" if isinstance(spec, EncoderDecoder) else f"{start} $A {end}"
     backend = tokenizers.Tokenizer.from_str(known.to_json())
     backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{start} $A" if causal else single,
+        single=f"{start} $A" if continues else single,
         pair=f"{start} $A {end} $B:1 {end}:1",
         special_tokens=[*{start: known.cls_token_id, end: known.sep_token_id}.items()],
     )
@@ -200,7 +200,7 @@ def make_tokenizer(path: Path, spec: Any) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=encoder.stem.tokens,
-        padding_side="left" if causal else "right",
+        padding_side="left" if continues else "right",
         model_input_names=["input_ids", *segments, "attention_mask"],
         bos_token=start,
         eos_token=end,

@@ -313,7 +313,7 @@ class TextPredictor:
         ids, segments = encode_pairs(model, self.tokenizer, pairs, masked)
         stem = model.spec.stem
         has_segments = isinstance(stem, TokenEmbed) and stem.segments is not None
-        mask = (ids != self.tokenizer.pad_token_id) if masked else None
+        mask = ~self.tokenizer.padding(ids) if masked else None
         return {"x": ids, "mask": mask} | ({"segments": segments} if has_segments else {})
 
     @torch.inference_mode()
@@ -324,7 +324,7 @@ class TextPredictor:
         features, mask = model.forward_features(**batch), batch["mask"]
         if model.pool is not None:
             return model.pool(features, mask).float()
-        mask = batch["x"] != self.tokenizer.pad_token_id
+        mask = ~self.tokenizer.padding(batch["x"])
         weight = mask[:, :, None].to(features.dtype)
         return ((features * weight).sum(1) / weight.sum(1)).float()
 

@@ -68,7 +68,8 @@ class TextService:
     def __init__(self, predictor: TextPredictor) -> None:
         self.predictor, self.model, self.tokenizer = predictor, predictor.original, predictor.tokenizer
         self.class_names = predictor.labels
-        self.endpoint: Endpoint = "generate" if predictor.causal else ENDPOINTS[predictor.task]
+        generates = predictor.causal and predictor.task == "text"  # a causal model may also have learned to classify
+        self.endpoint: Endpoint = "generate" if generates else ENDPOINTS[predictor.task]
         if self.endpoint == "classify":
             self.classify([("a", "")])  # raises UserError if the outputs cannot be those of a classifier
 

@@ -74,7 +74,7 @@ class ClassifyTextModule(TaskModule):
     def __init__(self, spec: ClassifyText, model: Model, dataset: LabeledTextDataset) -> None:
         super().__init__()
         self.spec, self.model, self.split_names = spec, model, dataset.test_names
-        self.pad_token_id = dataset.tokenizer.pad_token_id
+        self.tokenizer = dataset.tokenizer
         weights = balanced_weights(dataset, len(dataset.class_names), spec.class_balance)
         self.register_buffer("class_weights", weights, persistent=False)
 
@@ -95,7 +95,7 @@ class ClassifyTextModule(TaskModule):
         return Losses(loss, {"accuracy": (logits.argmax(1) == labels).float().mean()})
 
     def logits(self, model: Model, ids: Tensor, segments: Tensor) -> Tensor:
-        return class_logits(model, ids, segments, (ids != self.pad_token_id) if self.spec.mask_padding else None)
+        return class_logits(model, ids, segments, ~self.tokenizer.padding(ids) if self.spec.mask_padding else None)
 
     def evaluate(self, model: Model, batches: Iterable[LabeledTextBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         names = ["accuracy", *(f"{name}_accuracy" for name in self.split_names[1:])]
@@ -125,7 +125,7 @@ def encode_pairs(
     firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
     rows = [join_pair(a, b, tokenizer, model.spec.stem.tokens) for a, b in zip(firsts, seconds)]
     ids, segments = (torch.tensor([row[side] for row in rows], device=model.device) for side in (0, 1))
-    width = int((ids != tokenizer.pad_token_id).sum(1).max()) if mask_padding else ids.shape[1]
+    width = int((~tokenizer.padding(ids)).sum(1).max()) if mask_padding else ids.shape[1]
     return ids[:, :width], segments[:, :width]
 
 
@@ -138,6 +138,6 @@ def classify_texts(
     if not pooled or not isinstance(spec.head, ClassifierHead):
         raise UserError("the model does not classify text")
     ids, segments = encode_pairs(model, tokenizer, texts, mask_padding)
-    mask = (ids != tokenizer.pad_token_id) if mask_padding else None
+    mask = ~tokenizer.padding(ids) if mask_padding else None
     with torch.inference_mode():
         return class_logits(model, ids, segments, mask).softmax(1)

@@ -18,7 +18,7 @@ from allmlp.models.model import Model
 from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.classify_text import ClassifyText, ClassifyTextModule, class_logits
 from allmlp.tasks.distill import distillation_loss
-from allmlp.tasks.distill_masked_lm import load_text_teacher
+from allmlp.tasks.distill_masked_lm import FrozenTeacher, load_text_teacher
 from allmlp.tasks.task import DistillationTask, Losses, TaskModule
 
 
@@ -60,7 +60,7 @@ class DistillClassifyText(DistillationTask):
         return ClassifyTextModule(self.classify, model, dataset)  # `build` refuses texts without a label
 
 
-def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.device) -> Model:
+def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.device) -> FrozenTeacher:
     """Load a frozen teacher and check that its classes and tokenizer are those of the data."""
     path = expand_user(name)
     preprocessing = read_preprocessing(path)
@@ -71,24 +71,26 @@ def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.d
             f"the teacher {name} has the classes {', '.join(preprocessing.class_names)}, the data have "
             f"{', '.join(dataset.class_names)}"
         )
-    return load_text_teacher(path, preprocessing.seq_len, dataset, device)
+    return load_text_teacher(path, preprocessing, dataset, device)
 
 
 class DistillClassifyTextModule(ClassifyTextModule):
-    def __init__(self, spec: DistillClassifyText, model: Model, dataset: LabeledTextDataset, teacher: Model) -> None:
+    def __init__(
+        self, spec: DistillClassifyText, model: Model, dataset: LabeledTextDataset, teacher: FrozenTeacher
+    ) -> None:
         super().__init__(spec.classify, model, dataset)
-        # The tuple prevents registration as a submodule, which would put the teacher into optimizer and checkpoint.
-        self.distill, self.teacher = spec, (teacher,)
+        self.distill, self.teacher = spec, teacher
 
     @property
     def flops(self) -> int:
-        return super().flops + 2 * measure(self.teacher[0].spec).macs
+        return super().flops + 2 * measure(self.teacher.model.spec).macs
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
         ids, segments, labels = inputs
         logits = self.logits(self.model, ids, segments)
         with torch.no_grad():
-            teacher_logits = class_logits(self.teacher[0], ids, segments, ids != self.pad_token_id)
+            mask = ~self.tokenizer.padding(ids) if self.teacher.mask_padding else None
+            teacher_logits = class_logits(self.teacher.model, ids, segments, mask)
         labeled = (labels != UNLABELED).sum().clamp(min=1)
         smoothing = self.spec.label_smoothing
         loss = torch.lerp(

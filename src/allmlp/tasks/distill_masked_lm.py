@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Dataset
 from allmlp.data.labeled_text import LabeledTextDataset
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.squad import SquadDataset
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError
@@ -102,17 +103,30 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
         raise UserError(f"{path} has another vocabulary than the data: set data.tokenizer.path={path}")
 
 
+class FrozenTeacher(NamedTuple):
+    """A tuple, so that the model is not registered as a submodule and not part of optimizer and checkpoint."""
+
+    model: Model
+    mask_padding: bool
+    """Whether the teacher was trained with masked padding."""
+
+
 def load_text_teacher(
-    path: Path, seq_len: int, dataset: LabeledTextDataset | SquadDataset, device: torch.device, rows: str = "rows"
-) -> Model:
-    """Load a frozen teacher that reads `seq_len` tokens, and check that it can read the `rows` of the data."""
+    path: Path,
+    preprocessing: TextPreprocessing,
+    dataset: LabeledTextDataset | SquadDataset,
+    device: torch.device,
+    rows: str = "rows",
+) -> FrozenTeacher:
+    """Load a frozen teacher, and check that it can read the `rows` of the data."""
     check_tokenizer(path, dataset.tokenizer)
-    if seq_len < dataset.seq_len:
+    seq_len, masks = preprocessing.seq_len, preprocessing.mask_padding
+    if seq_len < dataset.seq_len or (seq_len > dataset.seq_len and not masks):
         raise UserError(
-            f"the teacher {path} reads {seq_len} tokens, the {rows} have {dataset.seq_len}: "
-            f"set data.seq_len={seq_len} or less"
+            f"the teacher {path} reads {seq_len} tokens{'' if masks else ', padding included'}, the {rows} have "
+            f"{dataset.seq_len}: set data.seq_len={seq_len}{' or less' if masks else ''}"
         )
-    return folder.load(path, device=device).requires_grad_(False)
+    return FrozenTeacher(folder.load(path, device=device).requires_grad_(False), masks)
 
 
 class DistillMaskedLMModule(MaskedLMModule):

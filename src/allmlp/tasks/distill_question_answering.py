@@ -16,7 +16,7 @@ from allmlp.models.cost import measure
 from allmlp.models.model import Model
 from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.distill import distillation_loss
-from allmlp.tasks.distill_masked_lm import load_text_teacher
+from allmlp.tasks.distill_masked_lm import FrozenTeacher, load_text_teacher
 from allmlp.tasks.question_answering import QuestionAnswering, QuestionAnsweringModule, span_logits, span_loss
 from allmlp.tasks.task import DistillationTask, Losses, TaskModule
 
@@ -52,7 +52,7 @@ class DistillQuestionAnswering(DistillationTask):
         return DistillQuestionAnsweringModule(self, model, dataset, load_teacher(self.teacher, dataset, model.device))
 
 
-def load_teacher(name: str, dataset: SquadDataset, device: torch.device) -> Model:
+def load_teacher(name: str, dataset: SquadDataset, device: torch.device) -> FrozenTeacher:
     """Load a frozen teacher and check that it answers questions about the windows of the data."""
     path = expand_user(name)
     preprocessing = read_preprocessing(path)
@@ -60,24 +60,25 @@ def load_teacher(name: str, dataset: SquadDataset, device: torch.device) -> Mode
         raise UserError(
             f"the teacher {name} does not answer questions: train one first, for example allmlp train squad1"
         )
-    return load_text_teacher(path, preprocessing.seq_len, dataset, device, "windows")
+    return load_text_teacher(path, preprocessing, dataset, device, "windows")
 
 
 class DistillQuestionAnsweringModule(QuestionAnsweringModule):
-    def __init__(self, spec: DistillQuestionAnswering, model: Model, dataset: SquadDataset, teacher: Model) -> None:
+    def __init__(
+        self, spec: DistillQuestionAnswering, model: Model, dataset: SquadDataset, teacher: FrozenTeacher
+    ) -> None:
         super().__init__(spec.answer, model, dataset)
-        # The tuple prevents registration as a submodule, which would put the teacher into optimizer and checkpoint.
-        self.distill, self.teacher = spec, (teacher,)
+        self.distill, self.teacher = spec, teacher
 
     @property
     def flops(self) -> int:
-        return super().flops + 2 * measure(self.teacher[0].spec).macs
+        return super().flops + 2 * measure(self.teacher.model.spec).macs
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
         ids, segments, first, last = inputs
         logits = self.logits(self.model, ids, segments)
         with torch.no_grad():
-            targets = span_logits(self.teacher[0], ids, segments, self.pad_token_id)
+            targets = span_logits(self.teacher.model, ids, segments, self.tokenizer, self.teacher.mask_padding)
         temperature = self.distill.temperature
         divergence = [
             distillation_loss(own.clamp(min=PADDING), other.clamp(min=PADDING), "soft", temperature)

@@ -64,16 +64,26 @@ class MaskedPatchesModule(TaskModule):
         loss, count = self.errors(self.model, *inputs)
         return Losses(loss / count.clamp(min=1), {})
 
+    def loss_weight(self, *inputs: Tensor) -> int | Tensor:
+        past, uniforms = inputs
+        return self.counted(past, self.hidden(uniforms)).sum() if self.has_gaps else len(past)
+
+    def hidden(self, uniforms: Tensor) -> Tensor:
+        """Whether each patch is masked, b s."""
+        return uniforms.argsort(1).argsort(1) < self.count
+
+    def counted(self, past: Tensor, hidden: Tensor) -> Tensor:
+        """Whether each value of a patch is masked and was observed, b v s p."""
+        assert isinstance(self.model.stem, SeriesPatchesLayer)
+        return hidden[:, None, :, None] & self.model.stem.split_patches(past.isfinite())
+
     def errors(self, model: Model, past: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of squared errors over the masked values that were observed, and their number."""
         assert isinstance(model, SeriesEncoderModel) and isinstance(model.stem, SeriesPatchesLayer)
-        mask = past.isfinite() if self.has_gaps else None
-        hidden = uniforms.argsort(1).argsort(1) < self.count  # b s
+        mask, hidden = past.isfinite() if self.has_gaps else None, self.hidden(uniforms)
         output = model(past, mask, hidden[:, None].expand(-1, past.shape[2], -1)).float()
         target = model.stem.split_patches(model.normalize(past, mask)[0])
-        counted = hidden[:, None, :, None].expand_as(target)
-        if mask is not None:
-            counted = counted & model.stem.split_patches(mask)
+        counted = self.counted(past, hidden)
         return torch.where(counted, output - target, 0).square().sum(), counted.sum()
 
     def evaluate(self, model: Model, batches: Iterable[SeriesBatch]) -> dict[str, tuple[Tensor, Tensor]]:

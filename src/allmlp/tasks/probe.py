@@ -102,7 +102,9 @@ def knn_scores(queries: Tensor, bank: Tensor, labels: Tensor, num_classes: int, 
     """Class scores, b num_classes, relative to the weight of the nearest neighbor, to avoid overflow at low
     temperatures; queries and bank have norm 1.
     """
-    nearest = (queries @ bank.T).topk(min(k, len(bank)), dim=1)
+    # Autocast would round cosines near 1, which most are, to eight bits.
+    with torch.autocast(queries.device.type, enabled=False):
+        nearest = (queries @ bank.T).topk(min(k, len(bank)), dim=1)
     scores = torch.zeros(len(queries), num_classes, device=queries.device)
     weights = ((nearest.values - nearest.values[:, :1]) / temperature).exp()
     return scores.scatter_add_(1, labels[nearest.indices], weights)

@@ -89,7 +89,7 @@ class QuestionAnsweringModule(TaskModule):
     def __init__(self, spec: QuestionAnswering, model: Model, dataset: SquadDataset) -> None:
         super().__init__()
         check_qa_model(model, dataset.tokenizer, dataset.seq_len)
-        self.spec, self.model, self.pad_token_id = spec, model, dataset.tokenizer.pad_token_id
+        self.spec, self.model, self.tokenizer = spec, model, dataset.tokenizer
         self.windows, self.questions = dataset.windows, dataset.test_questions
         self.version_2 = any(not question.answers for question in dataset.test_questions)
         """Whether some test questions have no answer."""
@@ -107,7 +107,7 @@ class QuestionAnsweringModule(TaskModule):
         return span_loss(*self.logits(self.model, ids, segments), first, last)
 
     def logits(self, model: Model, ids: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
-        return span_logits(model, ids, segments, self.pad_token_id, self.spec.mask_padding)
+        return span_logits(model, ids, segments, self.tokenizer, self.spec.mask_padding)
 
     def evaluate(self, model: Model, batches: Iterable[SquadEvalBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         rows = [score for batch in batches for score in self.score_questions(model, batch)]
@@ -129,7 +129,7 @@ class QuestionAnsweringModule(TaskModule):
 
     def score_questions(self, model: Model, batch: SquadEvalBatch) -> list[QuestionScore]:
         """Score the best non-empty prediction of each question, and the empty one."""
-        predictions = predict_spans(self.spec, model, batch, self.pad_token_id, n_best_size=1)
+        predictions = predict_spans(self.spec, model, batch, self.tokenizer, n_best_size=1)
         columns = (part.tolist() for part in (batch.question_index, *predictions))
         scores = []
         for number, (logit,), (position,), null_logit in zip(*columns):
@@ -183,10 +183,10 @@ def check_qa_model(model: Model, tokenizer: Tokenizer, seq_len: int) -> None:
 
 
 def span_logits(
-    model: Model, ids: Tensor, segments: Tensor, pad_token_id: int, mask_padding: bool = True
+    model: Model, ids: Tensor, segments: Tensor, tokenizer: Tokenizer, mask_padding: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Logits of the first and the last token of the answer, n s each; -inf at padding."""
-    real = ids != pad_token_id
+    real = ~tokenizer.padding(ids)
     mask = real if mask_padding else None
     options = {"segments": segments} if (model.spec.stem.segments or 0) > 1 else {}
     # Call the whole model, not its parts: FSDP gathers weights in the module's own forward.
@@ -214,12 +214,12 @@ class SpanPredictions(NamedTuple):
 
 
 def predict_spans(
-    spec: QuestionAnswering, model: Model, batch: SquadEvalBatch, pad_token_id: int, n_best_size: int
+    spec: QuestionAnswering, model: Model, batch: SquadEvalBatch, tokenizer: Tokenizer, n_best_size: int
 ) -> SpanPredictions:
     """The best spans over all windows of each question."""
-    real = (batch.ids != pad_token_id).any(2)  # b w
+    real = (batch.ids != tokenizer.pad_token_id).any(2)  # b w
     ids, segments = batch.ids[real].long(), batch.segments[real].long()
-    start, end = span_logits(model, ids, segments, pad_token_id, spec.mask_padding)
+    start, end = span_logits(model, ids, segments, tokenizer, spec.mask_padding)
     null_score = start.new_full(real.shape, torch.inf)
     null_score[real] = start[:, 0] + end[:, 0]
     start = start.masked_fill(~batch.starts[real], -torch.inf)
@@ -287,7 +287,7 @@ def answer_question(
     words = replace_pad(tokenizer.encode([clean(question)])[0][: windows.max_query_length], tokenizer)
     encoded = TokenizedQuestion(words, tokenize_context(clean(context), tokenizer))
     batch = SquadEvalBatch(*(tensor.to(model.device) for tensor in eval_batch([encoded], tokenizer, windows)))
-    predictions = predict_spans(spec, model, batch, tokenizer.pad_token_id, spec.n_best_size)
+    predictions = predict_spans(spec, model, batch, tokenizer, spec.n_best_size)
     scored = [
         (score, span_text(encoded, windows, position))
         for score, position in zip(predictions.scores[0].tolist(), predictions.positions[0].tolist())

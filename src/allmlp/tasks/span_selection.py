@@ -156,7 +156,7 @@ class SpanSelectionModule(TaskModule):
     def __init__(self, spec: SpanSelection, model: Model, dataset: PassageDataset) -> None:
         super().__init__()
         self.spec, self.model, self.seq_len = spec, model, dataset.seq_len
-        self.vocab = SpanVocab(dataset.tokenizer, model.device)
+        self.tokenizer, self.vocab = dataset.tokenizer, SpanVocab(dataset.tokenizer, model.device)
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -176,7 +176,7 @@ class SpanSelectionModule(TaskModule):
 
     def score(self, model: Model, batch: SpanBatch) -> tuple[Tensor, Tensor]:
         """Loss and correctness of every row, b."""
-        logits = span_logits(model, batch.ids, batch.segments, self.vocab.pad_token_id, self.spec.mask_padding)
+        logits = span_logits(model, batch.ids, batch.segments, self.tokenizer, self.spec.mask_padding)
         loss, correct = torch.zeros_like(batch.weights), batch.weights > 0
         for scores, answers in zip(logits, (batch.starts, batch.ends), strict=True):
             right = scores.masked_fill(~answers, -torch.inf).logsumexp(1)
