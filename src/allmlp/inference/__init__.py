@@ -21,7 +21,7 @@ from allmlp.models.grid import DynamicEncoderModel
 from allmlp.models.model import Model
 from allmlp.models.series_encoder import SeriesEncoderModel
 
-SMALL_MACS = 10**9
+SMALL_MACS = 5 * 10**9
 log = logging.getLogger(__name__)
 
 
@@ -41,8 +41,8 @@ def fast(
     PyTorch.
 
     `batch_size` is the usual number of examples in a call (default: 1 on a CPU, else 64); all others work too. On a CPU
-    it decides: a small model, of less than a billion multiply-adds, runs in ONNX Runtime if it is to take one example
-    at a time and the packages are installed; the export takes some seconds. Batches run with fused products.
+    it decides: a model of less than five billion multiply-adds runs in ONNX Runtime if it is to take one example at a
+    time and the packages are installed; the export takes some seconds. Batches run with fused products.
 
     With `measure` all engines that can run it here are built and timed on batches of `batch_size`, which takes up to a
     minute, and the fastest is returned. The result is kept on disk for later calls, with and without `measure`.
