@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,33 @@ def lock(file: Path, wait: bool = True) -> Iterator[None]:
     with open(file, "a", encoding="utf8") as handle:
         take_lock(handle.fileno(), wait)
         yield  # closing the file releases the lock
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `folder`, or BlockingIOError if it is taken. A missing folder is created, and removed
+    at the end if it is empty. Where folders cannot be locked (Windows, some network drives), this does nothing else.
+    """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if is_new:
+            stack.callback(remove_if_empty, folder)
+        if sys.platform != "win32":
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            try:
+                take_lock(handle, wait=False)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass
+        yield
+
+
+def remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def take_lock(handle: int, wait: bool) -> None:

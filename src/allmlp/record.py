@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,28 @@ from allmlp import checkpoint, pace, threads
 from allmlp.data.dataset import Data, Dataset
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, load_tokenizer
 from allmlp.errors import UserError
-from allmlp.files import RUN, write_text_atomically
+from allmlp.files import RUN, lock_folder, write_text_atomically
 from allmlp.parallel import World
 from allmlp.provenance import environment
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def run_folder(out: Path, run: Run, world: World) -> Iterator[Path]:
+    """The folder of a run, while no other process trains into it."""
+    check_folder(out, run)
+    with ExitStack() as stack:
+        if world.is_main:
+            try:
+                stack.enter_context(lock_folder(out))
+            except BlockingIOError:
+                raise UserError(
+                    f"another process trains into {out}: wait until it has ended, or choose another --out"
+                ) from None
+        yield out
 
 
 def check_folder(out: Path, run: Run) -> None:

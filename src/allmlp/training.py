@@ -42,7 +42,7 @@ from allmlp.optim import set_lr
 from allmlp.pace import Pace
 from allmlp.plan.fits import check_training
 from allmlp.quantization import round_weights
-from allmlp.record import add_to_record, check_folder, claim, load_data, read_run, record_data
+from allmlp.record import add_to_record, claim, load_data, read_run, record_data, run_folder
 from allmlp.run import Run
 from allmlp.spec import to_dict
 from allmlp.split_metrics import Metric, SplitMetrics
@@ -67,9 +67,9 @@ def train(
     run = allmlp.recipes.runs("digits_mixer")["digits_mixer"]
     print(train(run, "runs/digits")["accuracy"])
     """
-    with parallel.join(device) as world, Interrupts() as interrupts:
+    with parallel.join(device) as world, Interrupts() as interrupts, run_folder(Path(out), run, world) as path:
         try:
-            return training_loop(run, Path(out), world, interrupts, callbacks, SplitMetrics(metrics))
+            return training_loop(run, path, world, interrupts, callbacks, SplitMetrics(metrics))
         except KeyboardInterrupt:
             if world.is_main:
                 print(interrupts.lost(), file=sys.stderr, flush=True)
@@ -86,7 +86,6 @@ def training_loop(
 ) -> dict[str, float]:
     """The loop itself; a separate function, so that its objects are freed before the process group ends."""
     # 1. data
-    check_folder(path, run)
     start = open_start(run.init_from) if run.init_from else None
     data = run.data.for_model(start.folder) if start else run.data
     with announced("reading the data", world.is_main), compiler_loading(run.compile):

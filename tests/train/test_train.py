@@ -491,6 +491,24 @@ def test_a_compiled_run_has_the_same_losses(whole: Path, tmp_path: Path, monkeyp
         assert losses(tmp_path / name) == pytest.approx(losses(whole), rel=1e-4)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be locked")
+def test_a_second_process_leaves_the_folder_alone(tmp_path: Path) -> None:
+    folder, refused = tmp_path / "run", list[str]()
+
+    class Second(allmlp.Callback):
+        def on_step(self, step: int, values: Any) -> None:
+            if step == 6:  # between two checkpoints
+                with pytest.raises(allmlp.UserError) as reason:
+                    allmlp.train(small(), folder)
+                refused.append(str(reason.value))
+
+    allmlp.train(small(), folder, callbacks=[Second()])
+    assert refused == [f"another process trains into {folder}: wait until it has ended, or choose another --out"]
+    allmlp.train(small(), tmp_path / "alone")
+    assert losses(folder) == losses(tmp_path / "alone")
+    allmlp.train(small(), folder)  # the lock has ended with the run
+
+
 # --- starting from another model --------------------------------------------------------------------
 
 
