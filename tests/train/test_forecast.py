@@ -18,7 +18,15 @@ from allmlp.models.forecasting import patchtsmixer
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
-from allmlp.tasks.forecast import Forecast, ForecastModule, last_value, quantile_loss, seasonal_naive, total
+from allmlp.tasks.forecast import (
+    Forecast,
+    ForecastModule,
+    batches,
+    last_value,
+    quantile_loss,
+    seasonal_naive,
+    total,
+)
 from allmlp.tasks.masked_patches import MaskedPatches, MaskedPatchesModule
 from allmlp.tasks.task import StepContext
 from allmlp.training import evaluate_checkpoint, train
@@ -150,6 +158,21 @@ def test_quantiles(tmp_path: Path) -> None:
     assert above.item() == pytest.approx(2 * 0.1 * 2)
     with pytest.raises(allmlp.UserError, match="forecast no quantiles"):
         Forecast(quantiles=levels).configure_model(allmlp.preset("hf:patchtst").spec, Waves().load())
+    for other in ((0.9, 0.5, 0.1), (0.5, 0.5)):
+        with pytest.raises(allmlp.UserError, match=r"task\.quantiles is to increase, such as 0\.1,0\.5,0\.9, not \(0"):
+            Forecast(quantiles=other).configure_model(model.spec, Waves().load())
+
+
+def test_quantiles_that_cross_are_evaluated_as_they_are_predicted() -> None:
+    dataset = Waves().load()
+    task = Forecast(quantiles=(0.1, 0.5, 0.9))
+    model = allmlp.create(task.configure_model(small(), dataset), seed=0)
+    module = task.build(model, dataset)
+    batch = next(iter(batches(dataset.test)))
+    ordered = total(module.evaluate(model, [batch]))
+    straight = model.forward
+    model.forward = lambda *inputs: straight(*inputs).flip(-1)  # type: ignore[method-assign]
+    assert total(module.evaluate(model, [batch])) == ordered
 
 
 @pytest.mark.slow

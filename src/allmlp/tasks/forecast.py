@@ -29,7 +29,8 @@ class Forecast(Task):
         mse:       L = mean (y - x)^2             mae: mean |y - x|             huber: mean huber(y - x), delta 1
         quantile:  L = mean over q of 2 max(q (x - y_q), (q - 1) (x - y_q))
 
-    With `quantiles` the quantile loss is used, regardless of `loss`.
+    With `quantiles`, in increasing order, the quantile loss is used, regardless of `loss`. In evaluation, as in
+    predictions, quantiles that cross are sorted.
     """
 
     dataset_type: ClassVar[type[Dataset]] = SeriesDataset
@@ -37,6 +38,8 @@ class Forecast(Task):
     quantiles: tuple[Rate, ...] = ()
 
     def configure_model(self, model: ModelSpec, dataset: SeriesDataset) -> ModelSpec:
+        if list(self.quantiles) != sorted(set(self.quantiles)):
+            raise UserError(f"task.quantiles is to increase, such as 0.1,0.5,0.9, not {self.quantiles}")
         sizes = {"seq_len": dataset.seq_len, "in_chans": len(dataset.columns), "horizon": dataset.horizon}
         if isinstance(model, SeriesEncoder):
             return model.configure(**sizes, quantiles=self.quantiles)
@@ -112,10 +115,9 @@ class ForecastModule(TaskModule):
         def forecast(past: Tensor, future: Tensor) -> Tensor:
             output = self.predict(model, past)
             if self.spec.quantiles:
-                seen = future.isfinite()
+                output, seen = output.sort(-1).values, future.isfinite()
                 losses = torch.where(seen, quantile_loss(output, future, self.levels), 0).sum(dtype=wide)
-                ordered = output.sort(-1).values
-                inside = (ordered[..., 0] <= future) & (future <= ordered[..., -1])
+                inside = (output[..., 0] <= future) & (future <= output[..., -1])
                 quantiles.add_(torch.stack([losses, inside.sum().to(wide), seen.sum().to(wide)]))
             return self.point(output)
 
