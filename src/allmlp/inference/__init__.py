@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from allmlp.device import as_dtype, default_dtype, warn_of_slow_format
 from allmlp.errors import UserError, one_line, suggest_keywords
@@ -14,8 +13,9 @@ from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.encoder import is_supported
 from allmlp.inference.gpu import FP8, GpuFastEncoder
 from allmlp.inference.measurement import Times, keep, measured_key, read_kept, time_engines
-from allmlp.inference.model import FastModel, UnfusedModel, built_anew, with_plain_weights
+from allmlp.inference.model import FastModel, UnfusedModel, with_plain_weights
 from allmlp.layers.stem import PatchEmbed
+from allmlp.models.cost import measure as measure_cost
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.grid import DynamicEncoderModel
 from allmlp.models.model import Model
@@ -73,7 +73,12 @@ def fast(
     is_text = isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed)
     batch_size = batch_size or (1 if capabilities.device == "cpu" else 64)
     can_export = capabilities.onnx and dtype == torch.float32 and not is_text
-    choice = choose(capabilities, can_fuse, can_export, can_export and batch_size == 1 and macs(model) < SMALL_MACS)
+    choice = choose(
+        capabilities,
+        can_fuse,
+        can_export,
+        can_export and batch_size == 1 and measure_cost(model.spec).macs < SMALL_MACS,
+    )
     key = measured_key(model, dtype, batch_size)
     if times := read_kept(key):
         fastest = next((engine for engine in (choice.engine, *choice.alternatives) if engine == times.fastest), None)
@@ -106,14 +111,6 @@ def check_arguments(
     if dtype is not None and dtype not in (torch.int8, FP8):
         dtype = as_dtype(dtype)
     return with_plain_weights(model), dtype
-
-
-def macs(model: EncoderModel | SeriesEncoderModel) -> int:
-    """Multiply-adds of one example."""
-    weightless = built_anew(model).eval().requires_grad_(False)
-    with FlopCounterMode(display=False) as counter:
-        weightless(*weightless.dummy_inputs(1))
-    return counter.get_total_flops() // 2
 
 
 def build(engine: Engine, model: EncoderModel | SeriesEncoderModel, dtype: torch.dtype) -> FastModel:
