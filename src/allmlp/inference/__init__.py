@@ -73,12 +73,8 @@ def fast(
     is_text = isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed)
     batch_size = batch_size or (1 if capabilities.device == "cpu" else 64)
     can_export = capabilities.onnx and dtype == torch.float32 and not is_text
-    choice = choose(
-        capabilities,
-        can_fuse,
-        can_export,
-        can_export and batch_size == 1 and measure_cost(model.spec).macs < SMALL_MACS,
-    )
+    is_small = can_export and batch_size == 1 and measure_cost(model.spec).macs < SMALL_MACS
+    choice = choose(capabilities, can_fuse, can_export, is_small)
     key = measured_key(model, dtype, batch_size)
     if times := read_kept(key):
         fastest = next((engine for engine in (choice.engine, *choice.alternatives) if engine == times.fastest), None)
