@@ -222,17 +222,25 @@ def test_series_in_onnx_runtime() -> None:
 
 
 def test_a_model_that_cannot_be_exported_is_fused(
-    trained: EncoderModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trained: EncoderModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: Any) -> None:
         raise RuntimeError("no such operator\nat line 3")
 
     monkeypatch.setattr("allmlp.inference.onnx.write_onnx", fail)
+    monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path))
     assert fast(trained).report() == "fused on cpu in float32: the blocks are fused for a CPU"
     assert [one.message for one in caplog.records] == ["fast() leaves ONNX Runtime out: no such operator at line 3"]
     assert isinstance(fast(trained, batch_size=2), CpuFastEncoder) and len(caplog.records) == 1
+    caplog.clear()
+    monkeypatch.setattr(Capabilities, "of", classmethod(lambda cls, device: CPU._replace(compiler=False)))
+    monkeypatch.setattr(measurement, "SECONDS", 0.01)
+    assert "onnx" not in fast(trained, measure=True, batch_size=1).report()
+    assert [one.message for one in caplog.records] == ["fast() leaves onnx out: no such operator at line 3"]
+    caplog.clear()
+    monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(inference, "SMALL_MACS", allmlp.measure(trained.spec).macs)
-    assert isinstance(fast(trained), CpuFastEncoder) and len(caplog.records) == 1
+    assert isinstance(fast(trained), CpuFastEncoder) and not caplog.records
 
 
 def test_where_int8_runs(trained: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:

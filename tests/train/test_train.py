@@ -420,14 +420,11 @@ hides_warning = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tens
 
 @pytest.mark.slow
 @hides_warning
-@torch._dynamo.config.patch(recompile_limit=2)  # monkeypatch would leave it undefined
-def test_runs_beyond_the_limit_of_graphs_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ninth run of a process with torch's own limit, here the third."""
+def test_the_ninth_run_of_a_process_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counter = CompileCounter()
     monkeypatch.setattr(compilation, "BACKEND", counter)
-    monkeypatch.setattr(compilation, "GRAPHS_PER_STAGE", 2)
     run = small(compile=True, budget=Budget(steps=1), task=Classify())
-    for number in range(3):
+    for number in range(9):
         before = counter.frame_count
         train(run.replace(model=run.model.replace(width=8 + 4 * number)), tmp_path / str(number), "cpu")
         assert counter.frame_count > before, f"run {number + 1} was not compiled"
