@@ -160,11 +160,11 @@ def cpu() -> str:
     rows = []
     for cell in cells(BENCHMARKS / "cpu.json"):
         eager = cell.sides["timm eager"]
-        others = [cell.sides.get(f"ours {mode}") for mode in ("eager", "fast", "onnx")]
+        others = [cell.sides.get(f"ours {mode}") for mode in ("eager", "compiled", "fast", "onnx")]
         sides = [f"{ratio(one, eager)}, {percent(one['mfu'], 0)}" if one else NOTHING for one in others]
         rows.append((f"{cell.model}, batch {cell.batch}", percent(eager["mfu"], 0), *sides))
     what = "times timm eager, and share of the matrix rate"
-    return table((what, "timm eager", "ours eager", "ours fast", "ours in ONNX Runtime"), rows)
+    return table((what, "timm eager", "ours eager", "compiled", "ours fast", "ours in ONNX Runtime"), rows)
 
 
 def edge() -> str:
