@@ -15,6 +15,7 @@ from results.records import ROOT, study
 PAGES = (
     "README.md",
     "docs/results.md",
+    "docs/further_results.md",
     "docs/study_tables.md",
     "docs/guides/properties.md",
     "benchmarks/README.md",

@@ -62,23 +62,39 @@ def floor(name: str, dataset: str) -> list[str]:
     return [*(NOTHING if value is None else f"{value:.4f}" for value in found), average]
 
 
+def measured_models() -> list[str]:
+    return [name for name in MODELS if any(row["model"] == name for row in rows())]
+
+
 def forecasting() -> str:
-    measured = [name for name in MODELS if any(row["model"] == name for row in rows())]
-    if not measured:
+    """The mean over horizons, and differences."""
+    names = measured_models()
+    if not names:
+        return NOT_MEASURED
+    lines = [
+        (MODELS[name], *(over_seeds(over_horizons(name, dataset), 4, SEEDS) for dataset in DATASETS)) for name in names
+    ]
+    lines += [(title, *(floor(name, dataset)[-1] for dataset in DATASETS)) for name, title in FLOORS.items()]
+    return table(("mean over horizons", *DATASETS), lines) + ahead()
+
+
+def by_horizon() -> str:
+    names = measured_models()
+    if not names:
         return NOT_MEASURED
     lines = []
     for dataset in DATASETS:
-        for name in measured:
+        for name in names:
             cells = [over_seeds(list(by_seed(name, dataset, horizon).values()), 4, SEEDS) for horizon in HORIZONS]
-            lines.append((dataset, MODELS[name], *cells, over_seeds(over_horizons(name, dataset), 4, SEEDS)))
+            lines.append((dataset, MODELS[name], *cells))
             published = [PUBLISHED.get((name, dataset, horizon), "") for horizon in HORIZONS]
             if any(published):
-                lines.append((dataset, f"{MODELS[name]}, published", *published, ""))
-        lines += [(dataset, title, *floor(name, dataset)) for name, title in FLOORS.items()]
-    cells = list(product(measured, DATASETS, HORIZONS))
+                lines.append((dataset, f"{MODELS[name]}, published", *published))
+        lines += [(dataset, title, *floor(name, dataset)[:-1]) for name, title in FLOORS.items()]
+    cells = list(product(names, DATASETS, HORIZONS))
     count = sum(len(by_seed(*cell)) for cell in cells)
     note = f"\n\n{count} of {SEEDS * len(cells)} runs ({SEEDS} seeds of each cell) were measured."
-    return table(("data", "model", *map(str, HORIZONS), "mean"), lines) + note + ahead()
+    return table(("data", "model", *map(str, HORIZONS)), lines) + note
 
 
 def ahead() -> str:
@@ -119,4 +135,4 @@ def fastest(rates: dict[str, list[float]], names: tuple[str, ...]) -> list[float
     return max((rates[name] for name in names if name in rates), key=median)
 
 
-BLOCKS = {"forecasting": forecasting, "bench-series": speed}
+BLOCKS = {"forecasting": forecasting, "forecasting-horizons": by_horizon, "bench-series": speed}

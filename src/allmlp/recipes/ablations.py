@@ -20,7 +20,7 @@ def cifar10_ablations() -> dict[str, Run]:
 
     Twelve epochs each, with shifts and flips only; 12 blocks, width 192 and 8 x 8 patches of 4 pixels instead of the
     paper's width 384 and 14 x 14 patches of 16. Half a minute each on one H200. Results beside the published ones:
-    docs/results.md.
+    docs/further_results.md.
     """
     variants = {
         "linear": _variant(),

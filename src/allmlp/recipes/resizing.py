@@ -12,7 +12,7 @@ def cifar10_resized() -> dict[str, Run]:
 
     allmlp train cifar10_resized/48
     allmlp resize weights/cifar10 runs/cifar10_64_tile --img-size 64 --rule tile && allmlp train cifar10_resized/64_tile
-    A minute each on one H200. Results, with and without fine-tuning: docs/results.md.
+    A minute each on one H200. Results, with and without fine-tuning: docs/further_results.md.
     """
     spec = preset("gmlp_micro").spec.configure(drop_path=0.1, num_classes=10)
     start = cifar10_gmlp()
