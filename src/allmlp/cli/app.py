@@ -182,7 +182,10 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=print_version, is_eager=True, help="Print the versions of allmlp and torch and the commit, and exit."
+            "--version",
+            callback=print_version,
+            is_eager=True,
+            help="Print version, commit and torch version, and exit.",
         ),
     ] = False,
     modules: Annotated[

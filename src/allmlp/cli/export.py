@@ -28,7 +28,7 @@ def export(
         bool, typer.Option("--aot", help="Compile ahead of time for this CPU, or the GPU of --device (.pt2).")
     ] = False,
     device: Annotated[
-        str, typer.Option(help="Device that a .pt2 file runs on: cpu, cuda, cuda:1, mps or xpu; .onnx files run on any.")
+        str, typer.Option(help="Device of a .pt2 file: cpu, cuda, cuda:1, mps or xpu; .onnx files run on any.")
     ] = "cpu",
     on: Annotated[
         list[Path] | None, typer.Option(help="Image or text file to compare outputs on; default: bundled inputs.")
