@@ -254,7 +254,7 @@ def test_from_a_folder_of_images_to_a_model(here: Path, capsys: pytest.CaptureFi
     train("photos", "--model", trained(here / "model"), "--epochs", "2")
     out, err = capsys.readouterr()
     assert out.startswith("photos accuracy") and err.splitlines()[-1] == "next: allmlp predict runs/photos IMAGE"
-    assert "chosen for these data" in err and "as asked for" in err
+    assert "settings for these data" in err and "as asked for" in err
     result = read_record(Path("runs/photos"))["result"]
     steps = [json.loads(line) for line in Path("runs/photos/metrics.jsonl").read_text().splitlines()]
     first = next(record for record in steps if record["kind"] == "eval")

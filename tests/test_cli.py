@@ -269,6 +269,7 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str], command: str) -> N
     assert re.search(rf"^  {command} ", section, re.MULTILINE) and "..." not in section
     code, out, _ = run(capsys, command, "--help")
     assert code == 0 and "..." not in out.partition("Options:")[2].partition("Examples:")[0]
+    assert "......" not in out
 
 
 @pytest.mark.slow

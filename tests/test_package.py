@@ -223,7 +223,7 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
     assert {row[0].strip("`"): row[3].split(", ") for row in rows} == packages
     assert [row[0].strip("`") for row in rows] == [*packages] and all(row[1] and row[2] for row in rows)
     always = [re.split(r"[^\w.-]", line)[0] for line in PROJECT["dependencies"]]
-    assert f"need {', '.join(always[:-1])} and {always[-1]} only" in page
+    assert f"need only {', '.join(always[:-1])} and {always[-1]}." in page
 
 
 owners_of = cache(metadata.packages_distributions)

@@ -45,11 +45,11 @@ def train(
     >>> allmlp.train("sales.csv", "runs/sales", horizon=28)
     >>> model = allmlp.load("runs/digits")
 
-    `run` and the options are those of the command: a folder of images per class, a table of texts and labels, or of
-    times and numbers, a recipe,
-    FILE.py:NAME, a run.json; or `Data.of` your own dataset. Called again with the same arguments, it continues from the
-    last checkpoint. `callbacks` are called at steps, evaluations, checkpoints and the end. `metrics` are functions by
-    name, from the logits [N, K] and labels [N] of the whole evaluated split to a number: {"f1": f1}.
+    `run` and the options are those of the command: a folder of images per class, a table of texts and labels or of
+    times and numbers, a recipe, FILE.py:NAME, a run.json, or `Data.of` your own dataset. If an interrupted run is
+    called again with the same arguments, it continues from the last checkpoint. `callbacks` are called at steps,
+    evaluations, checkpoints and the end. `metrics` maps names to functions of the logits [N, K] and labels [N] of the
+    whole evaluated split that return a number: {"f1": f1}.
     """
     from allmlp.auto import TrainOptions, choose_run
     from allmlp.data.dataset import Data
@@ -93,12 +93,12 @@ def evaluate(
     >>> accuracy = allmlp.evaluate("runs/digits")["accuracy"]
     >>> allmlp.evaluate("allmlp:cifar10", "photos")
 
-    `data` are labeled images or texts or time series in any format of `allmlp train`, or a name such as "cifar10"; the
-    test split is evaluated, or everything if there is none, but no values of series that the model was trained on.
-    Classes are matched by name; `classes` is a table of the classes of the data and those of the model, for names that
-    differ. With `knn`, the features of a run are evaluated by this many nearest neighbors. `metrics` are functions by
-    name, as for `train`; on `data` their logits are log-probabilities of the distinguished classes.
-    `evaluation.evaluate_model` also returns the results by class, or by the origin of forecasts.
+    `data` are labeled images, texts or time series in any format of `allmlp train`, or a name such as "cifar10". The
+    test split is evaluated, or all examples if there is none; values of series that the model was trained on are left
+    out. Classes are matched by name; if names differ, `classes` is a table with the class of the data and the class of
+    the model. With `knn`, the features of a run are evaluated by this many nearest neighbors. `metrics` maps names to
+    functions, as in `train`; on `data` their logits are log-probabilities of the distinguished classes.
+    `allmlp.evaluation.evaluate_model` also returns the results of each class, or by the origin of forecasts.
     """
     from allmlp.evaluation import evaluate_model
 
@@ -121,8 +121,8 @@ def transform(model: PathLike | Model, inputs: Any, *, context: str = "") -> Any
     >>> model = allmlp.load("runs/cifar10")
     >>> logits = model(allmlp.transform(model, ["cat.jpg", "dog.jpg"]))
 
-    Images become a tensor n c h w: resized, cropped, normalized. Texts become the keyword arguments of the model: ids
-    `x`, `mask` and, if used, `segments`, n s: `model(**model.transform("a text"))`.
+    Images become a tensor [N, C, H, W]: resized, cropped, normalized. Texts become the keyword arguments of the model,
+    each [N, S]: ids `x`, `mask` and, if used, `segments`, as in `model(**model.transform("a text"))`.
     """
     from allmlp.prediction import open_predictor
     from allmlp.prediction.inputs import as_items
@@ -152,17 +152,18 @@ def predict(
     batch_size: int | None = None,
     fast: bool = False,
 ) -> list[list[Prediction]]:
-    """The `top_k` predictions for images or texts, the most probable first. `model` is a model, a folder or a name.
+    """Return the `top_k` predictions for images or texts, the most probable first.
 
     >>> [[best, *others]] = allmlp.predict("runs/cifar10", "cat.jpg")
     >>> print(best.label, best.probability)
     >>> answers = allmlp.predict("runs/text", ["a wonderful film", "a waste of time"])
 
-    Images are files, folders, patterns, PIL images, or uint8 pixels (arrays h w c, tensors c h w). For a text model a
-    string is a text, a pair of strings a pair, and a `Path` a table or text file. The result is one list per input; one
-    per mask for a text with several [MASK] tokens. `context` is the second sentence of a pair, or the paragraph that
-    contains the answer to a question. `device`, `dtype`, `batch_size` and `fast` are those of `allmlp predict`; by
-    default a loaded model predicts on its own device and in its own dtype; it is never modified.
+    `model` is a model, a folder or a name. Images are files, folders, patterns, PIL images, or uint8 pixels (arrays
+    [H, W, C], tensors [C, H, W]). For a text model, a string is a text, a tuple of two strings a pair of texts, and a
+    `Path` a table or text file. The result is one list per input, or one per mask for a text with several [MASK]
+    tokens. `context` is the second sentence of a pair, or the paragraph that contains the answer to a question.
+    `device`, `dtype`, `batch_size` and `fast` are those of `allmlp predict`; by default, a loaded model predicts on its
+    own device and in its own dtype. It is never modified.
     """
     from allmlp.prediction import open_predictor
     from allmlp.prediction.inputs import as_items
@@ -184,7 +185,7 @@ def embed(
     batch_size: int | None = None,
     fast: bool = False,
 ) -> np.ndarray:
-    """The features of images or texts before the classifier, pooled over the tokens: float32, n c.
+    """Return the features of images or texts that the classifier reads, pooled over the tokens: float32, [N, C].
 
     >>> features = allmlp.embed("runs/cifar10", "photos/")
 

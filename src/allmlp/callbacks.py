@@ -13,25 +13,25 @@ log = logging.getLogger("allmlp.callbacks")
 
 
 class Callback:
-    """Override what you need. `allmlp.train(..., callbacks=[MyCallback()])` calls it in the main process.
+    """Base class of callbacks. `allmlp.train(..., callbacks=[MyCallback()])` calls its methods in the main process.
 
     A callback that raises is disabled with a warning; the run continues.
     """
 
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
-        """Before the first step; `config` is the run as in run.json, `step` is above 0 for a resumed run."""
+        """Called before the first step; `config` is the run as in run.json, `step` is above 0 for a resumed run."""
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """After every `log_every` steps, with the means since the last call."""
+        """Called every `log_every` steps with the means since the last call."""
 
     def on_eval(self, step: int, values: Mapping[str, float]) -> None:
-        """After an evaluation."""
+        """Called after an evaluation."""
 
     def on_save(self, step: int, folder: Path) -> None:
-        """After a checkpoint was written to `folder`."""
+        """Called after a checkpoint was written to `folder`."""
 
     def on_end(self, result: Mapping[str, Any]) -> None:
-        """At the end, with the `result` of run.json; empty if the run was stopped."""
+        """Called at the end with the `result` of run.json, which is empty if the run was stopped."""
 
 
 class TensorBoard(Callback):

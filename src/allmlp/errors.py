@@ -22,7 +22,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 
 
 class UserError(ValueError):
-    """The arguments cannot be used. The command line prints the message and exits with 2."""
+    """Raised for arguments that cannot be used. The command line prints the message and exits with status 2."""
 
 
 class UnknownArgument(UserError, TypeError):

@@ -1,4 +1,4 @@
-"""The layers as plain modules, for use in other networks: built from sizes, called with a tensor.
+"""The layers as plain modules, for use in your own networks. They are built from sizes and called with a tensor.
 
 >>> from torch import nn
 >>> import allmlp
@@ -8,10 +8,10 @@
 ...     nn.LayerNorm(128),
 ... )
 
-`allmlp.nn.X` is the module of the spec `allmlp.layers.X`, whose docstring has the equation. Sizes that are not given,
-and the initialization, are the paper's. Inputs are [B, tokens, channels]; layers that mix tokens also take inputs of
-fewer tokens, and a `mask` [B, S], True at real tokens. Parameters have the names they have inside the models, so that
-weights move between both: `block.load_state_dict(model.blocks[0].state_dict())`.
+`allmlp.nn.X` is the module of the spec `allmlp.layers.X`, whose docstring has the equation. Default sizes and the
+initialization are those of the papers. Inputs are [B, tokens, channels]; layers that mix tokens also accept inputs with
+fewer tokens, and a `mask` [B, S] that is True at real tokens. Parameters have the same names as inside the models, so
+weights can be exchanged: `block.load_state_dict(model.blocks[0].state_dict())`.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Attention(PlainForward, AttentionLayer):  # type: ignore[inconsistent-inhe
 
 
 class SpatialGatingUnit(SpatialGatingUnitLayer):
-    """gMLP's spatial gating unit: [B, S, channels] -> [B, S, channels / 2]; all channels for variants other than
-    "split". `toeplitz` is the parametrization of its language models.
+    """gMLP's spatial gating unit: [B, S, channels] -> [B, S, channels / 2], or all channels for variants other than
+    "split". `toeplitz` uses Toeplitz weights, as gMLP's language models do.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ def gate(
 
 
 class ChannelMlp(PlainForward, ChannelMlpLayer):  # type: ignore[inconsistent-inheritance]
-    """The MLP over channels of all these models: [B, S, C] -> [B, S, C]; `hidden` is 4 C if not given.
+    """The MLP over channels of all these models: [B, S, C] -> [B, S, C]; `hidden` is 4 C by default.
 
-    MLP-Mixer's has act="gelu_tanh". With `glu` it is gated: SwiGLU with act="silu".
+    MLP-Mixer uses act="gelu_tanh". `glu` adds a gate: SwiGLU with act="silu".
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Block(PlainForward, BlockLayer):  # type: ignore[inconsistent-inheritance]
 
 
 class MixerBlock(Block):
-    """MLP-Mixer's block; hidden sizes C/2 for the token MLP and 4 C for the channel MLP if not given."""
+    """MLP-Mixer's block. The default hidden sizes are C/2 for the token MLP and 4 C for the channel MLP."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class MixerBlock(Block):
 
 
 class ResMlpBlock(Block):
-    """ResMLP's block: Affine instead of normalization, LayerScale with `init_value`; the hidden size is 4 C."""
+    """ResMLP's block: Affine instead of normalization, LayerScale with `init_value`; the default hidden size is 4 C."""
 
     def __init__(
         self,
@@ -284,9 +284,9 @@ class ResMlpBlock(Block):
 
 
 class GMlpBlock(Block):
-    """gMLP's block, and aMLP's with a tiny attention of `attention` channels; the hidden size is 6 C.
+    """gMLP's block, or with a tiny attention of `attention` channels aMLP's; the default hidden size is 6 C.
 
-    `toeplitz` and `causal` are for language.
+    `toeplitz` and `causal` are for language models.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class GMlpBlock(Block):
 
 
 class TransformerBlock(Block):
-    """ViT's pre-norm Transformer block; the hidden size is 4 C."""
+    """ViT's pre-norm Transformer block; the default hidden size is 4 C."""
 
     def __init__(
         self,
@@ -352,7 +352,7 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class TokenEmbed(TokenEmbedLayer):
-    """Token ids to vectors, without positions, which gMLP does not need: [B, S] -> [B, S, channels]."""
+    """Token embedding without positions, which gMLP does not need: [B, S] -> [B, S, channels]."""
 
     def __init__(self, vocab_size: int, seq_len: int, channels: int) -> None:
         spec = layers.TokenEmbed(vocab_size, seq_len)

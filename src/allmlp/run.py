@@ -42,6 +42,13 @@ class Budget(Spec):
 
 
 class Run(Spec):
+    """Configuration of a training run: model, task, data, and how to train. Recipes return such values.
+
+    >>> from allmlp.recipes import runs
+    >>> run = runs("digits_mixer")["digits_mixer"]
+    >>> allmlp.train(run.replace(batch_size=64), "runs/a")
+    """
+
     aliases: ClassVar[dict[str, str]] = {"data.fraction": "train_fraction", "data.per_class": "train_per_class"}
     model: ModelSpec | None
     """None: the model of `init_from`."""
@@ -50,7 +57,7 @@ class Run(Spec):
     batch_size: Count = 128
     """Examples per optimizer step, over all processes."""
     batch_growth: GrowingBatch | None = None
-    """Smaller batches at first."""
+    """Start with smaller batches."""
     grad_accum_steps: Count = 1
     """Micro-batches per batch; fewer while a growing batch is smaller."""
     budget: Budget = Budget(epochs=10)

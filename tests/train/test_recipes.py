@@ -376,4 +376,4 @@ def test_bundled_model(tmp_path: Path) -> None:
 def test_resume_takes_no_other_options(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["train", "--resume", str(tmp_path), *more])
-    assert caught.value.code == 2 and "it takes no other option than --device" in capsys.readouterr().err
+    assert caught.value.code == 2 and "it accepts only the options --device" in capsys.readouterr().err

@@ -182,12 +182,15 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=print_version, is_eager=True, help="Print the version, commit and torch, and exit."
+            "--version",
+            callback=print_version,
+            is_eager=True,
+            help="Print version, commit and torch version, and exit.",
         ),
     ] = False,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="Import a module with own mixers, models, recipes (plug-in)."),
+        typer.Option("--import", metavar="MODULE", help="Import a module that adds mixers, models or recipes."),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:

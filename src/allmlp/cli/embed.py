@@ -44,11 +44,11 @@ def embed(
     inputs: ModelAndInputs,
     out: Annotated[
         str | None,
-        typer.Option(help="Write .npy with names in .names.csv beside it, .parquet, or parts into a FOLDER/."),
+        typer.Option(help="Write .npy and the names into .names.csv, or .parquet, or parts into a FOLDER/."),
     ] = None,
     near: Annotated[
         str | None,
-        typer.Option(help="Print the inputs nearest to this file or text, by cosine. INPUTS may be saved features."),
+        typer.Option(help="Print the inputs most similar to this file or text (cosine). INPUTS may be saved features."),
     ] = None,
     top_k: Annotated[int, typer.Option(help="Number of nearest inputs.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print the nearest inputs as JSON.")] = False,
@@ -62,7 +62,7 @@ def embed(
     fast: FastOption = None,
     part_size: PartOption = None,
 ) -> None:
-    """Compute the features of images or texts: pooled, before the classifier; and search them for the nearest."""
+    """Compute the pooled features that the classifier reads, of images or texts, or search for the nearest ones."""
     import numpy as np
 
     from allmlp.prediction.inputs import Columns

@@ -49,7 +49,7 @@ def eval_command(
     ] = None,
     classes: Annotated[
         Path | None,
-        typer.Option(help="Table for names that differ: class of the data, class of the model (or empty: left out)."),
+        typer.Option(help="Table for names that differ: class of the data, class of the model (empty: leave it out)."),
     ] = None,
     real: Annotated[
         Path | None, typer.Option(help="File real.json: ReaL labels of the validation images of ImageNet.")
@@ -66,7 +66,7 @@ def eval_command(
     batch_size: Annotated[int | None, typer.Option(help="Examples per batch.", min=1)] = None,
     metric: MetricOption = None,
 ) -> None:
-    """Evaluate a trained model on the test split of its run, or on other data. Nothing is trained.
+    """Evaluate a trained model on the test split of its run, or on other data.
 
     Images are resized, cropped and normalized as the model expects. Data without a test split are evaluated as a whole,
     time series without the values that the model was trained on.

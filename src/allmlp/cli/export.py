@@ -28,13 +28,13 @@ def export(
         bool, typer.Option("--aot", help="Compile ahead of time for this CPU, or the GPU of --device (.pt2).")
     ] = False,
     device: Annotated[
-        str, typer.Option(help="Device that a .pt2 file runs on: cpu, cuda, cuda:1, mps or xpu; a .onnx file has none.")
+        str, typer.Option(help="Device of a .pt2 file: cpu, cuda, cuda:1, mps or xpu; .onnx files run on any.")
     ] = "cpu",
     on: Annotated[
-        list[Path] | None, typer.Option(help="Image or text file to compare on; default: bundled inputs.")
+        list[Path] | None, typer.Option(help="Image or text file to compare outputs on; default: bundled inputs.")
     ] = None,
 ) -> None:
-    """Export a trained model to ONNX or torch.export; its outputs are compared with the model's."""
+    """Export a trained model to ONNX or torch.export, and compare the outputs of the file with the model's."""
     from allmlp.export.files import export
 
     for exported in export(folder, file, int8=int8, aot=aot, on=on, device=device):

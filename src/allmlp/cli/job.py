@@ -37,7 +37,7 @@ PART_SIZE = 10_000
 ModelAndInputs = Annotated[
     list[str],
     typer.Argument(
-        metavar="[MODEL] INPUTS...",
+        metavar="[MODEL] INPUTS",
         help="A model folder or name, then files, folders, patterns, tables (.csv, .tsv, .jsonl, .parquet), shards "
         "(.tar), URLs such as s3://bucket/folder, texts, or - for standard input. Default: a bundled model.",
     ),
@@ -60,13 +60,13 @@ FastOption = Annotated[
     bool | None,
     typer.Option(
         "--fast/--no-fast",
-        help=f"Convert an image model by allmlp.fast(); default: from {FAST_FROM['cpu']} images on, on a GPU from "
-        f"{FAST_FROM['cuda']:,} on.",
+        help=f"Convert an image model by allmlp.fast(), or not; default: for {FAST_FROM['cpu']} images or more, on a "
+        f"GPU for {FAST_FROM['cuda']:,} or more.",
         show_default=False,
     ),
 ]
 PartOption = Annotated[
-    int | None, typer.Option(help=f"Inputs per part where --out is a folder; default {PART_SIZE:,}.", min=1)
+    int | None, typer.Option(help=f"Inputs per part if --out is a folder; default {PART_SIZE:,}.", min=1)
 ]
 
 

@@ -30,7 +30,7 @@ def launch(
 ) -> None:
     """Run a command in several processes.
 
-    The same as torchrun OPTIONS -m allmlp COMMAND, but after a failure there is one line, and the exit status is that
+    The same as torchrun OPTIONS -m allmlp COMMAND, except that a failure prints one line, and the exit status is that
     of the process that failed first.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException

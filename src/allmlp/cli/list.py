@@ -34,19 +34,20 @@ from allmlp.errors import UserError, did_you_mean
 )
 def list_command(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="A word in the name or a shell pattern; or: recipes, weights.")
+        str, typer.Argument(metavar="WHAT", help="A word in model names, a shell pattern, or: recipes, weights.")
     ] = "*",
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="WORD", help="Of recipes: words of the name or the description; of weights: as for models."
+            metavar="WORD",
+            help="For recipes, words in the name or description; for weights, a word in the name or a shell pattern.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List models with their input, size, cost and published figures; or recipes; or published weights.
+    """List models with input, size, cost and published figures; or recipes; or published weights.
 
-    `list recipes` names what `allmlp train` can run, `list weights` what `allmlp convert` can fetch.
+    `list recipes` lists what `allmlp train` can run, and `list weights` what `allmlp convert` can download.
     """
     words = words or []
     if what == "recipes":

@@ -35,7 +35,7 @@ def probe(
 ) -> None:
     """Test the features of an image model on several datasets with few labels: one linear probe each.
 
-    The model stays as it is. A table as of VTAB, with the datasets at hand.
+    Only the probes are trained, not the model. The table is like that of VTAB, for the datasets that you have.
     """
     from rich.console import Console
 

@@ -26,7 +26,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             help="Model folders or names, or NAME=MODEL to choose the name in URLs; by default the bundled models.",
-            metavar="MODEL...",
+            metavar="MODEL",
         ),
     ] = None,
     host: Annotated[

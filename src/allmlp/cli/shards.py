@@ -24,7 +24,7 @@ class Stored(StrEnum):
 
 @app.command(
     epilog=examples(
-        "allmlp shards photos/ photos_256/                          # raw pixels: nothing is left to decode",
+        "allmlp shards photos/ photos_256/                          # raw pixels, which need no decoding",
         "allmlp shards photos/ photos_256/ --format jpeg            # a fourth of the space",
         "allmlp shards photos/ small/ --size 128 --format webp",
     )
@@ -32,14 +32,14 @@ class Stored(StrEnum):
 def shards(
     source: Annotated[str, typer.Argument(help="Labeled images: a folder per class, a table, shards, a dataset.")],
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
-    size: Annotated[int, typer.Option(help="Short side of larger images, which are resized.", min=1, max=65535)] = 256,
-    form: Annotated[Stored, typer.Option("--format", help="raw pixels, jpeg or webp.")] = Stored.RAW,
-    quality: Annotated[int, typer.Option(help="Of jpeg and webp.", min=1, max=100)] = 95,
-    per_shard: Annotated[int, typer.Option(help="Images in a shard.", min=1)] = 5000,
+    size: Annotated[int, typer.Option(help="Resize larger images to this short side.", min=1, max=65535)] = 256,
+    form: Annotated[Stored, typer.Option("--format", help="Raw pixels, JPEG or WebP: raw, jpeg or webp.")] = Stored.RAW,
+    quality: Annotated[int, typer.Option(help="Quality of jpeg and webp.", min=1, max=100)] = 95,
+    per_shard: Annotated[int, typer.Option(help="Images per shard.", min=1)] = 5000,
 ) -> None:
     """Decode and resize images once, into tar shards that train, eval and predict read much faster.
 
-    The same command goes on where it was interrupted.
+    After an interruption, the same command continues.
     """
     from allmlp.data.detect import detect_data
     from allmlp.data.shard_writer import ShardFormat, write_shards

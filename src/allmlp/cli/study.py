@@ -38,7 +38,7 @@ LOCATIONS = ("path", "train", "val", "test", "cache", "download", "tokenizer.pat
         "allmlp study digits",
         "allmlp study cifar10 --minutes 9 --set data.path=data/cifar10",
         "allmlp study cifar10_mixer --sweep optim.lr=1e-3,2e-3,4e-3 --seeds 3",
-        "allmlp study cifar10 --minutes 0    # only the table and the figure of what is there",
+        "allmlp study cifar10 --minutes 0    # only write the table and figure of the finished runs",
     )
 )
 def study(
@@ -51,7 +51,7 @@ def study(
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(help="Of a recipe: values to choose from on validation, FIELD=A,B,C. Several give every product."),
+        typer.Option(help="For a recipe: values to choose from on validation, FIELD=A,B,C. Repeat it for a grid."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds evaluated on test [default: 3].", min=1)] = None,
     val_size: Annotated[
@@ -61,13 +61,13 @@ def study(
         list[str] | None, typer.Option("--set", help="Any field, for all runs: compile=false.")
     ] = None,
     rows: Annotated[
-        list[str] | None, typer.Option(help="Run only these rows, and those they start from: 'gmlp*'. Repeatable.")
+        list[str] | None, typer.Option(help="Run only these rows and the rows they start from: 'gmlp*'. Repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/NAME if not given.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Work for this long: only runs that will end in time are started.", min=0)
+        float | None, typer.Option(help="Start only runs that will end within this time.", min=0)
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs side by side, unless the study compares seconds.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs at the same time, unless the study compares seconds.", min=1)] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Repeat runs that have failed.")] = False,
     keep_models: Annotated[

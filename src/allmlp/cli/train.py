@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from allmlp.resolve import Resolved
 
 WAYS = """\
-allmlp train DATA trains on your own data; everything else is chosen, and printed before it starts:
+allmlp train DATA trains on your own data; model and settings are chosen, and printed before it starts:
 
   allmlp train photos/                      a folder of images per class
   allmlp train reviews.csv                  a table with a column of texts and one of labels
-  allmlp train sales.csv --horizon 28       a table with a column of times and others of numbers
+  allmlp train sales.csv --horizon 28       a table with a column of times and columns of numbers
   allmlp train photos/ --minutes 20         longer; also --epochs, --size, and --model NAME or FOLDER
 
 allmlp train RECIPE repeats an experiment:
@@ -66,7 +66,8 @@ def train(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A name of `allmlp list`, or a trained model to start from: a folder, timm:NAME.")
+        str | None,
+        typer.Option(help="A name of `allmlp list`, or a trained model to start from, such as a folder or timm:NAME."),
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training examples.", min=1e-6, max=1e6)] = None,
     minutes: Annotated[
@@ -76,17 +77,17 @@ def train(
         int | None,
         typer.Option(help="Image size in pixels, length of texts in tokens, or look-back of series in steps.", min=1),
     ] = None,
-    horizon: Annotated[int | None, typer.Option(help="Steps to forecast of time series.", min=1)] = None,
+    horizon: Annotated[int | None, typer.Option(help="Number of steps to forecast (time series).", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Any field: optim.lr=2e-3.")] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, mps or xpu; an accelerator if there is one.")
+        str | None, typer.Option(help="cpu, cuda, cuda:1, mps or xpu; default: an accelerator if there is one.")
     ] = None,
     track: Annotated[str, typer.Option(help="Trackers, separated by commas: wandb, mlflow.")] = "",
     metric: MetricOption = None,
 ) -> None:
-    """Train on your own data, or repeat a recipe. A run that was interrupted can be resumed."""
+    """Train on your own data, or repeat a recipe. Interrupted runs can be resumed."""
     options = (model, epochs, minutes, size)
     overrides = [*(overrides or []), *([] if horizon is None else [f"data.horizon={horizon}"])]
     if source is None and resume is None:
@@ -98,7 +99,7 @@ def train(
         raise UserError("name either data or a recipe, or a folder to --resume")
     if resume is not None and (overrides or out or any(option is not None for option in options)):
         raise UserError(
-            "--resume continues a run unchanged: it takes no other option than --device, --track and --metric"
+            "--resume continues a run unchanged: it accepts only the options --device, --track and --metric"
         )
 
     from allmlp.auto import TrainOptions
@@ -128,7 +129,7 @@ def print_choice(resolved: Resolved) -> None:
 
     if resolved.reasons and is_main_process():
         table = Choice(resolved.run, resolved.reasons).table()
-        print(f"chosen for these data and this device; --set changes any of it:\n{table}\n", file=sys.stderr)
+        print(f"settings for these data and this device; --set changes any of them:\n{table}\n", file=sys.stderr)
 
 
 def finish(folder: Path, device: str | None) -> None:
@@ -154,7 +155,7 @@ def finish(folder: Path, device: str | None) -> None:
         )
     if values.get("seasonal_naive_mse", math.inf) < values.get("mse", 0.0):
         print(
-            "the last season repeated is a better forecast: train longer, with more --epochs, or use it",
+            "repeating the last season is a better forecast: use it, or train longer with more --epochs",
             file=sys.stderr,
         )
     known = read_preprocessing(folder)
@@ -168,10 +169,10 @@ def finish(folder: Path, device: str | None) -> None:
 
 
 def print_backtest(folder: Path, device: str | None) -> None:
-    """The test forecasts by their origin."""
+    """Print the errors of the test forecasts by their origin."""
     from allmlp.backtest import as_table, backtest
     from allmlp.record import read_run
     from allmlp.tasks.forecast import Forecast
 
     if isinstance(read_run(folder).task, Forecast):
-        print(f"the test forecasts by their origin:\n{as_table(backtest(folder, device))}", file=sys.stderr)
+        print(f"errors of the test forecasts by their origin:\n{as_table(backtest(folder, device))}", file=sys.stderr)

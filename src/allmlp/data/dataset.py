@@ -220,15 +220,15 @@ class Data(Spec, abstract=True):
 
     @staticmethod
     def of(train: Any, test: Any = None, **options: Any) -> Data:
-        """Use any indexable collection of labeled images or texts as data of a run: a torch Dataset, a table of
-        `datasets`, a list.
+        """Use an indexable collection of labeled images or texts as data: a torch Dataset, a table of `datasets`, a
+        list.
 
         >>> allmlp.train(Data.of(torchvision_dataset), "runs/photos")
         >>> run = run.replace(data=Data.of([("a fine film", 1), ("a bore", 0), ...], seq_len=64))
 
-        Items are (image, label), (text, label) or (text, text_pair, label), or mappings with these. Without `test`, a
-        part of every class is held out. Options: `validation`, `class_names`, `name`; `img_size` and `decode` (crops)
-        of images; `tokenizer` (a file, a folder or a `TokenizerConfig`) and `seq_len` of texts.
+        Items are (image, label), (text, label) or (text, text_pair, label), or mappings with these keys. Without
+        `test`, a part of every class is held out. The options are `validation`, `class_names` and `name`; for images
+        `img_size` and `decode` (crops); for texts `tokenizer` (a file, a folder or a `TokenizerConfig`) and `seq_len`.
         """
         # Imported by name, since that module imports this one.
         return importlib.import_module("allmlp.data.objects").of_objects(train, test, **options)

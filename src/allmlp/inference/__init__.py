@@ -33,23 +33,23 @@ def fast(
 
         fast = allmlp.fast(model.eval().cuda())
         logits = fast(images)
-        print(fast.report())        # what runs it, and why
+        print(fast.report())        # the chosen engine, and why
 
-    Models of series stay in float32 by default. The current weights are copied: convert again after changing the
-    model's, or to change device or dtype. The engine is chosen by device and model, see
-    `allmlp.inference.capabilities`: kernels of this library, fused products, torch.compile, ONNX Runtime or plain
-    PyTorch.
+    Time-series models stay in float32 by default. The current weights are copied: convert again after changing the
+    model's weights, or to change device or dtype. The engine is chosen by device and model (see
+    `allmlp.inference.capabilities`): kernels of this library, fused matrix products, torch.compile, ONNX Runtime or
+    plain PyTorch.
 
-    `batch_size` is the usual number of examples in a call (default: 1 on a CPU, else 64); all others work too. On a CPU
-    it decides: a model of less than five billion multiply-adds runs in ONNX Runtime if it is to take one example at a
-    time and the packages are installed; the export takes some seconds. Batches run with fused products.
+    `batch_size` is the usual number of examples in a call (default: 1 on a CPU, else 64); other sizes work too. On a
+    CPU it affects the choice: with `batch_size=1`, a model of less than five billion multiply-adds runs in ONNX Runtime
+    if the packages are installed (the export takes some seconds); for larger batches, fused products are used.
 
-    With `measure` all engines that can run it here are built and timed on batches of `batch_size`, which takes up to a
-    minute, and the fastest is returned. The result is kept on disk for later calls, with and without `measure`.
+    With `measure`, all engines that can run the model on this machine are built and timed on batches of `batch_size`,
+    which can take minutes, and the fastest is returned. The result is stored for later calls, with or without
+    `measure`.
 
-    With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it, and with torch.int8 a
-    model of images or series on a CPU runs in ONNX Runtime with weights and activations of 8 bits: faster still, but
-    less exact.
+    With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it. With torch.int8 an image
+    or time-series model on a CPU runs in ONNX Runtime with weights and activations of 8 bits. Both are less exact.
     """
     model, dtype = check_arguments(model, dtype, batch_size)
     if dtype == torch.int8:

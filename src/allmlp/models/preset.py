@@ -28,7 +28,7 @@ class Published(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """A named model: its spec, the family it is listed under, the figures published in its paper, and a remark."""
+    """A named model: its spec, the family it is listed under, the figures of its paper, and a note."""
 
     spec: ModelSpec
     family: str
@@ -62,7 +62,7 @@ def own_presets() -> dict[str, Preset]:
 
 
 def preset(name: str) -> Preset:
-    """The preset called `name`: a spec and the figures published in its paper.
+    """Return the preset called `name`: a spec and the figures published in its paper.
 
     >>> allmlp.preset("mixer_b16").spec.depth
     12

@@ -47,7 +47,7 @@ def configure(
     drop_path: float | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
-    """A copy of `spec` with another input, another output, or any field changed by its dotted path.
+    """Return a copy of `spec` with another input or output, or with fields changed by their dotted paths.
 
     >>> spec = allmlp.preset("gmlp_s16").spec
     >>> spec = allmlp.configure(spec, num_classes=10, overrides={"block.channel.hidden": 512})
@@ -84,14 +84,14 @@ def create(
     dynamic: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Build a model by name, or from a spec, with new weights; `allmlp.from_pretrained` gives trained ones.
+    """Build a model by name or from a spec, with random weights. `allmlp.from_pretrained` loads trained ones.
 
     >>> model = allmlp.create("resmlp_s24", num_classes=10, img_size=(160, 256), drop_path=0.1)
     >>> model = allmlp.create("gmlp_l18", overrides={"block.channel.inner.variant": "additive"}, seed=0)
 
-    `overrides` set any field of the spec by its dotted path, to a value or its text. `seed` makes the initial weights
-    repeatable and leaves torch's own generator untouched. With `dynamic=True` an image model accepts every image size
-    that is a multiple of its patch size; weights over tokens are resized in each forward pass.
+    `overrides` sets any field of the spec by its dotted path, to a value or its text. `seed` makes the initial weights
+    reproducible and does not change torch's global generator. With `dynamic=True` an image model accepts every image
+    size that is a multiple of its patch size; weights over tokens are resized in each forward pass.
     """
     spec = configure(
         preset(model).spec if isinstance(model, str) else model,

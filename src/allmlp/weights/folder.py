@@ -57,8 +57,8 @@ def save(
     >>> allmlp.save(model, "small_model", dtype=torch.int8)
     >>> model = allmlp.load("my_model")
 
-    Preprocessing and tokenizer that the model was loaded with are saved too, or those of the folder `like`. `dtype` is
-    the precision of the file, by default the model's: torch.int8 has a quarter of the size of float32 (see
+    The preprocessing and tokenizer that the model was loaded with are saved too, or those of the folder `like`. `dtype`
+    is the precision of the file, by default the model's; torch.int8 takes a quarter of the size of float32 (see
     `allmlp.weights.int8`).
     """
     like = None if like is None else model_path(like)
@@ -119,15 +119,15 @@ def load(
     dynamic: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Load a model from its folder, or one that comes with the package (`allmlp:NAME`), in evaluation mode.
+    """Load a model from its folder, or a bundled model (`allmlp:NAME`), in evaluation mode.
 
     >>> model = allmlp.load("runs/cifar10", device="cuda")
     >>> model = allmlp.load("runs/cifar10", img_size=64, num_classes=5)
 
     With another `img_size` or `seq_len` the weights are resized (`rule`: "interpolate", or MLP-Mixer's "tile" for
-    multiples of the size). With another `num_classes` the head is new. `dtype=None` keeps the precision of the file,
-    which for 8-bit weights is float32. With `dynamic=True` the model accepts images of any size. `overrides` set fields
-    of the spec that do not change its weights, such as {"drop_path.rate": 0.1}.
+    multiples of the size). With another `num_classes` the head is new. `dtype=None` keeps the precision of the file;
+    8-bit weights become float32. With `dynamic=True` the model accepts images of any size that is a multiple of its
+    patch size. `overrides` sets fields of the spec that do not change its weights, such as {"drop_path.rate": 0.1}.
     """
     changes, path = ModelChanges(num_classes, img_size, seq_len, rule, dtype, dynamic), model_path(folder)
     return changes.apply(read_model(path, device, overrides), known_preprocessing(path), path)

@@ -82,8 +82,8 @@ def from_pretrained(
     >>> model = allmlp.from_pretrained("timm:gmlp_s16_224", img_size=256)
 
     `name` is a model folder, a bundled model (`allmlp:cifar10`), a weights file or folder of another library, a name of
-    `allmlp list weights`, `timm:NAME`, or a model on the Hugging Face Hub (`ORGANIZATION/NAME`), to which the last five
-    options apply. The other options are those of `allmlp.load`. `overrides` also set fields that the weights of another
+    `allmlp list weights`, `timm:NAME`, or a model on the Hugging Face Hub (`ORGANIZATION/NAME`). The last five options
+    are for the Hub, and the others are those of `allmlp.load`. `overrides` also sets fields that the weights of another
     library do not determine: {"block.token.num_heads": 4}.
     """
     hub = {

@@ -28,11 +28,12 @@ def resize_model(
     seq_len: int | None = None,
     rule: Rule | None = None,
 ) -> Model:
-    """The trained `model` at another image size, sequence length or look-back, in the same mode and precision.
+    """Return the trained `model` resized to another image size, sequence length or look-back.
 
     >>> larger = allmlp.resize_model(allmlp.load("runs/cifar10"), img_size=64)
 
-    `rule` is "interpolate", or MLP-Mixer's "tile" for multiples of the size.
+    The mode and precision of the model stay the same. `rule` is "interpolate", or MLP-Mixer's "tile" for multiples of
+    the size.
     """
     if seq_len is not None and rule is not None:
         raise UserError("the rules 'interpolate' and 'tile' apply to images, not to a sequence length")
