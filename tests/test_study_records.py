@@ -104,6 +104,18 @@ def test_the_inference_rate_is_measured_once_after_a_final_run(tmp_path: Path) -
     assert not runner.is_measured(final)
 
 
+def test_rows_without_a_model_of_their_own_do_not_share_an_inference_rate(tmp_path: Path) -> None:
+    timed = {"budget.minutes": "1", "budget.epochs": "none", "model": "none"}
+    rows = {name: Row("digits_mixer", {**timed, "init_from": name}) for name in ("small", "large")}
+    study = small(rows=rows, compared="seconds", reference="", seeds=1, inference_batch=8)
+    trials = [trial for row in rows for trial in finals(study, row)]
+    measured, other = (finished(trial) for trial in trials)
+    measured["inference"] = {"rate_per_s": 5.0, "unit": "images"}
+    (tmp_path / records.FILE).write_text(json.dumps(measured), encoding="utf8")
+    assert [Runner(study, tmp_path, {}).is_measured(trial) for trial in trials] == [False, True]
+    assert [line.rate for line in summarize(progress(study, [measured, other])).lines] == [5.0, None]
+
+
 # --- how long -----------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from allmlp.bench.parity import error
 from allmlp.bench.peers import peer_group, timm_network
 from allmlp.errors import UserError
 from allmlp.layers import LMHead
+from allmlp.layers.block import BlockLayer
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import ModelSpec
 from allmlp.models.preset import preset
@@ -145,6 +146,19 @@ def test_a_step_in_pieces_is_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> 
     whole = training.exact(one, "ours", examples)
     monkeypatch.setattr(training, "CHUNK", 2)
     assert error(training.exact(one, "ours", examples), whole) < 1e-6
+
+
+def test_the_reference_of_training_keeps_the_input_of_each_block_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 the activations of a deep model are four times those in bfloat16; every block is computed twice."""
+    calls: list[object] = []
+    forward = BlockLayer.forward
+    monkeypatch.setattr(BlockLayer, "forward", lambda self, *given: calls.append(self) or forward(self, *given))
+    one = peer_group("gmlp_nano", preset("gmlp_nano").spec, CPU, ())
+    examples = training.examples(one, 2)
+    calls.clear()
+    training.exact(one, "ours", examples)
+    # Once to count the outputs, then forward and again backward.
+    assert len(calls) == 3 * one.spec.depth  # type: ignore[attr-defined]
 
 
 def test_a_step_is_timed_with_its_optimizer_and_changes_nothing() -> None:

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,9 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
             for option, value in (("--storage-bandwidth", "2"), ("--restart-minutes", "0"), ("--simulations", "500"))
         ),
         (["mixer_nano", "--check", "--seed", "0"], "leave out --seed"),
+        (["mixer_nano", "--check", "--device", "cpu", "--mfu", "0.3"], "the peak of a CPU is unknown"),
+        (["mixer_nano", "--check", "--calibrate", "mixer_nano", "--mfu", "0.3"], "leave out --mfu"),
+        (["mixer_nano", "--check", "--device", "cpu", "--batch-size", "0"], "batch_size must be"),
         (["mixer_nano", "--by", "flops", "--samples", "1e6"], "--by and --at need --from"),
         (["hf:resnet50", "--samples", "1e6"], "no measured MFU"),
         (["cifar10_ablations"], "contains several runs"),
@@ -111,6 +115,20 @@ def test_check_against_real_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["rows"]["step time"]["predicted"] > 0
     code, out, _ = run(capsys, "plan", "resmlp_nano", *options[:-1])
     assert code == 0 and "--calibrate MODEL" in out and "activations" in out
+
+
+def test_check_takes_the_settings_of_a_recipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number format, but one micro-batch: the batch may be smaller than the recipe's number of them."""
+    given: list[Any] = []
+    monkeypatch.setattr("allmlp.plan.check.check", lambda *arguments: given.append(arguments) or [])
+    code, _, err = run(capsys, "plan", "imagenet_resmlp_s12", "--check", "--batch-size", "1", "--device", "cpu")
+    assert code == 0, err
+    code, _, err = run(capsys, "plan", "finetune_mixer_b16/cifar10", "--check", "--batch-size", "1", "--device", "cpu")
+    assert code == 0, err
+    (*_, first_half), (*_, other_half) = given
+    assert not first_half and other_half, "ResMLP is trained in float32"
 
 
 def test_docs_show_the_printed_forecast(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from allmlp.layers.stem import SinusoidalPositionsLayer
 from allmlp.models.catalog import read_catalog
 from allmlp.models.cost import Cost, measure
 from allmlp.models.encoder import Encoder
+from allmlp.models.model import ModelSpec
 from allmlp.models.zoo import preset
 from allmlp.plan import hardware
 from allmlp.plan.estimate import Estimate, estimate
@@ -34,8 +35,8 @@ from allmlp.report.tables import (
     PaperTable,
 )
 from paper_tables import language, vision
-from paper_tables.measurements import LoggedFigure, measurements, speeds
-from paper_tables.published import PublishedColumn, PublishedRow, PublishedTable
+from paper_tables.measurements import LoggedFigure, attempts, measurements, speeds
+from paper_tables.published import Cell, PublishedColumn, PublishedRow, PublishedTable, cell_of
 
 DOCS = Path(__file__).parents[2]
 GPU, NUM_GPUS = "h200", 8
@@ -120,14 +121,27 @@ def complete(table: PublishedTable, measured: Iterable[LoggedFigure]) -> PaperTa
 
 
 def reasons(table: PublishedTable, rows: Iterable[PaperRow]) -> Iterator[str]:
-    """Why columns have rows of the paper without a figure of ours, columns of one reason together."""
+    """Why columns have rows of the paper without a figure of ours, columns of one reason together; which rows of a
+    column of speeds are slower than the others.
+    """
+    printed = list(zip(table.rows, rows))  # rows that are measured here come last
     found: dict[str, list[str]] = {}
     for number, column in enumerate(table.columns):
-        if any(row.ours[number] == NOT_MEASURED for row in rows if row.section != MEASURED_HERE):
-            reason = column.reason or REASONS[column.source.partition(" ")[0]]
-            found.setdefault(reason.format(table=table.name), []).append(column.name)
+        missing = [row for row, made in printed if made.ours[number] == NOT_MEASURED]
+        tried = {row.label: failures().get(cell) for row in missing if (cell := cell_of(column, row))}
+        parts = [f"{label}: {why}" for label, why in tried.items() if why]
+        if len(parts) < len(missing):
+            reason = column.reason or REASONS[column.source.partition(" ")[0]].format(table=table.name)
+            parts.append(f"the others: {reason}" if parts else reason)
+        if parts:
+            found.setdefault("; ".join(parts), []).append(column.name)
     for reason, names in found.items():
         yield f"Not measured ({', '.join(names)}): {reason}."
+    cells = {row.label: cell for row in table.rows for column in table.columns if (cell := cell_of(column, row))}
+    eager = {label: failures().get(cell) for label, cell in cells.items() if (speed := fastest(cell)) and speed.eager}
+    if eager:
+        listed = ", ".join(f"{label} (compiled: {why})" if why else label for label, why in eager.items())
+        yield f"Measured in eager mode, which is slower: {listed}."
 
 
 def figure(column: PublishedColumn, row: PublishedRow, found: dict[tuple[str, str], float]) -> Figure:
@@ -146,14 +160,18 @@ def figure(column: PublishedColumn, row: PublishedRow, found: dict[tuple[str, st
 # --- counted ---------------------------------------------------------------------------------------------------
 
 
-@cache
-def cost_of(model: str) -> Cost:
+def spec_of(model: str) -> ModelSpec:
     """NAME; NAME@SIZE, the same at another image size or sequence length; NAME/PATCH, with another patch size."""
     name, size, patch = re.fullmatch(r"([^@/]+)(?:@(\d+))?(?:/(\d+))?", model).groups()  # type: ignore[union-attr]
     spec = preset(name).spec
     if size:
         spec = spec.configure(**{"img_size" if spec.input_size else "seq_len": int(size)})
-    return measure(spec.configure(patch_size=int(patch)) if patch else spec)
+    return spec.configure(patch_size=int(patch)) if patch else spec
+
+
+@cache
+def cost_of(model: str) -> Cost:
+    return measure(spec_of(model))
 
 
 @cache
@@ -175,7 +193,11 @@ def parameters(row: PublishedRow) -> Figure:
 def macs(row: PublishedRow) -> Figure:
     if not row.model:
         return NO_MODEL
-    return (counts()[row.model][1] if row.model in counts() else cost_of(row.model).macs) / 1e9
+    return macs_of(row.model) / 1e9
+
+
+def macs_of(model: str) -> int:
+    return counts()[model][1] if model in counts() else cost_of(model).macs
 
 
 def flops(row: PublishedRow) -> Figure:
@@ -187,7 +209,7 @@ def token_macs(row: PublishedRow) -> Figure:
     """Of the token mixing in one block: the token mixer, or the gate inside the channel MLP."""
     if not row.model:
         return NO_MODEL
-    spec = preset(row.model).spec
+    spec = spec_of(row.model)
     assert isinstance(spec, Encoder), "the table has encoders only"
     mixing = [part.macs for part in measure(spec).parts if part.name.startswith("blocks.token") or "inner" in part.name]
     return sum(mixing) / spec.depth / 1e6
@@ -201,27 +223,31 @@ def position(row: PublishedRow, channel: str) -> Figure:
 # --- measured --------------------------------------------------------------------------------------------------
 
 
-def fastest(row: PublishedRow, task: str, batch: str) -> Speed | None:
-    found = [
-        speed
-        for speed in hardware.speeds()
-        if (speed.model, speed.gpu, speed.task) == (row.model, GPU, task) and batch in ("", str(speed.batch_size))
-    ]
+def fastest(cell: Cell) -> Speed | None:
+    wanted = cell.model, GPU, cell.task, cell.batch
+    found = [s for s in hardware.speeds() if (s.model, s.gpu, s.task, s.batch_size) == wanted]
     return max(found, key=lambda speed: speed.throughput, default=None)
 
 
-def speed(row: PublishedRow, task: str, batch: str = "") -> Figure:
-    """Images or tokens per second at the fastest batch size, or at the given one."""
-    found = fastest(row, task, batch)
+def speed(row: PublishedRow, task: str, batch: str) -> Figure:
+    """Images or tokens per second."""
+    found = fastest(Cell(row.model, task, int(batch)))
     return found.throughput if found else NOT_MEASURED if row.model else NO_MODEL
 
 
-def memory(row: PublishedRow, task: str, batch: str = "") -> Figure:
-    """At that batch size: MB in inference, as in ResMLP's table, GiB in training."""
-    found = fastest(row, task, batch)
+def memory(row: PublishedRow, task: str, batch: str) -> Figure:
+    """MB in inference, as in ResMLP's table, GiB in training."""
+    found = fastest(Cell(row.model, task, int(batch)))
     if found is None or found.memory is None:
         return NOT_MEASURED if row.model else NO_MODEL
     return found.memory / (1e6 if task == "inference" else 2**30)
+
+
+@cache
+def failures() -> dict[Cell, str]:
+    """Why what was tried on this GPU has no figure."""
+    found = list(attempts(sorted((DOCS / "logs").glob("bench*.json"))))
+    return {one.cell: one.note for one in found if one.rate is None and GPUS[GPU].name in one.device}
 
 
 # --- cost of training ------------------------------------------------------------------------------------------

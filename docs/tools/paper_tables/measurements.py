@@ -6,7 +6,7 @@ Speeds need no list: every docs/logs/bench*.json, written by `allmlp bench` on a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from allmlp.models.zoo import preset
 from allmlp.plan.hardware import GPUS, Speed
 from allmlp.plan.jobs import job
 from allmlp.plan.time import cost, training_flops
+from paper_tables.published import Cell
 from results.records import evaluation, lines, study
 
 MEASURED = r"""
@@ -78,6 +79,8 @@ CIFAR10 = {
 }
 """Rows of the study of CIFAR-10, and how the single run before it was made, which is used while the study has none."""
 CIFAR10_TABLES = ("mixer_finetuning", "transformer_images", "transformer_small_data")
+PRECISION = "bfloat16"
+"""Of the speeds in the papers' tables."""
 PRETRAINED = {"gMLP": "wiki_gmlp", "aMLP": "wiki_amlp", "BERT": "wiki_bert"}
 
 
@@ -146,11 +149,44 @@ def speeds(docs: Path) -> Iterator[Speed]:
         yield from benched(json.loads(file.read_text(encoding="utf8")), f"docs/logs/{file.name}")
 
 
+class Attempt(NamedTuple):
+    """One backend of `allmlp bench` on a model."""
+
+    device: str
+    cell: Cell
+    eager: bool
+    rate: float | None
+    note: str
+    """Why there is no rate."""
+
+
+def attempts(files: Iterable[Path]) -> Iterator[Attempt]:
+    """Everything in these logs that a table could show: backends of this library, or of the package of the model."""
+    for file in files:
+        log = json.loads(file.read_text(encoding="utf8"))
+        for row in log["rows"]:
+            package, _, mode = row["backend"].partition(" ")
+            cell = Cell(sized(row["model"], log["options"]), row["task"], row["batch"])
+            if comparable(log["options"]) and package == cell.package and mode != "fp8":
+                device = log["environment"]["device"]
+                yield Attempt(device, cell, mode == "eager", row["rate_per_s"], row["note"])
+
+
+def comparable(options: dict[str, Any]) -> bool:
+    return not options["scale"] and options["precision"] == PRECISION
+
+
+def sized(model: str, options: dict[str, Any]) -> str:
+    """NAME@SIZE if the models of a log did not have their own size."""
+    size = options["img_size"] or options["seq_len"]
+    return f"{model}@{size}" if size else model
+
+
 def benched(log: dict[str, Any], source: str) -> Iterator[Speed]:
     """The fastest backend of this library, or of the package that has the model, per model, task and batch size."""
     options, device = log["options"], log["environment"]["device"]
     gpu = next((name for name, card in GPUS.items() if card.name in device), None)
-    if gpu is None or options["scale"]:
+    if gpu is None or not comparable(options):
         return
     best: dict[tuple[str, str, int], dict[str, Any]] = {}
     for row in log["rows"]:
@@ -159,9 +195,8 @@ def benched(log: dict[str, Any], source: str) -> Iterator[Speed]:
         if row["rate_per_s"] and (ours or ":" in row["model"]):
             key = row["model"], row["task"], row["batch"]
             best[key] = max(best.get(key, row), row, key=lambda one: one["rate_per_s"])
-    size = options["img_size"] or options["seq_len"]
     for (model, task, batch), row in best.items():
-        modality, name = "image" if row["unit"] == "images" else "text", f"{model}@{size}" if size else model
+        modality, name = "image" if row["unit"] == "images" else "text", sized(model, options)
         text = f"{name}, {row['backend']}, batch {batch}, {row['rate_per_s']:,.0f} {row['unit']}/s"
         about = name, preset(model).family, modality, task, row["macs"], batch, row["rate_per_s"], row["flop_per_s"]
-        yield Speed(*about, row["memory_bytes"], gpu, text, source)
+        yield Speed(*about, row["memory_bytes"], gpu, text, source, row["backend"].endswith(" eager"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -38,6 +40,39 @@ class PublishedTable(NamedTuple):
     columns: tuple[PublishedColumn, ...]
     rows: tuple[PublishedRow, ...]
     notes: tuple[str, ...] = ()
+
+
+class Cell(NamedTuple):
+    """What a GPU measures for a row: speed and memory of a model, in one task and at one batch size."""
+
+    model: str
+    """As in `PublishedRow`."""
+    task: str
+    batch: int
+
+    @property
+    def preset(self) -> str:
+        return self.model.partition("@")[0]
+
+    @property
+    def size(self) -> str:
+        """Of the image, or of the sequence; empty for the model's own."""
+        return self.model.partition("@")[2]
+
+    @property
+    def package(self) -> str:
+        """As `allmlp bench` calls it."""
+        return self.model.partition(":")[0] if ":" in self.model else "ours"
+
+
+def cell_of(column: PublishedColumn, row: PublishedRow) -> Cell | None:
+    found = re.fullmatch(r"(?:speed|memory) (\w+) (\d+)", column.source)
+    return Cell(row.model, found[1], int(found[2])) if found and row.model else None
+
+
+def cells_of(table: PublishedTable) -> Iterator[Cell]:
+    for row in table.rows:
+        yield from filter(None, (cell_of(column, row) for column in table.columns))
 
 
 def read(text: str) -> tuple[PublishedRow, ...]:

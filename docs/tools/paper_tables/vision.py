@@ -7,6 +7,10 @@ from paper_tables.published import ADDED_MACS, MACS, PARAMETERS, PublishedColumn
 NEEDS = "needs training on"
 IMAGENET = f"{NEEDS} ImageNet-1k; the recipes imagenet_* have not been run"
 ADDED_SPEED = PublishedColumn("images/s", "speed inference 256", published=False)
+INFERENCE = (
+    "images/s: inference on one H200 in bfloat16 at batch size 256, in the fastest mode of this library, of "
+    "convolutional networks in that of transformers."
+)
 
 TABLES = (
     PublishedTable(
@@ -31,7 +35,7 @@ TABLES = (
         """),
         (
             "Parameters are counted without the classifier, as in the paper.",
-            "images/s: inference on one H200 in bfloat16, the fastest backend and batch size of this library.",
+            INFERENCE,
         ),
     ),
     PublishedTable(
@@ -65,7 +69,8 @@ TABLES = (
         (
             "GPU-hours: the FLOPs of the recipe at the measured MFU (see the table gpu_hours); Mixer-H/14 as 14 epochs "
             "of 300 million images. The other models have no recipe here.",
-            "img/s per core: published for one TPUv3 core; here one H200 in bfloat16 at the fastest batch size.",
+            "img/s per core: published for one TPUv3 core; here one H200, bfloat16, batch 256, in the fastest mode of "
+            "this library, of BiT in that of transformers.",
         ),
     ),
     PublishedTable(
@@ -103,11 +108,12 @@ TABLES = (
         gMLP in CV  | gmlp_b16  | Dc S^2          | 73
         gMLP in NLP | gmlp_l36  | Dc S^2          | 102
         ViT         | vit_b16   | 3 S C d + 2 S^2 d | 86
-        BERT        | bert_base | 3 S C d + 2 S^2 d | 110
+        BERT        | bert_base@128 | 3 S C d + 2 S^2 d | 110
         """),
         (
             "The gate of gMLP works on half of the Dc channels, so it costs half of the printed formula. The formula "
             "for attention omits the output projection, which is counted here.",
+            "MACs: of one image of 196 patches (ViT: 197 tokens), and of one text of 128 tokens.",
             "ViT: 86.57 M is truncated to 86 in print.",
         ),
     ),
@@ -145,6 +151,7 @@ TABLES = (
         (
             "gMLP-S: the published sizes give 19.4 M. Printed multiply-adds of Mixer and gMLP count slightly more than "
             "the matrix products. EfficientNet-B0 (5.3 M) and DeiT (5.7, 86.6 M) are truncated in print.",
+            INFERENCE,
         ),
     ),
     PublishedTable(
@@ -179,7 +186,10 @@ TABLES = (
         ResMLP-S24      | resmlp_s24         | 30  | 715.4  | 6.0   | 235.3  | 79.4
         ResMLP-B24      | resmlp_b24         | 116 | 231.3  | 23.0  | 663.0  | 81.0
         """),
-        ("images/s and peak MB here: one H200, also batch 32, bfloat16, the fastest backend of this library.",),
+        (
+            "images/s and peak MB here: one H200, also batch 32, bfloat16, in the fastest mode of this library, of "
+            "convolutional networks in that of transformers.",
+        ),
     ),
     PublishedTable(
         "resmlp_dino",

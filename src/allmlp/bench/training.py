@@ -19,7 +19,7 @@ from allmlp.data.dataset import LabeledImages
 from allmlp.data.sampler import Batch
 from allmlp.errors import UserError, lookup
 from allmlp.layers.head import LMHead
-from allmlp.models.encoder import Encoder
+from allmlp.models.encoder import Encoder, EncoderModel
 from allmlp.models.huggingface import HuggingFaceText
 from allmlp.models.model import Model, ModelSpec
 from allmlp.optim import AdamW
@@ -123,8 +123,13 @@ def training(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], preci
 
 
 def exact(peer_group: PeerGroup, package: str, inputs: tuple[Tensor, ...]) -> Outputs:
-    """Gradients in float64, a few examples at a time unless BatchNorm needs the whole batch."""
+    """Gradients in float64, a few examples at a time unless BatchNorm needs the whole batch.
+
+    Blocks are computed again in the backward pass: in float64 the activations of 96 of them do not fit into a GPU.
+    """
     model = copy.deepcopy(peer_group.models[package])
+    if isinstance(model, EncoderModel):
+        model.set_grad_checkpointing()
     task = build_task(model, peer_group).double().train()
     batch = max(len(tensor) for tensor in inputs if tensor.dim())
     whole = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

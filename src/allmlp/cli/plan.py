@@ -111,7 +111,7 @@ def plan(
             {"--gpus": None if gpus == 1 else gpus} | cluster | {"--seed": seed},
         )
         options = bool(grad_checkpointing), bool(compiled), mfu, calibrate, device, as_json
-        run_check(target, batch_size or 8, optim, *options)
+        run_check(target, 8 if batch_size is None else batch_size, optim, *options)
         return
     if calibrate or device:
         raise UserError("--calibrate and --device need --check")
@@ -216,7 +216,11 @@ def run_check(
     place = own_device(device)
     if place.type not in ("cpu", "cuda"):
         raise UserError(f"--check measures memory on a CPU or a CUDA GPU, not on {place.type}: use --device cpu")
-    here = job(target, samples=batch_size, epochs=1, gpus=1, batch_size=batch_size, optim=optim, mfu=mfu)
+    if mfu is not None and (calibrate is not None or place.type == "cpu"):
+        reason = "--calibrate measures a speed" if calibrate is not None else "the peak of a CPU is unknown"
+        refuse(f"{reason}, which --mfu is no part of", {"--mfu": mfu})
+    sizes = {"samples": 1, "epochs": 1, "gpus": 1, "batch_size": batch_size, "grad_accum_steps": 1}
+    here = job(target, **sizes, optim=optim, mfu=mfu)
     other, flops, basis = None, None, "no speed to predict the time from; --calibrate MODEL measures one"
     if calibrate is not None:
         other, basis = preset(calibrate).spec, f"time predicted from the speed of {calibrate}"
@@ -224,7 +228,8 @@ def run_check(
         name = torch.cuda.get_device_name(place)
         flops, basis = expected_flops(name, here.family, here.modality, cost(here.model).macs, mfu)
     check_training(here.model, batch_size, here.optim, place, grad_checkpointing=grad_checkpointing)
-    rows = check(here.model, batch_size, here.optim, place, 5, grad_checkpointing, flops, other, compiled)
+    half = here.precision == "bfloat16"
+    rows = check(here.model, batch_size, here.optim, place, 5, grad_checkpointing, flops, other, compiled, half)
     if as_json:
         found: dict[str, Any] = {"model": target, "batch_size": batch_size, "device": str(place), "basis": basis}
         found["rows"] = {row.quantity: row._asdict() | {"error": row.error} for row in rows}

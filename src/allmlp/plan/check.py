@@ -50,12 +50,14 @@ class RealStep:
         device: torch.device,
         grad_checkpointing: bool = False,
         compiled: bool = False,
+        half: bool = True,
     ) -> None:
         self.model: Model = create(spec, seed=0, device=device).train()
         if grad_checkpointing:
             self.model.set_grad_checkpointing()
         self.optimizer: Optimizer = optim.build(self.model)
         self.device = device
+        self.half = half and device.type == "cuda"
         self.inputs = self.model.dummy_inputs(batch_size)
         self.loss_function = TrainingLoss(self.model)
         if compiled:
@@ -65,8 +67,8 @@ class RealStep:
         """As `allmlp train` runs it: replayed as a CUDA graph, if all its kernels can be recorded."""
 
     def loss(self) -> Tensor:
-        """Loss as in `allmlp train`: in half precision on a GPU, float32 on a CPU."""
-        with torch.autocast("cuda", default_dtype(self.device)) if self.device.type == "cuda" else nullcontext():
+        """Loss as in `allmlp train`: in half precision on a GPU unless the run is in float32, float32 on a CPU."""
+        with torch.autocast("cuda", default_dtype(self.device)) if self.half else nullcontext():
             return self.loss_function(*self.inputs).total
 
     def run(self) -> Tensor:
@@ -172,16 +174,18 @@ def check(
     flops: float | None = None,
     calibrate: ModelSpec | None = None,
     compiled: bool = False,
+    half: bool = True,
 ) -> list[Comparison]:
-    """Compare prediction and measurement on one device.
+    """Compare prediction and measurement on one device, on a GPU in half precision if `half`.
 
     The time is predicted from `flops` per second, or from the speed that the model `calibrate` reaches here.
     """
     cuda = device.type == "cuda"
     region = "blocks" if compiled else None
-    execution = Execution("cuda" if cuda else "cpu", bfloat16=cuda, compiled=region, fused_kernels=HAS_TRITON)
+    execution = Execution("cuda" if cuda else "cpu", bfloat16=cuda and half, compiled=region, fused_kernels=HAS_TRITON)
     plan = memory(spec, batch_size, optim, grad_checkpointing=grad_checkpointing, execution=execution)
-    step = RealStep(spec, batch_size, optim, device, grad_checkpointing, compiled)
+    options = grad_checkpointing, compiled, half
+    step = RealStep(spec, batch_size, optim, device, *options)
     for _ in range(WARMUP_CALLS):
         step.run()
     step.loss().backward()
@@ -194,7 +198,7 @@ def check(
     if not grad_checkpointing:
         rows.append(Comparison("activations", "bytes", plan.activations + plan.weight_copies, step.saved_bytes()))
     rows.append(Comparison("peak", "bytes", plan.peak, step.peak_bytes()))
-    others = [RealStep(calibrate, batch_size, optim, device, grad_checkpointing, compiled)] if calibrate else []
+    others = [RealStep(calibrate, batch_size, optim, device, *options)] if calibrate else []
     seconds, *other = fastest([step, *others], rounds)
     if calibrate:
         flops = batch_size * training_flops(calibrate, grad_checkpointing) / other[0]

@@ -59,6 +59,8 @@ class Speed(NamedTuple):
     description: str
     source: str
     """A file in docs/."""
+    eager: bool = False
+    """Whether nothing was compiled or fused: slower than the model could be."""
 
     @property
     def mfu(self) -> float:
@@ -79,10 +81,11 @@ def speeds() -> tuple[Speed, ...]:
 
 
 def training_speed(family: str, modality: str, macs: int) -> Speed:
-    """Measured speed of the family's model nearest in multiply-adds, or of a related family's."""
+    """Measured speed of the family's compiled model nearest in multiply-adds, or of a related family's."""
     name: str | None = family
     while name is not None:
-        known = [s for s in speeds() if (s.task, s.family, s.modality) == ("training", name, modality)]
+        wanted = "training", name, modality, False
+        known = [s for s in speeds() if (s.task, s.family, s.modality, s.eager) == wanted]
         if known:
             return min(known, key=lambda speed: abs(math.log(speed.macs / macs)))
         name = RELATED.get(name)

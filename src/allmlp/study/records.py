@@ -38,6 +38,15 @@ def read(file: Path) -> list[Record]:
     return read_json_lines(file) if file.exists() else []
 
 
+def measured_model(record: Record) -> str:
+    """What the inference rate of a run belongs to: its model, and its data, which decide on classes and text lengths.
+
+    A run without a model of its own gets that of another row or folder: its row stands for it.
+    """
+    run = record["run"]
+    return json.dumps([run["model"] or record["row"], run["data"]], sort_keys=True)
+
+
 def append(file: Path, record: Record) -> None:
     """Append one line, and return when it is on disk."""
     try:

@@ -330,8 +330,9 @@ class Runner:
         """Whether the inference rate will be measured after this run, because it is not known yet."""
         if not self.study.inference_batch or trial.purpose != "final":
             return False
-        model, found = to_dict(trial.run.model), records.read(self.out / records.FILE)
-        return not any("inference" in one and one["run"]["model"] == model for one in found)
+        model = records.measured_model({"row": trial.row, "run": to_dict(trial.run)})
+        found = records.read(self.out / records.FILE)
+        return not any("inference" in one and records.measured_model(one) == model for one in found)
 
     def count(self, now: Progress) -> str:
         return f"[{len(now.done) + len(self.active) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
@@ -12,7 +11,7 @@ from allmlp.best import MINIMIZED
 from allmlp.files import write_csv_atomically, write_text_atomically
 from allmlp.log import is_percentage
 from allmlp.study.definition import Study
-from allmlp.study.records import Record
+from allmlp.study.records import Record, measured_model
 from allmlp.study.runner import Progress, scores
 from allmlp.study.statistics import Interval, interval, paired_difference, seconds_to
 
@@ -75,7 +74,9 @@ def summarize(now: Progress) -> Summary:
         row: {record["seed"]: scale(now.metric(row)) * now.value(record) for record in with_result(found)}
         for row, found in finals.items()
     }
-    measured = {model_key(one): one["inference"] for found in finals.values() for one in found if "inference" in one}
+    measured = {
+        measured_model(one): one["inference"] for found in finals.values() for one in found if "inference" in one
+    }
     rates = {key: one["rate_per_s"] for key, one in measured.items()}
     lines = []
     for row, one in study.rows.items():
@@ -102,7 +103,7 @@ def summarize(now: Progress) -> Summary:
                 one.curve,
                 next((result["macs"] for result in results if "macs" in result), None),
                 max((result["peak_memory"] for result in results if "peak_memory" in result), default=None),
-                next((rates[key] for key in map(model_key, finished) if key in rates), None),
+                next((rates[key] for key in map(measured_model, finished) if key in rates), None),
             )
         )
     tuning = [
@@ -117,10 +118,6 @@ def summarize(now: Progress) -> Summary:
     reached = {} if study.target is None else seconds_to_target(now, finals)
     unit = next((one["unit"] for one in measured.values()), "")
     return Summary(study, lines, tuning, data, reached, unit)
-
-
-def model_key(record: Record) -> str:
-    return json.dumps(record["run"]["model"], sort_keys=True)
 
 
 def seconds_to_target(now: Progress, finals: dict[str, list[Record]]) -> dict[str, Interval | None]:
