@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,7 +237,7 @@ class PartWriter(NamedTuple):
             if number % self.processes != self.rank:
                 continue
             file, checksum = self.folder / f"part-{number:06}.parquet", names_checksum(part)
-            if self.metadata(file).get(INPUTS) == checksum:
+            if (self.metadata(file) or {}).get(INPUTS) == checksum:
                 skipped(len(part))
                 continue
             metadata = {SETTINGS: json.dumps(self.settings).encode(), INPUTS: checksum}
@@ -256,18 +256,16 @@ class PartWriter(NamedTuple):
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as reason:
             raise UserError(f"cannot write to {self.folder}: {reason.strerror}") from reason
-        for file in self.files()[:1]:
-            found = json.loads(self.metadata(file).get(SETTINGS, b"{}"))
+        for known in islice((known for known in map(self.metadata, self.files()) if known is not None), 1):
+            found = json.loads(known.get(SETTINGS, b"{}"))
             changed = [name for name in self.settings if found.get(name) != self.settings[name]]
             if changed:
                 raise UserError(
                     f"{self.folder} holds answers of other settings ({', '.join(changed)}): name another folder"
                 )
 
-    def metadata(self, file: Path) -> dict[bytes, bytes]:
-        """Metadata of a part; empty if there is none."""
-        if not file.is_file():
-            return {}
+    def metadata(self, file: Path) -> dict[bytes, bytes] | None:
+        """Metadata of a part; None if it is missing or damaged, so that it is written anew."""
         try:
             return require("pyarrow.parquet", "parquet").read_metadata(file).metadata or {}
         except Exception:  # damaged: it is rewritten
