@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import write_atomically
+from allmlp.files import finite, write_atomically
+from allmlp.prediction.answers import Prediction
 from allmlp.prediction.inputs import Item
 from allmlp.prediction.stream import Answer, chunks
 
@@ -81,7 +82,7 @@ class AnswerTable(NamedTuple):
                     record |= {ranked("label", number): one.label, ranked("probability", number): one.probability}
                 record["label"] = self.label(row)
             if self.probabilities:
-                record |= {f"p({one.label})": one.probability for one in row}
+                record |= {f"p({name})": probability for name, probability in by_name(row).items()}
             yield record
 
     def label(self, row: list[Any]) -> str | None:
@@ -99,8 +100,16 @@ class AnswerTable(NamedTuple):
         for row in answer.value or ():
             label = {} if self.is_regression else {"label": self.label(row)}
             best = row if self.is_regression else row[: self.top_k]
-            more = {"probabilities": {one.label: one.probability for one in row}} if self.probabilities else {}
+            more = {"probabilities": by_name(row)} if self.probabilities else {}
             yield {**start, **label, "predictions": [one.to_json() for one in best], **more}
+
+
+def by_name(row: list[Prediction]) -> dict[str, float]:
+    """Probabilities by class; those of classes with one name, such as the two cranes of ImageNet, are added up."""
+    found: dict[str, float] = {}
+    for one in row:
+        found[one.label] = found.get(one.label, 0.0) + (one.probability or 0.0)
+    return found
 
 
 def ranked(name: str, number: int) -> str:
@@ -191,7 +200,7 @@ def write_csv(file: Path, columns: Iterable[str], records: Iterable[Record], sep
 def write_json_lines(file: Path, objects: Iterable[Record]) -> None:
     with open(file, "w", encoding="utf8") as target:
         for one in objects:
-            target.write(json.dumps(one, ensure_ascii=False) + "\n")
+            target.write(json.dumps(finite(one), ensure_ascii=False) + "\n")
 
 
 def write_parquet(
@@ -268,8 +277,8 @@ class PartWriter(NamedTuple):
         """Metadata of a part; None if it is missing or damaged, so that it is written anew."""
         try:
             return require("pyarrow.parquet", "parquet").read_metadata(file).metadata or {}
-        except Exception:  # damaged: it is rewritten
-            return {}
+        except Exception:  # of many types
+            return None
 
 
 def names_checksum(items: Iterable[Item]) -> bytes:
