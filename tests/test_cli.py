@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import allmlp
-from allmlp.cli import COMMANDS
+from allmlp.cli import COMMANDS, main
 from allmlp.cli.app import next_command
 from allmlp.models.zoo import presets
 from allmlp.plan.estimate import expected_seconds
@@ -246,6 +247,7 @@ def test_expected_time_is_that_of_the_measured_speed() -> None:
         (["list", "zebra"], "no model matches 'zebra'"),
         (["list", "recipes", "digits_mixr"], "no recipe matches 'digits_mixr'; did you mean 'digits_mixer'"),
         (["list", "mixer", "gmlp"], "more words are only for"),
+        (["serve", "--timeout", "inf"], "'--timeout': Input should be less than or equal to 86400"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
@@ -270,6 +272,32 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str], command: str) -> N
     code, out, _ = run(capsys, command, "--help")
     assert code == 0 and "..." not in out.partition("Options:")[2].partition("Examples:")[0]
     assert "......" not in out
+
+
+def test_usage_says_once_that_there_may_be_several(capsys: pytest.CaptureFixture[str]) -> None:
+    first = {name: run(capsys, name, "--help")[1].partition("\n")[0] for name in ("predict", "serve", "launch")}
+    assert first["predict"] == "Usage: allmlp predict [OPTIONS] [MODEL] INPUTS..."
+    assert first["serve"] == "Usage: allmlp serve [OPTIONS] [MODEL...]"
+    assert first["launch"] == "Usage: allmlp launch [OPTIONS] ARGUMENTS..."
+
+
+def test_a_reader_that_stops_is_no_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("allmlp.cli.list.list_models", stop)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    monkeypatch.setattr(sys.stdout, "fileno", lambda: 1, raising=False)
+    assert run(capsys, "list")[0] == 141, "128 + SIGPIPE; 1 means that inputs could not be used"
+
+
+def test_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in ("stdout", "stderr"):  # as after >&- in a shell
+        monkeypatch.setattr(sys, stream, None)
+    with pytest.raises(SystemExit) as end:
+        main(["list", "mixer_nano"])
+    with sys.stdout, sys.stderr:
+        assert end.value.code == 0 and sys.stdout.name == sys.stderr.name == os.devnull
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from allmlp.data.squad import Squad
 from allmlp.data.tokenizer import TextData, load_tokenizer
 from allmlp.device import as_dtype, sum_dtype, warn_of_slow_format
 from allmlp.errors import UserError
-from allmlp.files import RUN
+from allmlp.files import RUN, finite
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.forecast import Forecaster, series_folder
@@ -98,13 +98,10 @@ class Evaluation:
     """Notes about the data."""
 
     def to_json(self) -> dict[str, Any]:
-        rows = {name: [row._asdict() for row in getattr(self, name)] for name in ("class_results", "confusions")}
-        rows["origins"] = [
-            {name: None if value != value else value for name, value in row._asdict().items()}  # noqa: PLR0124
-            for row in self.origins
-        ]
+        lists = "class_results", "confusions", "origins"
+        rows = {name: [row._asdict() for row in getattr(self, name)] for name in lists}
         rest = {name: value for name, value in vars(self).items() if name not in ("metrics", *rows)}
-        return rest | self.metrics | rows
+        return finite(rest | self.metrics | rows)
 
 
 class ClassifierOutputs(NamedTuple):

@@ -6,6 +6,7 @@ import csv
 import errno
 import hashlib
 import json
+import math
 import os
 import stat
 import sys
@@ -75,6 +76,15 @@ def read_regular(file: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {limit:,}", os.fspath(file))
         return source.read(limit)
+
+
+def finite(value: Any) -> Any:
+    """`value` for JSON, which has neither NaN nor infinity: None stands for them."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(finite, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:

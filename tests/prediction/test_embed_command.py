@@ -124,6 +124,17 @@ def test_mistakes(images: Path, photos: Path, texts: Path, tmp_path: Path, comma
         assert (code, out, err.count("\n")) == (2, "", 1) and message in err, err
 
 
+def test_damaged_features_are_named(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
+    pytest.importorskip("pyarrow")
+    for out in ("features.parquet", "parts/"):
+        assert command("embed", images, photos, "--out", f"{tmp_path}/{out}")[0] == 0
+    for file in (tmp_path / "features.parquet", tmp_path / "parts/part-000000.parquet"):
+        file.write_bytes(file.read_bytes()[:30])
+        place = file if file.parent == tmp_path else file.parent
+        code, out, err = command("embed", images, place, "--near", photos / "0.png")
+        assert (code, out, err.count("\n")) == (2, "", 1) and f"cannot read features from {file}" in err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8")
 def test_names_of_files_that_are_not_utf8(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
     pytest.importorskip("pyarrow")

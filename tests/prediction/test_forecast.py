@@ -267,8 +267,8 @@ def test_business_days(tmp_path: Path, command: Callable[..., tuple[int, str, st
     code, _, err = command("train", tmp_path / "prices.csv", *small)
     assert code == 0 and "data.horizon  5                       a season of 5 steps of 1 business day" in err
     assert "3 of 120 steps of 1 business day have no row" in err
-    code, _, _ = command("predict", tmp_path / "run", tmp_path / "prices.csv", "--out", tmp_path / "forecast.csv")
-    found = [row["date"] for row in csv.DictReader((tmp_path / "forecast.csv").read_text().splitlines())]
+    code, _, _ = command("predict", tmp_path / "run", tmp_path / "prices.csv", "--out", tmp_path / "new/forecast.csv")
+    found = [row["date"] for row in csv.DictReader((tmp_path / "new/forecast.csv").read_text().splitlines())]
     assert code == 0 and found == [str(np.busday_offset("2024-01-01", n)) for n in range(120, 125)]
     origins = evaluate_model(str(tmp_path / "run"), str(tmp_path / "prices.csv"), device="cpu").origins
     assert origins == backtest(tmp_path / "run", "cpu") and origins[0].first == str(dates[96])

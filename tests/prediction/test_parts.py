@@ -123,6 +123,20 @@ def test_answers_of_another_model_are_not_mixed(images: Path, many: Path, tmp_pa
     assert stamps(out) == before
 
 
+def test_a_damaged_first_part_is_made_again(images: Path, many: Path, tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "out"
+    arguments = ("predict", images, many, "--out", f"{out}/", *OPTIONS)
+    assert command(*arguments)[0] == 0
+    before, whole = stamps(out), rows(out)
+    first = out / "part-000000.parquet"
+    first.write_bytes(first.read_bytes()[:20])
+    code, _, err = command(*arguments, "--top-k", 2)
+    assert code == 2 and "other settings (options)" in err, "the other parts say how they were made"
+    code, _, err = command(*arguments)
+    assert code == 0 and "2 images" in err and f"{COUNT - 2} done before" in err
+    assert rows(out) == whole and {name for name, stamp in stamps(out).items() if stamp != before[name]} == {first.name}
+
+
 @pytest.mark.slow
 def test_a_killed_process_is_started_again(images: Path, many: Path, tmp_path: Path, command: Command) -> None:
     """Process 1 waits when it opens its last input, so it cannot end before it is killed."""

@@ -148,6 +148,44 @@ def test_a_column_called_context_is_for_questions(texts: Path, tmp_path: Path, c
     assert allmlp.predict(texts, tmp_path / "a.csv", device="cpu") == plain
 
 
+def test_probabilities_of_classes_with_one_name_are_added(photos: Path, tmp_path: Path, command: Command) -> None:
+    folder = image_folder(tmp_path / "model")
+    write_preprocessing(folder, ImagePreprocessing((0.4,) * 3, (0.2,) * 3, ("crane", "dog", "crane")))
+    arguments = ("predict", folder, photos, "--probabilities", "--top-k", 3, "--device", "cpu")
+    for row in json.loads(command(*arguments, "--json")[1]):
+        both = [one["probability"] for one in row["predictions"] if one["label"] == "crane"]
+        assert len(both) == 2 and row["probabilities"]["crane"] == pytest.approx(sum(both))
+        assert sum(row["probabilities"].values()) == pytest.approx(1)
+    assert command(*arguments, "--out", tmp_path / "a.csv")[0] == 0
+    for line in read_csv(tmp_path / "a.csv"):
+        assert float(line["p(crane)"]) + float(line["p(dog)"]) == pytest.approx(1)
+
+
+def test_json_has_null_for_what_is_not_a_number(photos: Path, tmp_path: Path, command: Command) -> None:
+    folder = image_folder(tmp_path / "model")
+    model = allmlp.load(folder)
+    with torch.no_grad():
+        model.head.proj.bias[1] = torch.nan  # type: ignore[union-attr, index, operator]
+    allmlp.save(model, folder)
+    write_preprocessing(folder, ImagePreprocessing((0.4,) * 3, (0.2,) * 3, ("a", "b", "c"), task="values"))
+
+    def strict(text: str) -> Any:
+        def refuse(word: str) -> None:
+            raise ValueError(f"{word} is not JSON")
+
+        return json.loads(text, parse_constant=refuse)
+
+    printed = strict(command("predict", folder, photos, "--json")[1])
+    assert [one["value"] is None for one in printed[0]["predictions"]] == [False, True, False]
+    assert command("predict", folder, photos, "--out", tmp_path / "a.jsonl")[0] == 0
+    assert [strict(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == printed
+    write_preprocessing(folder, ImagePreprocessing((0.4,) * 3, (0.2,) * 3, CLASSES))
+    (photos / "b").rename(photos / CLASSES[0])
+    (photos / CLASSES[1]).mkdir()
+    (photos / "0.png").rename(photos / CLASSES[1] / "0.png")
+    assert strict(command("eval", folder, photos, "--json")[1])["loss"] is None
+
+
 def test_threshold_leaves_the_label_empty(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
     best = [row[0].probability for row in allmlp.predict(images, photos, top_k=1, device="cpu")]
     middle = sorted(best)[3]

@@ -108,8 +108,10 @@ def explain(error: Any) -> str:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command; a user's mistake is printed as one line on stderr, with exit code 2."""
-    for stream in (sys.stdout, sys.stderr):  # names of files need not be text that the terminal can show
-        if hasattr(stream, "reconfigure"):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf8"))  # noqa: SIM115
+        if hasattr(stream := getattr(sys, name), "reconfigure"):  # names of files need not be text that it can show
             stream.reconfigure(errors="backslashreplace")
     if os.getpid() == 1:  # in a container, where the kernel ignores signals that process 1 does not handle
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -121,10 +123,6 @@ def main(arguments: list[str] | None = None) -> Any:
         fail(reason)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:
-        # The reading process (head, less) has exited; Python must not report this at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except OSError as reason:  # a name that is too long, a folder without permission, a full disk
         fail(reason)
     except (MemoryError, RuntimeError) as reason:

@@ -73,6 +73,15 @@ class Commands(TyperGroup):
         hint = f"did you mean allmlp {meant}?" if meant else "see allmlp --help"
         raise UserError(f"No such command {name!r}; {hint}")
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reading process (head, less) has exited: Python must not report this at exit, and click's status of 1
+            # would mean that inputs could not be used.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+
 
 def nearest_command(name: str, commands: Iterable[str]) -> str:
     """Suggestion for a first word that is not a command: another tool's word, a file, a model, a typo."""
@@ -119,7 +128,7 @@ class Command(TyperCommand):
         pieces = ["[OPTIONS]"]
         for param in self.get_params(ctx):
             if param.param_type_name == "argument":
-                name = argument_name(param) + ("..." if param.nargs != 1 else "")
+                name = argument_name(param).removesuffix("...") + ("..." if param.nargs != 1 else "")
                 pieces.append(name if param.required else f"[{name}]")
         return pieces
 

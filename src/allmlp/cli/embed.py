@@ -26,6 +26,7 @@ from allmlp.cli.job import (
     split_model,
 )
 from allmlp.errors import UserError, printable
+from allmlp.files import finite
 
 if TYPE_CHECKING:
     from allmlp.prediction.inputs import Item
@@ -111,7 +112,7 @@ def embed(
 
 def print_matches(matches: list[Match], reads: str, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([match._asdict() for match in matches]))
+        print(json.dumps(finite([match._asdict() for match in matches])))
         return
     from rich.markup import escape
 

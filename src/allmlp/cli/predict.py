@@ -28,6 +28,7 @@ from allmlp.cli.job import (
     PredictionJob,
 )
 from allmlp.errors import UserError, printable
+from allmlp.files import finite
 
 if TYPE_CHECKING:
     from allmlp.prediction.forecast import Forecaster, SeriesForecast
@@ -186,7 +187,7 @@ def print_json(objects: Iterable[dict[str, Any]]) -> None:
     """A list, printed while it is made."""
     before = "["
     for one in objects:
-        print(before + json.dumps(one), end="", flush=True)
+        print(before + json.dumps(finite(one)), end="", flush=True)
         before = ",\n "
     print("]" if before != "[" else "[]")
 

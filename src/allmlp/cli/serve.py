@@ -47,7 +47,7 @@ def serve(
     max_concurrency: Annotated[
         int | None, typer.Option(help="Inputs in flight; further ones get 503. Eight batches by default.", min=1)
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds before a request gets 504.", min=0.1)] = 20.0,
+    timeout: Annotated[float, typer.Option(help="Seconds before a request gets 504.", min=0.1, max=86_400)] = 20.0,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of a model; by default chosen by measurement.", min=1)
     ] = None,

@@ -162,6 +162,7 @@ def write_forecasts(forecasts: Iterable[SeriesForecast], forecaster: Forecaster,
     if out.suffix != ".csv":
         raise UserError(f"forecasts are written as .csv, not {out.suffix or 'without a suffix'}")
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_csv_atomically(out, header, rows())
     except OSError as reason:
         raise UserError(f"cannot write {out}: {one_line(reason)}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +56,8 @@ def are_features(file: Path) -> bool:
         return bool(parts) and are_features(parts[0])
     if file.suffix != ".parquet" or not file.is_file():
         return file.suffix == ".npy" and file.is_file()
-    return FEATURES in require("pyarrow.parquet", "parquet").read_schema(file).names
+    with naming(file):
+        return FEATURES in require("pyarrow.parquet", "parquet").read_schema(file).names
 
 
 def read_features(file: Path) -> Iterator[NamedFeatures]:
@@ -64,19 +66,29 @@ def read_features(file: Path) -> Iterator[NamedFeatures]:
         yield from read_npy(file)
         return
     for part in sorted(file.glob("part-[0-9]*.parquet")) if file.is_dir() else [file]:
-        source: Any = require("pyarrow.parquet", "parquet").ParquetFile(part)
-        for rows in source.iter_batches(CHUNK, columns=["input", FEATURES]):
-            values = rows.column(FEATURES).flatten().to_numpy(zero_copy_only=False)
-            yield NamedFeatures(rows.column("input").to_pylist(), values.reshape(len(rows), -1))
+        with naming(part):
+            source: Any = require("pyarrow.parquet", "parquet").ParquetFile(part)
+            for rows in source.iter_batches(CHUNK, columns=["input", FEATURES]):
+                values = rows.column(FEATURES).flatten().to_numpy(zero_copy_only=False)
+                yield NamedFeatures(rows.column("input").to_pylist(), values.reshape(len(rows), -1))
 
 
 def read_npy(file: Path) -> Iterator[NamedFeatures]:
-    try:
+    with naming(file):
         values = np.load(file, mmap_mode="r", allow_pickle=False)
         with open(names_file(file), encoding="utf8", newline="") as source:
             start = 0
             for rows in chunks(csv.DictReader(source), CHUNK):
                 yield NamedFeatures([row["input"] for row in rows], np.asarray(values[start : start + len(rows)]))
                 start += len(rows)
-    except (OSError, ValueError, KeyError) as reason:
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Errors of a damaged file as one that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError) as reason:  # those of pyarrow are among them
         raise UserError(f"cannot read features from {file}: {one_line(reason)}") from reason

@@ -11,14 +11,15 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import write_atomically
+from allmlp.files import finite, write_atomically
+from allmlp.prediction.answers import Prediction
 from allmlp.prediction.inputs import Item
 from allmlp.prediction.stream import Answer, chunks
 
@@ -81,7 +82,7 @@ class AnswerTable(NamedTuple):
                     record |= {ranked("label", number): one.label, ranked("probability", number): one.probability}
                 record["label"] = self.label(row)
             if self.probabilities:
-                record |= {f"p({one.label})": one.probability for one in row}
+                record |= {f"p({name})": probability for name, probability in by_name(row).items()}
             yield record
 
     def label(self, row: list[Any]) -> str | None:
@@ -99,8 +100,16 @@ class AnswerTable(NamedTuple):
         for row in answer.value or ():
             label = {} if self.is_regression else {"label": self.label(row)}
             best = row if self.is_regression else row[: self.top_k]
-            more = {"probabilities": {one.label: one.probability for one in row}} if self.probabilities else {}
+            more = {"probabilities": by_name(row)} if self.probabilities else {}
             yield {**start, **label, "predictions": [one.to_json() for one in best], **more}
+
+
+def by_name(row: list[Prediction]) -> dict[str, float]:
+    """Probabilities by class; those of classes with one name, such as the two cranes of ImageNet, are added up."""
+    found: dict[str, float] = {}
+    for one in row:
+        found[one.label] = found.get(one.label, 0.0) + (one.probability or 0.0)
+    return found
 
 
 def ranked(name: str, number: int) -> str:
@@ -191,7 +200,7 @@ def write_csv(file: Path, columns: Iterable[str], records: Iterable[Record], sep
 def write_json_lines(file: Path, objects: Iterable[Record]) -> None:
     with open(file, "w", encoding="utf8") as target:
         for one in objects:
-            target.write(json.dumps(one, ensure_ascii=False) + "\n")
+            target.write(json.dumps(finite(one), ensure_ascii=False) + "\n")
 
 
 def write_parquet(
@@ -237,7 +246,7 @@ class PartWriter(NamedTuple):
             if number % self.processes != self.rank:
                 continue
             file, checksum = self.folder / f"part-{number:06}.parquet", names_checksum(part)
-            if self.metadata(file).get(INPUTS) == checksum:
+            if (self.metadata(file) or {}).get(INPUTS) == checksum:
                 skipped(len(part))
                 continue
             metadata = {SETTINGS: json.dumps(self.settings).encode(), INPUTS: checksum}
@@ -256,22 +265,20 @@ class PartWriter(NamedTuple):
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as reason:
             raise UserError(f"cannot write to {self.folder}: {reason.strerror}") from reason
-        for file in self.files()[:1]:
-            found = json.loads(self.metadata(file).get(SETTINGS, b"{}"))
+        for known in islice((known for known in map(self.metadata, self.files()) if known is not None), 1):
+            found = json.loads(known.get(SETTINGS, b"{}"))
             changed = [name for name in self.settings if found.get(name) != self.settings[name]]
             if changed:
                 raise UserError(
                     f"{self.folder} holds answers of other settings ({', '.join(changed)}): name another folder"
                 )
 
-    def metadata(self, file: Path) -> dict[bytes, bytes]:
-        """Metadata of a part; empty if there is none."""
-        if not file.is_file():
-            return {}
+    def metadata(self, file: Path) -> dict[bytes, bytes] | None:
+        """Metadata of a part; None if it is missing or damaged, so that it is written anew."""
         try:
             return require("pyarrow.parquet", "parquet").read_metadata(file).metadata or {}
-        except Exception:  # damaged: it is rewritten
-            return {}
+        except Exception:  # of many types
+            return None
 
 
 def names_checksum(items: Iterable[Item]) -> bytes:
