@@ -200,7 +200,7 @@ class TimmProtocol(nn.Module):
                 raise UserError(f"a model with patches of {stem.patch_size} cannot be changed to {wanted}")
         if img_size is None:
             return
-        resized = allmlp.resize_model(self, img_size)  # type: ignore[arg-type]
+        resized = allmlp.resize_model(self, img_size, copy=False)  # type: ignore[arg-type]
         for name, child in resized.named_children():
             setattr(self, name, child)
         self.spec = resized.spec

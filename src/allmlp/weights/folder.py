@@ -169,7 +169,7 @@ class ModelChanges(NamedTuple):
         if self.dtype is not None:
             model = model.to(as_dtype(self.dtype))
         if self.img_size is not None or self.seq_len is not None:
-            model = resize_model(model, self.img_size, self.seq_len, self.rule)
+            model = resize_model(model, self.img_size, self.seq_len, self.rule, copy=False)
         if self.num_classes is not None and model.spec.configure(num_classes=self.num_classes) != model.spec:
             reset: Any = getattr(model, "reset_classifier", None)
             if reset is None:

@@ -15,9 +15,9 @@ from allmlp.layers.stem import LearnedPositionsLayer, PatchEmbed, TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.grid import GridResize, Rule, with_img_size
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model, ModelSpec, take_over
 from allmlp.models.series_encoder import SeriesEncoder
-from allmlp.weights.look_back import keep_width, resize_look_back, with_look_back
+from allmlp.weights.look_back import resize_look_back, with_look_back
 
 MIN_LENGTH = 3
 
@@ -27,12 +27,15 @@ def resize_model(
     img_size: int | tuple[int, int] | None = None,
     seq_len: int | None = None,
     rule: Rule | None = None,
+    *,
+    copy: bool = True,
 ) -> Model:
     """The trained `model` at another image size, sequence length or look-back, in the same mode and precision.
 
     >>> larger = allmlp.resize_model(allmlp.load("runs/cifar10"), img_size=64)
 
-    `rule` is "interpolate", or MLP-Mixer's "tile" for multiples of the size.
+    `rule` is "interpolate", or MLP-Mixer's "tile" for multiples of the size. With `copy=False` both models share the
+    weights that stay the same.
     """
     if seq_len is not None and rule is not None:
         raise UserError("the rules 'interpolate' and 'tile' apply to images, not to a sequence length")
@@ -50,9 +53,7 @@ def resize_model(
         raise UserError("give either img_size or seq_len")
     with torch.device("meta"):
         new = spec.build()
-    new.load_state_dict(weights, assign=True)
-    new.preprocessing, new.folder = model.preprocessing, model.folder
-    return new.train(model.training)
+    return take_over(new, model, {name: weight.clone() for name, weight in weights.items()} if copy else weights)
 
 
 def differs_in_img_size(old: ModelSpec, new: ModelSpec) -> bool:
@@ -91,7 +92,7 @@ def with_seq_len(spec: ModelSpec, seq_len: int) -> ModelSpec:
     new, token = spec.configure(seq_len=seq_len), spec.block.token
     if new == spec or token is None:
         return new
-    return new.replace(block=new.block.replace(token=keep_width(token, spec.stem.tokens)))
+    return new.replace(block=new.block.replace(token=token.keep_width(spec.stem.tokens)))
 
 
 def resize_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
