@@ -13,7 +13,7 @@ import allmlp
 from allmlp.cli import main
 from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.errors import UserError
-from allmlp.layers import ClassMlp, Context, Dense, GatedTokens, SpatialGatingUnit, Toeplitz, TokenMlp
+from allmlp.layers import ClassifierHead, ClassMlp, Context, Dense, GatedTokens, SpatialGatingUnit, Toeplitz, TokenMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.grid import ForwardAtSize, GridResize, Rule, interpolation_matrix, with_img_size
@@ -290,6 +290,15 @@ def test_text_keeps_its_tokenizer_and_learns_its_length(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(longer(source, target, mask), model(source, target, mask), atol=1e-4, rtol=1e-4)
         assert longer(torch.randint(0, 8192, (1, 24)), torch.randint(0, 8192, (1, 24))).shape == (1, 24, 8192)
+
+
+def test_the_class_token_of_a_text_model_reads_the_first_tokens_as_before() -> None:
+    small = gmlp_text(1, 16, 32, 8, 31).replace(pool=ClassMlp(1), head=ClassifierHead(3))
+    model = allmlp.create(small, seed=0).eval()
+    randomize(model, spread=0.3)
+    ids = torch.randint(31, (2, 5))  # shorter than all
+    for seq_len in (6, 12):
+        torch.testing.assert_close(resize_model(model, seq_len=seq_len)(ids), model(ids))
 
 
 @pytest.mark.parametrize(

@@ -365,9 +365,10 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
     def reset_classifier(self, num_classes: int | Head, global_pool: str | None = None) -> Self:
         """Replace the head by a new one, given as a number of classes (0 for none) or as a spec.
 
-        `global_pool` is timm's argument: "" removes the pool as well, "avg" keeps it.
+        `global_pool` is timm's name of the pool, which must be the model's; "" without classes removes it as well.
         """
         head = self.spec.with_classes(num_classes) if isinstance(num_classes, int) else num_classes
+        self.check_global_pool(global_pool, head)
         if global_pool == "" and head is None:
             self.spec, self.pool = self.spec.replace(pool=None, head=None), None
         self.spec = self.spec.replace(head=head)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from allmlp.errors import UserError
 from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
+from allmlp.layers.pool import ClassGather
 from allmlp.layers.stem import LearnedPositionsLayer, PatchEmbed, TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
@@ -114,6 +115,9 @@ def resize_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, T
             for part, axis in ((f"{path}.up.weight", 1), (f"{path}.down.weight", 0)):
                 changed[part] = crop_or_pad(weights[part], axis, shapes[part][axis])
             changed[f"{path}.down.bias"] = extend_bias(weights[f"{path}.down.bias"], shapes[f"{path}.down.bias"][0])
+        elif isinstance(module, ClassGather):
+            name = f"{path}.mix.weight"
+            changed[name] = crop_or_pad(weights[name], 1, shapes[name][1])
         elif isinstance(module, LearnedPositionsLayer):
             table, rows = weights[f"{path}.weight"], shapes[f"{path}.weight"][0]
             changed[f"{path}.weight"] = table.repeat(-(-rows // len(table)), 1)[:rows]
