@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
@@ -176,28 +176,23 @@ class DynamicEncoderModel(EncoderModel):
         self.variants: dict[tuple[Encoder, tuple[int, int], torch.device], SizeVariant] = {}
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        variant = self.variant(x)
-        if variant is None:
-            return super().forward(x, *args, **kwargs)
-        return variant.call(self, "forward", x, *args, **kwargs)
+        return self.at_size(super().forward, x, *args, **kwargs)
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        variant = self.variant(x)
-        if variant is None:
-            return super().forward_features(x, *args, **kwargs)
-        return variant.call(self, "forward_features", x, *args, **kwargs)
+        return self.at_size(super().forward_features, x, *args, **kwargs)
 
     def forward_activations(self, x: Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        variant = self.variant(x)
-        if variant is None:
-            return super().forward_activations(x, *args, **kwargs)
-        return variant.call(self, "forward_activations", x, *args, **kwargs)
+        return self.at_size(super().forward_activations, x, *args, **kwargs)
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.at_size(super().forward_intermediates, x, *args, **kwargs)
+
+    def at_size(self, method: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of `EncoderModel` at the size of the images `x`."""
         variant = self.variant(x)
         if variant is None:
-            return super().forward_intermediates(x, *args, **kwargs)
-        return variant.call(self, "forward_intermediates", x, *args, **kwargs)
+            return method(x, *args, **kwargs)
+        return variant.call(self, method.__name__, x, *args, **kwargs)
 
     def variant(self, images: Tensor) -> SizeVariant | None:
         """The model at the size of `images`; None at its own size, or if they are not a batch of images."""

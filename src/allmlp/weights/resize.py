@@ -59,24 +59,16 @@ def resize_model(
 
 def differs_in_img_size(old: ModelSpec, new: ModelSpec) -> bool:
     """Whether two image models have different image sizes and the same patch size."""
-    if not (isinstance(old, Encoder) and isinstance(new, Encoder)):
-        return False
-    a, b = old.stem, new.stem
-    return (
-        isinstance(a, PatchEmbed)
-        and isinstance(b, PatchEmbed)
-        and a.img_size != b.img_size
-        and a.patch_size == b.patch_size
-    )
+    a, b = getattr(old, "stem", None), getattr(new, "stem", None)
+    both = isinstance(a, PatchEmbed) and isinstance(b, PatchEmbed)
+    return both and a.img_size != b.img_size and a.patch_size == b.patch_size
 
 
 def differs_in_seq_len(old: ModelSpec, new: ModelSpec) -> bool:
     """Whether two text models have different sequence lengths."""
     if isinstance(old, EncoderDecoder) and isinstance(new, EncoderDecoder):
         return differs_in_seq_len(old.encoder, new.encoder) or differs_in_seq_len(old.decoder, new.decoder)
-    if not (isinstance(old, Encoder) and isinstance(new, Encoder)):
-        return False
-    a, b = old.stem, new.stem
+    a, b = getattr(old, "stem", None), getattr(new, "stem", None)
     return isinstance(a, TokenEmbed) and isinstance(b, TokenEmbed) and a.seq_len != b.seq_len
 
 
