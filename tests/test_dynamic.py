@@ -148,7 +148,7 @@ def test_only_the_last_sizes_are_cached() -> None:
         for side in (*range(4, 60, 4), 4, 56):
             if side != 32:
                 model(torch.randn(1, 3, side, side))
-    sizes = [spec.stem.img_size[0] for spec, _ in model.variants]
+    sizes = [img_size[0] for _, img_size, _ in model.variants]
     assert len(sizes) == grid.MAX_CACHED_SIZES and sizes[-2:] == [4, 56]
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
@@ -167,6 +167,30 @@ def test_drop_path_and_checkpointing_apply_at_every_size() -> None:
     assert not all(torch.equal(outputs[0], output) for output in outputs)
     model.eval()
     assert torch.equal(model(images), model(images))
+
+
+def test_frozen_blocks_stay_frozen_at_every_size() -> None:
+    model = dynamic_model(drop_path=0.9).train()
+    model.blocks.eval()
+    images = torch.randn(16, 3, 24, 24)
+    assert torch.equal(model(images), model(images))
+
+
+def test_a_new_own_size_is_the_source_of_all_sizes() -> None:
+    model, images = dynamic_model("mixer_nano").eval(), torch.randn(1, 3, 24, 24)
+    model(images)
+    model.set_input_size(48)
+    assert torch.equal(model(images), resize_model(model, 24)(images))
+
+
+def test_it_takes_over_what_is_frozen() -> None:
+    model = allmlp.create("gmlp_nano", overrides={"depth": 2}).train().set_grad_checkpointing()
+    model.stem.requires_grad_(False).eval()
+    dynamic = grid.make_dynamic(model)
+    for one in (model, dynamic):
+        assert not one.stem.proj.weight.requires_grad and one.head.proj.weight.requires_grad
+        assert not one.stem.training and one.blocks.training and one.checkpointing
+    assert dynamic.stem.proj.weight is model.stem.proj.weight
 
 
 class TokenScale(TokenMixer, abstract=True):  # not registered

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import allmlp
 from allmlp.data.preprocessing import copy_tokenizer
+from allmlp.lora import Lora
 from allmlp.weights import folder as folders
 from tiny import TINY_SERIES, TINY_SPECS, tiny_model
 
@@ -182,3 +183,32 @@ def test_a_copied_tokenizer_replaces_the_one_there(tmp_path: Path) -> None:
     assert [file.name for file in target.iterdir()] == ["vocab.txt"]
     copy_tokenizer(tmp_path, target)  # none to copy
     assert [file.name for file in target.iterdir()] == ["vocab.txt"]
+
+
+@pytest.mark.parametrize("change", ["another head", "LoRA"])
+def test_a_changed_model_is_not_saved(change: str, tmp_path: Path) -> None:
+    model = tiny_model("mixer_s32", torch.float32)
+    if change == "LoRA":
+        Lora(2).apply(model)
+    else:
+        model.head = torch.nn.Linear(16, 7)
+    with pytest.raises(allmlp.UserError, match="the model was changed: its state dict does not match its spec: "):
+        allmlp.save(model, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_compiled_model_is_saved_as_itself(tmp_path: Path) -> None:
+    model = tiny_model("mixer_s32", torch.float32)
+    allmlp.save(torch.compile(model), tmp_path)  # type: ignore[arg-type]
+    assert allmlp.load(tmp_path).state_dict().keys() == model.state_dict().keys()
+    with pytest.raises(allmlp.UserError, match="only models of this library can be saved, not Linear"):
+        allmlp.save(torch.nn.Linear(2, 2), tmp_path)  # type: ignore[arg-type]
+
+
+def test_the_precision_may_be_a_name(tmp_path: Path) -> None:
+    model = tiny_model("mixer_s32", torch.float32)
+    allmlp.save(model, tmp_path, dtype="bfloat16")
+    assert allmlp.load(tmp_path, dtype=None).dtype == torch.bfloat16
+    for wrong in ("int16", "half precision"):
+        with pytest.raises(allmlp.UserError, match=f"weights cannot be stored as {wrong}"):
+            allmlp.save(model, tmp_path, dtype=wrong)

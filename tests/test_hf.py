@@ -222,6 +222,8 @@ def test_pixels(channels: int, tmp_path: Path) -> None:
     array = np.asarray(scene(70, 31))
     assert torch.equal(processor(array, return_tensors="pt").pixel_values, expected[:1])
     allmlp.hf.wrap(folder).save_pretrained(tmp_path / "saved")
+    with pytest.raises(UserError, match="do_normalize is not an option of a call"):
+        processor(array, do_normalize=False)
     processor.save_pretrained(tmp_path / "saved")
     again = transformers.AutoImageProcessor.from_pretrained(tmp_path / "saved")
     assert type(again) is type(processor) and torch.equal(again(array)["pixel_values"], expected[:1])
@@ -291,6 +293,8 @@ def test_padding_that_a_model_was_trained_to_read(folders: dict[str, Path], tmp_
         known = json.loads((place / "preprocessing.json").read_text())
         (place / "preprocessing.json").write_text(json.dumps(known | {"mask_padding": False}))
         wrapped, tokenizer = allmlp.hf.wrap(place).eval(), allmlp.hf.processor(place)
+        with pytest.raises(UserError, match="pass input_ids, not inputs_embeds"):
+            wrapped(inputs_embeds=torch.zeros(1, 4, wrapped.config.hidden_size))
         wrapped.save_pretrained(tmp_path / f"saved_{name}")
         tokenizer.save_pretrained(tmp_path / f"saved_{name}")
         assert not json.loads((tmp_path / f"saved_{name}" / "preprocessing.json").read_text())["mask_padding"]

@@ -370,3 +370,11 @@ def test_truncated_normal_has_its_distribution(std: float, limit: float) -> None
 def test_a_context_has_no_properties() -> None:
     """torch.compile of torch 2.8, the oldest that is supported, does not evaluate those of a named tuple."""
     assert not [name for name, value in vars(Context).items() if isinstance(value, property)]
+
+
+def test_talking_heads_ignore_padding_on_the_left() -> None:
+    layer = prepared(Attention(2, causal=True, talking_heads=True).build(BuildContext(6, 8, Init(Normal(0.5)))))
+    x, mask = torch.randn(1, 6, 8, dtype=torch.float64), torch.tensor([[False, False, True, True, True, True]])
+    alone, padded = layer(x[:, 2:], Context()), layer(x, Context(mask))
+    assert padded.isfinite().all() and torch.allclose(padded[:, 2:], alone)
+    assert layer.attention_weights(x, Context(mask)).isfinite().all()

@@ -78,3 +78,10 @@ def test_two_presets_cannot_share_a_name(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(resmlp.PRESETS, "mixer_nano", mixer.PRESETS["mixer_nano"])
     with pytest.raises(TypeError, match="two presets are called mixer_nano"):
         own_presets.__wrapped__()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_device_is_named() -> None:
+    for device, reason in (("cuda", "torch sees no cuda device here"), ("cpu0", "cpu0")):
+        with pytest.raises(allmlp.UserError, match=f"cannot use the device {device}: .*{reason}"):
+            allmlp.create("mixer_nano", device=device)

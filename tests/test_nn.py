@@ -185,3 +185,24 @@ def test_more_tokens_than_a_layer_has_weights_for(toeplitz: bool) -> None:
 def test_every_public_layer_is_tried_here() -> None:
     tried = {name.split()[0] for name in LAYERS} | {"PatchEmbed", "TokenEmbed"}
     assert tried >= set(allmlp.nn.__all__)
+
+
+def test_attention_refuses_a_mask_of_numbers() -> None:
+    """As numbers a mask would be added to the scores."""
+    x, mask = torch.randn(1, 5, CHANNELS), torch.tensor([[1, 1, 1, 0, 0]])
+    for layer in (allmlp.nn.Attention(CHANNELS, 3), allmlp.nn.SpatialGatingUnit(TOKENS, CHANNELS)):
+        with pytest.raises(UserError, match=r"the mask must be bool, .* not float32: pass mask.bool\(\)"):
+            layer(x, mask.float())
+        with pytest.raises(UserError, match=r"the mask \[1, 4\] does not match the tokens \[1, 5, 12\]"):
+            layer(x, mask.bool()[:, 1:])
+
+
+@pytest.mark.parametrize("kind", [allmlp.nn.TokenConv, allmlp.nn.TokenCycle])
+def test_a_layer_over_a_grid_names_it(kind: type[nn.Module]) -> None:
+    with pytest.raises(UserError, match="grid of 4x4 tokens, got 9 tokens"):
+        kind((4, 4), CHANNELS)(torch.randn(1, 9, CHANNELS))
+
+
+def test_rotary_positions_need_heads_of_an_even_size() -> None:
+    with pytest.raises(UserError, match="heads of an even size, not 3"):
+        allmlp.nn.Attention(9, 3, rope_theta=1e4)

@@ -46,7 +46,41 @@ def test_mask_that_does_not_fit() -> None:
         tiny_model("gmlp_l18")(ids, torch.ones(2, 4, dtype=torch.bool))
 
 
+def test_a_mask_of_numbers_is_refused() -> None:
+    model, ids = tiny_model("bert_base", torch.float32), torch.randint(31, (2, 5))
+    for mask in (torch.ones(2, 5), torch.ones(2, 5, dtype=torch.long)):
+        with pytest.raises(allmlp.UserError, match="the mask must be bool"):
+            model(ids, mask)
+    translator = tiny_model("resmlp_seq2seq_6", torch.float32)
+    with pytest.raises(allmlp.UserError, match="the mask must be bool"):
+        translator.decode(ids, torch.randn(2, 5, 16), memory_mask=torch.ones(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        (torch.full((1, 3), 2), "segment 2 is outside the 2 of the model"),
+        (torch.zeros(1, 4, dtype=torch.long), r"the segments \[1, 4\] do not match the tokens \[1, 3\]"),
+    ],
+)
+def test_segments(segments: Tensor, message: str) -> None:
+    with pytest.raises(allmlp.UserError, match=message):
+        tiny_model("bert_base", torch.float32)(torch.zeros(1, 3, dtype=torch.long), segments=segments)
+
+
+def test_gradients_per_example_of_texts() -> None:
+    model, ids = tiny_model("mixer_mlm"), torch.randint(31, (3, 5))
+    weights = dict(model.named_parameters())
+
+    def loss(weights: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, weights, (row[None],)).square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, ids)["stem.embedding.weight"]
+    loss(weights, ids[1]).backward()
+    assert torch.allclose(found[1], model.stem.embedding.weight.grad)
+
+
 def test_token_ids_of_other_integer_types() -> None:
-    model = tiny_model("gmlp_l18")
+    model = tiny_model("mixer_mlm")
     ids = torch.randint(31, (2, 5))
     assert torch.equal(model(ids.int()), model(ids))

@@ -13,7 +13,7 @@ import allmlp
 from allmlp.cli import main
 from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.errors import UserError
-from allmlp.layers import ClassMlp, Context, Dense, SpatialGatingUnit, Toeplitz
+from allmlp.layers import ClassifierHead, ClassMlp, Context, Dense, GatedTokens, SpatialGatingUnit, Toeplitz, TokenMlp
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.grid import ForwardAtSize, GridResize, Rule, interpolation_matrix, with_img_size
@@ -145,6 +145,34 @@ def test_what_cannot_be_resized() -> None:
         ForwardAtSize(allmlp.create("resmlp_seq2seq_tiny"), (16, 16))
 
 
+def test_the_resized_model_is_frozen_alike_and_independent() -> None:
+    model = allmlp.create(spec("mixer_nano")).set_grad_checkpointing()
+    model.stem.requires_grad_(False).eval()
+    larger = resize_model(model, 48)
+    assert not larger.stem.proj.weight.requires_grad and larger.head.proj.weight.requires_grad
+    assert not larger.stem.training and larger.blocks.training and larger.checkpointing
+    before = model.stem.proj.weight.clone()
+    with torch.no_grad():
+        larger.stem.proj.weight.zero_()
+    assert torch.equal(model.stem.proj.weight, before)
+    shared = resize_model(model, 48, copy=False)
+    assert shared.stem.proj.weight.data_ptr() == model.stem.proj.weight.data_ptr()
+
+
+@pytest.mark.parametrize(("token", "rule"), [(TokenMlp(expansion=2.0), "interpolate"), (TokenMlp(8), "tile")])
+def test_a_token_mlp_inside_a_gate_is_resized(token: TokenMlp, rule: Rule) -> None:
+    model = allmlp.create(spec("mixer_nano"), overrides={"block.token": GatedTokens(token)})
+    larger = resize_model(model, 64, rule=rule)
+    hidden = model.blocks[0].token.mix.mix.up.out_features
+    assert larger.blocks[0].token.mix.mix.up.out_features == hidden * (4 if rule == "tile" else 1)
+    assert larger(torch.randn(1, 3, 64, 64)).shape == (1, 10)
+
+
+def test_a_misspelled_rule_is_not_taken_for_another() -> None:
+    with pytest.raises(UserError, match="unknown rule 'tiles'; did you mean 'tile'"):
+        resize_model(allmlp.create(spec("mixer_nano")), 64, rule="tiles")  # type: ignore[arg-type]
+
+
 # --- Mixer's rule ------------------------------------------------------------------------------------------
 
 QUADRANTS = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
@@ -262,6 +290,15 @@ def test_text_keeps_its_tokenizer_and_learns_its_length(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(longer(source, target, mask), model(source, target, mask), atol=1e-4, rtol=1e-4)
         assert longer(torch.randint(0, 8192, (1, 24)), torch.randint(0, 8192, (1, 24))).shape == (1, 24, 8192)
+
+
+def test_the_class_token_of_a_text_model_reads_the_first_tokens_as_before() -> None:
+    small = gmlp_text(1, 16, 32, 8, 31).replace(pool=ClassMlp(1), head=ClassifierHead(3))
+    model = allmlp.create(small, seed=0).eval()
+    randomize(model, spread=0.3)
+    ids = torch.randint(31, (2, 5))  # shorter than all
+    for seq_len in (6, 12):
+        torch.testing.assert_close(resize_model(model, seq_len=seq_len)(ids), model(ids))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import math
 from inspect import signature
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -405,3 +406,12 @@ def test_a_field_counts_also_where_its_spec_is_set_later() -> None:
 
     changes: dict[str, object] = {"token.act": "relu", "token": TokenMlp(5), "most": "9"}
     assert override_all(Limited(), changes) == Limited(TokenMlp(5, act="relu"), 9)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    stem = PatchEmbed(img_size=np.int64(32), patch_size=(np.int32(4), 4))  # type: ignore[arg-type]
+    assert stem == PatchEmbed((32, 32), (4, 4)) and to_json(stem) == to_json(PatchEmbed((32, 32), (4, 4)))
+    assert Block(dropout=np.float32(0.5)) == Block(dropout=0.5)  # type: ignore[arg-type]
+    for wrong in (np.float64(3.0), np.bool_(True)):
+        with pytest.raises(allmlp.UserError, match="in_chans must be a whole number"):
+            PatchEmbed(in_chans=wrong)  # type: ignore[arg-type]

@@ -115,6 +115,14 @@ def test_a_pool_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(UserError, match="pools with MeanPool, not with global_pool 'token'"):
         timm.create_model("allmlp_mixer_nano", num_classes=3, global_pool="token")
     assert timm.create_model("allmlp_mixer_nano", num_classes=3, global_pool="avg").num_classes == 3
+    for num_classes in (3, 10):
+        with pytest.raises(UserError, match="global_pool '' is for features, without a classifier: use num_classes=0"):
+            timm.create_model("allmlp_mixer_nano", num_classes=num_classes, global_pool="")
+    model = allmlp.create("mixer_nano")
+    for global_pool, reason in (("", "for features"), ("token", "pools with MeanPool"), ("max", "'max' is unknown")):
+        with pytest.raises(UserError, match=reason):
+            model.reset_classifier(3, global_pool)
+    assert model.reset_classifier(3, "avg").num_classes == 3
 
 
 def test_heads() -> None:
@@ -141,3 +149,8 @@ def test_the_input_size_is_set_in_place(name: str) -> None:
     assert model.pretrained_cfg["input_size"] == (3, 16, 24)
     with pytest.raises(UserError, match="patches"):
         model.set_input_size(patch_size=8)
+
+
+def test_an_empty_list_of_blocks_is_refused() -> None:
+    with pytest.raises(UserError, match="name at least one of the blocks, not an empty list"):
+        allmlp.create("mixer_nano").forward_intermediates(torch.randn(1, 3, 32, 32), indices=[])

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from allmlp.errors import UserError
+from allmlp.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,17 @@ def own_device(device: str | None = None) -> torch.device:
     if number and int(number) >= count:
         raise UserError(f"there is no device {kind}:{number}: torch sees {count}, numbered from 0")
     return torch.device(kind, int(number)) if number else torch.device(kind)
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """A device of torch, with its number; UserError if it cannot be used here."""
+    try:
+        kind = torch.device(device).type
+        if kind in INSTALL and not count_devices(kind):
+            raise UserError(f"cannot use the device {device}: torch sees no {kind} device here")
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as reason:
+        raise UserError(f"cannot use the device {device}: {one_line(reason)}") from None
 
 
 def count_devices(kind: str) -> int:

@@ -10,7 +10,7 @@
 
 `allmlp.nn.X` is the module of the spec `allmlp.layers.X`, whose docstring has the equation. Default sizes and the
 initialization are those of the papers. Inputs are [B, tokens, channels]; layers that mix tokens also accept inputs with
-fewer tokens, and a `mask` [B, S] that is True at real tokens. Parameters have the same names as inside the models, so
+fewer tokens (except those over a grid), and a `mask` [B, S] that is True at real tokens. Parameters have the same names as inside the models, so
 weights can be exchanged: `block.load_state_dict(model.blocks[0].state_dict())`.
 """
 
@@ -22,9 +22,9 @@ from allmlp import layers
 from allmlp.layers.act import Act
 from allmlp.layers.block import BlockLayer
 from allmlp.layers.channel import ChannelMlpLayer
-from allmlp.layers.context import BuildContext, Context
+from allmlp.layers.context import BuildContext, Context, check_mask
 from allmlp.layers.init import Init
-from allmlp.layers.mixers.attention import AttentionLayer, divide
+from allmlp.layers.mixers.attention import AttentionLayer
 from allmlp.layers.mixers.conv import TokenConvLayer
 from allmlp.layers.mixers.cycle import TokenCycleLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
@@ -70,6 +70,7 @@ class PlainForward:
     """Lets a layer be called with its input and a token mask instead of a context."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        check_mask(mask, x)
         return super().forward(x, Context(mask))  # type: ignore[misc]
 
 
@@ -145,11 +146,11 @@ class Attention(PlainForward, AttentionLayer):  # type: ignore[inconsistent-inhe
         bias: bool = True,
         init: Init = VIT_INIT,
     ) -> None:
-        divide(channels, num_heads)
         rotary = layers.RotaryPositions(rope_theta) if rope_theta else None
         spec = layers.Attention(
             num_heads, causal, dropout=dropout, num_kv_heads=num_kv_heads, rotary=rotary, linear_bias=bias
         )
+        spec.check_channels(channels)
         super().__init__(spec, BuildContext(1, channels, init))
 
 
@@ -171,6 +172,7 @@ class SpatialGatingUnit(SpatialGatingUnitLayer):
         super().__init__(gate(variant, causal, toeplitz, init), BuildContext(tokens, channels, GMLP_INIT), channels)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        check_mask(mask, x)
         return super().forward(x, x, Context(mask))
 
 
@@ -319,7 +321,6 @@ class TransformerBlock(Block):
         dropout: float = 0.0,
         drop_path: float = 0.0,
     ) -> None:
-        divide(channels, num_heads)
         spec = layers.Block(
             token=layers.Attention(num_heads, causal),
             channel=layers.ChannelMlp(hidden or 4 * channels),

@@ -17,6 +17,7 @@ import math
 import pkgutil
 import types
 from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
 from typing import (
     Annotated,
     Any,
@@ -199,21 +200,22 @@ def fits(value: Any, hint: Any, path: str) -> tuple[bool, Any]:
     if origin is tuple:
         parts = get_args(hint)
         if parts[-1] is Ellipsis:  # tuple[X, ...]: a single value makes a list of one
-            value = (value,) if isinstance(value, (int, float, Spec)) or is_named(value, parts[0]) else value
+            value = (value,) if isinstance(value, (Real, Spec)) or is_named(value, parts[0]) else value
             parts = parts[:1] * len(value) if isinstance(value, (tuple, list)) else ()
-        elif isinstance(value, int) and not isinstance(value, bool):
+        elif isinstance(value, Integral) and not isinstance(value, bool):
             value = (value,) * len(parts)
         if not isinstance(value, (tuple, list)) or len(value) != len(parts):
             return False, value
         return True, tuple(conform(v, part, f"{path}[{i}]") for i, (v, part) in enumerate(zip(value, parts)))
     if hint is float:
         try:
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
         except OverflowError:  # an integer of more than 308 digits
             number = False
         return number, float(value) if number else value
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
+    if hint is int:  # or an integer of numpy
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        return whole, int(value) if whole else value
     if hint is type(None):
         return value is None, value
     if is_named(value, hint):

@@ -17,7 +17,6 @@ from typing import Any
 from torch import nn
 
 from allmlp.errors import UserError
-from allmlp.layers.pool import FirstTokenPool, MeanPool
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.grid import make_dynamic
@@ -29,8 +28,6 @@ from allmlp.weights.pretrained import from_pretrained
 from allmlp.weights.published import published_weights
 
 PREFIX = "allmlp_"
-POOLS: dict[str, type | None] = {"avg": MeanPool, "token": FirstTokenPool, "": None}
-"""timm's names of pools."""
 
 
 def create_timm(
@@ -60,22 +57,17 @@ def create_timm(
         raise UserError("models of allmlp take published weights by their tag, not a pretrained_cfg")
     if features and not features_only:
         raise UserError(f"unknown option {next(iter(features))!r} of the timm model {PREFIX}{preset}")
-    if global_pool not in (None, *POOLS):
-        raise UserError(f"global_pool {global_pool!r} is unknown: use one of {', '.join(map(repr, POOLS))}")
     model: Any = (
         load_tag(preset, pretrained_cfg, img_size, cache_dir) if pretrained else create(preset, img_size=img_size)
     )
-    spec, pool = model.spec, POOLS[global_pool or ""]
-    if pool is not None and not isinstance(spec.pool, pool):
-        raise UserError(f"{PREFIX}{preset} pools with {type(spec.pool).__name__}, not with global_pool {global_pool!r}")
+    spec = model.spec
     if in_chans not in (None, spec.stem.in_chans):
         if pretrained:
             raise UserError(f"the published weights have {spec.stem.in_chans} channels, not {in_chans}")
         model = create(spec.configure(in_chans=in_chans))
-    if num_classes is not None and num_classes != model.num_classes:
-        model.reset_classifier(num_classes, global_pool)
-    elif global_pool == "":
-        model.reset_classifier(0, global_pool)
+    model.check_global_pool(global_pool, spec.head if num_classes else None)
+    if global_pool == "" or num_classes not in (None, model.num_classes):
+        model.reset_classifier(num_classes or 0, global_pool)
     model = set_rates(model, drop_path_rate, drop_rate).train()
     if dynamic_img_size:
         model = make_dynamic(model)

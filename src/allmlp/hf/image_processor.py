@@ -10,6 +10,7 @@ from transformers.image_transforms import to_pil_image
 from transformers.image_utils import make_flat_list_of_images
 
 from allmlp.data.decode import Decode, as_tensor, crop_and_resize
+from allmlp.errors import UserError
 
 
 class AllMlpImageProcessor(BaseImageProcessor):
@@ -30,6 +31,8 @@ class AllMlpImageProcessor(BaseImageProcessor):
 
     def preprocess(self, images: Any, return_tensors: Any = None, **options: Any) -> BatchFeature:
         """`pixel_values` of PIL images, arrays, tensors, paths or URLs."""
+        if given := [name for name, value in options.items() if value is not None]:
+            raise UserError(f"{given[0]} is not an option of a call: set size, image_mean, image_std, crop_pct")
         mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (self.image_mean, self.image_std))
         decode = Decode(crop_pct=self.crop_pct, color="rgb" if len(mean) == 3 else "gray")
         size = self.size["height"], self.size["width"]

@@ -97,7 +97,10 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         segments = token_type_ids if (getattr(spec.stem, "segments", None) or 0) > 1 else None
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         found: dict[str, Tensor] | None = {} if wanted else None
-        length = None if x is None or self.config.mask_padding or not self.may_read_padding else x.shape[1]
+        reads_padding = self.may_read_padding and not self.config.mask_padding
+        if reads_padding and x is None:
+            raise UserError("the model reads padding, whose ids it needs: pass input_ids, not inputs_embeds")
+        length = x.shape[1] if reads_padding and x is not None else None
         if x is not None and length is not None:
             if self.config.pad_token_id is None:
                 raise UserError("the model reads padding: set config.pad_token_id")

@@ -36,6 +36,24 @@ def check_tokens(found: int, most: int) -> None:
         raise UserError(f"the layer is built for at most {most} tokens, got {found}")
 
 
+def check_mask(mask: Tensor | None, x: Tensor) -> None:
+    """Raise UserError unless `mask`, b s, is a boolean mask of the tokens x, b s or b s c: attention would add other
+    numbers to its scores.
+    """
+    if mask is not None and mask.dtype != torch.bool:
+        found = str(mask.dtype).removeprefix("torch.")
+        raise UserError(f"the mask must be bool, True at real tokens, not {found}: pass mask.bool()")
+    if mask is not None and tuple(mask.shape) != tuple(x.shape[:2]):
+        raise UserError(f"the mask {list(mask.shape)} does not match the tokens {list(x.shape)}")
+
+
+def as_grid(x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Tokens b s c as b h w c."""
+    if x.shape[1] != grid[0] * grid[1]:
+        raise UserError(f"the layer is built for a grid of {grid[0]}x{grid[1]} tokens, got {x.shape[1]} tokens")
+    return x.unflatten(1, grid)
+
+
 class Cache:
     """The state of step-by-step decoding with a causal model.
 

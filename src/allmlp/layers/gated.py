@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ class GatedTokens(TokenMixer):
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return GatedTokensLayer(self, ctx)
+
+    def keep_width(self, tokens: int, times: int = 1) -> Self:
+        return self.replace(mix=self.mix.keep_width(tokens, times))
 
 
 class GatedTokensLayer(nn.Module):

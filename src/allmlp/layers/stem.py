@@ -252,6 +252,8 @@ class TokenEmbedLayer(nn.Module):
     ) -> Tensor:
         """With `embedded`, `ids` are embedding vectors already, b s c."""
         self.validate(ids, start, embedded)
+        if self.spec.segments and segments is not None:
+            self.validate_segments(segments, ids)
         weight = embedding if self.embedding is None else self.embedding.weight
         assert weight is not None, "a stem without an embedding is called with one"
         x = ids if embedded else F.embedding(ids, weight)
@@ -279,9 +281,25 @@ class TokenEmbedLayer(nn.Module):
                 f"{seq_len} tokens are longer than the {self.spec.seq_len} the model is built for; shorten the input, "
                 f"or resize the model: allmlp resize FOLDER TARGET --seq-len {seq_len}"
             )
-        # Checking values would synchronize a GPU and break tracing; in both cases the embedding itself raises.
-        if not embedded and ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
-            low, high = ids.aminmax()
-            if low < 0 or high >= self.spec.vocab_size:
-                bad = int(low if low < 0 else high)
-                raise UserError(f"token id {bad} is outside the vocabulary of {self.spec.vocab_size}")
+        if not embedded and (bad := outside(ids, self.spec.vocab_size)) is not None:
+            raise UserError(f"token id {bad} is outside the vocabulary of {self.spec.vocab_size}")
+
+    def validate_segments(self, segments: Tensor, ids: Tensor) -> None:
+        if segments.shape != ids.shape[:2]:
+            raise UserError(f"the segments {list(segments.shape)} do not match the tokens {list(ids.shape)}")
+        if (bad := outside(segments, self.spec.segments or 0)) is not None:
+            raise UserError(f"segment {bad} is outside the {self.spec.segments} of the model, numbered from 0")
+
+
+def outside(ids: Tensor, count: int) -> int | None:
+    """An index below 0 or not below `count`, if there is one.
+
+    On a GPU this would synchronize and in tracing there are no values: there the embedding itself raises.
+    """
+    if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
+        return None
+    try:
+        low, high = map(int, ids.aminmax())
+    except RuntimeError:  # torch.func.vmap has no values either
+        return None
+    return low if low < 0 else high if high >= count else None

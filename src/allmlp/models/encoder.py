@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from allmlp.errors import UserError, lookup
 from allmlp.layers.block import Block, BlockLayer, Residual
 from allmlp.layers.channel import ChannelMlpLayer
-from allmlp.layers.context import BuildContext, Cache, Context
+from allmlp.layers.context import BuildContext, Cache, Context, check_mask
 from allmlp.layers.head import ClassifierHead, Head, PooledHead
 from allmlp.layers.init import Init
 from allmlp.layers.mixers.attention import Attention, RelativePositionBias
@@ -314,8 +314,9 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
     ) -> Context:
         if cache is not None and not self.spec.block.causal:
             raise UserError("only a causal model can use a cache")
-        if mask is not None and tuple(mask.shape) != tuple(x.shape[:2]):
-            raise UserError(f"the mask {list(mask.shape)} does not match the tokens {list(x.shape)}")
+        check_mask(mask, x)
+        if memory is not None:
+            check_mask(memory_mask, memory)
         if documents is not None:
             self.check_documents(cache)
             mask = documents > 0
@@ -364,9 +365,10 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
     def reset_classifier(self, num_classes: int | Head, global_pool: str | None = None) -> Self:
         """Replace the head by a new one, given as a number of classes (0 for none) or as a spec.
 
-        `global_pool` is timm's argument: "" removes the pool as well, "avg" keeps it.
+        `global_pool` is timm's name of the pool, which must be the model's; "" without classes removes it as well.
         """
         head = self.spec.with_classes(num_classes) if isinstance(num_classes, int) else num_classes
+        self.check_global_pool(global_pool, head)
         if global_pool == "" and head is None:
             self.spec, self.pool = self.spec.replace(pool=None, head=None), None
         self.spec = self.spec.replace(head=head)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from allmlp.errors import UserError
-from allmlp.layers.mixers.mlp import TokenMlp
+from allmlp.errors import UserError, lookup
 from allmlp.layers.stem import PatchEmbed
 from allmlp.layers.token_roles import TokenRole, token_parameters
 from allmlp.models.encoder import Encoder, EncoderModel
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model, ModelSpec, follow_mode, take_over
 
 Rule = Literal["interpolate", "tile"]
 RULES: tuple[Rule, ...] = ("interpolate", "tile")
@@ -35,17 +34,16 @@ def image_encoder(spec: ModelSpec) -> Encoder:
 
 def with_img_size(spec: ModelSpec, img_size: int | tuple[int, int], rule: Rule = "interpolate") -> Encoder:
     """The spec at another image size. A token MLP keeps its hidden width, times the number of tiles with `tile`."""
+    lookup(rule, dict.fromkeys(RULES), "rule")
     spec = image_encoder(spec)
     new = spec.configure(img_size=img_size)
     if new == spec:
         return new
     blocks = []
     for stage, before, after in zip(spec.all_stages, spec.build_contexts, new.build_contexts, strict=True):
-        token = stage.block.token
-        if isinstance(token, TokenMlp):
-            assert before.grid is not None and after.grid is not None
-            hidden = token.width(before.tokens) * len(resize_matrices(rule, before.grid, after.grid)[0])
-            token = token.replace(hidden=hidden, expansion=None)
+        assert before.grid is not None and after.grid is not None
+        tiles = 1 if rule == "interpolate" else count_tiles(before.grid, after.grid)
+        token = stage.block.token and stage.block.token.keep_width(before.tokens, tiles)
         blocks.append(stage.block.replace(token=token))
     later = [stage.replace(block=block) for stage, block in zip(new.stages, blocks[1:], strict=True)]
     return new.replace(block=blocks[0], stages=tuple(later))
@@ -161,9 +159,7 @@ class ForwardAtSize:
         return functional_call(self.network, self.resize(tensors(self.model)), (images,))
 
     def follow_mode(self) -> None:
-        """Copy training or evaluation mode from the model, module by module: some may be frozen."""
-        for own, other in zip(self.network.modules(), self.model.modules(), strict=True):
-            own.training = other.training
+        follow_mode(self.network, self.model)
 
 
 class DynamicEncoderModel(EncoderModel):
@@ -177,41 +173,34 @@ class DynamicEncoderModel(EncoderModel):
     def __init__(self, spec: Encoder, rule: Rule = "interpolate") -> None:
         super().__init__(image_encoder(spec))
         self.rule: Rule = rule
-        self.variants: dict[tuple[Encoder, torch.device], SizeVariant] = {}
+        self.variants: dict[tuple[Encoder, tuple[int, int], torch.device], SizeVariant] = {}
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        variant = self.variant(x)
-        return (
-            super().forward(x, *args, **kwargs)
-            if variant is None
-            else variant.call(self, "forward", x, *args, **kwargs)
-        )
+        return self.at_size(super().forward, x, *args, **kwargs)
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        variant = self.variant(x)
-        if variant is None:
-            return super().forward_features(x, *args, **kwargs)
-        return variant.call(self, "forward_features", x, *args, **kwargs)
+        return self.at_size(super().forward_features, x, *args, **kwargs)
 
     def forward_activations(self, x: Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        variant = self.variant(x)
-        if variant is None:
-            return super().forward_activations(x, *args, **kwargs)
-        return variant.call(self, "forward_activations", x, *args, **kwargs)
+        return self.at_size(super().forward_activations, x, *args, **kwargs)
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.at_size(super().forward_intermediates, x, *args, **kwargs)
+
+    def at_size(self, method: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of `EncoderModel` at the size of the images `x`."""
         variant = self.variant(x)
         if variant is None:
-            return super().forward_intermediates(x, *args, **kwargs)
-        return variant.call(self, "forward_intermediates", x, *args, **kwargs)
+            return method(x, *args, **kwargs)
+        return variant.call(self, method.__name__, x, *args, **kwargs)
 
     def variant(self, images: Tensor) -> SizeVariant | None:
         """The model at the size of `images`; None at its own size, or if they are not a batch of images."""
         size = images.shape[2:]
         if images.dim() != 4 or tuple(size) == self.spec.input_size:
             return None
-        key = with_img_size(self.spec, (int(size[0]), int(size[1])), self.rule), self.device
-        found = self.variants.pop(key, None) or SizeVariant(self.spec, *key, self.rule)
+        key = self.spec, (int(size[0]), int(size[1])), self.device
+        found = self.variants.pop(key, None) or SizeVariant(*key, self.rule)
         self.variants[key] = found  # least recently used first
         if len(self.variants) > MAX_CACHED_SIZES:
             del self.variants[next(iter(self.variants))]
@@ -222,15 +211,14 @@ def make_dynamic(model: Model, rule: Rule = "interpolate") -> DynamicEncoderMode
     """A copy of `model` for images of any size that shares its weights."""
     with torch.device("meta"):
         dynamic = DynamicEncoderModel(model.spec, rule)
-    dynamic.load_state_dict(model.state_dict(keep_vars=True), assign=True)
-    dynamic.preprocessing, dynamic.folder = model.preprocessing, model.folder
-    return dynamic.train(model.training)
+    return take_over(dynamic, model, model.state_dict(keep_vars=True))
 
 
 class SizeVariant:
     """A dynamic model at one image size: the network on the meta device, the resize map, and cached weights."""
 
-    def __init__(self, spec: Encoder, other: Encoder, device: torch.device, rule: Rule) -> None:
+    def __init__(self, spec: Encoder, img_size: tuple[int, int], device: torch.device, rule: Rule) -> None:
+        other = with_img_size(spec, img_size, rule)
         self.resize = GridResize(spec, other, device, rule)
         with torch.device("meta"):
             self.network = other.build()
@@ -238,7 +226,7 @@ class SizeVariant:
 
     def call(self, model: DynamicEncoderModel, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the network with the current weights of `model`, resized."""
-        self.network.train(model.training).set_grad_checkpointing(model.checkpointing)
+        follow_mode(self.network, model)
         weights = tensors(model)
         weights |= self.token_weights({name: weights[name] for name in self.resize.roles})
         weights = {f"model.{name}": weight for name, weight in weights.items()}
@@ -299,13 +287,19 @@ def interpolation_matrix(source: tuple[int, int], target: tuple[int, int]) -> Te
     return F.interpolate(units, target, mode="bilinear", antialias=True).flatten(1).T.contiguous()
 
 
-def tile_matrices(tile: tuple[int, int], whole: tuple[int, int]) -> Tensor:
-    """The matrices that extract each tile of a grid, row by row: tiles x cells of a tile x cells, float64."""
+def count_tiles(tile: tuple[int, int], whole: tuple[int, int]) -> int:
+    """How many tiles make up a grid."""
     if whole[0] % tile[0] or whole[1] % tile[1]:
         raise UserError(
             f"a grid of {whole[0]}x{whole[1]} patches cannot be tiled by {tile[0]}x{tile[1]}: the rule 'tile' needs a "
             f"multiple of the image size; use 'interpolate'"
         )
+    return (whole[0] // tile[0]) * (whole[1] // tile[1])
+
+
+def tile_matrices(tile: tuple[int, int], whole: tuple[int, int]) -> Tensor:
+    """The matrices that extract each tile of a grid, row by row: tiles x cells of a tile x cells, float64."""
+    count_tiles(tile, whole)  # which raises UserError if they do not fit
     cells = torch.arange(whole[0] * whole[1]).view(whole[0] // tile[0], tile[0], whole[1] // tile[1], tile[1])
     return F.one_hot(cells.transpose(1, 2).flatten(2).flatten(0, 1), whole[0] * whole[1]).double()
 

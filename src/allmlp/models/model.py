@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -146,3 +147,26 @@ class Model(nn.Module, Generic[S]):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
+
+
+M = TypeVar("M", bound=Model)
+
+
+def follow_mode(model: nn.Module, other: nn.Module) -> None:
+    """Copy training or evaluation mode (some modules may be frozen) and checkpointing from `other`, by module."""
+    for own, source in zip(model.modules(), other.modules(), strict=True):
+        own.training = source.training
+        if hasattr(source, "checkpointing"):
+            own.checkpointing = source.checkpointing
+
+
+def take_over(new: M, model: Model, weights: Mapping[str, Tensor]) -> M:
+    """`new`, which has the parts of `model` and was built on the meta device, with `weights` and the rest of `model`:
+    preprocessing, folder, modes, and which weights are trained.
+    """
+    for own, source in zip(new.parameters(), model.parameters(), strict=True):
+        own.requires_grad_(source.requires_grad)
+    new.load_state_dict(weights, assign=True)
+    new.preprocessing, new.folder = model.preprocessing, model.folder
+    follow_mode(new, model)
+    return new

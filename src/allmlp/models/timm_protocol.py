@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torch import Tensor, nn
 
 from allmlp.errors import UserError
-from allmlp.layers.head import ClassifierHead, ClassifierHeadLayer, PooledHead
+from allmlp.layers.head import ClassifierHead, ClassifierHeadLayer, Head, PooledHead
+from allmlp.layers.pool import FirstTokenPool, MeanPool
 from allmlp.layers.stem import PatchEmbed
 
 if TYPE_CHECKING:
     from allmlp.models.encoder import Encoder
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+POOLS: dict[str, type | None] = {"avg": MeanPool, "token": FirstTokenPool, "": None}
+"""timm's names of pools."""
 LAST = 99999
 """timm's number for the layer after the last block."""
 Format = Literal["NCHW", "NLC"]
@@ -113,6 +116,19 @@ class TimmProtocol(nn.Module):
         head = nn.Identity() if self.head is None else self.head
         return head.proj if isinstance(head, ClassifierHeadLayer) else head
 
+    def check_global_pool(self, global_pool: str | None, head: Head | None) -> None:
+        """Raise UserError if timm's name of a pool is not that of the model's; "" is for a model without a head."""
+        if global_pool is None:
+            return
+        if global_pool not in POOLS:
+            raise UserError(f"global_pool {global_pool!r} is unknown: use one of {', '.join(map(repr, POOLS))}")
+        pool = POOLS[global_pool]
+        if pool is None and head is not None:
+            raise UserError("global_pool '' is for features, without a classifier: use num_classes=0")
+        if pool is not None and not isinstance(self.spec.pool, pool):
+            own = type(self.spec.pool).__name__
+            raise UserError(f"the model pools with {own}, not with global_pool {global_pool!r}")
+
     # --- features ----------------------------------------------------------------------------------------
 
     def forward_intermediates(
@@ -200,7 +216,7 @@ class TimmProtocol(nn.Module):
                 raise UserError(f"a model with patches of {stem.patch_size} cannot be changed to {wanted}")
         if img_size is None:
             return
-        resized = allmlp.resize_model(self, img_size)  # type: ignore[arg-type]
+        resized = allmlp.resize_model(self, img_size, copy=False)  # type: ignore[arg-type]
         for name, child in resized.named_children():
             setattr(self, name, child)
         self.spec = resized.spec
@@ -211,6 +227,8 @@ def take_indices(blocks: list[int], indices: int | Sequence[int] | None) -> list
     count, what = len(blocks), "blocks" if blocks == [*range(len(blocks))] else "stages"
     if indices is None:
         return blocks
+    if isinstance(indices, Sequence) and not indices:
+        raise UserError(f"name at least one of the {what}, not an empty list")
     if isinstance(indices, int):
         if not 0 < indices <= count:
             raise UserError(f"the model has {count} {what}: {indices} cannot be taken")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from allmlp.device import as_dtype
+from allmlp.device import as_dtype, usable_device
 from allmlp.errors import suggest_keywords
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models import timm
@@ -105,7 +105,8 @@ def create(
         drop_path=drop_path,
         overrides=overrides,
     )
-    with torch.random.fork_rng(enabled=seed is not None), torch.device(device or torch.get_default_device()):
+    place = torch.get_default_device() if device is None else usable_device(device)
+    with torch.random.fork_rng(enabled=seed is not None), place:
         if seed is not None:
             torch.manual_seed(seed)
         built = spec.build()

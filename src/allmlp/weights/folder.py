@@ -23,7 +23,7 @@ from allmlp.data.preprocessing import (
     refuse_unfinished,
     write_preprocessing,
 )
-from allmlp.device import INSTALL, as_dtype, count_devices
+from allmlp.device import as_dtype, usable_device
 from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.files import RUN, write_atomically, write_text_atomically
 from allmlp.layers.stem import TokenEmbed
@@ -49,7 +49,7 @@ def save(
     folder: str | os.PathLike[str],
     *,
     like: str | os.PathLike[str] | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> Path:
     """Save `model` as `folder`: config.json and model.safetensors, each written atomically.
 
@@ -61,12 +61,18 @@ def save(
     is the precision of the file, by default the model's; torch.int8 takes a quarter of the size of float32 (see
     `allmlp.weights.int8`).
     """
+    model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
+    if not isinstance(model, Model):
+        raise UserError(f"only models of this library can be saved, not {type(model).__name__}")
+    state = model.state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    check_shapes("the model was changed: its state dict", expected_shapes(model.spec), shapes, "its spec")
     like = None if like is None else model_path(like)
     if like is not None and Path(folder).resolve() == like.resolve():
         raise UserError(f"{folder} would be written over itself; name another folder")
     if like is not None and (Path(folder) / RUN).exists():
         raise UserError(f"{folder} holds a run, whose model would be written over; name another folder")
-    path = write_model(Path(folder), model.spec, to_dtype(model.state_dict(), dtype))
+    path = write_model(Path(folder), model.spec, to_dtype(state, dtype))
     known, source = (model.preprocessing, model.folder) if like is None else (known_preprocessing(like), like)
     embedding = next((part for part in model.spec.children() if isinstance(part, TokenEmbed)), None)
     if embedding is not None and isinstance(known, TextPreprocessing):
@@ -81,15 +87,16 @@ def save(
     return path
 
 
-def to_dtype(tensors: dict[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+def to_dtype(tensors: dict[str, torch.Tensor], dtype: torch.dtype | str | None) -> dict[str, torch.Tensor]:
     """The tensors as they are stored in precision `dtype`; None leaves them unchanged."""
     if dtype is None:
         return tensors
-    if dtype == torch.int8:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found == torch.int8:
         return quantize(tensors)
-    if not dtype.is_floating_point:
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise UserError(f"weights cannot be stored as {dtype}: choose torch.float32, float16, bfloat16 or int8")
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return {name: tensor.to(found) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def write_model(path: Path, spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> Path:
@@ -169,7 +176,7 @@ class ModelChanges(NamedTuple):
         if self.dtype is not None:
             model = model.to(as_dtype(self.dtype))
         if self.img_size is not None or self.seq_len is not None:
-            model = resize_model(model, self.img_size, self.seq_len, self.rule)
+            model = resize_model(model, self.img_size, self.seq_len, self.rule, copy=False)
         if self.num_classes is not None and model.spec.configure(num_classes=self.num_classes) != model.spec:
             reset: Any = getattr(model, "reset_classifier", None)
             if reset is None:
@@ -230,13 +237,7 @@ def read_weights(
     """Read a safetensors file after checking the names and shapes in its header; 8-bit weights become float32."""
     if not file.is_file():
         raise UserError(f"{file.parent} has no {WEIGHTS}")
-    try:
-        kind = torch.device(device).type
-        if kind in INSTALL and not count_devices(kind):
-            raise UserError(f"cannot use the device {device}: torch sees no {kind} device here")
-        place = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as reason:
-        raise UserError(f"cannot use the device {device}: {one_line(reason)}") from None
+    place = usable_device(device)
     try:
         with safe_open(file, framework="pt", device="cpu" if place.type == "meta" else str(place)) as source:
             stored = list(source.keys())
@@ -260,7 +261,12 @@ def read_weights(
         raise UserError(f"{file} is damaged or not a safetensors file: {one_line(reason)}") from None
 
 
-def check_shapes(file: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+def check_shapes(
+    where: Path | str,
+    expected: dict[str, tuple[int, ...]],
+    found: dict[str, tuple[int, ...]],
+    what: str = "the model",
+) -> None:
     """Raise UserError if tensors are missing, unexpected or of another shape."""
     missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
     shaped = [name for name in expected.keys() & found.keys() if expected[name] != found[name]]
@@ -270,7 +276,7 @@ def check_shapes(file: Path, expected: dict[str, tuple[int, ...]], found: dict[s
         if names
     ]
     if faults:
-        raise UserError(f"{file} does not match the model: {'; '.join(faults)}")
+        raise UserError(f"{where} does not match {what}: {'; '.join(faults)}")
 
 
 def group_names(names: Iterable[str]) -> list[str]:

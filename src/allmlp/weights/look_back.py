@@ -11,9 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from allmlp.layers.gated import GatedTokens
-from allmlp.layers.mixers.mixer import TokenMixer
-from allmlp.layers.mixers.mlp import TokenMlp, TokenMlpLayer
+from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import Dense, TokenProjection
 from allmlp.layers.norm import TokenBatchNormLayer
 from allmlp.layers.series import ForecastHead, ForecastHeadLayer
@@ -35,13 +33,7 @@ def with_look_back(spec: SeriesEncoder, seq_len: int) -> SeriesEncoder:
     new, token = spec.configure(seq_len=seq_len), spec.block.token
     if new == spec or token is None:
         return new
-    return new.replace(block=new.block.replace(token=keep_width(token, spec.stem.tokens)))
-
-
-def keep_width(token: TokenMixer, tokens: int) -> TokenMixer:
-    if isinstance(token, GatedTokens):
-        return token.replace(mix=keep_width(token.mix, tokens))
-    return token.replace(hidden=token.width(tokens), expansion=None) if isinstance(token, TokenMlp) else token
+    return new.replace(block=new.block.replace(token=token.keep_width(spec.stem.tokens)))
 
 
 def resize_look_back(weights: Mapping[str, Tensor], old: SeriesEncoder, new: SeriesEncoder) -> dict[str, Tensor]:

@@ -90,47 +90,9 @@ RESMLPS: dict[str, tuple[str, str, str, dict[str, float | None]]] = {
 """Size -> FAIR's name, timm's name, the paper's name, and top-1 by tag."""
 
 RELEASES = "https://github.com/rwightman/pytorch-image-models/releases/download"
-TIMM: list[tuple[str, str, str, str, NormalizationStats, str | None, float | None, str]] = [
-    (
-        "mixer_b16.google_in1k@timm",
-        "mixer_b16_224.goog_in21k_ft_in1k",
-        "v0.1-vitjx/jx_mixer_b16_224-76587d61.pth",
-        "Mixer-B/16, ImageNet-1k only",
-        HALF,
-        APACHE,
-        MIXERS["B_16"],
-        ONLY_1K,
-    ),
-    (
-        "mixer_l16.google_in1k@timm",
-        "mixer_l16_224.goog_in21k_ft_in1k",
-        "v0.1-vitjx/jx_mixer_l16_224-92f9adc4.pth",
-        "Mixer-L/16, ImageNet-1k only",
-        HALF,
-        APACHE,
-        MIXERS["L_16"],
-        ONLY_1K,
-    ),
-    (
-        "mixer_b16.google_in21k@timm",
-        "mixer_b16_224.goog_in21k",
-        "v0.1-vitjx/jx_mixer_b16_224_in21k-617b3de2.pth",
-        "Mixer-B/16, ImageNet-21k",
-        HALF,
-        APACHE,
-        None,
-        WRONG_NAME,
-    ),
-    (
-        "mixer_l16.google_in21k@timm",
-        "mixer_l16_224.goog_in21k",
-        "v0.1-vitjx/jx_mixer_l16_224_in21k-846aa33c.pth",
-        "Mixer-L/16, ImageNet-21k",
-        HALF,
-        APACHE,
-        None,
-        WRONG_NAME,
-    ),
+COPIES = {"b16": ("76587d61", "617b3de2"), "l16": ("92f9adc4", "846aa33c")}
+"""Size of a Mixer -> the end of timm's file names for Google's ImageNet-1k and ImageNet-21k weights."""
+TIMM: list[tuple[str, str, str, str, NormalizationStats, str | None, float | None]] = [
     (
         "mixer_b16.miil_in21k",
         "mixer_b16_224.miil_in21k",
@@ -139,7 +101,6 @@ TIMM: list[tuple[str, str, str, str, NormalizationStats, str | None, float | Non
         PLAIN,
         None,
         None,
-        "",
     ),
     (
         "mixer_b16.miil_in1k",
@@ -149,7 +110,6 @@ TIMM: list[tuple[str, str, str, str, NormalizationStats, str | None, float | Non
         PLAIN,
         None,
         82.314,
-        "",
     ),
     (
         "gmlp_s16.timm_in1k",
@@ -159,10 +119,9 @@ TIMM: list[tuple[str, str, str, str, NormalizationStats, str | None, float | Non
         HALF,
         APACHE,
         79.652,
-        "",
     ),
 ]
-"""Name, timm's name, its file, description, normalization, license, top-1, note."""
+"""Name, timm's name, its file, description, normalization, license, top-1."""
 
 
 def google() -> list[PublishedWeights]:
@@ -209,15 +168,34 @@ def fair() -> list[PublishedWeights]:
 
 
 def timm() -> list[PublishedWeights]:
-    found = []
-    for name, timm_name, path, description, normalization, license, top1, note in TIMM:
-        file = path.partition("/")[2]
-        digits = file.removesuffix(".pth").rpartition("-")[2]
-        row = PublishedWeights(
-            name, "timm", description, normalization, license, file, f"{RELEASES}/{path}", f"timm/{timm_name}", top1
+    found = [timm_row(*row) for row in TIMM]
+    for size, (in1k, in21k) in COPIES.items():
+        name, old, file = f"mixer_{size}.google_", f"mixer_{size}_224.goog_in21k", f"v0.1-vitjx/jx_mixer_{size}_224"
+        title, top1 = f"Mixer-{size[0].upper()}/16, ImageNet", MIXERS[f"{size[0].upper()}_16"]
+        whole = timm_row(f"{name}in21k@timm", old, f"{file}_in21k-{in21k}.pth", f"{title}-21k", note=WRONG_NAME)
+        part = timm_row(
+            f"{name}in1k@timm", f"{old}_ft_in1k", f"{file}-{in1k}.pth", f"{title}-1k only", top1=top1, note=ONLY_1K
         )
-        found.append(row._replace(sha256=digits, note=note))
+        found += [part, whole]
     return found
+
+
+def timm_row(
+    name: str,
+    timm_name: str,
+    path: str,
+    description: str,
+    normalization: NormalizationStats = HALF,
+    license: str | None = APACHE,
+    top1: float | None = None,
+    note: str = "",
+) -> PublishedWeights:
+    file = path.partition("/")[2]
+    digits = file.removesuffix(".pth").rpartition("-")[2]
+    row = PublishedWeights(
+        name, "timm", description, normalization, license, file, f"{RELEASES}/{path}", f"timm/{timm_name}", top1
+    )
+    return row._replace(sha256=digits, note=note)
 
 
 @cache

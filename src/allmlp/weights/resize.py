@@ -11,13 +11,14 @@ from torch.nn import functional as F
 from allmlp.errors import UserError
 from allmlp.layers.mixers.mlp import TokenMlpLayer
 from allmlp.layers.mixers.projection import TokenProjection
+from allmlp.layers.pool import ClassGather
 from allmlp.layers.stem import LearnedPositionsLayer, PatchEmbed, TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.grid import GridResize, Rule, with_img_size
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model, ModelSpec, take_over
 from allmlp.models.series_encoder import SeriesEncoder
-from allmlp.weights.look_back import keep_width, resize_look_back, with_look_back
+from allmlp.weights.look_back import resize_look_back, with_look_back
 
 MIN_LENGTH = 3
 
@@ -27,13 +28,15 @@ def resize_model(
     img_size: int | tuple[int, int] | None = None,
     seq_len: int | None = None,
     rule: Rule | None = None,
+    *,
+    copy: bool = True,
 ) -> Model:
     """Return the trained `model` resized to another image size, sequence length or look-back.
 
     >>> larger = allmlp.resize_model(allmlp.load("runs/cifar10"), img_size=64)
 
     The mode and precision of the model stay the same. `rule` is "interpolate", or MLP-Mixer's "tile" for multiples of
-    the size.
+    the size. With `copy=False` both models share the weights that stay the same.
     """
     if seq_len is not None and rule is not None:
         raise UserError("the rules 'interpolate' and 'tile' apply to images, not to a sequence length")
@@ -51,31 +54,21 @@ def resize_model(
         raise UserError("give either img_size or seq_len")
     with torch.device("meta"):
         new = spec.build()
-    new.load_state_dict(weights, assign=True)
-    new.preprocessing, new.folder = model.preprocessing, model.folder
-    return new.train(model.training)
+    return take_over(new, model, {name: weight.clone() for name, weight in weights.items()} if copy else weights)
 
 
 def differs_in_img_size(old: ModelSpec, new: ModelSpec) -> bool:
     """Whether two image models have different image sizes and the same patch size."""
-    if not (isinstance(old, Encoder) and isinstance(new, Encoder)):
-        return False
-    a, b = old.stem, new.stem
-    return (
-        isinstance(a, PatchEmbed)
-        and isinstance(b, PatchEmbed)
-        and a.img_size != b.img_size
-        and a.patch_size == b.patch_size
-    )
+    a, b = getattr(old, "stem", None), getattr(new, "stem", None)
+    both = isinstance(a, PatchEmbed) and isinstance(b, PatchEmbed)
+    return both and a.img_size != b.img_size and a.patch_size == b.patch_size
 
 
 def differs_in_seq_len(old: ModelSpec, new: ModelSpec) -> bool:
     """Whether two text models have different sequence lengths."""
     if isinstance(old, EncoderDecoder) and isinstance(new, EncoderDecoder):
         return differs_in_seq_len(old.encoder, new.encoder) or differs_in_seq_len(old.decoder, new.decoder)
-    if not (isinstance(old, Encoder) and isinstance(new, Encoder)):
-        return False
-    a, b = old.stem, new.stem
+    a, b = getattr(old, "stem", None), getattr(new, "stem", None)
     return isinstance(a, TokenEmbed) and isinstance(b, TokenEmbed) and a.seq_len != b.seq_len
 
 
@@ -92,7 +85,7 @@ def with_seq_len(spec: ModelSpec, seq_len: int) -> ModelSpec:
     new, token = spec.configure(seq_len=seq_len), spec.block.token
     if new == spec or token is None:
         return new
-    return new.replace(block=new.block.replace(token=keep_width(token, spec.stem.tokens)))
+    return new.replace(block=new.block.replace(token=token.keep_width(spec.stem.tokens)))
 
 
 def resize_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
@@ -114,6 +107,9 @@ def resize_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, T
             for part, axis in ((f"{path}.up.weight", 1), (f"{path}.down.weight", 0)):
                 changed[part] = crop_or_pad(weights[part], axis, shapes[part][axis])
             changed[f"{path}.down.bias"] = extend_bias(weights[f"{path}.down.bias"], shapes[f"{path}.down.bias"][0])
+        elif isinstance(module, ClassGather):
+            name = f"{path}.mix.weight"
+            changed[name] = crop_or_pad(weights[name], 1, shapes[name][1])
         elif isinstance(module, LearnedPositionsLayer):
             table, rows = weights[f"{path}.weight"], shapes[f"{path}.weight"][0]
             changed[f"{path}.weight"] = table.repeat(-(-rows // len(table)), 1)[:rows]

@@ -98,11 +98,15 @@ class Attention(TokenMixer):
             raise UserError(f"num_kv_heads must divide the {self.num_heads} heads, which {self.num_kv_heads} does not")
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        if divide(ctx.channels, self.num_heads) % 2 and self.rotary:
-            raise UserError(f"rotary positions need heads of an even size, not {ctx.channels // self.num_heads}")
+        self.check_channels(ctx.channels)
         if self.talking_heads:
             return TalkingHeadsLayer(self, ctx)
         return AttentionLayer(self, ctx) if self.scores == "content" else BiasAttentionLayer(self, ctx)
+
+    def check_channels(self, channels: int) -> None:
+        """Raise UserError if the heads do not divide the channels, or are of an odd size with rotary positions."""
+        if divide(channels, self.num_heads) % 2 and self.rotary:
+            raise UserError(f"rotary positions need heads of an even size, not {channels // self.num_heads}")
 
     def kv_channels(self, channels: int) -> int:
         """Channels of the keys, and of the values."""
@@ -144,8 +148,14 @@ def weights_of(q: Tensor, kv: Tensor, num_heads: int, mask: Tensor | None) -> Te
     size = q.shape[-1] // num_heads
     q, k = (split_heads(t, t.shape[-1] // size) for t in (q, kv.chunk(2, dim=-1)[0]))
     scores = q @ k.repeat_interleave(num_heads // k.shape[1], dim=1).transpose(2, 3) / math.sqrt(size)
+    return masked_softmax(scores, mask)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the keys, with a mask as for `attend`; uniform in a row without any key, which is padding."""
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        is_bool, lowest = mask.dtype == torch.bool, torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, lowest) if is_bool else scores + mask
     return scores.softmax(dim=-1)
 
 
@@ -227,10 +237,7 @@ class TalkingHeadsLayer(nn.Module):
         """Softmax of the mixed scores, before heads are mixed again: b h s t."""
         q, k = (split_heads(t, self.spec.num_heads) for t in (q, kv.chunk(2, dim=-1)[0]))
         scores = mix_heads(q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]), self.before)
-        bias = join(bias, mask, scores.dtype)
-        if bias is not None:
-            scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
-        return scores.softmax(dim=-1)
+        return masked_softmax(scores, join(bias, mask, scores.dtype))
 
     def attention_weights(self, x: Tensor, context: Context) -> Tensor:
         """Softmax of the mixed scores for the input of `forward`: b h s t. Mixed again, rows do not sum to 1."""

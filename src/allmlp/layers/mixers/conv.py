@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from allmlp.errors import UserError
 from allmlp.layers.act import ACTS, Act
-from allmlp.layers.context import BuildContext, Context
+from allmlp.layers.context import BuildContext, Context, as_grid
 from allmlp.layers.linear import Conv2d
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.token_roles import TokenRole
@@ -51,7 +51,7 @@ class TokenConvLayer(nn.Module):
             self.token_roles["pointwise.weight"] = "channel"
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        image = context.zero_padding(x).transpose(1, 2).unflatten(2, self.grid)  # b c h w
+        image = as_grid(context.zero_padding(x), self.grid).permute(0, 3, 1, 2)  # b c h w
         y = self.conv(image)
         if self.pointwise is not None:
             y = self.pointwise(y)

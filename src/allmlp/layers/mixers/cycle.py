@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.layers.context import BuildContext, Context
+from allmlp.layers.context import BuildContext, Context, as_grid
 from allmlp.layers.linear import Linear
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.token_roles import TokenRole
@@ -56,7 +56,7 @@ class TokenCycleLayer(nn.Module):
         self.out = Linear(channels, channels, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        image = context.zero_padding(x).unflatten(1, self.grid)  # b h w c
+        image = as_grid(context.zero_padding(x), self.grid)  # b h w c
         h, v = self.horizontal(self.shift(image, 2)), self.vertical(self.shift(image, 1))
         u = self.unmoved(image)
         pooled = (h + v + u).mean((1, 2))  # b c

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import nn
 
@@ -20,6 +20,10 @@ class TokenMixer(Spec, abstract=True):
 
     def build(self, ctx: BuildContext) -> nn.Module:
         raise NotImplementedError
+
+    def keep_width(self, tokens: int, times: int = 1) -> Self:
+        """The mixer with the hidden width that it has for this many tokens, times a factor, for any number of them."""
+        return self
 
     @property
     def is_causal(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -43,6 +43,9 @@ class TokenMlp(TokenMixer):
 
     def width(self, tokens: int) -> int:
         return self.hidden or max(round((self.expansion or 0) * tokens), 1)
+
+    def keep_width(self, tokens: int, times: int = 1) -> Self:
+        return self.replace(hidden=times * self.width(tokens), expansion=None)
 
 
 class TokenMlpLayer(nn.Module):
