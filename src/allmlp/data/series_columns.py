@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
 from allmlp.data.frequency import HINT, is_time, read_times
-from allmlp.data.tables import Table, TableRow, is_number
+from allmlp.data.tables import MISSING, Table, TableRow, is_number
 from allmlp.errors import UserError, did_you_mean
 
 TIME_COLUMNS = (
@@ -43,7 +43,6 @@ CALENDAR_COLUMNS = (
 ROW_NUMBERS = re.compile(r"column_\d+|unnamed: \d+|index|no\.?|nr\.?|row|#", re.IGNORECASE)
 TIME_OF_DAY = re.compile(r"(?i).*(hour|minute|period|slot|interval|time)")
 ID_ENDING = re.compile(r"(?i:.*_(id|nbr|no|num|number|code|key))|.*[a-z]I[dD]")
-MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
 NEGATIVE = re.compile(r"\((.+)\)")
 MARKED_NUMBER = re.compile(r"[+-]?[$€£¥]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?[ \xa0]?[%$€£¥]?")
 MARKS = str.maketrans("", "", ",$€£¥% \xa0")

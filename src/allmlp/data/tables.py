@@ -16,6 +16,7 @@ from itertools import count, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
+from allmlp.data.frequency import is_time
 from allmlp.data.json_records import json_array
 from allmlp.data.text_files import detect_encoding, open_file, open_raw
 from allmlp.errors import UserError, one_line, require
@@ -36,6 +37,9 @@ DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+\s*")
 SEPARATOR_HINT = re.compile(r'\A"?sep=."?(\r?\n|\r|\Z)', re.IGNORECASE)
 MAX_NAME = 64
 """A longer first cell is not the name of a column."""
+COMPARED_CELLS = 50
+"""Cells of a column that are compared with its first one."""
+MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
 
 csv.field_size_limit(MAX_CHARS)
 
@@ -144,7 +148,9 @@ def read_separated(file: str, separators: str) -> Table:
     def rows() -> Iterator[TableRow]:
         with open_text(file, cell_format.newline) as text:
             found = split_cells(read_lines(text, file), cell_format, file)
-            for number, cells in islice(found, int(header), None):
+            for number, cells in found:
+                if header and cells == sample[0]:  # also further down, where files were joined
+                    continue
                 if len(cells) != len(columns):
                     while len(cells) > len(columns) and not cells[-1]:
                         cells.pop()
@@ -234,13 +240,34 @@ def writes_quotes(rows: list[list[str]]) -> bool:
 
 
 def has_header(rows: list[list[str]]) -> bool:
-    """Whether the first row names the columns: its cells are short, not numbers, and do not occur below."""
+    """Whether the first row names the columns: its cells are short, not numbers, and do not occur below.
+
+    Numbers are names too if they count from 0 (as those of a data frame without names) above words, or are beside a
+    word above numbers or times.
+    """
     first, below = rows[0], [row for row in rows[1:] if row != rows[0]]
-    if any(len(cell) > MAX_NAME or is_number(cell) for cell in first) or (len(first) == 1 and " " in first[0].strip()):
+    if any(len(cell) > MAX_NAME for cell in first) or (len(first) == 1 and " " in first[0].strip()):
         return False
-    return not any(
-        cell.strip() and cell in {row[place] for row in below if len(row) > place} for place, cell in enumerate(first)
+    columns = [[row[place] for row in below if len(row) > place and row[place].strip()] for place in range(len(first))]
+    named = [(cell, column) for cell, column in zip(first, columns) if cell.strip() and column]
+    if any(not is_value(cell) and all(map(is_value, column[:COMPARED_CELLS])) for cell, column in named):
+        return True
+    counted = [cell for cell in first if cell.strip()] == [str(number) for number in range(len(named))]
+    if counted and any(not any(map(is_number, column)) for _, column in named):
+        return True
+    return not any(map(is_number, first)) and not any(
+        cell in column and not is_title(cell, column) for cell, column in named
     )
+
+
+def is_value(cell: str) -> bool:
+    """Whether a cell is a number, a time or missing."""
+    return is_number(cell) or cell.strip().casefold() in MISSING or is_time(cell)
+
+
+def is_title(cell: str, column: Sequence[str]) -> bool:
+    """Whether a cell is a name such as text above cells most of which have several words."""
+    return cell.isidentifier() and cell.islower() and 2 * sum(" " in other.strip() for other in column) > len(column)
 
 
 def is_number(text: str) -> bool:
@@ -248,7 +275,7 @@ def is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return any(map(str.isdigit, text))
+    return any(map(str.isdigit, text)) and "_" not in text
 
 
 def unique(names: Sequence[str]) -> Iterator[str]:
