@@ -34,6 +34,7 @@ MAX_CHARS = 2**24
 NO_SEPARATOR = "\x1f"
 """Separator of a table with one column: a character that no text has."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+\s*")
+THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(?P<point>\.\d+)?\s*")
 SEPARATOR_HINT = re.compile(r'\A"?sep=."?(\r?\n|\r|\Z)', re.IGNORECASE)
 MAX_NAME = 64
 """A longer first cell is not the name of a column."""
@@ -158,10 +159,7 @@ def read_separated(file: str, separators: str) -> Table:
                         raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(columns)}")
                 yield dict(zip(columns, cells))
 
-    decimal_comma = cell_format.separator != "," and any(
-        DECIMAL_COMMA.fullmatch(cell) for row in sample for cell in row
-    )
-    return Table(file, columns, rows, header, decimal_comma)
+    return Table(file, columns, rows, header, has_decimal_commas(cell_format.separator, sample))
 
 
 def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Iterator[tuple[int, list[str]]]:
@@ -258,6 +256,18 @@ def has_header(rows: list[list[str]]) -> bool:
     return not any(map(is_number, first)) and not any(
         cell in column and not is_title(cell, column) for cell, column in named
     )
+
+
+def has_decimal_commas(separator: str, rows: list[list[str]]) -> bool:
+    """Whether commas in numbers are decimal ones. 1,234 may be either: thousands, unless semicolons separate the cells,
+    and wherever 1,234.5 or 1,234,567 is in the table.
+    """
+    marked = [cell for row in rows for cell in row if "," in cell] if separator != "," else []
+    grouped = [found for found in map(THOUSANDS.fullmatch, marked) if found]
+    if any(found["point"] or found[0].count(",") > 1 for found in grouped):
+        return False
+    decimal = sum(map(bool, map(DECIMAL_COMMA.fullmatch, marked)))
+    return decimal > (0 if separator == ";" else len(grouped))
 
 
 def is_value(cell: str) -> bool:
