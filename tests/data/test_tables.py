@@ -228,6 +228,17 @@ def test_parquet(tmp_path: Path) -> None:
         read_table(tmp_path / "b.parquet")
 
 
+def test_nanoseconds_in_parquet(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    second = 1_704_067_200 * 10**9
+    times = [arrow.array([second + 1_500, None], arrow.timestamp("ns", zone)) for zone in (None, "UTC")]
+    parquet.write_table(arrow.table(times, names=["plain", "zone"]), tmp_path / "a.parquet")
+    assert list(read_table(tmp_path / "a.parquet")) == [
+        {"plain": "2024-01-01 00:00:00.000001", "zone": "2024-01-01 00:00:00.000001+00:00"},
+        {"plain": "", "zone": ""},
+    ]
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_compressed(suffix: str, tmp_path: Path) -> None:
     pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(suffix)

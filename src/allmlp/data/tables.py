@@ -360,8 +360,12 @@ def read_parquet(file: str) -> Table:
         except (OSError, arrow.ArrowException) as reason:
             raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
 
-    schema = next(batches())
-    types = arrow.types
+    def to_microseconds(column: Any) -> Any:
+        """Times without nanoseconds, which Python has not."""
+        nanoseconds = types.is_timestamp(column.type) and column.type.unit == "ns"
+        return column.cast(arrow.timestamp("us", column.type.tz), safe=False) if nanoseconds else column
+
+    schema, types = next(batches()), arrow.types
     columns = [
         field.name
         for field in schema
@@ -372,7 +376,7 @@ def read_parquet(file: str) -> Table:
 
     def rows() -> Iterator[TableRow]:
         for batch in batches(columns):
-            for values in zip(*(column.to_pylist() for column in batch.columns)):
+            for values in zip(*(to_microseconds(column).to_pylist() for column in batch.columns)):
                 yield dict(zip(columns, map(as_text, values)))
 
     return Table(file, tuple(columns), rows)

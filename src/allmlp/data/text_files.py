@@ -310,5 +310,6 @@ def read_parquet(file: str, text_field: str) -> Iterator[str]:
     table = reader.ParquetFile(open_raw(file) if "://" in file else file)
     if text_field not in table.schema_arrow.names:
         raise UserError(f"{file} has no column {text_field!r}, only {', '.join(table.schema_arrow.names)}")
-    for batch in table.iter_batches(columns=[text_field]):
-        yield from (text.strip() for text in batch.column(0).to_pylist() if text and text.strip())
+    cells = (cell for batch in table.iter_batches(columns=[text_field]) for cell in batch.column(0).to_pylist())
+    for number, cell in enumerate(cells, 1):
+        yield from text_of({text_field: "" if cell is None else cell}, text_field, f"{file}, row {number}")
