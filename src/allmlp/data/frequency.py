@@ -161,11 +161,8 @@ def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
                 raise UserError(f"{where}: the time {max(digits, key=len)[:40]} is too large") from None
             if sizes == {10} and (numbers > 0).all():  # 2001 to 2286
                 return ParsedTimes(1000 * numbers, False, "s")
-            return (
-                ParsedTimes(numbers, False, "ms")
-                if sizes == {13} and (numbers > 0).all()
-                else ParsedTimes(numbers, True)
-            )
+            milliseconds = sizes == {13} and bool((numbers > 0).all())
+            return ParsedTimes(numbers, not milliseconds, "ms" if milliseconds else "local")
     elif match_all(SECONDS.fullmatch, cells):
         return ParsedTimes(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
     else:

@@ -10,27 +10,11 @@ from typing import NamedTuple
 from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
 from allmlp.data.frequency import HINT, is_time, read_times
 from allmlp.data.tables import MISSING, Table, TableRow, is_number
-from allmlp.errors import UserError, did_you_mean
+from allmlp.errors import UserError
 
 TIME_COLUMNS = (
-    "date",
-    "time",
-    "timestamp",
-    "datetime",
-    "ds",
-    "date_time",
-    "month",
-    "week",
-    "day",
-    "hour",
-    "quarter",
-    "period",
-    "year",
-    "ts",
-    "epoch",
-    "unix_time",
-    "unixtime",
-    "t",
+    *("date", "time", "timestamp", "datetime", "ds", "date_time", "month", "week", "day", "hour", "quarter", "period"),
+    *("year", "ts", "epoch", "unix_time", "unixtime", "t"),
 )
 ID_COLUMNS = (
     *("id", "unique_id", "item_id", "series_id", "series", "store", "store_nbr", "store_id", "item", "product"),
@@ -65,9 +49,7 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
     rows = list(islice(table, SAMPLE_ROWS))
     samples = {sample.name: sample for sample in plain_samples(table)}
     for name in (*ids, *values):
-        if name not in samples:
-            hint = did_you_mean(name, table.columns) or f", only {', '.join(table.columns)}"
-            raise UserError(f"{table.file} has no column {name!r}{hint}")
+        named_column(table.columns, name, (), table.file)
     time = named_column(table.columns, time, (), table.file) or find_time(list(samples.values())) or ""
     if not time:
         refuse_times(table.file, list(samples.values()))
