@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,10 @@ def test_too_little_text(spec: Corpus, tmp_path: Path) -> None:
     Path(spec.path).write_text("")
     with pytest.raises(UserError, match="cannot train a tokenizer"):
         spec.load()
+    broken = Path(spec.path).with_name("broken.jsonl")
+    broken.write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(UserError, match=f"^{re.escape(str(broken))}, line 2: not a JSON object"):
+        spec.replace(path=str(broken)).load()
     narrow = spec.replace(seq_len=2, path=__file__, test=__file__)
     with pytest.raises(UserError, match="at least three tokens"):
         narrow.load()

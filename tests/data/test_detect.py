@@ -97,6 +97,7 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
     ),
     "CIFAR-10": ({"data_batch_1.bin": b"", "test_batch.bin": b""}, Cifar10("D")),
     "CIFAR-10, packed": ({"cifar10-train1.zip": b""}, Cifar10("D")),
+    "folders beside their archive": ({"a/1.jpg": b"", "b/1.jpg": b"", "images.tar": b""}, ImageFolder("D")),
     "CIFAR-10, archive": ({"cifar-10-python.tar.gz": b""}, Cifar10("D")),
     "CIFAR-100": ({"cifar-100-python/train": b""}, Cifar100("D")),
     "CIFAR-100, extracted": ({"train": b"", "test": b"", "meta": b""}, Cifar100("D")),

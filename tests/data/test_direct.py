@@ -37,6 +37,7 @@ OTHERS = {
     "four colors": encode(scene().convert("CMYK"), "JPEG"),
     "rotated": rotated(6, "JPEG"),
     "flipped": rotated(2, "JPEG"),
+    "rotated by XMP": encode(scene(), "JPEG", xmp=b'<rdf:Description tiff:Orientation="6"/>'),
 }
 
 

@@ -117,6 +117,31 @@ def test_deeper_folders_hidden_and_other_files(tmp_path: Path) -> None:
     assert "a/deep/1.jpg" in found and "b/LARGE.PNG" in found and len(found) == 10
 
 
+def test_notes_on_what_is_not_read(tmp_path: Path) -> None:
+    for split in ("train", "val", "validation", "holdout"):
+        fill(tmp_path / split, "a", "b")
+    for name in ("photo.heic", "photo.JFIF"):
+        (tmp_path / "train" / "b" / name).write_bytes(encode(scene(), "JPEG"))
+    data = read(tmp_path)
+    assert len(data.train) == 7
+    assert "2 folders are not used beside those of the splits: holdout, validation" in data.notes
+    assert "1 file is not read, without the suffix of an image: b/photo.heic" in data.notes
+
+
+def test_links_to_folders(tmp_path: Path) -> None:
+    fill(tmp_path / "photos", "a", "b")
+    fill(tmp_path / "other", "part", kind="jpg")
+    links = {"photos/b/more": "other", "photos/a/up": "", "photos/a/b": "photos/b", "other/part/loop": "other"}
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    images = list_images(tmp_path / "photos", ("a", "b"))
+    assert [file for file, label in images if label] == [
+        *(f"b/{number}.png" for number in range(3)),
+        *(f"b/more/part/{number}.jpg" for number in range(3)),
+    ]
+    assert len(images) == 9
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

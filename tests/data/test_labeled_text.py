@@ -123,6 +123,12 @@ def test_a_column_of_splits(tmp_path: Path) -> None:
     assert len(data.train) == 30 and len(data.test) == 10 and data.validation is None and data.notes == ()
     data = csv_data(tmp_path, "text,label,split\n" + "\n".join(rows).replace("test", "train").replace("dev", "train"))
     assert len(data.train) == 28 and data.notes[-1] == "split with seed 0: 28 train, 6 validation, 6 test"
+    data = csv_data(tmp_path, "text,label,split\n" + "\n".join(rows).replace("TRAIN", ""))
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [20, 10, 10]
+    with pytest.raises(UserError, match="the column 'split' has 'holdout', which names no split"):
+        csv_data(tmp_path, "text,label,split\n" + "\n".join(rows).replace("test", "holdout"))
+    data = csv_data(tmp_path, "text,label,set\n" + "\n".join(rows).replace("test", "bus").replace("dev", "car"))
+    assert len(data.train) == 28
 
 
 def csv_data(folder: Path, content: str, name: str = "train.csv", **changes: Any) -> Any:

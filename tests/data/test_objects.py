@@ -75,6 +75,13 @@ def test_our_loop_on_their_dataset(form: str, tmp_path: Path) -> None:
     assert result["accuracy"] >= 0.0 and allmlp.load(tmp_path / "run").preprocessing.class_names == ("a", "b", "c", "d")
 
 
+@pytest.mark.parametrize(("modes", "channels"), [("L" * 20, 1), ("L" + 19 * "R", 3), (19 * "L" + "R", 3)])
+def test_gray_images_among_colored_ones(modes: str, channels: int) -> None:
+    items = [(Image.new("RGB" if mode == "R" else "L", (8, 8)), number % 2) for number, mode in enumerate(modes)]
+    data = Data.of(items).load()
+    assert data.train.fetch(torch.arange(5)).images.shape == (5, channels, 8, 8) and len(data.mean) == channels
+
+
 def test_a_run_resumes_with_the_same_objects(tmp_path: Path) -> None:
     """In a new process the objects are passed again; without them, one line says so."""
     out, dataset = tmp_path / "run", Squares("uint8")

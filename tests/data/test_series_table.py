@@ -150,6 +150,25 @@ def test_decimal_commas(tmp_path: Path) -> None:
     assert values[:4].tolist() == [1234.5, -2.25, 7, 1000] and np.isnan(values[4])
 
 
+@pytest.mark.parametrize(
+    ("separator", "cells", "values"),
+    [
+        ("\t", ["999", "1,234", "2,000"], [999, 1234, 2000]),
+        ("\t", ["999", "1,234", "2,5"], [999, 1.234, 2.5]),
+        ("\t", ["0,999", "1,234", "2,000"], [0.999, 1.234, 2]),
+        ("\t", ["1,234.5", "1,234", "-2,000"], [1234.5, 1234, -2000]),
+        (";", ["999", "1,234", "2,000"], [999, 1.234, 2]),
+        (";", ["1,234,567", "1,234", "5"], [1234567, 1234, 5]),
+    ],
+)
+def test_commas_of_thousands_and_of_decimals(
+    separator: str, cells: list[str], values: list[float], tmp_path: Path
+) -> None:
+    lines = [f"date{separator}sales", *(f"2024-01-0{n + 1}{separator}{cell}" for n, cell in enumerate(cells))]
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    assert read_series(str(tmp_path / "a.csv")).values[:, 0].tolist() == values
+
+
 def test_marked_numbers(tmp_path: Path) -> None:
     """Thousands, currencies and percent, also after the first rows; a comma elsewhere is a mistake."""
     cells = ["$1,234.50", "(2.25)", "-$7", "1,000,000", "5 %", "12€", "", "+3"]
@@ -304,6 +323,7 @@ def test_short_and_constant_series(tmp_path: Path) -> None:
         ([["2024-01-01 00:00Z", 1], ["2024-01-01 01:00", 2]], "some times have a zone"),
         ([["2024-01-01", 1], ["2024-01-02", 2], ["", 3]], "row 3: no time"),
         ([["2024-01-01", 1], ["NaT", 2], ["2024-01-03", 3]], "row 2: no time"),
+        ([[f"{1950 + n}-01-01", 1] for n in range(50)] + [["today", 1]], "the time 'today' is not understood"),
     ],
 )
 def test_refused_rows(rows: list[list[Any]], message: str, tmp_path: Path) -> None:

@@ -85,6 +85,9 @@ def test_parquet(tmp_path: Path) -> None:
     assert list(read_documents([file])) == PARAGRAPHS
     with pytest.raises(UserError, match="no column 'body', only text"):
         list(read_documents([file], text_field="body"))
+    parquet.write_table(pyarrow.table({"text": [1, 2]}), file)
+    with pytest.raises(UserError, match=r"prose\.parquet, row 1: 'text' is not text"):
+        list(read_documents([file]))
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:

@@ -159,9 +159,8 @@ def load(
             f"(from {archive.url}), set data.path or $ALLMLP_DATA to its folder, or set data.download=true"
         )
     layout, place, read_file = found
-    return split(layout, layout.train, place, read_file, num_classes), split(
-        layout, layout.test, place, read_file, num_classes
-    )
+    train, test = (split(layout, names, place, read_file, num_classes) for names in (layout.train, layout.test))
+    return train, test
 
 
 OpenLayout = tuple[FileLayout, Path, Callable[[str], bytes]]

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from allmlp.data.decode import SUFFIXES
-from allmlp.data.tables import Table, is_number
+from allmlp.data.tables import Table, TableRow, is_number
 from allmlp.errors import UserError, did_you_mean
 
 TEXT_COLUMNS = (
@@ -75,8 +75,9 @@ class ColumnSample(NamedTuple):
         return few and not self.is_text and not self.is_image and max(map(len, self.values)) <= 100
 
     @property
-    def is_split(self) -> bool:
-        return bool(self.values) and all(value.strip().casefold() in SPLIT_NAMES for value in self.values)
+    def split_share(self) -> float:
+        """Fraction of the values that are names of splits."""
+        return sum(value.strip().casefold() in SPLIT_NAMES for value in self.values) / max(len(self.values), 1)
 
 
 def is_image_name(value: str) -> bool:
@@ -103,7 +104,7 @@ def named_column(
 
 def guess_label(samples: Sequence[ColumnSample], table: Table) -> str:
     """The only column that can be the label."""
-    found = [sample.name for sample in samples if sample.is_label and not sample.is_split]
+    found = [sample.name for sample in samples if sample.is_label and sample.split_share < 1]
     if len(found) != 1:
         which = (
             f"{', '.join(found)} all could be" if found else f"none of {', '.join(table.columns)} is known or could be"
@@ -124,9 +125,20 @@ def guess_texts(samples: Sequence[ColumnSample], most: int, table: Table, option
 
 
 def find_split(samples: Sequence[ColumnSample]) -> str:
-    """The column that assigns rows to splits; empty if there is none."""
-    found = (sample.name for sample in samples if sample.name.casefold() in SPLIT_COLUMNS and sample.is_split)
-    return next(found, "")
+    """The column that assigns rows to splits; empty if there is none. A few other values in it are errors later."""
+    named = (sample for sample in samples if sample.name.casefold() in SPLIT_COLUMNS)
+    return next((sample.name for sample in named if sample.split_share > 0.5), "")
+
+
+def split_of_row(row: TableRow, column: str, file: str) -> str:
+    """The split of a row: "train", "validation" or "test"; empty if the cell is, or if there is no such column."""
+    name = row.get(column, "").strip()
+    if name and name.casefold() not in SPLIT_NAMES:
+        raise UserError(
+            f"{file}: the column {column!r} has {name[:40]!r}, which names no split: leave such rows out, or call them "
+            "train, val or test"
+        )
+    return SPLIT_NAMES[name.casefold()] if name else ""
 
 
 def split_for_testing(splits: Collection[str]) -> str:

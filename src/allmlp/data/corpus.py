@@ -27,6 +27,8 @@ from allmlp.spec import Count, Rate
 
 MAX_BYTES_IN_MEMORY = 2**31
 """Larger splits are read from disk."""
+ENCODE_BATCH = 512
+"""Documents tokenized at once."""
 
 
 class TokenBatch(NamedTuple):
@@ -167,7 +169,8 @@ def write(folder: Path, spec: Corpus, train: Documents, test: Documents | None, 
         dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
         ends: dict[bool, list[int]] = {False: [], True: []}
         with open(temporary / "train.tokens", "wb") as train_file, open(temporary / "test.tokens", "wb") as test_file:
-            for texts in batches(split_documents(spec, train, test), 512):
+            documents = split_documents(spec, train, test)
+            while texts := list(islice(documents, ENCODE_BATCH)):
                 for (_, is_test), ids in zip(texts, tokenizer.encode([text for text, _ in texts])):
                     (test_file if is_test else train_file).write(np.array(ids, dtype=dtype).tobytes())
                     ends[is_test].append((ends[is_test][-1] if ends[is_test] else 0) + len(ids))
@@ -186,11 +189,6 @@ def split_documents(spec: Corpus, train: Documents, test: Documents | None) -> I
         yield text, test is None and number < spec.test_fraction * 2**64
     if test is not None:
         yield from ((text, True) for text in test())
-
-
-def batches(items: Iterator[tuple[str, bool]], size: int) -> Iterator[list[tuple[str, bool]]]:
-    while batch := list(islice(items, size)):
-        yield batch
 
 
 def load_split(folder: Path, name: str, tokenizer: Tokenizer, spec: Corpus) -> Split:

@@ -69,15 +69,8 @@ def pixelate(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
 CORRUPTIONS: dict[str, Callable[[Tensor, int, Sequence[int]], Tensor]] = {
     function.__name__: function
     for function in (
-        gaussian_noise,
-        shot_noise,
-        impulse_noise,
-        gaussian_blur,
-        fog,
-        brightness,
-        contrast,
-        saturation,
-        pixelate,
+        *(gaussian_noise, shot_noise, impulse_noise, gaussian_blur, fog),
+        *(brightness, contrast, saturation, pixelate),
     )
 }
 

@@ -26,7 +26,7 @@ from allmlp.files import read_regular
 from allmlp.spec import Range, Rate, Spec
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
+SUFFIXES = frozenset((".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 MAX_TRIES = 10
 
 Ratio = Annotated[float, Range(0.01, 100.0)]

@@ -127,13 +127,13 @@ def detect_folder(folder: Path) -> Data:
         return Flowers102(str(folder))
     if "dataset_dict.json" in names:
         return HubDataset(str(folder))
-    if any(name.endswith(".tar") for name in names):
+    with_images = [name for name in folders(folder) if mostly_images(folder / name)]
+    if any(name.endswith(".tar") for name in names) and len(with_images) < 2:  # else an archive of these folders
         classes = next((str(folder / name) for name in ("classes.txt", "class_names.txt") if name in names), "")
         return Shards(str(folder), class_names_file=classes)
     files = [folder / name for name in names if (folder / name).is_file()]
     tables = [PeekedTable(str(file)) for file in files if is_table(file) and not is_squad(str(file))]
     listings = [table for table in tables if table.lists_images() and table.label]
-    with_images = [name for name in folders(folder) if mostly_images(folder / name)]
     if listings and len(with_images) > 1:
         raise UserError(
             f"{folder} has folders of images and a table of images, {Path(listings[0].file).name}: for the table, name "

@@ -78,9 +78,9 @@ def open_jpeg(data: bytes) -> DirectImage | None:
 
 
 def is_rotated(segment: bytes) -> bool:
-    """Whether the image is rotated or flipped according to its Exif block; True if that cannot be read."""
+    """Whether the image is rotated or flipped according to its Exif or XMP block; True if that cannot be read."""
     if not segment.startswith(b"Exif\0\0"):
-        return False
+        return b"tiff:Orientation" in segment
     exif = require("PIL.Image", "train").Exif()
     try:
         exif.load(segment)

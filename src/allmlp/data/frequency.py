@@ -20,7 +20,8 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 WEEKEND = (5, 6)
 MIN_WEEKS = 3
 """Minimum length in weeks to detect days of the week that never have values."""
-LONG_YEAR = re.compile(r"[+-]?\d{5,}-")
+NOT_FOR_NUMPY = re.compile(r"\s*([+-]?\d{5,}-|now|today)", re.IGNORECASE)
+"""Long years, and words that numpy takes for the time at which it reads them."""
 ZONE = re.compile(r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
 MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?(Z|[+-]\d\d(:?\d\d)?)$")
 YEAR_FIRST = re.compile(r"(\d{4})/(\d{1,2})(?:/(\d{1,2}))?(?=\D|$)")
@@ -160,11 +161,8 @@ def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
                 raise UserError(f"{where}: the time {max(digits, key=len)[:40]} is too large") from None
             if sizes == {10} and (numbers > 0).all():  # 2001 to 2286
                 return ParsedTimes(1000 * numbers, False, "s")
-            return (
-                ParsedTimes(numbers, False, "ms")
-                if sizes == {13} and (numbers > 0).all()
-                else ParsedTimes(numbers, True)
-            )
+            milliseconds = sizes == {13} and bool((numbers > 0).all())
+            return ParsedTimes(numbers, not milliseconds, "ms" if milliseconds else "local")
     elif match_all(SECONDS.fullmatch, cells):
         return ParsedTimes(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
     else:
@@ -175,7 +173,7 @@ def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
     if zoned and zoned < len(cells):
         raise UserError(f"{where}: some times have a zone, such as +01:00, and others do not")
     try:
-        if not zoned and not any(map(LONG_YEAR.match, cells)):
+        if not zoned and not any(map(NOT_FOR_NUMPY.match, cells)):
             return ParsedTimes(np.array(cells, dtype="datetime64[ms]").astype(np.int64), False)
     except ValueError:  # another notation of ISO 8601
         pass

@@ -52,7 +52,8 @@ class HubDataset(Data):
         for column in (image, label):
             lookup(column, features, f"column of {self.name}")
         if image not in images:
-            raise UserError(f"column {image!r} of {self.name} holds no images{listing(images)}")
+            does = f"; {', '.join(images)} does" if images else ""
+            raise UserError(f"column {image!r} of {self.name} holds no images{does}")
         classes = class_names(features[label], train[label])
         if len(classes) < 2:
             raise UserError(f"column {label!r} of {self.name} has fewer than two classes")
@@ -112,10 +113,6 @@ class HubImages(EncodedImages):
 
     def name(self, index: int) -> str:
         return f"{self.source}, row {index}"
-
-
-def listing(names: Iterable[str]) -> str:
-    return f"; {', '.join(names)} does" if names else ""
 
 
 def class_names(feature: Any, values: Iterable[Any]) -> tuple[str, ...]:

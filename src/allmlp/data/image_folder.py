@@ -40,7 +40,7 @@ class ImageFolder(ImageFileData):
                     raise UserError(f"{root} has no {name} folder {wanted!r}{did_you_mean(wanted, folders(root))}")
         if "test" not in held_out and "validation" in held_out:
             held_out["test"] = held_out.pop("validation")
-        notes: list[str] = []
+        notes = [] if train == root else unused_folders(root, [train, *held_out.values()])
         for name, folder in [*held_out.items()]:
             if not folders(folder) and any(map(is_image_name, os.listdir(folder))):
                 notes.append(f"{folder} has no folders of classes and is not used")
@@ -49,7 +49,7 @@ class ImageFolder(ImageFileData):
         splits = {"train": FileSplit(train, listed)}
         for name in [name for name in ("validation", "test") if name in held_out]:
             notes += other_folders(held_out[name], classes, train)
-            splits[name] = FileSplit(held_out[name], list_images(held_out[name], classes))
+            splits[name] = FileSplit(held_out[name], list_images(held_out[name], classes, notes))
             if not splits[name].files:
                 raise UserError(f"{held_out[name]} has no images ({', '.join(sorted(SUFFIXES))})")
         return self.build(splits, classes, notes)
@@ -83,7 +83,7 @@ def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tupl
     if stray:
         notes.append(f"{plural(len(stray), 'image is', 'images are')} outside of class folders in {root} and not used")
     unlabeled = [name for name in names if name.casefold() in UNLABELED_FOLDERS]
-    files = list_images(root, tuple(name for name in names if name not in unlabeled))
+    files = list_images(root, tuple(name for name in names if name not in unlabeled), notes)
     filled = {Path(file).parts[0] for file, _ in files}
     empty = [name for name in names if name not in filled]
     if empty and filled:
@@ -95,6 +95,13 @@ def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tupl
         raise UserError(f"{root} has only one class, {classes[0]!r}: at least two are needed")
     numbers = {name: number for number, name in enumerate(classes)}
     return classes, [LabeledFile(file, numbers[Path(file).parts[0]]) for file, _ in files]
+
+
+def unused_folders(root: Path, used: list[Path]) -> list[str]:
+    """A note about folders beside those of the splits."""
+    others = [name for name in folders(root) if not any(root / name in (folder, *folder.parents) for folder in used)]
+    are = plural(len(others), "folder is", "folders are")
+    return [f"{are} not used beside those of the splits: {listing(others)}"] if others else []
 
 
 def other_folders(root: Path, classes: tuple[str, ...], train: Path) -> list[str]:
@@ -114,18 +121,33 @@ def folders(path: Path) -> list[str]:
         raise UserError(f"cannot read {path}: {one_line(reason)}") from None
 
 
-def list_images(root: Path, classes: tuple[str, ...]) -> list[LabeledFile]:
-    """Path relative to `root` and label of every image in the class folders, sorted by name."""
-    found = []
+def list_images(root: Path, classes: tuple[str, ...], notes: list[str] | None = None) -> list[LabeledFile]:
+    """Path relative to `root` and label of every image in the class folders, sorted by name.
+
+    Links to other folders are followed, but not those to `root`, and what is in it or around it.
+    """
+    found, others, base = [], list[str](), root.resolve()
+    seen = {base, *base.parents}
 
     def refuse(reason: OSError) -> None:
         raise UserError(f"cannot read {reason.filename}: {one_line(reason)}")
 
+    def is_new(path: Path) -> bool:
+        target = path.resolve() if path.is_symlink() else path
+        known = path.is_symlink() and (target in seen or base in target.parents)
+        seen.add(target)
+        return not known
+
     for label, name in enumerate(classes):
-        for folder, inner, files in os.walk(root / name, onerror=refuse if (root / name).exists() else None):
-            inner[:] = sorted(name for name in inner if not name.startswith("."))
+        top, images, strays = root / name, [], list[str]()
+        for folder, inner, files in os.walk(top, onerror=refuse if top.exists() else None, followlinks=True):
+            inner[:] = sorted(name for name in inner if not name.startswith(".") and is_new(Path(folder, name)))
             below = Path(folder).relative_to(root).as_posix()
-            for file in sorted(files):
-                if not file.startswith(".") and is_image_name(file):
-                    found.append(LabeledFile(f"{below}/{file}", label))
+            for file in sorted(file for file in files if not file.startswith(".")):
+                (images if is_image_name(file) else strays).append(f"{below}/{file}")
+        found += [LabeledFile(file, label) for file in images]
+        others += strays if images else []
+    if others and notes is not None:
+        are = plural(len(others), "file is", "files are")
+        notes.append(f"{are} not read, without the suffix of an image: {listing(others)}")
     return found

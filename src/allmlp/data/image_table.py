@@ -10,7 +10,6 @@ from allmlp.data.columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
     NO_LABEL,
-    SPLIT_NAMES,
     check_classes,
     find_split,
     guess_label,
@@ -20,6 +19,7 @@ from allmlp.data.columns import (
     named_column,
     sample_columns,
     split_for_testing,
+    split_of_row,
 )
 from allmlp.data.dataset import ImageDataset
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
@@ -53,7 +53,7 @@ class ImageTable(ImageFileData):
             if paths:
                 found[name] = list(self.read(paths, notes))
         named = {split for _, _, split in found["train"]}
-        if len(found) == 1 and "train" in named and (last := split_for_testing(named)):
+        if len(found) == 1 and named & {"train", ""} and (last := split_for_testing(named)):
             rows = found["train"]
             found = {"train": [row for row in rows if row[2] not in ("validation", "test")]}
             if {"validation", "test"} <= named:
@@ -106,11 +106,7 @@ class ImageTable(ImageFileData):
                     continue
                 count += 1
                 if path := finder.find(row[image].strip()):
-                    yield (
-                        os.path.relpath(path, root),
-                        row[label].strip(),
-                        SPLIT_NAMES.get(row.get(split, "").strip().casefold(), ""),
-                    )
+                    yield os.path.relpath(path, root), row[label].strip(), split_of_row(row, split, file)
                 else:
                     missing.append(row[image])
             if len(missing) > max(MAX_MISSING * count, 1):

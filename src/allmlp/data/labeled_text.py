@@ -14,7 +14,6 @@ from torch import Tensor
 from allmlp.data.columns import (
     LABEL_COLUMNS,
     NO_LABEL,
-    SPLIT_NAMES,
     TEXT_COLUMNS,
     TEXT_PAIR_COLUMNS,
     check_classes,
@@ -26,6 +25,7 @@ from allmlp.data.columns import (
     named_column,
     sample_columns,
     split_for_testing,
+    split_of_row,
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import TextPreprocessing
@@ -156,7 +156,7 @@ class LabeledText(TextData):
         notes = [*notes, *conflict_notes(train)]
         given = {"validation": validation, "test": [row for _, found in tests for row in found]}
         splits = {row.split for row in train}
-        if not tests and not validation and "train" in splits and (last := split_for_testing(splits)):
+        if not tests and not validation and splits & {"train", ""} and (last := split_for_testing(splits)):
             given = {"validation": [row for row in train if row.split == "validation" != last]}
             given["test"] = [row for row in train if row.split == last]
             train = [row for row in train if row.split not in given]
@@ -256,8 +256,8 @@ class LabeledTextReader:
             elif not row[first].strip():
                 self.skipped["text"] += 1
             else:
-                assigned = SPLIT_NAMES.get(row.get(split, "").strip().casefold(), "")
-                yield TextExample(row[first].strip(), row.get(second, "").strip(), row[label].strip(), assigned)
+                texts = row[first].strip(), row.get(second, "").strip()
+                yield TextExample(*texts, row[label].strip(), split_of_row(row, split, file))
 
     def find_columns(self, table: Table) -> ExampleColumns:
         spec, names = self.spec, table.columns

@@ -24,6 +24,8 @@ IMAGE_KEYS = ("image", "img", "pixel_values", "input")
 LABEL_KEYS = (*LABEL_COLUMNS, "fine_label")
 CONTENT_SAMPLES = 64
 """Items that are part of the checksum."""
+COLOR_SAMPLES = 8
+"""Items that are searched for a colored image; the first alone may be gray by chance."""
 MAX_CLASSES = 1_000_000
 
 
@@ -111,8 +113,10 @@ def of_objects(
     else:
         size, decode = img_size or own_size(first), decode or Decode()
         shape = (size, size) if isinstance(size, int) else tuple(size)
-        colored = decode if color_channels(first) >= 3 else decode.replace(color="gray")
-        spec = ObjectImageData(name, *sizes, img_size=shape, decode=colored)
+        some = evenly_spaced(len(train), min(len(train), COLOR_SAMPLES)).tolist()
+        colored = any(color_channels(read_item(train, index, name).content) >= 3 for index in some)
+        decode = decode if colored else decode.replace(color="gray")
+        spec = ObjectImageData(name, *sizes, img_size=shape, decode=decode)
     return spec.hold(Objects(train, test, validation, tuple(class_names) or known_classes(train)))
 
 
@@ -332,7 +336,7 @@ def color_channels(image: Any) -> int:
         return image.shape[0]
     if isinstance(image, np.ndarray):
         return image.shape[2] if image.ndim == 3 else 1
-    return 1 if image.mode in ("L", "1", "I", "I;16") else 3
+    return 1 if getattr(image, "mode", "") in ("L", "1", "I", "I;16") else 3
 
 
 class ObjectImages:

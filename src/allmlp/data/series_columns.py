@@ -9,28 +9,12 @@ from typing import NamedTuple
 
 from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
 from allmlp.data.frequency import HINT, is_time, read_times
-from allmlp.data.tables import Table, TableRow, is_number
-from allmlp.errors import UserError, did_you_mean
+from allmlp.data.tables import MISSING, Table, TableRow, is_number
+from allmlp.errors import UserError
 
 TIME_COLUMNS = (
-    "date",
-    "time",
-    "timestamp",
-    "datetime",
-    "ds",
-    "date_time",
-    "month",
-    "week",
-    "day",
-    "hour",
-    "quarter",
-    "period",
-    "year",
-    "ts",
-    "epoch",
-    "unix_time",
-    "unixtime",
-    "t",
+    *("date", "time", "timestamp", "datetime", "ds", "date_time", "month", "week", "day", "hour", "quarter", "period"),
+    *("year", "ts", "epoch", "unix_time", "unixtime", "t"),
 )
 ID_COLUMNS = (
     *("id", "unique_id", "item_id", "series_id", "series", "store", "store_nbr", "store_id", "item", "product"),
@@ -43,7 +27,6 @@ CALENDAR_COLUMNS = (
 ROW_NUMBERS = re.compile(r"column_\d+|unnamed: \d+|index|no\.?|nr\.?|row|#", re.IGNORECASE)
 TIME_OF_DAY = re.compile(r"(?i).*(hour|minute|period|slot|interval|time)")
 ID_ENDING = re.compile(r"(?i:.*_(id|nbr|no|num|number|code|key))|.*[a-z]I[dD]")
-MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
 NEGATIVE = re.compile(r"\((.+)\)")
 MARKED_NUMBER = re.compile(r"[+-]?[$€£¥]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?[ \xa0]?[%$€£¥]?")
 MARKS = str.maketrans("", "", ",$€£¥% \xa0")
@@ -66,9 +49,7 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
     rows = list(islice(table, SAMPLE_ROWS))
     samples = {sample.name: sample for sample in plain_samples(table)}
     for name in (*ids, *values):
-        if name not in samples:
-            hint = did_you_mean(name, table.columns) or f", only {', '.join(table.columns)}"
-            raise UserError(f"{table.file} has no column {name!r}{hint}")
+        named_column(table.columns, name, (), table.file)
     time = named_column(table.columns, time, (), table.file) or find_time(list(samples.values())) or ""
     if not time:
         refuse_times(table.file, list(samples.values()))

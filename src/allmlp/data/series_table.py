@@ -29,8 +29,8 @@ from allmlp.data.frequency import (
     read_times,
 )
 from allmlp.data.series import SeriesDataset, SplitEnds, build_dataset
-from allmlp.data.series_columns import MISSING, Roles, find_roles, plain_number, with_points
-from allmlp.data.tables import Table, read_table
+from allmlp.data.series_columns import Roles, find_roles, plain_number, with_points
+from allmlp.data.tables import MISSING, Table, read_table
 from allmlp.data.text_files import find_files
 from allmlp.data.time_parts import join_time_parts
 from allmlp.data.uneven_times import even_times

@@ -27,7 +27,7 @@ from allmlp.data.decode import SUFFIXES, Decode
 from allmlp.data.encoded_images import EncodedImages, NumWorkers
 from allmlp.data.paths import cache_folder
 from allmlp.data.splits import divide
-from allmlp.data.text_files import file_system, split_commas
+from allmlp.data.text_files import glob_remote, split_commas
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user, read_regular, write_atomically
 from allmlp.spec import Rate, Seed, Size
@@ -189,7 +189,11 @@ def find(text: str) -> list[Shard]:
     found: list[Shard] = []
     for place in split_commas(text):
         for path in [place] if os.path.exists(place) else expand_range(place):
-            found += find_remote(path) if "://" in path else find_local(path)
+            if "://" in path:
+                remote, files = glob_remote(path if path.endswith(".tar") else f"{path.rstrip('/')}/*.tar")
+                found += [Shard(file, remote) for file in files]
+            else:
+                found += find_local(path)
     return found
 
 
@@ -233,16 +237,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return found if isinstance(found, dict) else {}
     except (OSError, ValueError) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
-
-
-def find_remote(url: str) -> list[Shard]:
-    remote, path = file_system(url)
-    try:
-        if not path.endswith(".tar"):
-            path = f"{path.rstrip('/')}/*.tar"
-        return [Shard(file, remote) for file in (sorted(remote.glob(path)) if glob.has_magic(path) else [path])]
-    except Exception as reason:  # unknown protocol, missing package, no network
-        raise UserError(f"cannot list {url}: {one_line(reason) or type(reason).__name__}") from reason
 
 
 def read_class_names(path: str) -> tuple[str, ...]:

@@ -199,14 +199,9 @@ class Squad(TextData):
             for question, example in zip(train_questions, train_examples)
             if example.impossible or question.answer is not None
         ]
-        if len(kept) < len(train_questions):
-            count = len(train_questions) - len(kept)
-            log.warning(
-                "%s: skipped %d of %d questions whose answer is not in the context",
-                self.train,
-                count,
-                len(train_questions),
-            )
+        if skipped := len(train_questions) - len(kept):
+            message = "%s: skipped %d of %d questions whose answer is not in the context"
+            log.warning(message, self.train, skipped, len(train_questions))
         if not kept:
             raise UserError(f"{self.train} has no training question whose answer is in its context")
         return build_dataset(kept, test_questions, tokenizer, self.windows)
@@ -267,14 +262,10 @@ def encode(examples: list[SquadExample], tokenizer: Tokenizer, max_query_length:
         for context in dict.fromkeys(example.context for example in examples)
     }
     tokens = tokenizer.encode([example.question for example in examples])
+    shortened = (replace_pad(ids[:max_query_length], tokenizer) for ids in tokens)
     return [
-        TokenizedQuestion(
-            replace_pad(ids[:max_query_length], tokenizer),
-            contexts[example.context],
-            example.answers,
-            example.question,
-        )
-        for ids, example in zip(tokens, examples)
+        TokenizedQuestion(ids, contexts[example.context], example.answers, example.question)
+        for ids, example in zip(shortened, examples)
     ]
 
 
@@ -314,14 +305,8 @@ def build_dataset(
     windows: WindowConfig,
 ) -> SquadDataset:
     train = InMemory(*train_batch(train_questions, tokenizer, windows), batch_type=SquadTrainBatch)
-    return SquadDataset(
-        train,
-        InMemory(*eval_batch(test_questions, tokenizer, windows), batch_type=SquadEvalBatch),
-        tokenizer,
-        windows,
-        train_questions,
-        test_questions,
-    )
+    test = InMemory(*eval_batch(test_questions, tokenizer, windows), batch_type=SquadEvalBatch)
+    return SquadDataset(train, test, tokenizer, windows, train_questions, test_questions)
 
 
 def train_batch(questions: Sequence[TokenizedQuestion], tokenizer: Tokenizer, windows: WindowConfig) -> SquadTrainBatch:

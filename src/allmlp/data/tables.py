@@ -16,6 +16,7 @@ from itertools import count, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
+from allmlp.data.frequency import is_time
 from allmlp.data.json_records import json_array
 from allmlp.data.text_files import detect_encoding, open_file, open_raw
 from allmlp.errors import UserError, one_line, require
@@ -33,9 +34,13 @@ MAX_CHARS = 2**24
 NO_SEPARATOR = "\x1f"
 """Separator of a table with one column: a character that no text has."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+\s*")
+THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(?P<point>\.\d+)?\s*")
 SEPARATOR_HINT = re.compile(r'\A"?sep=."?(\r?\n|\r|\Z)', re.IGNORECASE)
 MAX_NAME = 64
 """A longer first cell is not the name of a column."""
+COMPARED_CELLS = 50
+"""Cells of a column that are compared with its first one."""
+MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
 
 csv.field_size_limit(MAX_CHARS)
 
@@ -144,7 +149,9 @@ def read_separated(file: str, separators: str) -> Table:
     def rows() -> Iterator[TableRow]:
         with open_text(file, cell_format.newline) as text:
             found = split_cells(read_lines(text, file), cell_format, file)
-            for number, cells in islice(found, int(header), None):
+            for number, cells in found:
+                if header and cells == sample[0]:  # also further down, where files were joined
+                    continue
                 if len(cells) != len(columns):
                     while len(cells) > len(columns) and not cells[-1]:
                         cells.pop()
@@ -152,10 +159,7 @@ def read_separated(file: str, separators: str) -> Table:
                         raise UserError(f"{file}, line {number}: {len(cells)} columns instead of {len(columns)}")
                 yield dict(zip(columns, cells))
 
-    decimal_comma = cell_format.separator != "," and any(
-        DECIMAL_COMMA.fullmatch(cell) for row in sample for cell in row
-    )
-    return Table(file, columns, rows, header, decimal_comma)
+    return Table(file, columns, rows, header, has_decimal_commas(cell_format.separator, sample))
 
 
 def split_cells(lines: Iterable[str], cell_format: CellFormat, file: str) -> Iterator[tuple[int, list[str]]]:
@@ -234,13 +238,46 @@ def writes_quotes(rows: list[list[str]]) -> bool:
 
 
 def has_header(rows: list[list[str]]) -> bool:
-    """Whether the first row names the columns: its cells are short, not numbers, and do not occur below."""
+    """Whether the first row names the columns: its cells are short, not numbers, and do not occur below.
+
+    Numbers are names too if they count from 0 (as those of a data frame without names) above words, or are beside a
+    word above numbers or times.
+    """
     first, below = rows[0], [row for row in rows[1:] if row != rows[0]]
-    if any(len(cell) > MAX_NAME or is_number(cell) for cell in first) or (len(first) == 1 and " " in first[0].strip()):
+    if any(len(cell) > MAX_NAME for cell in first) or (len(first) == 1 and " " in first[0].strip()):
         return False
-    return not any(
-        cell.strip() and cell in {row[place] for row in below if len(row) > place} for place, cell in enumerate(first)
+    columns = [[row[place] for row in below if len(row) > place and row[place].strip()] for place in range(len(first))]
+    named = [(cell, column) for cell, column in zip(first, columns) if cell.strip() and column]
+    if any(not is_value(cell) and all(map(is_value, column[:COMPARED_CELLS])) for cell, column in named):
+        return True
+    counted = [cell for cell in first if cell.strip()] == [str(number) for number in range(len(named))]
+    if counted and any(not any(map(is_number, column)) for _, column in named):
+        return True
+    return not any(map(is_number, first)) and not any(
+        cell in column and not is_title(cell, column) for cell, column in named
     )
+
+
+def has_decimal_commas(separator: str, rows: list[list[str]]) -> bool:
+    """Whether commas in numbers are decimal ones. 1,234 may be either: thousands, unless semicolons separate the cells,
+    and wherever 1,234.5 or 1,234,567 is in the table.
+    """
+    marked = [cell for row in rows for cell in row if "," in cell] if separator != "," else []
+    grouped = [found for found in map(THOUSANDS.fullmatch, marked) if found]
+    if any(found["point"] or found[0].count(",") > 1 for found in grouped):
+        return False
+    decimal = sum(map(bool, map(DECIMAL_COMMA.fullmatch, marked)))
+    return decimal > (0 if separator == ";" else len(grouped))
+
+
+def is_value(cell: str) -> bool:
+    """Whether a cell is a number, a time or missing."""
+    return is_number(cell) or cell.strip().casefold() in MISSING or is_time(cell)
+
+
+def is_title(cell: str, column: Sequence[str]) -> bool:
+    """Whether a cell is a name such as text above cells most of which have several words."""
+    return cell.isidentifier() and cell.islower() and 2 * sum(" " in other.strip() for other in column) > len(column)
 
 
 def is_number(text: str) -> bool:
@@ -248,7 +285,7 @@ def is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return any(map(str.isdigit, text))
+    return any(map(str.isdigit, text)) and "_" not in text
 
 
 def unique(names: Sequence[str]) -> Iterator[str]:
@@ -323,8 +360,12 @@ def read_parquet(file: str) -> Table:
         except (OSError, arrow.ArrowException) as reason:
             raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
 
-    schema = next(batches())
-    types = arrow.types
+    def to_microseconds(column: Any) -> Any:
+        """Times without nanoseconds, which Python has not."""
+        nanoseconds = types.is_timestamp(column.type) and column.type.unit == "ns"
+        return column.cast(arrow.timestamp("us", column.type.tz), safe=False) if nanoseconds else column
+
+    schema, types = next(batches()), arrow.types
     columns = [
         field.name
         for field in schema
@@ -335,7 +376,7 @@ def read_parquet(file: str) -> Table:
 
     def rows() -> Iterator[TableRow]:
         for batch in batches(columns):
-            for values in zip(*(column.to_pylist() for column in batch.columns)):
+            for values in zip(*(to_microseconds(column).to_pylist() for column in batch.columns)):
                 yield dict(zip(columns, map(as_text, values)))
 
     return Table(file, tuple(columns), rows)

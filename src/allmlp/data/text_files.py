@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import io
 import json
@@ -58,19 +59,20 @@ def find_files(paths: str) -> list[str]:
     found: list[str] = []
     for text in split_commas(paths):
         if "://" in text:
-            found += find_remote(text)
+            system, matching = glob_remote(text)
+            found += map(system.unstrip_protocol, matching)
             continue
         path = expand_user(text)
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file, path))
         elif path.is_file():
             files = [path]
-        elif any(mark in text for mark in "*?["):
+        elif glob.has_magic(text):
             anchor = Path(path.anchor)
             known = first_folder(path)
             visible = any(part.startswith(".") for part in path.relative_to(known).parts)
-            matching = anchor.glob(str(path.relative_to(anchor)))
-            files = sorted(file for file in matching if file.is_file() and (visible or not is_hidden(file, known)))
+            matched = anchor.glob(str(path.relative_to(anchor)))
+            files = sorted(file for file in matched if file.is_file() and (visible or not is_hidden(file, known)))
         else:
             files = []
         if not files:
@@ -128,11 +130,11 @@ def is_hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
-def find_remote(url: str) -> list[str]:
+def glob_remote(url: str) -> tuple[Any, list[str]]:
+    """The fsspec file system of a URL, and the paths in it that match."""
     system, path = file_system(url)
     try:
-        files = system.glob(path) if any(mark in path for mark in "*?[") else [path]
-        return [system.unstrip_protocol(file) for file in sorted(files)]
+        return system, sorted(system.glob(path)) if glob.has_magic(path) else [path]
     except Exception as reason:  # no network, no permission: every file system has its own
         raise UserError(f"cannot list {url}: {one_line(reason) or type(reason).__name__}") from reason
 
@@ -310,5 +312,6 @@ def read_parquet(file: str, text_field: str) -> Iterator[str]:
     table = reader.ParquetFile(open_raw(file) if "://" in file else file)
     if text_field not in table.schema_arrow.names:
         raise UserError(f"{file} has no column {text_field!r}, only {', '.join(table.schema_arrow.names)}")
-    for batch in table.iter_batches(columns=[text_field]):
-        yield from (text.strip() for text in batch.column(0).to_pylist() if text and text.strip())
+    cells = (cell for batch in table.iter_batches(columns=[text_field]) for cell in batch.column(0).to_pylist())
+    for number, cell in enumerate(cells, 1):
+        yield from text_of({text_field: "" if cell is None else cell}, text_field, f"{file}, row {number}")

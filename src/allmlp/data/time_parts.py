@@ -11,24 +11,16 @@ from allmlp.data.columns import SAMPLE_ROWS, named_column
 from allmlp.data.frequency import MONTHS, is_time
 from allmlp.data.tables import Table, TableRow
 
-NAMES = {
-    "year": ("year", "yr", "yyyy"),
-    "quarter": ("quarter", "qtr"),
-    "month": ("month", "mon", "mm"),
-    "week": ("week", "week_of_year", "weekofyear"),
-    "day": ("day", "dd", "day_of_month"),
-    "hour": ("hour", "hr", "hh"),
-    "minute": ("minute",),
+PARTS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
+    "year": ((1000, 9999), ("year", "yr", "yyyy")),
+    "quarter": ((1, 4), ("quarter", "qtr")),
+    "month": ((1, 12), ("month", "mon", "mm")),
+    "week": ((1, 53), ("week", "week_of_year", "weekofyear")),
+    "day": ((1, 31), ("day", "dd", "day_of_month")),
+    "hour": ((0, 24), ("hour", "hr", "hh")),
+    "minute": ((0, 59), ("minute",)),
 }
-LIMITS = {
-    "year": (1000, 9999),
-    "quarter": (1, 4),
-    "month": (1, 12),
-    "week": (1, 53),
-    "day": (1, 31),
-    "hour": (0, 24),
-    "minute": (0, 59),
-}
+"""Part of a time -> its smallest and largest number, and names of columns."""
 CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d)?|\d{1,2}\.\d\d\.\d\d")
 DATE_ONLY = re.compile(r"[\d./-]{6,10}")
 
@@ -65,7 +57,7 @@ def join_time_parts(table: Table, time: str, taken: Sequence[str]) -> tuple[Tabl
 
 def calendar_parts(cells: dict[str, list[str]]) -> TimeColumns | None:
     """Columns of year and month, optionally day, hour and minute; or of year and quarter, or year and week."""
-    named = {part: named_column([*cells], "", known, "") for part, known in NAMES.items()}
+    named = {part: named_column([*cells], "", known, "") for part, (_, known) in PARTS.items()}
     found = {part: name for part, name in named.items() if name and fits(part, cells[name])}
     if "year" not in found:
         return None
@@ -90,7 +82,7 @@ def clock_parts(dates: list[str], rows: list[TableRow], cells: dict[str, list[st
     """Columns of dates and of times or hours of the day, if some date has several."""
     date = next((name for name in dates if all(map(DATE_ONLY.fullmatch, cells[name]))), "")
     clocks = [name for name in cells if cells[name] and all(map(CLOCK.fullmatch, cells[name]))]
-    hours = named_column([*cells], "", NAMES["hour"], "")
+    hours = named_column([*cells], "", PARTS["hour"][1], "")
     clock = clocks[0] if clocks else hours if hours and fits("hour", cells[hours]) else None
     if not date or not clock or len({(row[date], row[clock]) for row in rows}) == len({row[date] for row in rows}):
         return None
@@ -106,13 +98,13 @@ def fits(part: str, cells: list[str]) -> bool:
     """Whether these are valid numbers of a part of the time, or names of months."""
     plain = [cell.upper().removeprefix("Q") if part == "quarter" else cell for cell in cells]
     numbers = [month_number(cell) if part == "month" else cell.removesuffix(".0") for cell in plain]
-    low, high = LIMITS[part]
+    low, high = PARTS[part][0]
     return bool(cells) and all(re.fullmatch(r"\d{1,4}", number) and low <= int(number) <= high for number in numbers)
 
 
 def first_hour(cells: list[str]) -> int:
     """First hour of a day, 0 or 1."""
-    return int(max(int(cell.removesuffix(".0")) for cell in cells) == LIMITS["hour"][1])
+    return int(max(int(cell.removesuffix(".0")) for cell in cells) == 24)
 
 
 def hour_text(cell: str, first: int) -> str:

@@ -241,6 +241,8 @@ def train_tokenizer(spec: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     try:
         found = (shorten_words(replace_surrogates(text)) for text in islice(texts, spec.max_documents))
         tokenizer.train_from_iterator((text for text in found if text.strip()), trainer)
+    except UserError:  # of the reader
+        raise
     except Exception as reason:  # the trainers raise plain exceptions
         raise UserError(f"cannot train a tokenizer on this text: {one_line(reason)}") from reason
     if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):

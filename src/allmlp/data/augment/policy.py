@@ -27,21 +27,9 @@ from allmlp.data.augment.transform import Transform, constant, per_image, standa
 from allmlp.spec import Count, NonNegative, Rate
 
 OPERATIONS = (
-    "autocontrast",
-    "equalize",
-    "invert",
-    "posterize",
-    "solarize",
-    "solarize_add",
-    "brightness",
-    "contrast",
-    "color",
-    "sharpness",
-    "rotate",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
+    *("autocontrast", "equalize", "invert", "posterize", "solarize", "solarize_add", "brightness", "contrast"),
+    *("color", "sharpness"),
+    *("rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
 )
 """Lookup tables first, then blends, then geometry; they are chosen uniformly."""
 INDEX = {name: number for number, name in enumerate(OPERATIONS)}
