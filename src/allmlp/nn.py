@@ -10,8 +10,8 @@
 
 `allmlp.nn.X` is the module of the spec `allmlp.layers.X`, whose docstring has the equation. Default sizes and the
 initialization are those of the papers. Inputs are [B, tokens, channels]; layers that mix tokens also accept inputs with
-fewer tokens (except those over a grid), and a `mask` [B, S] that is True at real tokens. Parameters have the same names as inside the models, so
-weights can be exchanged: `block.load_state_dict(model.blocks[0].state_dict())`.
+fewer tokens (except those over a grid), and a `mask` [B, S] that is True at real tokens. Parameters have the same names
+as inside the models, so weights can be exchanged: `block.load_state_dict(model.blocks[0].state_dict())`.
 """
 
 from __future__ import annotations
