@@ -203,7 +203,7 @@ def training_loop(
             size = sampler.batch_size(step)
             parts = batch.split(math.ceil(size * run.grad_accum_steps / run.batch_size))
             with threads:
-                losses = call([task.prepare_batch(part, context) for part in parts])
+                losses = call(task.prepare_batches(parts, context))
             task.after_step(progress)
             step += 1
             log.reach(step)
