@@ -526,6 +526,16 @@ def test_a_changed_run_is_told_field_by_field(whole: Path) -> None:
         train(small(batch_size=12, optim=AdamW(lr=1.0)), whole, "cpu")
 
 
+def test_another_run_does_not_replace_a_finished_one_without_checkpoints(tmp_path: Path) -> None:
+    """Its checkpoints may have been removed because they are large."""
+    train(small(budget=Budget(steps=1)), tmp_path, "cpu")
+    shutil.rmtree(tmp_path / "checkpoints")
+    model = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(allmlp.UserError, match="holds another run, these fields differ: seed"):
+        train(small(budget=Budget(steps=1), seed=1), tmp_path, "cpu")
+    assert (tmp_path / "model.safetensors").read_bytes() == model
+
+
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match=r"the loss became nan at step \d+; .*checkpoint"):
         train(small(data=Blobs(spoiled=True), budget=Budget(epochs=2)), tmp_path, "cpu")
