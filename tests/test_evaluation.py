@@ -19,6 +19,7 @@ from allmlp.cli import main
 from allmlp.cli.eval import print_classes
 from allmlp.cli.plan import print_scaling
 from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names, read_class_table
+from allmlp.data.corpus import Corpus
 from allmlp.data.digits import Digits
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
@@ -33,6 +34,7 @@ from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
+from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.translate import Translation
 from allmlp.training import evaluate_checkpoint, train
 from data.sample_images import encode, scene
@@ -232,7 +234,10 @@ def test_language_models(tmp_path: Path, task: str) -> None:
     assert 0 < found.metrics["loss"] < 20 and found.examples > 0 and not found.class_results
 
 
-def test_translation_of_another_file_where_those_of_the_training_are_gone(tmp_path: Path) -> None:
+def test_translation_of_another_file_where_those_of_the_training_are_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of pairs that are too long for training."""
     pytest.importorskip("sacrebleu")
     rows = ["de\ten", *(f"eins zwei {number}\tone two {number}" for number in range(8))]
     train_file, val, test, other = (tmp_path / f"{name}.tsv" for name in ("train", "val", "test", "other"))
@@ -247,6 +252,32 @@ def test_translation_of_another_file_where_those_of_the_training_are_gone(tmp_pa
         file.unlink()
     found = evaluate_model(str(tmp_path / "run"), str(other), device="cpu")
     assert found.examples == 8 and found.metrics["loss"] > 0
+    caplog.clear()
+    other.write_text("de\ten\n" + "eins zwei " * 9 + "\tone two\n", encoding="utf8")
+    longer = evaluate_model(str(tmp_path / "run"), f"{other},{other}", device="cpu")
+    assert longer.examples == 2 and "other_bleu" in longer.metrics and not caplog.records
+
+
+@pytest.mark.parametrize("task", ["text", "translation"])
+def test_other_data_are_read_by_the_tokenizer_of_the_model(tmp_path: Path, task: str) -> None:
+    """Not by the one that the run began with, which may be another one meanwhile."""
+    pytest.importorskip("sacrebleu")
+    words = ["one", "two", "three", "four", "five", "six"]
+    table, tokens = tmp_path / "pairs.tsv", tmp_path / "tokenizer.json"
+    table.write_text("\n".join(["de\ten", *(f"{a} {b}\t{b} {a}" for a in words for b in words)]), encoding="utf8")
+    config = TokenizerConfig("bpe", 300, lowercase=False)
+    tokens.write_text(config.build(words).to_json(), encoding="utf8")
+    options: dict[str, Any] = {"tokenizer": config.replace(path=str(tokens)), "seq_len": 8, "cache": str(tmp_path)}
+    run = Run(gmlp_text(1, 8, 8), MaskedLM(), Corpus(str(table), str(table), **options), budget=Budget(steps=1))
+    if task == "translation":
+        corpus = ParallelCorpus(str(table), str(table), **options)
+        run = run.replace(model=resmlp_seq2seq(1, 16, 2), task=Translation(num_beams=1), data=corpus)
+    train(run, tmp_path / "run", "cpu")
+    before = evaluate_model(str(tmp_path / "run"), str(table), device="cpu").metrics
+    tokens.write_text(config.build([word[::-1] for word in words]).to_json(), encoding="utf8")
+    assert evaluate_model(str(tmp_path / "run"), str(table), device="cpu").metrics == before
+    tokens.unlink()
+    assert evaluate_model(str(tmp_path / "run"), str(table), device="cpu").metrics == before
 
 
 def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:

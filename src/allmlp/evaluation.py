@@ -15,13 +15,13 @@ from allmlp.accuracy import wilson_interval
 from allmlp.backtest import Origin, by_origin, unseen_windows
 from allmlp.data.class_names import ClassMatch, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
-from allmlp.data.dataset import Data, Split
+from allmlp.data.dataset import Data, Dataset, Split
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.prefetch import read_ahead
 from allmlp.data.sampler import eval_batches
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import Squad
-from allmlp.data.tokenizer import TextData, load_tokenizer
+from allmlp.data.tokenizer import TextData, TokenizerConfig, load_tokenizer
 from allmlp.device import as_dtype, sum_dtype, warn_of_slow_format
 from allmlp.errors import UserError
 from allmlp.files import RUN, finite
@@ -344,13 +344,15 @@ def evaluate_text_task(
     }
     task, make = defaults[predictor.task]
     run = read_run(Path(name)) if (Path(name) / RUN).is_file() else Run(None, task, make(place, place), batch_size=32)
-    train = "train" if isinstance(run.data, Squad) else "path"
-    data = run.data.for_model(predictor.name)
-    if not hasattr(data, "seq_len"):
-        raise UserError(f"{name} was trained on {type(data).__name__}: it cannot be evaluated on other data")
-    # The data of the training are not needed and may be missing.
-    fields = {train: place, "test": place, "seq_len": predictor.preprocessing.seq_len}
-    dataset = data.replace(**fields | ({"val": ""} if hasattr(data, "val") else {})).load()
+    if not hasattr(run.data, "seq_len"):
+        raise UserError(f"{name} was trained on {type(run.data).__name__}: it cannot be evaluated on other data")
+    # The data and the tokenizer of the training are not needed and may be missing.
+    fields = {"test": place, "seq_len": predictor.preprocessing.seq_len}
+    if isinstance(run.data, ParallelCorpus):
+        dataset: Dataset = run.data.replace(**fields).load_test(predictor.tokenizer)
+    else:
+        fields |= {"train" if isinstance(run.data, Squad) else "path": place}
+        dataset = run.data.replace(**fields, tokenizer=TokenizerConfig(path=predictor.name)).load()
     run.task.check_dataset(dataset)
     run = in_precision(run.replace(batch_size=batch_size or run.batch_size), dtype)
     module = run.task.build_evaluator(predictor.original, dataset).to(world.device)

@@ -11,17 +11,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
+T = TypeVar("T")
 GRACE, GRACE_OF_MANY = 4.0, 20.0
 """Seconds to wait for the end of the current step, alone and under torchrun, where all processes must reach the same
 step and are killed after 30 seconds.
 """
 FORCE = 1.0
 """Seconds for Python to leave an aborted step."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Ends work between two batches, after which the run can still be saved."""
 
 
 class Interrupts:
@@ -68,6 +73,13 @@ class Interrupts:
         if self.requested or self.given_up:
             raise KeyboardInterrupt
         self.requested = True
+
+    def over(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield the batches until a signal: then raise `Stopped`."""
+        for batch in batches:
+            if self.requested:
+                raise Stopped
+            yield batch
 
     @contextmanager
     def saving(self) -> Iterator[None]:

@@ -46,9 +46,11 @@ def run_folder(out: Path, run: Run, world: World) -> Iterator[Path]:
 
 
 def check_folder(out: Path, run: Run) -> None:
-    """Raise UserError if the folder holds another run or is not writable. Runs without a checkpoint are replaced."""
+    """Raise UserError if the folder holds another run or is not writable. A run is replaced if it is unfinished and has
+    no checkpoint.
+    """
     before = read_run(out) if (out / RUN).exists() else None
-    if before not in (None, run) and checkpoint.complete(out):
+    if before not in (None, run) and (checkpoint.complete(out) or "result" in read_record(out)):
         changes = ", ".join(differences(to_dict(before), to_dict(run)))
         raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or choose another --out")
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())

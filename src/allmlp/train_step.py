@@ -37,7 +37,7 @@ class TrainStep:
     """Forward, backward, gradient clipping, optimizer step and EMA update on a list of micro-batches.
 
     step = TrainStep(task, optimizer, world)
-    losses = step([task.prepare_batch(part, context) for part in batch.split(grad_accum_steps)])
+    losses = step(task.prepare_batches(batch.split(grad_accum_steps), context))
     """
 
     task: TaskModule

@@ -31,7 +31,7 @@ from allmlp.ema import ModelEma
 from allmlp.errors import UserError
 from allmlp.files import write_text_atomically
 from allmlp.freezing import Freezing
-from allmlp.interrupts import Interrupts
+from allmlp.interrupts import Interrupts, Stopped
 from allmlp.log import RunLog, announced, draw_curves, format_values
 from allmlp.lora import merge
 from allmlp.messages import describe_duration, describe_result, describe_stop, header
@@ -179,7 +179,7 @@ def training_loop(
                 threads.apply()  # the same number in a resumed run, before its first step
             with meter.paused():
                 with ema.swap() as averaged:
-                    values = evaluate(task, averaged, evaluated, world, run, metrics)
+                    values = evaluate(task, averaged, evaluated, world, run, metrics, interrupts)
                     best.update(step, values, averaged, seconds_spent)
                 log.write("eval", step, values)
             return values
@@ -203,7 +203,7 @@ def training_loop(
             size = sampler.batch_size(step)
             parts = batch.split(math.ceil(size * run.grad_accum_steps / run.batch_size))
             with threads:
-                losses = call([task.prepare_batch(part, context) for part in parts])
+                losses = call(task.prepare_batches(parts, context))
             task.after_step(progress)
             step += 1
             log.reach(step)
@@ -229,7 +229,10 @@ def training_loop(
                 estimated = True
             seconds_spent, evaluation_due = pace.elapsed, due(step, run.eval_every, last)
             if evaluation_due and not stop:
-                results, evaluation_due = evaluate_weights(), False
+                try:
+                    results, evaluation_due = evaluate_weights(), False
+                except Stopped:
+                    stop = True
             if due(step, run.save_every, last or stop or late or best.is_exhausted):
                 if window:  # non-finite weights must not replace a good checkpoint
                     summarize(run, world, window, step, path)
@@ -341,13 +344,17 @@ def evaluate(
     world: parallel.World,
     run: Run,
     metrics: SplitMetrics = SplitMetrics(),
+    interrupts: Interrupts | None = None,
 ) -> dict[str, float]:
+    """Metrics of `model` on a split. With `interrupts`, a single process raises `Stopped` after a signal."""
     task.eval()
     metrics.start(task)
     world.share_buffers(model)
     # Evaluation is rare: running it eagerly costs less than compiling the model a second time.
+    batches = eval_batches(split, run.batch_size, world.device, world.rank, world.size)
+    batches = interrupts.over(batches) if interrupts is not None and world.size == 1 else batches
     with autocast(world.device, compute_dtype(run, world.device)), torch.compiler.set_stance("force_eager"):
-        sums = task.evaluate(model, eval_batches(split, run.batch_size, world.device, world.rank, world.size))
+        sums = task.evaluate(model, batches)
     task.train()
     wide = sum_dtype(world.device)
     totals = {name: world.sum(torch.stack(list(pair)).to(wide)).tolist() for name, pair in sums.items()}

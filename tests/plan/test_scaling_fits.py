@@ -147,6 +147,13 @@ def test_what_cannot_be_fitted(runs: list[Path], tmp_path: Path) -> None:
     check_comparable([*runs, changed("no_checksum", {"data": {"train": 64, "test": record["data"]["test"]}})])
     half = {"run": record["run"] | {"train_fraction": 0.5}}
     check_comparable([*runs, changed("half", other_content | half)])  # the checksum is that of other training examples
+    for field, other_test in (
+        ("val_size", {"val_size": 9}),
+        ("data.examples", {"data": record["run"]["data"] | {"examples": 65}}),
+    ):
+        run = {"run": record["run"] | {"train_fraction": 0.5} | other_test}
+        with pytest.raises(allmlp.UserError, match=f"cannot be compared: {field} differs"):
+            check_comparable([*runs, changed(field, other_content | run)])
     with pytest.raises(allmlp.UserError, match="is not a run"):
         scaling([*runs, allmlp.save(allmlp.load(runs[0]), tmp_path / "model")])
     with pytest.raises(allmlp.UserError, match="cannot predict the loss at -1"):

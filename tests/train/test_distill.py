@@ -17,6 +17,7 @@ from allmlp import training as loop
 from allmlp.data.dataset import ImageDataset, InMemory
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.models import huggingface
+from allmlp.models.resnet import ResNet
 from allmlp.run import Budget
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.distill import Distill, distillation_loss
@@ -85,6 +86,14 @@ def test_feature_weight_adds_the_cosine_distance(teacher: str) -> None:
     torch.testing.assert_close(parts[3.0].metrics["similarity"], similarity)
     parts[3.0].total.backward()
     assert task.proj.weight.grad is not None  # type: ignore[union-attr]
+
+
+def test_the_statistics_of_a_student_are_those_it_starts_with(teacher: str) -> None:
+    student = allmlp.create(ResNet((4, 8), (1, 1), img_size=(8, 8), in_chans=1, num_classes=4), seed=0)
+    before = {name: buffer.clone() for name, buffer in student.named_buffers()}
+    task = Distill(teacher, feature_weight=1.0).build(student, Blobs().load())
+    torch.testing.assert_close(dict(student.named_buffers()), before)
+    assert student.training and task.proj.weight.shape[1] == 8  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

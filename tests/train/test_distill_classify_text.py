@@ -8,20 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 import allmlp
+from allmlp import parallel
 from allmlp import training as loop
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing, write_preprocessing
+from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.head_init import HeadInit
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp_text
-from allmlp.optim import AdamW
+from allmlp.optim import AdamW, Sgd
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.tasks.distill import distillation_loss
 from allmlp.tasks.distill_classify_text import DistillClassifyText, DistillClassifyTextModule
+from allmlp.tasks.task import StepContext
+from allmlp.train_step import TrainStep
 
 pytest.importorskip("tokenizers")
 LENGTH = 12
@@ -138,6 +144,37 @@ def test_unlabeled_sentences_have_the_loss_of_the_teacher_only(
         ClassifyText().build(model, dataset)
     evaluated = spec.build_evaluator(model, dataset).evaluate(model, [dataset.test.fetch(torch.arange(6))])
     assert evaluated["accuracy"][1] == 6
+
+
+def test_labels_of_micro_batches_and_processes_have_equal_weights(
+    data: LabeledText, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of the sentences beside them have none; in the last process, no sentence has one."""
+    (tmp_path / "more.txt").write_text("the film was bad\nthe play was good\nthe book was good\n")
+    dataset = data.replace(unlabeled=str(tmp_path / "more.txt")).load()
+    spec = DistillClassifyText(str(teacher), ClassifyText(dropout=0.0), alpha=0.3)
+    model = allmlp.create(spec.configure_model(gmlp_text(2, 16, 32), dataset), seed=1)
+    module = spec.build(model, dataset).eval()
+
+    def gradient(rows: list[int], parts: int, rank: int = 0, size: int = 1) -> tuple[Tensor, Tensor]:
+        module.zero_grad()
+        indices = torch.tensor(rows)
+        context = StepContext(0.5, torch.Generator(), rank, size)
+        batches = module.prepare_batches(Batch(0, 0.0, indices, dataset.train.fetch(indices)).split(parts), context)
+        step = TrainStep(module, Sgd().build(module), parallel.World(rank, size, torch.device("cpu")))
+        losses = step.backward(batches)
+        gradients = torch.cat([weight.grad.flatten() for weight in module.parameters() if weight.grad is not None])
+        return gradients, torch.stack([losses.total, *losses.metrics.values()])
+
+    rows = [0, 1, 2, 6, 7, 8]
+    for found, expected in zip(gradient(rows, 3), gradient(rows, 1), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", lambda values: values.fill_(1.0))  # the fractions of both: 1 and 0
+    halves = [gradient(rows[:3], 1, 0, 2), gradient(rows[3:], 1, 1, 2)]
+    monkeypatch.undo()
+    for found, expected in zip(map(torch.stack, zip(*halves)), gradient(rows, 1), strict=True):
+        torch.testing.assert_close(found.mean(0), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_head_is_fitted_on_the_labeled_sentences(data: LabeledText, teacher: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from allmlp.optim import AdamW, Lamb, Muon, Sgd
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule
 from allmlp.spec import to_dict
-from allmlp.tasks.classify import Classify
+from allmlp.tasks.classify import Classify, ClassifyModule
 from allmlp.tasks.task import Losses, StepContext
 from train.runs import Blobs, small
 
@@ -221,6 +221,29 @@ def test_ctrl_c_saves_and_says_how_to_resume(
     assert f"stopped at step 6; resume with: allmlp train --resume {tmp_path}" in capsys.readouterr().err
     assert checkpoint.newest(tmp_path)[1]["step"] == 6  # type: ignore[index]
     train(small(), tmp_path, "cpu")
+    assert losses(tmp_path) == losses(whole) and same_weights(tmp_path, whole)
+
+
+def test_ctrl_c_in_an_evaluation_saves_the_steps_before(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The resumed run evaluates first."""
+    run = small(eval_every=5, save_every=100)
+    with monkeypatch.context() as patch:
+        original = ClassifyModule.evaluate
+
+        def interrupted(task: ClassifyModule, model: Any, batches: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return original(task, model, batches)
+
+        patch.setattr(ClassifyModule, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, tmp_path, "cpu")
+    assert f"stopped at step 5; resume with: allmlp train --resume {tmp_path}" in capsys.readouterr().err
+    assert checkpoint.newest(tmp_path)[1]["step"] == 5  # type: ignore[index]
+    train(run, tmp_path, "cpu")
+    records = log.read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["step"] for record in records if record["kind"] == "eval"][:2] == [5, 10]
     assert losses(tmp_path) == losses(whole) and same_weights(tmp_path, whole)
 
 
@@ -524,6 +547,16 @@ def test_start_from_another_model(whole: Path, tmp_path: Path) -> None:
 def test_a_changed_run_is_told_field_by_field(whole: Path) -> None:
     with pytest.raises(allmlp.UserError, match=r"these fields differ: batch_size, optim\.lr"):
         train(small(batch_size=12, optim=AdamW(lr=1.0)), whole, "cpu")
+
+
+def test_another_run_does_not_replace_a_finished_one_without_checkpoints(tmp_path: Path) -> None:
+    """Its checkpoints may have been removed because they are large."""
+    train(small(budget=Budget(steps=1)), tmp_path, "cpu")
+    shutil.rmtree(tmp_path / "checkpoints")
+    model = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(allmlp.UserError, match="holds another run, these fields differ: seed"):
+        train(small(budget=Budget(steps=1), seed=1), tmp_path, "cpu")
+    assert (tmp_path / "model.safetensors").read_bytes() == model
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:

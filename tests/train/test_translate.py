@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import allmlp
@@ -335,6 +336,31 @@ def test_several_test_files(toy: ParallelCorpus, tmp_path: Path) -> None:
             {key: expected[key] for key in ("bleu", "chrf")}
         )
     assert not [key for key in found if key.startswith("late_")] and "hard_loss" not in found
+
+
+def test_fewer_validation_pairs_than_processes(
+    toy: ParallelCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process without pairs sums the metrics of the others, in their order, and finds the same scores."""
+    lines = Path(toy.test).read_text().splitlines()
+    for name, part in (("val", lines[1:3]), ("late", lines[1:11]), ("hard", lines[11:])):
+        (tmp_path / f"{name}.tsv").write_text("\n".join([lines[0], *part]) + "\n")
+    data = toy.replace(val=f"{tmp_path}/val.tsv", test=f"{tmp_path}/late.tsv,{tmp_path}/hard.tsv")
+    task, dataset = module(data, Translation(num_beams=1))
+    assert dataset.validation is not None
+    first = int(dataset.validation.fetch(torch.tensor([0])).reference_index)
+    with torch.no_grad():
+        expected = task.evaluate(task.model, eval_batches(dataset.validation, 7, torch.device("cpu")))
+    means = {name: float(total) / float(count) for name, (total, count) in expected.items()}
+    scores = task.summary(dict(means))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", lambda values, op: values.fill_(max(int(values), first)))
+    idle, _ = module(data, Translation(num_beams=1))
+    with torch.no_grad():
+        batches = eval_batches(dataset.validation, 7, torch.device("cpu"), rank=2, world_size=3)
+        found = idle.evaluate(idle.model, batches)
+    assert [*found] == [*expected] and not any(float(count) for _, count in found.values())
+    assert idle.summary(means) == scores
 
 
 def test_copying_the_source_is_the_floor(toy: ParallelCorpus, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class ParallelCorpus(TextData):
     def load(self) -> TranslationDataset:
         train_pairs = self.read_pairs(self.path)
         val_pairs = self.read_pairs(self.val) if self.val else []
-        tests = [(path, self.read_pairs(path)) for path in split_paths(self.test)]
+        tests = self.read_tests() if self.test else []
         test_pairs = [pair for _, found in tests for pair in found]
         notes: tuple[str, ...] = ()
         if not test_pairs:
@@ -106,23 +106,34 @@ class ParallelCorpus(TextData):
         tokenizer = self.tokenizer.build_cached([text for pair in train_pairs for text in pair], self.cache)
         kept, train = self.filter_pairs(train_pairs, tokenizer)
         references = tuple(target for _, target in kept + val_pairs + test_pairs)
-
-        def split(pairs: list[tuple[str, str]], first: int) -> InMemory:
-            ids = torch.cat([rows(ids, tokenizer, self.seq_len) for ids in encode(pairs, tokenizer)], dim=1)
-            return InMemory(*ids, numbered(first, len(pairs)), batch_type=TranslationBatch)
-
         real = int((train != tokenizer.pad_token_id).sum())
         return TranslationDataset(
             InMemory(*train, numbered(0, len(kept)), batch_type=TranslationBatch),
-            split(test_pairs, len(kept) + len(val_pairs)),
+            self.encode(test_pairs, len(kept) + len(val_pairs), tokenizer),
             tokenizer,
             self.seq_len,
             references,
             max(round(real / len(kept)), 1),
-            test_sets=test_sets(tests, len(kept) + len(val_pairs)) if len(tests) > 1 else (),
-            validation=split(val_pairs, len(kept)) if val_pairs else None,
+            test_sets=test_sets(tests, len(kept) + len(val_pairs)),
+            validation=self.encode(val_pairs, len(kept), tokenizer) if val_pairs else None,
             notes=notes,
         )
+
+    def load_test(self, tokenizer: Tokenizer) -> TranslationDataset:
+        """The test pairs alone, for a trained model; they stand in for the training split."""
+        tests = self.read_tests()
+        pairs = [pair for _, found in tests for pair in found]
+        test, references = self.encode(pairs, 0, tokenizer), tuple(target for _, target in pairs)
+        return TranslationDataset(test, test, tokenizer, self.seq_len, references, 0, test_sets=test_sets(tests, 0))
+
+    def read_tests(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """Every test file with its pairs."""
+        return [(path, self.read_pairs(path)) for path in split_paths(self.test) or [""]]
+
+    def encode(self, pairs: list[tuple[str, str]], first: int, tokenizer: Tokenizer) -> InMemory:
+        """The split of these pairs, whose references are numbered from `first`."""
+        ids = torch.cat([rows(ids, tokenizer, self.seq_len) for ids in encode(pairs, tokenizer)], dim=1)
+        return InMemory(*ids, numbered(first, len(pairs)), batch_type=TranslationBatch)
 
     def split(self, pairs: list[tuple[str, str]], val_fraction: float) -> list[list[tuple[str, str]]]:
         """Pairs for training, validation and testing."""
@@ -176,7 +187,9 @@ class ParallelCorpus(TextData):
 
 
 def test_sets(tests: list[tuple[str, list[tuple[str, str]]]], first: int) -> tuple[tuple[str, int], ...]:
-    """Names of the test files, and the index of the first pair of each."""
+    """Names of the test files, if there are several, and the index of the first pair of each."""
+    if len(tests) < 2:
+        return ()
     starts = accumulate((len(pairs) for _, pairs in tests), initial=first)
     return tuple(zip(test_names([path for path, _ in tests]), starts))
 

@@ -30,6 +30,8 @@ MIN_RUNS = 4
 """One more than the law has parameters."""
 ALPHAS = np.concatenate([np.linspace(0.005, 1, 400), np.linspace(1.01, 3, 100)])
 RESAMPLES = 1000
+IRRELEVANT = ("data.seq_len", "data.cache", "data.num_workers")
+"""Settings of the data that do not choose test examples."""
 
 
 class Point(NamedTuple):
@@ -144,8 +146,16 @@ def check_comparable(folders: Sequence[Path]) -> None:
             raise UserError(f"{reason}: their {what} differ")
         if fields := differences(to_dict(run.task), to_dict(other.task)):
             raise UserError(f"{reason}: task.{fields[0]} differs")
-        if selection(other) == selection(run) and len({data.get("sha256"), other_data.get("sha256")} - {None}) == 2:
+        if selection(other) != selection(run):  # so do the checksums: the test examples are those of equal settings
+            if fields := [name for name in differences(source(run), source(other)) if name not in IRRELEVANT]:
+                raise UserError(f"{reason}: {fields[0]} differs, and so may their test examples")
+        elif len({data.get("sha256"), other_data.get("sha256")} - {None}) == 2:
             raise UserError(f"{reason}: their data differ (data.sha256 in run.json)")
+
+
+def source(run: Run) -> dict[str, Any]:
+    """Settings that determine the test examples."""
+    return {"data": to_dict(run.data), "val_size": run.val_size}
 
 
 def selection(run: Run) -> tuple[Any, ...]:

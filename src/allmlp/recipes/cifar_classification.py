@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 from scratch at 32 pixels, with the same settings for every family.
 
-ResNet-18, the convolutional baseline, has the optimizer that is usual for it. The test split is evaluated once, at the
-end of a run; to choose settings, hold out training images: --set val_size=5000.
+ResNet-18, the convolutional baseline, has the optimizer that is usual for it. The test split is evaluated during a run
+too, but nothing depends on it; to choose settings, hold out training images: --set val_size=5000.
 """
 
 from __future__ import annotations

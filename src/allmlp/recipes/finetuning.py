@@ -2,8 +2,9 @@
 
 `--set init_from=runs/wiki_gmlp` names the folder of the pretrained model and its tokenizer. Data files have the format
 of GLUE and SQuAD. Settings are chosen on a validation file (`data.val`) or, where the data have none, on training
-examples that are held out (`val_size`); the test file is evaluated once, at the end of a run. Every evaluation also
-gives what is reached without a model: the majority class, or word overlap for questions.
+examples that are held out (`val_size`); the test file is evaluated at the end of a run and, without a validation file,
+during it, but nothing depends on it. Every evaluation also gives what is reached without a model: the majority class,
+or word overlap for questions.
 """
 
 from __future__ import annotations

@@ -116,7 +116,10 @@ class DistillModule(ClassifyModule):
         super().__init__(spec.classify, model, dataset)
         self.distill, self.teacher = spec, teacher
         if spec.feature_weight:
-            width = pool_features(model, model.forward_features(*model.dummy_inputs())).shape[1]
+            model.eval()  # the statistics of BatchNorm must not include this input
+            with torch.no_grad():
+                width = pool_features(model, model.forward_features(*model.dummy_inputs())).shape[1]
+            model.train()
             self.proj = Linear(width, teacher.width, Init(), bias=False)
 
     @property

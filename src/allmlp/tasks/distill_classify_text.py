@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.dataset import Dataset
 from allmlp.data.labeled_text import UNLABELED, LabeledTextDataset
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
+from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.models.cost import measure
@@ -19,7 +21,7 @@ from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.classify_text import ClassifyText, ClassifyTextModule, class_logits
 from allmlp.tasks.distill import distillation_loss
 from allmlp.tasks.distill_masked_lm import FrozenTeacher, load_text_teacher
-from allmlp.tasks.task import DistillationTask, Losses, TaskModule
+from allmlp.tasks.task import DistillationTask, Losses, StepContext, TaskModule
 
 
 class DistillClassifyText(DistillationTask):
@@ -85,13 +87,24 @@ class DistillClassifyTextModule(ClassifyTextModule):
     def flops(self) -> int:
         return super().flops + 2 * measure(self.teacher.model.spec).macs
 
+    def prepare_batches(self, parts: list[Batch], context: StepContext) -> list[tuple[Tensor, ...]]:
+        """Also the fraction of labeled sentences in the whole batch, of which micro-batches and processes have more or
+        fewer: all labels of a step have equal weights.
+        """
+        prepared = super().prepare_batches(parts, context)
+        labeled = torch.cat([labels != UNLABELED for _, _, labels in prepared]).float().mean()
+        if dist.is_initialized():
+            dist.all_reduce(labeled)
+            labeled /= context.world_size
+        return [(*inputs, labeled) for inputs in prepared]
+
     def compute_loss(self, *inputs: Tensor) -> Losses:
-        ids, segments, labels = inputs
+        ids, segments, labels, *fraction = inputs
         logits = self.logits(self.model, ids, segments)
         with torch.no_grad():
             mask = ~self.tokenizer.padding(ids) if self.teacher.mask_padding else None
             teacher_logits = class_logits(self.teacher.model, ids, segments, mask)
-        labeled = (labels != UNLABELED).sum().clamp(min=1)
+        labeled = len(labels) * (fraction[0] if fraction else (labels != UNLABELED).float().mean()).clamp(min=1e-9)
         smoothing = self.spec.label_smoothing
         loss = torch.lerp(
             F.cross_entropy(logits, labels, ignore_index=UNLABELED, reduction="sum", label_smoothing=smoothing)

@@ -108,6 +108,10 @@ class TaskModule(nn.Module):
         """The inputs of `compute_loss`: the examples, and random numbers for them."""
         raise NotImplementedError
 
+    def prepare_batches(self, parts: list[Batch], context: StepContext) -> list[tuple[Tensor, ...]]:
+        """The inputs of all micro-batches of a step."""
+        return [self.prepare_batch(part, context) for part in parts]
+
     def compute_loss(self, *inputs: Tensor) -> Losses:
         """A pure function of tensors, so that it can be compiled and recorded."""
         raise NotImplementedError

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
@@ -134,9 +136,10 @@ class TranslationModule(TaskModule):
     def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
         statistics = torch.zeros(max(len(self.test_sets), 1), len(TranslationMetrics.names) + 1, dtype=torch.float64)
-        for source, target, reference in batches:
-            if len(reference):
-                self.evaluated = [split for split in self.eval_splits if split.first <= int(reference[0])][-1]
+        batches = iter(batches)
+        first = next(batches)
+        self.evaluated = self.split_of(first.reference_index)
+        for source, target, reference in chain([first], batches):
             losses = self.token_losses(model, source.long(), target.long(), target.long())
             sums += torch.stack([part.sum() for part in losses])
             for number, part in enumerate(self.parts()):
@@ -147,6 +150,13 @@ class TranslationModule(TaskModule):
         for part, (*totals, pairs) in zip(self.parts(), statistics.to(sums.dtype).to(model.device)):
             means |= {f"{part.prefix}{name}": (total, pairs) for name, total in zip(TranslationMetrics.names, totals)}
         return means
+
+    def split_of(self, reference: Tensor) -> EvalSplit:
+        """The split of these pairs; a process without any, of fewer pairs than processes, learns it from the others."""
+        newest = torch.tensor(int(reference[0]) if len(reference) else -1, device=reference.device)
+        if dist.is_initialized():
+            dist.all_reduce(newest, dist.ReduceOp.MAX)
+        return [split for split in self.eval_splits if split.first <= int(newest)][-1]
 
     def parts(self) -> list[DecodedPart]:
         """Decoded pairs of the last evaluated split, by test file."""
