@@ -317,3 +317,12 @@ def refuse(monkeypatch: pytest.MonkeyPatch, package: str, broken: bool) -> None:
 def test_the_zoo_imports_neither_package() -> None:
     code = "import sys, allmlp; allmlp.list_models(); assert not {'timm', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["hf:patchtst", "hf:patchtsmixer"])
+def test_features_of_series_do_not_read_missing_values(name: str) -> None:
+    model = allmlp.create(name, seq_len=32, in_chans=2, horizon=4).eval()
+    x, mask = torch.randn(1, 32, 2), torch.rand(1, 32, 2) > 0.3
+    features = model.forward_features(x, mask)
+    assert torch.equal(features, model.forward_features(torch.where(mask, x, 100.0), mask))
+    assert not torch.allclose(features, model.forward_features(x))

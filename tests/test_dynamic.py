@@ -13,8 +13,10 @@ import allmlp
 from allmlp.layers.context import BuildContext
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.token_roles import TokenRole
+from allmlp.lora import Lora, merge
 from allmlp.models import grid
 from allmlp.models.grid import DynamicEncoderModel, GridResize, interpolation_matrix
+from allmlp.quantization import Quantization, round_weights
 from allmlp.weights.resize import resize_model
 from tiny import randomize
 
@@ -191,6 +193,27 @@ def test_it_takes_over_what_is_frozen() -> None:
         assert not one.stem.proj.weight.requires_grad and one.head.proj.weight.requires_grad
         assert not one.stem.training and one.blocks.training and one.checkpointing
     assert dynamic.stem.proj.weight is model.stem.proj.weight
+
+
+def test_adapters_and_rounded_weights_count_at_every_size() -> None:
+    images = torch.randn(1, 3, 24, 24)
+    model, adapted = dynamic_model("mixer_nano").eval(), dynamic_model("mixer_nano").eval()
+    adapted.load_state_dict(model.state_dict())
+    Lora(2).apply(adapted)
+    torch.testing.assert_close(adapted(images), model(images))  # the adapters start at zero
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if name.endswith("lora_b"):
+                weight.fill_(0.1)
+    before = adapted(images)
+    before.sum().backward()
+    assert all(weight.grad is not None for weight in adapted.parameters() if weight.requires_grad)
+    merge(adapted)
+    torch.testing.assert_close(adapted(images), before)
+    Quantization(bits=2).apply(model)
+    before = model(images)
+    round_weights(model)
+    torch.testing.assert_close(model(images), before)
 
 
 class TokenScale(TokenMixer, abstract=True):  # not registered

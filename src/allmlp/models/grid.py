@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -140,9 +141,12 @@ def check_roles(old: nn.Module, new: nn.Module) -> None:
             )
 
 
-def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers: the statistics of BatchNorm are used, and updated in training, at every size."""
-    return dict(model.named_parameters()) | dict(model.named_buffers())
+def tensors(model: nn.Module, network: nn.Module) -> dict[str, Tensor]:
+    """What `model` computes with, which LoRA and quantization change, by the names of parameters and buffers of the
+    plain `network`: the statistics of BatchNorm are used, and updated in training, at every size.
+    """
+    names = [*dict(network.named_parameters()), *dict(network.named_buffers())]
+    return {name: attrgetter(name)(model) for name in names}
 
 
 class ForwardAtSize:
@@ -156,7 +160,7 @@ class ForwardAtSize:
         self.model, self.device = model, model.device
 
     def __call__(self, images: Tensor) -> Tensor:
-        return functional_call(self.network, self.resize(tensors(self.model)), (images,))
+        return functional_call(self.network, self.resize(tensors(self.model, self.network)), (images,))
 
     def follow_mode(self) -> None:
         follow_mode(self.network, self.model)
@@ -176,23 +180,23 @@ class DynamicEncoderModel(EncoderModel):
         self.variants: dict[tuple[Encoder, tuple[int, int], torch.device], SizeVariant] = {}
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.at_size(super().forward, x, *args, **kwargs)
+        return self.at_size("forward", x, *args, **kwargs)
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.at_size(super().forward_features, x, *args, **kwargs)
+        return self.at_size("forward_features", x, *args, **kwargs)
 
     def forward_activations(self, x: Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        return self.at_size(super().forward_activations, x, *args, **kwargs)
+        return self.at_size("forward_activations", x, *args, **kwargs)
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self.at_size(super().forward_intermediates, x, *args, **kwargs)
+        return self.at_size("forward_intermediates", x, *args, **kwargs)
 
-    def at_size(self, method: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def at_size(self, method: str, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Call a method of `EncoderModel` at the size of the images `x`."""
         variant = self.variant(x)
         if variant is None:
-            return method(x, *args, **kwargs)
-        return variant.call(self, method.__name__, x, *args, **kwargs)
+            return getattr(super(), method)(x, *args, **kwargs)
+        return variant.call(self, method, x, *args, **kwargs)
 
     def variant(self, images: Tensor) -> SizeVariant | None:
         """The model at the size of `images`; None at its own size, or if they are not a batch of images."""
@@ -227,7 +231,7 @@ class SizeVariant:
     def call(self, model: DynamicEncoderModel, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the network with the current weights of `model`, resized."""
         follow_mode(self.network, model)
-        weights = tensors(model)
+        weights = tensors(model, self.network)
         weights |= self.token_weights({name: weights[name] for name in self.resize.roles})
         weights = {f"model.{name}": weight for name, weight in weights.items()}
         return functional_call(MethodModule(self.network, method), weights, args, kwargs)

@@ -312,14 +312,16 @@ class HuggingFaceSeriesModel(HuggingFaceModel[HuggingFaceSeries]):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The next values of series [B, L, V], as [B, H, V]; mask [B, L, V] is True at observed values."""
-        x = x if mask is None else torch.where(mask, x, 0)
-        mask = torch.ones_like(x) if mask is None else mask.to(x.dtype)
-        name = "past_observed_mask" if self.spec.name == "patchtst" else "observed_mask"
-        return self.network(x, **{name: mask}).prediction_outputs
+        return self.network(**self.inputs(x, mask)).prediction_outputs
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """[(B V), S, C]."""
-        return self.network.base_model(x).last_hidden_state.flatten(0, 1)
+        return self.network.base_model(**self.inputs(x, mask)).last_hidden_state.flatten(0, 1)
+
+    def inputs(self, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        observed = torch.ones_like(x) if mask is None else mask.to(x.dtype)
+        name = "past_observed_mask" if self.spec.name == "patchtst" else "observed_mask"
+        return {"past_values": x if mask is None else torch.where(mask, x, 0), name: observed}
 
     def dummy_inputs(self, batch_size: int = 1) -> tuple[Tensor, ...]:
         size = (batch_size, self.spec.seq_len, self.spec.in_chans)
