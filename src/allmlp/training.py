@@ -89,8 +89,7 @@ def training_loop(
     start = open_start(run.init_from) if run.init_from else None
     data = run.data.for_model(start.folder) if start else run.data
     with announced("reading the data", world.is_main), compiler_loading(run.compile):
-        dataset = load_data(data, path, world).split_validation(run.val_size).take_fraction(run.train_fraction)
-        dataset = dataset.take_per_class(run.train_per_class, run.seed)
+        dataset = run.select(load_data(data, path, world))
     run.task.check_dataset(dataset)
     evaluated = dataset.validation or dataset.test
     split = "validation" if run.val_size or dataset.validation else "test"
@@ -379,7 +378,7 @@ def evaluate_checkpoint(
     run = read_run(out)
     evaluator = task or run.task
     with parallel.join(device) as world:
-        dataset = run.data.for_model(str(out)).load().split_validation(run.val_size)
+        dataset = run.select(run.data.for_model(str(out)).load())
         evaluator.check_dataset(dataset)
         loaded = folder.load(model or out, device=world.device, dtype=None)
         module = evaluator.build_evaluator(loaded, dataset).to(world.device)
