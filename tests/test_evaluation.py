@@ -33,12 +33,14 @@ from allmlp.optim import AdamW
 from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.run import Budget, Run
+from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.translate import Translation
 from allmlp.training import evaluate_checkpoint, train
 from data.sample_images import encode, scene
 from serve.folders import CLASSES, image_folder, text_folder
+from train.runs import small
 
 METRICS = {
     "plain": lambda logits, labels: (logits.argmax(1) == labels).double().mean(),
@@ -294,6 +296,15 @@ def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:
     other = evaluate_model(str(tmp_path / "run"), "digits", device="cpu", metrics=METRICS)
     for name in ("accuracy", "loss", "top5_accuracy", *METRICS):
         assert other.metrics[name] == pytest.approx(found.metrics[name], rel=1e-4)
+
+
+def test_baselines_have_the_training_examples_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on few examples is not compared with a baseline, or neighbors, of all."""
+    monkeypatch.setattr(Classify, "floors", lambda task, dataset, split: {"examples": len(dataset.train)})
+    result = train(small(budget=Budget(steps=1), train_per_class=3, val_size=8), tmp_path, "cpu")
+    found = evaluate_model(str(tmp_path), device="cpu"), evaluate_model(str(tmp_path), knn=1, device="cpu")
+    assert result["examples"] == evaluate_checkpoint(tmp_path, "cpu")["examples"] == 12
+    assert [one.metrics["examples"] for one in found] == [12, 12]
 
 
 def test_metrics_of_merged_classes(model: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ BELOW = {
     "files": set(),
     "spec": {"errors"},
     "plugins": {"errors"},
-    "callbacks": {"errors"},
+    "callbacks": {"errors", "files"},
     "kernels": set(),
     "cuda_graph": set(),
     "layers": {"errors", "spec", "kernels"},

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allmlp.errors import MissingExtra, UserError, lookup, one_line, require
+from allmlp.files import write_text_atomically
 
 log = logging.getLogger("allmlp.callbacks")
 
@@ -68,7 +69,7 @@ class WandB(Callback):
         file = out / self.ID
         known = file.read_text(encoding="utf8").strip() if file.is_file() and step else None
         self.run: Any = wandb.init(name=out.name, dir=str(out), config=dict(config), id=known, resume="allow")
-        file.write_text(self.run.id, encoding="utf8")
+        write_text_atomically(file, self.run.id)
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log({f"train/{name}": value for name, value in values.items()}, step=step)
@@ -92,7 +93,7 @@ class MLflow(Callback):
         known = file.read_text(encoding="utf8").strip() if file.is_file() and step else None
         # Nested: a run that is already open in this process, such as one of a notebook, becomes its parent.
         self.run: str = self.mlflow.start_run(known, run_name=None if known else out.name, nested=True).info.run_id
-        file.write_text(self.run, encoding="utf8")
+        write_text_atomically(file, self.run)
         if not known:
             self.mlflow.log_dict(dict(config), "run.json")
 

@@ -203,7 +203,7 @@ def evaluate_run(
     run = run.replace(batch_size=batch_size or run.batch_size)
     warn_of_slow_format(world.device, dtype or compute_dtype(run, world.device))
     task: Task = KnnEval(knn) if knn else run.task
-    dataset = run.data.for_model(name).load().split_validation(run.val_size)
+    dataset = run.select(run.data.for_model(name).load())
     task.check_dataset(dataset)
     model = folder.load(path, device=world.device, dtype=None)
     if isinstance(run.data, TextData):

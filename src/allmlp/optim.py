@@ -299,22 +299,9 @@ class MuonOptimizer(Optimizer):
 
     def step_adamw(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         first, second, steps = adam_state(self, weights)
-        adamw(
-            weights,
-            gradients,
-            first,
-            second,
-            [],
-            steps,
-            fused=True,
-            amsgrad=False,
-            beta1=self.spec.betas[0],
-            beta2=self.spec.betas[1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=self.spec.eps,
-            maximize=False,
-        )
+        (beta1, beta2), fixed = self.spec.betas, {"fused": True, "amsgrad": False, "maximize": False}
+        rates = {"lr": group["lr"], "weight_decay": group["weight_decay"], "eps": self.spec.eps}
+        adamw(weights, gradients, first, second, [], steps, beta1=beta1, beta2=beta2, **rates, **fixed)
 
     def step_muon(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         lr = group["lr"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from allmlp.data.dataset import Data
+from allmlp.data.dataset import Data, Dataset
 from allmlp.data.sampler import GrowingBatch, Sampler
 from allmlp.errors import UserError
 from allmlp.head_init import HeadInit
@@ -19,6 +19,8 @@ from allmlp.schedule import CosineSchedule, Schedule
 from allmlp.spec import Count, NonNegative, Range, Rate, Seed, Spec, discover
 from allmlp.tasks.task import Task
 from allmlp.whitening import Whitening
+
+D = TypeVar("D", bound=Dataset)
 
 # Reading a run, or overriding its fields by name, needs every spec it may contain.
 for _room in ("allmlp.models", "allmlp.data", "allmlp.tasks"):
@@ -112,6 +114,11 @@ class Run(Spec):
     """
     patience: Count | None = None
     """Number of evaluations without a new best on the validation split after which the run ends."""
+
+    def select(self, dataset: D) -> D:
+        """The examples of the run: those that are held out, and those that it is trained on."""
+        chosen = dataset.split_validation(self.val_size).take_fraction(self.train_fraction)
+        return chosen.take_per_class(self.train_per_class, self.seed)
 
     def check(self) -> None:
         if self.train_per_class and self.train_fraction < 1:

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,7 @@ def training_loop(
     start = open_start(run.init_from) if run.init_from else None
     data = run.data.for_model(start.folder) if start else run.data
     with announced("reading the data", world.is_main), compiler_loading(run.compile):
-        dataset = load_data(data, path, world).split_validation(run.val_size).take_fraction(run.train_fraction)
-        dataset = dataset.take_per_class(run.train_per_class, run.seed)
+        dataset = run.select(load_data(data, path, world))
     run.task.check_dataset(dataset)
     evaluated = dataset.validation or dataset.test
     split = "validation" if run.val_size or dataset.validation else "test"
@@ -179,7 +178,7 @@ def training_loop(
                 threads.apply()  # the same number in a resumed run, before its first step
             with meter.paused():
                 with ema.swap() as averaged:
-                    values = evaluate(task, averaged, evaluated, world, run, metrics, interrupts)
+                    values = evaluate(task, averaged, evaluated, world, run, metrics, interrupts.over)
                     best.update(step, values, averaged, seconds_spent)
                 log.write("eval", step, values)
             return values
@@ -259,13 +258,11 @@ def training_loop(
             results = (results or evaluate(task, averaged, evaluated, world, run, metrics)) | floors
             result: dict[str, Any] = {split: results}
             if dataset.validation:
-                results = evaluate(task, averaged, dataset.test, world, run, metrics)
+                result["test"] = results = evaluate(task, averaged, dataset.test, world, run, metrics)
                 results |= run.task.floors(dataset, dataset.test)
-                result["test"] = results
         result |= {"best_step": best.step} if run.keep_best else {}
-        result |= {"parameters": parameters, "trained_parameters": trained}
-        result |= {"steps": step, "epochs": sampler.epoch(step), "seconds": seconds_spent}
-        result |= meter.cost() | {"evaluations": best.evaluations}
+        result |= {"parameters": parameters, "trained_parameters": trained, "steps": step} | meter.cost()
+        result |= {"epochs": sampler.epoch(step), "seconds": seconds_spent, "evaluations": best.evaluations}
         add_to_record(path, world, lambda: {"result": result})
         log.result = result
         log.message(describe_result(path, result, floors, dataset))
@@ -344,17 +341,14 @@ def evaluate(
     world: parallel.World,
     run: Run,
     metrics: SplitMetrics = SplitMetrics(),
-    interrupts: Interrupts | None = None,
+    over: Callable[[Iterator[Any]], Iterator[Any]] = iter,
 ) -> dict[str, float]:
-    """Metrics of `model` on a split. With `interrupts`, a single process raises `Stopped` after a signal."""
     task.eval()
     metrics.start(task)
     world.share_buffers(model)
     # Evaluation is rare: running it eagerly costs less than compiling the model a second time.
-    batches = eval_batches(split, run.batch_size, world.device, world.rank, world.size)
-    batches = interrupts.over(batches) if interrupts is not None and world.size == 1 else batches
     with autocast(world.device, compute_dtype(run, world.device)), torch.compiler.set_stance("force_eager"):
-        sums = task.evaluate(model, batches)
+        sums = task.evaluate(model, over(eval_batches(split, run.batch_size, world.device, world.rank, world.size)))
     task.train()
     wide = sum_dtype(world.device)
     totals = {name: world.sum(torch.stack(list(pair)).to(wide)).tolist() for name, pair in sums.items()}
@@ -379,7 +373,7 @@ def evaluate_checkpoint(
     run = read_run(out)
     evaluator = task or run.task
     with parallel.join(device) as world:
-        dataset = run.data.for_model(str(out)).load().split_validation(run.val_size)
+        dataset = run.select(run.data.for_model(str(out)).load())
         evaluator.check_dataset(dataset)
         loaded = folder.load(model or out, device=world.device, dtype=None)
         module = evaluator.build_evaluator(loaded, dataset).to(world.device)

@@ -14,7 +14,7 @@ import pytest
 
 import allmlp
 from allmlp import checkpoint
-from allmlp.callbacks import trackers
+from allmlp.callbacks import Callbacks, trackers
 from train import runs
 
 
@@ -102,6 +102,20 @@ def test_wandb_continues_a_resumed_run(tmp_path: Path, monkeypatch: pytest.Monke
     fake.calls.clear()
     allmlp.train(run, tmp_path / "run", callbacks=trackers("wandb"))
     assert fake.calls[0] == ("init", "run", "abc")
+
+
+def test_the_id_of_a_tracker_is_not_lost_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(file: Path, text: str, **options: Any) -> None:
+        file.write_bytes(b"")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandB())
+    (tmp_path / "wandb.txt").write_text("abc")
+    monkeypatch.setattr(Path, "write_text", full)
+    Callbacks(trackers("wandb")).call("on_start", tmp_path, {}, 4)
+    assert (tmp_path / "wandb.txt").read_text() == "abc" and "No space left" in caplog.text
 
 
 def test_names_of_trackers() -> None:

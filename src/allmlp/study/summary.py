@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -296,20 +297,12 @@ def write(summary: Summary, folder: Path) -> None:
     if summary.reached:
         text += f"\n{markdown(target_table(summary))}"
     write_text_atomically(folder / "table.md", text)
-    costs = ["parameters", "macs", "memory", "rate"]
+    names = ("parameters", "macs", "memory", "rate")
+    costs = attrgetter(*names)
     rows = [
-        [
-            line.row,
-            line.candidate,
-            seed,
-            line.metric,
-            value,
-            line.floor,
-            line.anchor,
-            *(getattr(line, c) for c in costs),
-        ]
+        [line.row, line.candidate, seed, line.metric, value, line.floor, line.anchor, *costs(line)]
         for line in summary.lines
         for seed, value in line.values.items()
     ]
-    header = ["row", "setting", "seed", "metric", "value", "floor", "anchor", *costs]
+    header = ["row", "setting", "seed", "metric", "value", "floor", "anchor", *names]
     write_csv_atomically(folder / "table.csv", header, rows)

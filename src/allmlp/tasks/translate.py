@@ -281,17 +281,6 @@ def translate_rows(
     suppress_tokens[tokenizer.sep_token_id] = False
     # Training shifts the target by one, so the decoder's last position is never trained.
     max_length = model.spec.decoder.stem.tokens - 1
-    found = iter(
-        beam_search(
-            model,
-            source[filled, :width],
-            mask[filled, :width],
-            tokenizer.cls_token_id,
-            tokenizer.sep_token_id,
-            max_length,
-            suppress_tokens,
-            num_beams,
-            length_penalty,
-        )
-    )
+    rows, real, ends = source[filled, :width], mask[filled, :width], (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    found = iter(beam_search(model, rows, real, *ends, max_length, suppress_tokens, num_beams, length_penalty))
     return [tokenizer.decode(next(found)).strip() if some else "" for some in filled.tolist()]
