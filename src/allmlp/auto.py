@@ -293,7 +293,7 @@ def choose_images(settings: Settings) -> None:
     elif spec is None:
         model = image_model(settings, size, many)
         size = model.input_size or size
-        why = f"{settings.examples:,} examples are enough" if many else "no trained model at hand reads such images"
+        why = f"{settings.examples:,} examples are enough" if many else "no available trained model reads such images"
         settings.set("model", model, f"random weights: {why}", f"gMLP, {model.depth} blocks")
     else:
         settings.run = settings.run.replace(model=spec.configure(img_size=size, in_chans=len(dataset.mean)))
@@ -375,7 +375,9 @@ def choose_labeled_texts(settings: Settings) -> None:
     task = ClassifyText(dropout=0.1 if start else 0.5, tfidf=simple)
     settings.run = settings.run.replace(task=task)
     if simple:
-        settings.reasons.append(Reason("task.tfidf", "true", "TF-IDF with logistic regression is reported beside it"))
+        settings.reasons.append(
+            Reason("task.tfidf", "true", "TF-IDF with logistic regression is reported for comparison")
+        )
     choose_balance(settings, len(dataset.class_names))
     if start is not None:
         choose_batch(settings, 16 if few else 32)

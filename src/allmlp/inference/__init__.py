@@ -89,7 +89,7 @@ def fast(
     except Exception as reason:  # from the exporter
         if choice.engine != "onnx":
             raise
-        log.warning("fast() leaves ONNX Runtime out: %s", one_line(reason))
+        log.warning("fast() does not use ONNX Runtime: %s", one_line(reason))
         choice = choose(capabilities, can_fuse)
         return build(choice.engine, model, dtype).chosen(choice)
 
@@ -133,7 +133,7 @@ def measured_fastest(
             if engine == choice.engine != "onnx":
                 raise
             built.pop(engine, None)
-            log.warning("fast() leaves %s out: %s", engine, one_line(reason))
+            log.warning("fast() does not use %s: %s", engine, one_line(reason))
     times = time_engines({engine: lambda one=one: one(x) for engine, one in built.items()}, model.device)
     keep(key, times)
     fastest = min(built, key=lambda engine: times[engine])
