@@ -193,7 +193,7 @@ def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
     with pytest.raises(allmlp.UserError, match="does not take pre_logits: call the original"):
         plain(x, pre_logits=True)
     small = fast(trained, torch.int8)
-    assert small.report() == "onnx on cpu in int8: int8 was asked for"
+    assert small.report() == "onnx on cpu in int8: int8 was requested"
     error = float((small(x) - expected).norm() / expected.norm())
     assert 1e-5 < error < 0.1
     assert b"MatMulInteger" in small.file.numpy().tobytes()  # type: ignore[operator]

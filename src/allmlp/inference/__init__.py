@@ -57,7 +57,7 @@ def fast(
             raise UserError("int8 is for a CPU: move the model there, or use torch.float8_e4m3fn on a GPU")
         from allmlp.inference.onnx import OnnxModel
 
-        return OnnxModel(model, int8=True).chosen(EngineChoice("onnx", "int8 was asked for"))
+        return OnnxModel(model, int8=True).chosen(EngineChoice("onnx", "int8 was requested"))
     capabilities = Capabilities.of(model.device)
     if dtype == FP8:
         if capabilities.amd or capabilities.compute < (8, 9):
@@ -65,7 +65,7 @@ def fast(
         if not isinstance(model, EncoderModel) or not is_supported(model.spec):
             raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
         converted = GpuFastEncoder(model, default_dtype(model.device), fp8=True)
-        return converted.chosen(EngineChoice("kernels", "fp8 was asked for"))
+        return converted.chosen(EngineChoice("kernels", "fp8 was requested"))
     # Before normalization, a series far from 0 would lose its variation in 16 bits.
     dtype = dtype or (torch.float32 if isinstance(model, SeriesEncoderModel) else default_dtype(model.device))
     warn_of_slow_format(model.device, dtype)
