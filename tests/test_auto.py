@@ -192,7 +192,7 @@ def test_texts_pairs_and_their_length(here: Path) -> None:
     rows = [f"{'film ' * long}{number},{long}" for number in range(20) for long in (0, 999)]
     (here / "long.csv").write_text("\n".join(["text,label", *rows]))
     (why,) = (reason.why for reason in choose(str(here / "long.csv")).reasons if reason.field == "data.seq_len")
-    assert why == "the most of the model; 50% of the texts fill it"
+    assert why == "the maximum of the model; 50% of the texts reach it"
     pairs = choose(reviews(here / "pairs.csv", pairs=True)).run
     assert isinstance(pairs.task, ClassifyText) and pairs.data.load().train.examples.segments.any()  # type: ignore[attr-defined]
 
@@ -254,7 +254,7 @@ def test_from_a_folder_of_images_to_a_model(here: Path, capsys: pytest.CaptureFi
     train("photos", "--model", trained(here / "model"), "--epochs", "2")
     out, err = capsys.readouterr()
     assert out.startswith("photos accuracy") and err.splitlines()[-1] == "next: allmlp predict runs/photos IMAGE"
-    assert "settings for these data" in err and "as asked for" in err
+    assert "settings for these data" in err and "as given" in err
     result = read_record(Path("runs/photos"))["result"]
     steps = [json.loads(line) for line in Path("runs/photos/metrics.jsonl").read_text().splitlines()]
     first = next(record for record in steps if record["kind"] == "eval")

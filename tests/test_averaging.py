@@ -92,7 +92,7 @@ def test_a_device_without_an_evaluation_is_refused(tmp_path: Path, capsys: pytes
 
 def test_what_has_no_average(runs: list[Path], tmp_path: Path) -> None:
     other = allmlp.save(allmlp.create("resmlp_nano"), tmp_path / "other")
-    with pytest.raises(allmlp.UserError, match="another config"):
+    with pytest.raises(allmlp.UserError, match="a different config"):
         average_models([runs[0], other], tmp_path / "out")
     with pytest.raises(allmlp.UserError, match="at least two models"):
         average_models(runs[:1], tmp_path / "out")

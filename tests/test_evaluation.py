@@ -339,7 +339,7 @@ def test_metrics_of_files_and_modules(
         code, out, _ = run(metric)
         assert code == 0 and json.loads(out)["half"] == 6.0
     for metrics, words in (
-        (["figures.py"], "'figures.py' is no function of yours: write MODULE:NAME or FILE.py:NAME"),
+        (["figures.py"], "'figures.py' does not name a function: write MODULE:NAME or FILE.py:NAME"),
         (["figures.py:hlf"], "unknown name in figures.py, 'hlf'; did you mean 'half'?"),
         (["figures.py:size"], "the metric 'size' is int, not a function of logits and labels"),
         (["figures.py:half", "figures:half"], "two metrics are called half"),

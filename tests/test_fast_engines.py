@@ -122,14 +122,14 @@ def test_an_engine_that_fails_is_left_out(
 
     monkeypatch.setattr(UnfusedModel, "forward", fail)
     assert isinstance(fast(tiny_model("mixer_s32", torch.float32), measure=True), CpuFastEncoder)
-    assert [one.message for one in caplog.records] == ["fast() leaves eager out: no such operator at line 3"]
+    assert [one.message for one in caplog.records] == ["fast() does not use eager: no such operator at line 3"]
     assert list(*json.loads(cache.read_text()).values()) == ["fused"]
 
 
 def test_a_cache_that_cannot_be_written(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache.parent.write_text("a file in its place")
     assert fast(tiny_model("mixer_s32", torch.float32), measure=True).report()
-    assert caplog.records[-1].message.startswith("what fast() has measured is not kept: ")
+    assert caplog.records[-1].message.startswith("cannot store the measurements of fast(): ")
 
 
 def test_times_are_medians_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_onnx_runtime_is_a_fast_model(trained: EncoderModel) -> None:
     with pytest.raises(allmlp.UserError, match="does not take pre_logits: call the original"):
         plain(x, pre_logits=True)
     small = fast(trained, torch.int8)
-    assert small.report() == "onnx on cpu in int8: int8 was asked for"
+    assert small.report() == "onnx on cpu in int8: int8 was requested"
     error = float((small(x) - expected).norm() / expected.norm())
     assert 1e-5 < error < 0.1
     assert b"MatMulInteger" in small.file.numpy().tobytes()  # type: ignore[operator]
@@ -230,13 +230,13 @@ def test_a_model_that_cannot_be_exported_is_fused(
     monkeypatch.setattr("allmlp.inference.onnx.write_onnx", fail)
     monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path))
     assert fast(trained).report() == "fused on cpu in float32: the blocks are fused for a CPU"
-    assert [one.message for one in caplog.records] == ["fast() leaves ONNX Runtime out: no such operator at line 3"]
+    assert [one.message for one in caplog.records] == ["fast() does not use ONNX Runtime: no such operator at line 3"]
     assert isinstance(fast(trained, batch_size=2), CpuFastEncoder) and len(caplog.records) == 1
     caplog.clear()
     monkeypatch.setattr(Capabilities, "of", classmethod(lambda cls, device: CPU._replace(compiler=False)))
     monkeypatch.setattr(measurement, "SECONDS", 0.01)
     assert "onnx" not in fast(trained, measure=True, batch_size=1).report()
-    assert [one.message for one in caplog.records] == ["fast() leaves onnx out: no such operator at line 3"]
+    assert [one.message for one in caplog.records] == ["fast() does not use onnx: no such operator at line 3"]
     caplog.clear()
     monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(inference, "SMALL_MACS", allmlp.measure(trained.spec).macs)

@@ -195,7 +195,7 @@ def test_embedded_tokens_are_checked() -> None:
         model(inputs_embeds=torch.zeros(1, 2).double())
     with pytest.raises(UserError, match="13 tokens are longer than the 12"):
         model(inputs_embeds=torch.zeros(1, 13, 16).double())
-    with pytest.raises(UserError, match="takes no inputs_embeds"):
+    with pytest.raises(UserError, match="does not accept inputs_embeds"):
         images(inputs_embeds=torch.zeros(1, 2, 16).double())
 
 

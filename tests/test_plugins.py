@@ -94,8 +94,8 @@ def test_a_plug_in_that_fails_is_named_and_left_out(installed: Path, tmp_path: P
     both = Path(f"{broken}{os.pathsep}{installed}")
     listed = allmlp("list", "shift", path=both, cwd=tmp_path)
     assert listed.returncode == 0 and "shift_tiny" in listed.stdout, listed.stderr
-    assert "plug-in bad is left out: RuntimeError: half installed" in listed.stderr
-    assert "plug-in worse is left out: SystemExit: no license" in listed.stderr
+    assert "plug-in bad is skipped: RuntimeError: half installed" in listed.stderr
+    assert "plug-in worse is skipped: SystemExit: no license" in listed.stderr
 
 
 SCRIPT = """

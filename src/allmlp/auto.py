@@ -177,7 +177,7 @@ def choose_validation(settings: Settings) -> None:
         size = len(settings.dataset.validation)
         count = f"{size:,} validation example{'s' * (size > 1)}"
         settings.set("keep_best", True, f"the best weights on {count} are kept and tested")
-        settings.set("patience", 6, "evaluations without a better one, then the run ends")
+        settings.set("patience", 6, "evaluations without improvement before the run ends")
 
 
 def choose_margin(settings: Settings) -> None:
@@ -187,7 +187,7 @@ def choose_margin(settings: Settings) -> None:
         # Standard error if a tenth of the predictions change at random, for better or worse. Two of them, since the
         # best of many evaluations is compared.
         margin = round(2 * (0.1 / size) ** 0.5, 3)
-        settings.set("start_margin", margin, "better by two standard errors, or the model stays as it started")
+        settings.set("start_margin", margin, "minimum gain to replace the start: two standard errors")
 
 
 def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
@@ -195,11 +195,11 @@ def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
     options = settings.options
     if options.epochs is not None or options.minutes is not None:
         settings.set("budget", Budget(epochs=options.epochs, minutes=options.minutes), "")
-        settings.reasons.append(Reason("budget", show_budget(settings.run.budget), "as asked for"))
+        settings.reasons.append(Reason("budget", show_budget(settings.run.budget), "as given"))
         return
     settings.set("budget", Budget(epochs=epochs, minutes=minutes if settings.on_cpu else None), "")
     why = f"for {settings.examples:,} examples"
-    why += "; on a CPU the time is limited: more with --minutes" if settings.on_cpu else ""
+    why += "; limited on a CPU; --minutes changes it" if settings.on_cpu else ""
     settings.reasons.append(Reason("budget", show_budget(settings.run.budget), why))
 
 
@@ -238,14 +238,14 @@ def named_model(settings: Settings, bundled: bool = True) -> Start | None:
     """Set the requested model, else the best of the bundled ones if `bundled`; returns the trained model."""
     name = settings.options.model
     if name is not None and name in presets() and not os.path.exists(name):
-        settings.set("model", preset(name).spec, "as asked for, from random weights", name)
+        settings.set("model", preset(name).spec, "as given, from random weights", name)
         return None
     if name is not None:
         start = open_start(name)
         if start.preprocessing is not None and not fits(start.preprocessing, settings.dataset):
             reads = "images" if isinstance(start.preprocessing, ImagePreprocessing) else "texts"
             raise UserError(f"{name} does not read these data: it is a model for {reads}")
-        settings.set("init_from", name, "as asked for")
+        settings.set("init_from", name, "as given")
         return start
     paths = bundled_models() if bundled else {}
     fitting = [name for name, path in paths.items() if fits(read_preprocessing(path), settings.dataset)]
@@ -257,7 +257,7 @@ def best_start(settings: Settings, starts: list[Start]) -> Start | None:
     if not starts:
         return None
     if len(starts) == 1 or not isinstance(settings.run.task, (Classify, ClassifyText)):
-        settings.set("init_from", starts[0].name, "the trained model that comes with the package")
+        settings.set("init_from", starts[0].name, "the bundled model")
         return starts[0]
     with announced("comparing the trained models that come with the package", is_main()):
         best, why = compare_starts(settings.run, settings.dataset, starts, settings.device)
@@ -271,7 +271,7 @@ def choose_fine_tuning(settings: Settings, lr: float, layer_decay: float) -> Non
     settings.set("head_init", head_init, "fits the head to the frozen features first", "logistic regression")
     choose_margin(settings)
     settings.set("optim", AdamW(lr=lr, weight_decay=0.05, layer_decay=layer_decay), "")
-    why = f"AdamW; a trained model changes slowly, each lower block {layer_decay:g} times as fast"
+    why = f"AdamW; low, for a trained model; each lower block {layer_decay:g} times as fast"
     settings.reasons.append(Reason("optim.lr", show(lr), why))
 
 
@@ -293,12 +293,12 @@ def choose_images(settings: Settings) -> None:
     elif spec is None:
         model = image_model(settings, size, many)
         size = model.input_size or size
-        why = f"{settings.examples:,} examples are enough" if many else "no trained model at hand reads such images"
+        why = f"{settings.examples:,} examples are enough" if many else "no available trained model reads such images"
         settings.set("model", model, f"random weights: {why}", f"gMLP, {model.depth} blocks")
     else:
         settings.run = settings.run.replace(model=spec.configure(img_size=size, in_chans=len(dataset.mean)))
     if settings.has("img_size"):
-        why = "as asked for" if settings.options.size else "the size of the model"
+        why = "as given" if settings.options.size else "the size of the model"
         settings.set("data.img_size", size, why if start or spec else "for this many examples on this device")
     choose_augmentation(settings, min(size), start is not None)
     choose_balance(settings, len(dataset.class_names))
@@ -309,7 +309,7 @@ def choose_images(settings: Settings) -> None:
     else:
         choose_batch(settings, 32 if few else 64 if settings.on_cpu else 1024 if many else 128)
         choose_budget(settings, 100 if few or not many else 60, 4 if few else 30)
-        settings.set("optim", AdamW(lr=1e-3, weight_decay=0.05), "random weights, which AdamW trains well", "AdamW")
+        settings.set("optim", AdamW(lr=1e-3, weight_decay=0.05), "trains random weights well", "AdamW")
     settings.run = settings.run.replace(schedule=CosineSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
     choose_compilation(settings)
 
@@ -355,7 +355,7 @@ def choose_augmentation(settings: Settings, size: int, trained: bool) -> None:
     if settings.has("decode"):
         settings.run = override(settings.run, "data.decode.scale", (0.35 if trained else 0.2, 1.0))
         names.append("random crops")
-    why = "light, as the model is trained and the images are few" if not policy else "against overfitting"
+    why = "light, for a trained model and few images" if not policy else "against overfitting"
     settings.set("task", task, "")
     settings.reasons.append(Reason("task.augment", ", ".join(names) or "none", why))
 
@@ -375,7 +375,9 @@ def choose_labeled_texts(settings: Settings) -> None:
     task = ClassifyText(dropout=0.1 if start else 0.5, tfidf=simple)
     settings.run = settings.run.replace(task=task)
     if simple:
-        settings.reasons.append(Reason("task.tfidf", "true", "TF-IDF with logistic regression is reported beside it"))
+        settings.reasons.append(
+            Reason("task.tfidf", "true", "TF-IDF with logistic regression is reported for comparison")
+        )
     choose_balance(settings, len(dataset.class_names))
     if start is not None:
         choose_batch(settings, 16 if few else 32)
@@ -384,10 +386,10 @@ def choose_labeled_texts(settings: Settings) -> None:
     else:
         if settings.run.model is None:
             model = gmlp_text(2, 96, 192, seq_len=settings.run.data.seq_len)  # type: ignore[attr-defined]
-            settings.set("model", model, "no trained text model is at hand: a small one", "gMLP, 2 blocks")
+            settings.set("model", model, "no trained text model is available: a small one", "gMLP, 2 blocks")
         choose_batch(settings, 32)
         choose_budget(settings, 20, 3)
-        settings.set("optim", AdamW(lr=2e-3, weight_decay=0.1), "random weights, which AdamW trains well", "AdamW")
+        settings.set("optim", AdamW(lr=2e-3, weight_decay=0.1), "trains random weights well", "AdamW")
     settings.run = settings.run.replace(schedule=LinearSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
     choose_compilation(settings)
 
@@ -396,7 +398,7 @@ def choose_seq_len(settings: Settings, start: Start | None) -> None:
     """Enough tokens for 95 % of the texts, in steps of 16, at most 512; fewer are faster."""
     most = 512 if start is None else start.model.spec.stem.seq_len  # type: ignore[attr-defined]
     if settings.options.size is not None:
-        settings.set("data.seq_len", settings.options.size, "as asked for")
+        settings.set("data.seq_len", settings.options.size, "as given")
         return settings.reload()
     settings.run = override(settings.run, "data.seq_len", most)
     settings.reload()
@@ -407,7 +409,9 @@ def choose_seq_len(settings: Settings, start: Start | None) -> None:
     full = int((lengths == most).sum())
     why = f"95 % of the texts have at most {needed} tokens"
     if needed == most:
-        why = f"{'the most of the model' if start else 'the most'}; {full / len(lengths):.0%} of the texts fill it"
+        why = (
+            f"{'the maximum of the model' if start else 'the maximum'}; {full / len(lengths):.0%} of the texts reach it"
+        )
     settings.set("data.seq_len", fitted, why)
     settings.reload()
     return None
@@ -417,14 +421,14 @@ def choose_plain_text(settings: Settings) -> None:
     start = named_model(settings, bundled=False)
     spec = settings.run.model if start is None else start.model.spec
     if settings.options.size is not None:
-        settings.set("data.seq_len", settings.options.size, "as asked for")
+        settings.set("data.seq_len", settings.options.size, "as given")
     if spec is None:
         seq_len = settings.run.data.seq_len  # type: ignore[attr-defined]
         spec = gmlp_text(4, 128, 512, seq_len) if settings.on_cpu else gmlp_text(12, 256, 1536, seq_len)
         settings.set("model", spec, "by the device", f"gMLP, {spec.depth} blocks")
     causal = isinstance(spec, Encoder) and spec.block.causal
     task: Task = CausalLM() if causal else MaskedLM()
-    why = "the model is causal" if causal else "texts without labels; --model gmlp_causal_tiny learns to write instead"
+    why = "the model is causal" if causal else "texts without labels; --model gmlp_causal_tiny generates text instead"
     settings.set("task", task, why, type(task).__name__)
     choose_batch(settings, 32 if settings.on_cpu else 256)
     choose_budget(settings, 10 if settings.examples < MANY else 3, 15)
@@ -436,7 +440,7 @@ def choose_plain_text(settings: Settings) -> None:
 def choose_translation(settings: Settings) -> None:
     start = named_model(settings, bundled=False)
     if settings.options.size is not None:
-        settings.set("data.seq_len", settings.options.size, "as asked for")
+        settings.set("data.seq_len", settings.options.size, "as given")
     if start is None and settings.run.model is None:
         depth, width = (2, 128) if settings.on_cpu else (6, 256)
         model = resmlp_seq2seq(depth, width, 4, settings.run.data.seq_len)  # type: ignore[attr-defined]
@@ -457,7 +461,7 @@ def choose_questions(settings: Settings) -> None:
     settings.reload()
     choose_batch(settings, 16 if settings.on_cpu else 32)
     choose_budget(settings, 3, 15)
-    settings.set("optim", AdamW(lr=5e-5, weight_decay=0.01), "a trained model changes slowly", "AdamW")
+    settings.set("optim", AdamW(lr=5e-5, weight_decay=0.01), "low, for a trained model", "AdamW")
     settings.run = settings.run.replace(schedule=LinearSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
     choose_compilation(settings)
 
@@ -471,7 +475,7 @@ def choose_series(settings: Settings) -> None:
     few = settings.examples < FEW
     if named_model(settings, bundled=False) is None and settings.run.model is None:
         settings.set("model", *series_model(settings.dataset, few))
-    settings.set("task", Forecast(quantiles=QUANTILES), "a forecast needs its uncertainty", "Forecast of quantiles")
+    settings.set("task", Forecast(quantiles=QUANTILES), "forecasts with their uncertainty", "Forecast of quantiles")
     choose_batch(settings, 32 if few else 64 if settings.on_cpu else 256)
     choose_budget(settings, 50 if few else 20, 3)
     settings.set("optim", AdamW(lr=1e-3, weight_decay=0.01), "AdamW is cheap on every device", "AdamW")

@@ -22,7 +22,7 @@ def data_settings(dataset: SeriesDataset, data: Data, size: int | None) -> Itera
         what = f"a season of {season} steps of {step}" if dataset.horizon == season else f"steps of {step}"
         yield "data.horizon", dataset.horizon, f"{what}; --horizon changes it"
     if data.seq_len is None or size:
-        why = "as asked for" if size else "three horizons and two seasons, at most half of the longest series"
+        why = "as given" if size else "three horizons and two seasons, at most half of the longest series"
         yield "data.seq_len", size or dataset.seq_len, why
     forecasts = len(dataset.test if dataset.validation is None else dataset.validation)
     stride = eval_stride(forecasts)

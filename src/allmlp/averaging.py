@@ -33,7 +33,9 @@ def average_models(folders: Sequence[Path], target: Path) -> Path:
     spec = folder.read_spec(folders[0])
     for other in folders[1:]:
         if folder.read_spec(other) != spec:
-            raise UserError(f"{other} has another config than {folders[0]}: only models of one spec have an average")
+            raise UserError(
+                f"{other} has a different config from {folders[0]}: only models of one spec have an average"
+            )
         if class_names(other) != class_names(folders[0]):
             raise UserError(f"{other} has other classes than {folders[0]}, or in another order")
     return save_average(folders[0], (folder.load(one, dtype=None).state_dict() for one in folders), target)

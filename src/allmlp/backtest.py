@@ -45,7 +45,7 @@ def backtest(out: Path, device: str | None = None, most: int = MOST) -> list[Ori
     run = read_run(out)
     dataset = run.data.for_model(str(out)).load()
     if not isinstance(dataset, SeriesDataset):
-        raise UserError(f"{out} is no run of time series: it has no origins")
+        raise UserError(f"{out} is not a run of time series, so it has no forecast origins")
     place = own_device(device)
     model = folder.load(out, device=place)
     module = run.task.build(model, dataset).to(place)

@@ -131,7 +131,7 @@ class Callbacks:
                     raise
                 name = type(callback).__name__
                 log.warning(
-                    "%s.%s failed and is switched off: %s: %s", name, event, type(reason).__name__, one_line(reason)
+                    "%s.%s failed and is disabled: %s: %s", name, event, type(reason).__name__, one_line(reason)
                 )
 
 

@@ -143,4 +143,4 @@ def read(file: Path) -> tuple[list[Plan], int]:
         record = json.loads(file.read_text(encoding="utf8"))
         return [Plan(*plan) for plan in record["plans"]], record["next_check"]
     except (OSError, ValueError, TypeError, KeyError) as reason:
-        raise UserError(f"cannot read {file}: {reason}; remove it to plan the rest of the run anew") from None
+        raise UserError(f"cannot read {file}: {reason}; remove it to plan the rest of the run again") from None

@@ -43,7 +43,7 @@ def plugins() -> list[ModuleType]:
             try:
                 LOADED[point.name] = point.load()
             except (Exception, SystemExit) as reason:  # third-party code
-                log.warning("plug-in %s is left out: %s: %s", point.name, type(reason).__name__, one_line(reason))
+                log.warning("plug-in %s is skipped: %s: %s", point.name, type(reason).__name__, one_line(reason))
     for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
         if name not in LOADED:
             LOADED[name] = import_by_name(name)
@@ -102,6 +102,6 @@ def import_named(place: str) -> tuple[str, Any]:
     """MODULE:NAME or FILE.py:NAME -> NAME and the object."""
     source, colon, name = place.rpartition(":")
     if not colon or not source or not name:
-        raise UserError(f"{place!r} is no function of yours: write MODULE:NAME or FILE.py:NAME")
+        raise UserError(f"{place!r} does not name a function: write MODULE:NAME or FILE.py:NAME")
     module = import_file(Path(source).expanduser()) if source.endswith(".py") else import_by_name(source)
     return name, lookup(name, vars(module), f"name in {source},")

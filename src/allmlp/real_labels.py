@@ -45,7 +45,7 @@ def evaluate_real_labels(
     with parallel.join(device) as world:
         predictor = open_predictor(model, device=device, dtype=dtype)
         if not isinstance(predictor, ImagePredictor) or predictor.task != "classes":
-            raise UserError(f"{model} is no classifier of images, which ReaL labels are for")
+            raise UserError(f"{model} is not an image classifier, which ReaL labels need")
         split = ImageFiles(Path(folder), images, predictor.img_size, predictor.decoding.replace(on_corrupt="skip"))
         inputs = LabeledInputs(
             f"{folder}, ReaL labels",

@@ -73,7 +73,7 @@ class SplitMetrics:
                 except Exception as reason:  # the user's own code
                     if name not in self.failed:
                         kind = type(reason).__name__
-                        log.warning("the metric %s failed and is left out: %s: %s", name, kind, one_line(reason))
+                        log.warning("the metric %s failed and is skipped: %s: %s", name, kind, one_line(reason))
                     self.failed.add(name)
         return found
 

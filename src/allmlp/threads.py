@@ -258,4 +258,4 @@ def read(file: Path) -> tuple[list[tuple[int, int]], int]:
         record = json.loads(file.read_text(encoding="utf8"))
         return [(int(first), int(count)) for first, count in record["plan"]], int(record["until"])
     except (OSError, ValueError, TypeError, KeyError) as reason:
-        raise UserError(f"cannot read {file}: {reason}; remove it to choose the number of threads anew") from None
+        raise UserError(f"cannot read {file}: {reason}; remove it to measure the number of threads again") from None

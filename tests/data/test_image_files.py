@@ -70,7 +70,7 @@ def test_groups_stay_in_one_split(tmp_path: Path) -> None:
     assert sum(map(len, parts)) == 40 and [len(part) for part in parts] == [28, 6, 6]
     assert data.notes == (
         "40 groups of files by their names, such as cat/cat_000 (2 files), are kept in one split "
-        "(data.group_by_name=false: not)",
+        "(--set data.group_by_name=false turns this off)",
         "split with seed 0: 56 train, 12 validation, 12 test",
     )
     apart = [{file.rpartition("_")[0] for file in part} for part in names(read(tmp_path, group_by_name=False))]

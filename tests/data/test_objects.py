@@ -134,7 +134,7 @@ def test_labels_are_read_without_decoding() -> None:
         ),
         (
             [(Image.new("RGB", (8, 8)), 0), (torch.zeros(5, 8, 8, dtype=torch.uint8), 1)] * 20,
-            r"item 1 of list has pixels of the shape \[8, 8, 5\], which is no image",
+            r"item 1 of list has pixels of the shape \[8, 8, 5\], which is not an image",
         ),
         ([(torch.zeros(3, 8, 8), -1), (torch.zeros(3, 8, 8), 1)] * 20, "item 0 of list has the label -1, but"),
     ],

@@ -114,7 +114,7 @@ def test_pairs_with_an_empty_side_are_skipped(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "allmlp.data"):
         assert texts(data(tmp_path, train).load()) == LINES
     (record,) = caplog.records
-    assert "skipped 3 pairs with an empty side" in record.getMessage()
+    assert "skipped 3 pairs with an empty sentence" in record.getMessage()
 
 
 def test_long_and_unequal_pairs_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -340,7 +340,7 @@ def test_a_word_among_numbers_is_named(tmp_path: Path) -> None:
         ]
         with pytest.raises(UserError, match=rf"row {place + 1}: sales is 'closed', not a number"):
             detect_data(table(tmp_path, rows, header)).load()
-    with pytest.raises(UserError, match=r"no column of numbers, such as 1234\.5, to forecast beside 'date'"):
+    with pytest.raises(UserError, match=r"no column of numbers, such as 1234\.5, to forecast besides 'date'"):
         detect_data(table(tmp_path, [[day, "closed"] for day in days(30)]))
 
 

@@ -161,7 +161,7 @@ def test_refused(photos: Path, tmp_path: Path) -> None:
         write_shards(data, tmp_path / "full", ShardFormat(32))
     memory = InMemory(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.arange(2))
     held = ImageDataset(memory, memory, ("a", "b"), (0.0,) * 3, (1.0,) * 3)
-    with pytest.raises(UserError, match="in memory already"):
+    with pytest.raises(UserError, match="already in memory"):
         write_shards(held, tmp_path / "new", ShardFormat(32))
     assert not (tmp_path / "new").exists()
 

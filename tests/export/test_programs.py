@@ -151,7 +151,7 @@ def test_too_short_to_step() -> None:
 
 
 def test_a_recurrent_model_has_no_decoding_step(tmp_path: Path) -> None:
-    """Its state is no past of tokens; the parallel pass is exported."""
+    """Its state is not a sequence of past tokens; the parallel pass is exported."""
     recurrent = {"depth": 1, "width": 16, "block": layers.Block(layers.TokenLstm(), channel=layers.ChannelMlp(8))}
     allmlp.save(allmlp.create("gmlp_causal_tiny", seq_len=8, vocab_size=20, overrides=recurrent), tmp_path / "model")
     assert [one.file.name for one in export(tmp_path / "model", tmp_path / "m.pt2")] == ["m.pt2"]

@@ -138,7 +138,7 @@ def test_a_tracker_that_fails_in_mid_run(
     assert max(step for _, step in logged(tmp_path / "run")) == 12 and allmlp.load(tmp_path / "run")
     (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("allmlp")]
     kind = type(trackers(name)[0]).__name__
-    assert message.startswith(f"{kind}.on_step failed and is switched off: ") and "\n" not in message
+    assert message.startswith(f"{kind}.on_step failed and is disabled: ") and "\n" not in message
     if name == "mlflow":
         with contextlib.suppress(Exception):
             peer("mlflow").end_run()

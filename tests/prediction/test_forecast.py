@@ -300,7 +300,7 @@ def test_backtest_by_origin(place: Path, tmp_path: Path) -> None:
     assert sum(row.forecasts * row.naive_mase for row in rows) / count == pytest.approx(test["seasonal_naive_mase"])
     assert as_table(rows).splitlines()[1].split()[:2] == ["2024-06-09", "14"]
     allmlp.train("digits_mixer", tmp_path, overrides={"budget.steps": 1, "budget.epochs": None}, device="cpu")
-    with pytest.raises(allmlp.UserError, match="is no run of time series"):
+    with pytest.raises(allmlp.UserError, match="is not a run of time series"):
         backtest(tmp_path, "cpu")
 
 

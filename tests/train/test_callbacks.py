@@ -65,7 +65,7 @@ def test_a_callback_that_fails_is_switched_off(tmp_path: Path, caplog: pytest.Lo
         allmlp.train(runs.small(), tmp_path / "run", callbacks=[broken, listener])
     assert [event[0] for event in broken.events].count("step") == 3 and listener.events[-1] == ("end", 12)
     assert [record.getMessage() for record in caplog.records] == [
-        "Broken.on_step failed and is switched off: ConnectionError: server gone"
+        "Broken.on_step failed and is disabled: ConnectionError: server gone"
     ]
 
 

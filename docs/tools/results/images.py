@@ -191,12 +191,16 @@ def resized() -> str:
     for rule, size in [*(("interpolate", size) for size in (24, 40, 48, 64)), ("tile", 64)]:
         tuned = evaluation("cifar10_resized", f"{size}{'_tile' if rule == 'tile' else ''}")["accuracy"]
         rows.append((f"{size}, {rule}", plain.get((rule, size), NOTHING), percent(tuned)))
-    return table(("pixels", "as it is", "after three epochs of fine-tuning"), rows)
+    return table(("pixels", "without fine-tuning", "after three epochs of fine-tuning"), rows)
 
 
 def quantized() -> str:
     rows = [
-        (row["what"], percent(row["accuracy"]), f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else "")
+        (
+            row["what"].replace("as it is", "PyTorch"),
+            percent(row["accuracy"]),
+            f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else "",
+        )
         for row in bundled("as it is", "ONNX Runtime, float32", "ONNX Runtime, int8")
     ]
     if not rows:
@@ -215,7 +219,7 @@ def pruned() -> str:
     for method, what in names.items():
         values = {row["removed"]: row["accuracy"] for row in found if row["method"] == method} | {0.0: whole}
         rows.append((what, *(f"{100 * values[share]:.1f}" if share in values else "" for share in shares)))
-    return table(("share removed", *(f"{share:g}" for share in shares)), rows)
+    return table(("fraction removed", *(f"{share:g}" for share in shares)), rows)
 
 
 def bundled(*whats: str) -> list[Record]:

@@ -90,7 +90,7 @@ def toeplitz() -> str:
         for part in (found["before"], found["after"])
     )
     return (
-        "Dense matrices become Toeplitz matrices by themselves: of the energy of each matrix of the dense gMLP,\n"
+        "Dense matrices learn to be Toeplitz matrices: of the energy of each matrix of the dense gMLP,\n"
         f"{before} is in the means of its diagonals before training (chance: 255 of 16,384 numbers) and\n"
         f"{after} after it ([by layer](logs/toeplitz_dense.json))."
     )

@@ -16,7 +16,7 @@ def start() -> str:
     found = record("start")
     before, after = max(found["before"]), found["after"]
     return (
-        f"Of the gradient of a token's output, {before:.0e} at most comes from other tokens before training, and "
+        f"Before training, at most {before:.0e} of the gradient of a token's output comes from other tokens; it is "
         f"{percent(min(after), 0)} to {percent(max(after), 0)} in the blocks of the trained model. On digits, it is "
         f"{percent(found['digits'][-1], 0)} after {found['digits_steps'][-1]} steps."
     )
@@ -24,7 +24,7 @@ def start() -> str:
 
 def filters() -> str:
     count = record("filters")["count"]
-    return "Of the ten filters " + ", ".join(f"{count[kind]} are {kind}" for kind in sorted(count)) + "."
+    return "Of the ten filters, " + ", ".join(f"{count[kind]} are {kind}" for kind in sorted(count)) + "."
 
 
 def orders() -> str:

@@ -108,7 +108,7 @@ def ahead() -> str:
             cells.append(NOTHING if found is None else f"{found.mean:+.4f} ± {found.half:.4f}")
         if set(cells) != {NOTHING}:
             lines.append((MODELS[other], *cells))
-    return "\n\n" + table(("our PatchTSMixer, mean MSE over horizons, less that of", *DATASETS), lines) if lines else ""
+    return "\n\n" + table(("mean MSE over horizons: our PatchTSMixer minus", *DATASETS), lines) if lines else ""
 
 
 def speed() -> str:

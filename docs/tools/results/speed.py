@@ -163,7 +163,7 @@ def cpu() -> str:
         others = [cell.sides.get(f"ours {mode}") for mode in ("eager", "compiled", "fast", "onnx")]
         sides = [f"{ratio(one, eager)}, {percent(one['mfu'], 0)}" if one else NOTHING for one in others]
         rows.append((f"{cell.model}, batch {cell.batch}", percent(eager["mfu"], 0), *sides))
-    what = "times timm eager, and share of the matrix rate"
+    what = "times as fast as timm eager, and share of the matrix rate"
     return table((what, "timm eager", "ours eager", "compiled", "ours fast", "ours in ONNX Runtime"), rows)
 
 
@@ -188,7 +188,7 @@ def edge() -> str:
             named = f"{model}, {changes}" if changes else model
             rows.append((named, *about, *times, ratio(ours, peer) if one["model"] == ours["model"] else ""))
     header = ("model, ms", "multiply-adds", "parameters", "eager", "fused", "ONNX Runtime", "int8", "static int8")
-    return table((*header, "ours, times the other, fastest sides"), rows) if rows else NOT_MEASURED
+    return table((*header, "times as fast as the other, fastest of each"), rows) if rows else NOT_MEASURED
 
 
 def edge_int8() -> str:

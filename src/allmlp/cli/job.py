@@ -225,7 +225,7 @@ def split_model(arguments: list[str]) -> tuple[str, list[str]]:
     is_folder = any((Path(first) / name).is_file() for name in MODEL_FILES)
     if is_folder or first.startswith(MODEL_PREFIXES) or first in published_weights():
         if len(arguments) == 1:
-            raise UserError(f"name what {first} is to read: an image file, a folder, a table or a text")
+            raise UserError(f"name the input of {first}: an image file, a folder, a table or a text")
         return first, arguments[1:]
     if len(arguments) > 1 and not os.path.exists(first) and "/" in first and not any(map(str.isspace, first)):
         beside = Path(first).parent.glob("*") if Path(first).parent.is_dir() else ()
@@ -237,5 +237,5 @@ def split_model(arguments: list[str]) -> tuple[str, list[str]]:
     if guess_reads(first) != "texts":
         return BUNDLED, arguments
     if BUNDLED_TEXT not in bundled_models():
-        raise UserError(f"name the model that is to read {first!r}: allmlp predict MODEL TEXT")
+        raise UserError(f"name a model for {first!r}: allmlp predict MODEL TEXT")
     return BUNDLED_TEXT, arguments

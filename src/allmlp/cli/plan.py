@@ -100,7 +100,7 @@ def plan(
         predict_loss(targets, by or "flops", at, seed or 0, as_json)
         return
     if len(targets) > 1 or by is not None or at is not None:
-        raise UserError("a plan is of one model or recipe; several runs, --by and --at need --from")
+        raise UserError("plan estimates one model or recipe; several runs, --by and --at need --from")
     (target,) = targets
     from allmlp.plan.estimate import estimate
     from allmlp.plan.jobs import job

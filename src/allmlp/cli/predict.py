@@ -101,7 +101,7 @@ def predict(
     if probabilities and predictor.task != "classes":
         raise UserError(f"the model in {predictor.name} has no classes: --probabilities is for classifiers")
     if threshold and predictor.task in ("values", "translation"):
-        raise UserError(f"the model in {predictor.name} gives no probabilities: --threshold is for those that do")
+        raise UserError(f"the model in {predictor.name} gives no probabilities, which --threshold needs")
     in_columns = out is not None and not out.endswith(".jsonl")
     top_k = min(top_k or (1 if in_columns else 5), len(labels) if predictor.task == "classes" else sys.maxsize)
     table = AnswerTable(

@@ -122,7 +122,7 @@ def make_study(
 
     if name in studies():
         if sweeps or val_size:
-            raise UserError(f"{name} is a study with settings of its own: --sweep and --val-size are for recipes")
+            raise UserError(f"{name} is a study with its own settings: --sweep and --val-size are for recipes")
         study = dataclasses.replace(studies()[name].make(), options=options)
     elif name.partition("/")[0] in recipes():
         if val_size and not sweeps:

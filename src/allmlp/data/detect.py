@@ -315,7 +315,7 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
         return ImageTable(train, test=test, val=val)  # whose error says which files are missing
     if time:
         raise UserError(
-            f"{first.file} has no column of numbers, such as 1234.5, to forecast beside {time!r}, among "
+            f"{first.file} has no column of numbers, such as 1234.5, to forecast besides {time!r}, among "
             f"{', '.join(columns)}"
         )
     refuse_times(first.file, samples)

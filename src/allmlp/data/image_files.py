@@ -133,7 +133,7 @@ class ImageFileData(Data, abstract=True):
         if together:
             notes.append(
                 f"{plural(len(together), 'group', 'groups')} of files by their names, such as {together[0]} "
-                f"({sizes[together[0]]} files), are kept in one split (data.group_by_name=false: not)"
+                f"({sizes[together[0]]} files), are kept in one split (--set data.group_by_name=false turns this off)"
             )
         keys: list[tuple[Hashable, Hashable]] = [(("name", stem), content) for stem, content in zip(stems, contents)]
         found = split_by_group(

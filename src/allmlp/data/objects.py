@@ -413,7 +413,7 @@ class ObjectImages:
         try:
             return require("PIL.Image", "train").fromarray(pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels)
         except (TypeError, ValueError):
-            raise UserError(f"{where} has pixels of the shape {list(pixels.shape)}, which is no image") from None
+            raise UserError(f"{where} has pixels of the shape {list(pixels.shape)}, which is not an image") from None
 
     def check_form(self, image: Tensor, where: str) -> None:
         """Raise UserError unless all images have the same channels and dtype, on which normalization depends."""

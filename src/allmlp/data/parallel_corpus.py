@@ -153,7 +153,7 @@ class ParallelCorpus(TextData):
         if not found:
             raise UserError(f"{paths} has no pairs of sentences" if paths else "set data.path and data.test to files")
         if half:
-            log.warning("%s: skipped %d pairs with an empty side", paths, half)
+            log.warning("%s: skipped %d pairs with an empty sentence", paths, half)
         return found
 
     def filter_pairs(self, pairs: list[tuple[str, str]], tokenizer: Tokenizer) -> tuple[list[tuple[str, str]], Tensor]:

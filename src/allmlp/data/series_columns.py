@@ -73,7 +73,7 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
             and not follows_the_calendar(sample)
         )
     if not values:
-        raise UserError(f"{table.file} has no column of numbers beside {', '.join((time, *ids))}: set data.columns")
+        raise UserError(f"{table.file} has no column of numbers besides {', '.join((time, *ids))}: set data.columns")
     unread = [sample.name for sample in others if sample.name not in (*ids, *values)] if finds_values else []
     return Roles(time, ids, values, tuple(unread))
 

@@ -83,7 +83,7 @@ def encoded(split: Split) -> tuple[EncodedImages, Tensor]:
     """The image source of a split, and the indices of its examples."""
     source, indices = (split.split, split.indices) if isinstance(split, Subset) else (split, torch.arange(len(split)))
     if not isinstance(source, EncodedImages):
-        raise UserError("these images are in memory already, where nothing is faster: shards are made of image files")
+        raise UserError("these images are already in memory, which is fastest: make shards of image files")
     return source, indices
 
 

@@ -247,8 +247,8 @@ class BoundedReader(io.RawIOBase):
         self.count += size or 0
         if self.count > SLACK_BYTES and self.count > SLACK_BYTES + MAX_EXPANSION * self.raw.tell():
             raise UserError(
-                f"{self.file} unpacks to more than {MAX_EXPANSION} times its size, as text hardly does: it is damaged "
-                "or made to fill the memory; if not, unpack it first"
+                f"{self.file} unpacks to more than {MAX_EXPANSION} times its size: it may be damaged or made to fill "
+                "the memory; if not, unpack it first"
             )
         return size
 

@@ -104,7 +104,7 @@ def numbered(name: str, tensors: Tensors) -> tuple[str, ...]:
 def step(model: EncoderModel | EncoderDecoderModel, ids: Tensor, fixed: Tensors, max_past: int) -> ExportGraph:
     """One decoding step, compared for one example and for all, each from an empty past."""
     if is_recurrent(model):
-        raise UserError("a decoder with TokenLstm cannot be exported: its state is no past of tokens")
+        raise UserError("a decoder with TokenLstm cannot be exported: its state is not a sequence of past tokens")
     module, count = DecodeStepGraph(model, ids, *fixed), min(STEPS, max_past, ids.shape[1])
     if count < 3:
         raise UserError(f"a model of {max_past} tokens is too short to export a decoding step")

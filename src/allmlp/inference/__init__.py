@@ -57,7 +57,7 @@ def fast(
             raise UserError("int8 is for a CPU: move the model there, or use torch.float8_e4m3fn on a GPU")
         from allmlp.inference.onnx import OnnxModel
 
-        return OnnxModel(model, int8=True).chosen(EngineChoice("onnx", "int8 was asked for"))
+        return OnnxModel(model, int8=True).chosen(EngineChoice("onnx", "int8 was requested"))
     capabilities = Capabilities.of(model.device)
     if dtype == FP8:
         if capabilities.amd or capabilities.compute < (8, 9):
@@ -65,7 +65,7 @@ def fast(
         if not isinstance(model, EncoderModel) or not is_supported(model.spec):
             raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
         converted = GpuFastEncoder(model, default_dtype(model.device), fp8=True)
-        return converted.chosen(EngineChoice("kernels", "fp8 was asked for"))
+        return converted.chosen(EngineChoice("kernels", "fp8 was requested"))
     # Before normalization, a series far from 0 would lose its variation in 16 bits.
     dtype = dtype or (torch.float32 if isinstance(model, SeriesEncoderModel) else default_dtype(model.device))
     warn_of_slow_format(model.device, dtype)
@@ -89,7 +89,7 @@ def fast(
     except Exception as reason:  # from the exporter
         if choice.engine != "onnx":
             raise
-        log.warning("fast() leaves ONNX Runtime out: %s", one_line(reason))
+        log.warning("fast() does not use ONNX Runtime: %s", one_line(reason))
         choice = choose(capabilities, can_fuse)
         return build(choice.engine, model, dtype).chosen(choice)
 
@@ -133,7 +133,7 @@ def measured_fastest(
             if engine == choice.engine != "onnx":
                 raise
             built.pop(engine, None)
-            log.warning("fast() leaves %s out: %s", engine, one_line(reason))
+            log.warning("fast() does not use %s: %s", engine, one_line(reason))
     times = time_engines({engine: lambda one=one: one(x) for engine, one in built.items()}, model.device)
     keep(key, times)
     fastest = min(built, key=lambda engine: times[engine])

@@ -76,7 +76,7 @@ def keep(key: str, times: Times) -> None:
             text = json.dumps((kept if isinstance(kept, dict) else {}) | {key: times}, indent=1)
             write_text_atomically(file, text)
     except OSError as reason:  # for example on a read-only disk: measured again next time
-        log.warning("what fast() has measured is not kept: %s", one_line(reason))
+        log.warning("cannot store the measurements of fast(): %s", one_line(reason))
 
 
 def kept_file() -> Path:

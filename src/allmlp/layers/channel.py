@@ -19,7 +19,7 @@ from allmlp.spec import Count, Rate, Spec
 
 
 class ChannelMixer(Spec, abstract=True):
-    """Fits the `channel` slot of a block. The module's call is `forward(x, context)`."""
+    """Base class of specs for the `channel` slot of a block. The module's call is `forward(x, context)`."""
 
     def build(self, ctx: BuildContext) -> nn.Module:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from allmlp.layers.init import Init
 
 @dataclass(frozen=True)
 class BuildContext:
-    """Passed by a module to the `build` of its children: sizes, and the initialization of plain linear layers."""
+    """What a module passes to the `build` of its children: sizes, and the initialization of plain linear layers."""
 
     tokens: int
     channels: int
@@ -86,7 +86,7 @@ class Cache:
 
 
 class Context(NamedTuple):
-    """Passed to every block along with the activations."""
+    """The data of one call, passed to every block together with the activations."""
 
     mask: Tensor | None = None
     """b s, True at real tokens; None if all are real."""

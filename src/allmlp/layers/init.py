@@ -18,6 +18,8 @@ class Distribution(Spec, abstract=True):
 
 
 class Constant(Distribution):
+    """Every entry is `value`."""
+
     value: float
 
     def fill(self, tensor: Tensor, fan_in: int) -> None:
@@ -25,11 +27,15 @@ class Constant(Distribution):
 
 
 class Zeros(Distribution):
+    """Every entry is 0."""
+
     def fill(self, tensor: Tensor, fan_in: int) -> None:
         nn.init.zeros_(tensor)
 
 
 class Normal(Distribution):
+    """N(0, std^2)."""
+
     std: NonNegative
 
     def fill(self, tensor: Tensor, fan_in: int) -> None:

@@ -345,7 +345,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         if isinstance(self.stem, TokenEmbedLayer):
             return self.stem(x, segments, context.start(), embedding, embedded)
         if embedded:
-            raise UserError(f"a model of {self.spec.input_spec} takes no inputs_embeds")
+            raise UserError(f"a model of {self.spec.input_spec} does not accept inputs_embeds")
         return self.stem(x)
 
     def parts(self) -> dict[str, str]:

@@ -168,7 +168,7 @@ def fit(x: np.ndarray, y: np.ndarray) -> Law:
     """The law with the smallest sum of squared relative residuals."""
     if len(np.unique(x)) < MIN_RUNS:
         raise UserError(
-            f"a law of three numbers needs runs of at least {MIN_RUNS} sizes, there are {len(np.unique(x))}"
+            f"a law with three parameters needs runs of at least {MIN_RUNS} sizes, there are {len(np.unique(x))}"
         )
     unit = float(np.exp(np.log(x).mean()))
     power = (x / unit) ** -ALPHAS[:, None]  # a n

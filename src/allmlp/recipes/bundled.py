@@ -73,7 +73,7 @@ def text_encoder_sst2() -> Run:
 
 
 def image_encoder() -> Run:
-    """The bundled image encoder: a gMLP of 10.0 M parameters at 128 pixels, taught by an ImageNet convnet.
+    """The bundled image encoder: a gMLP of 10.0 M parameters at 128 pixels, distilled from an ImageNet convnet.
 
     allmlp train image_encoder --set data.source.path=shards/ --set task.teacher=efficientnet_lite0/
     Six and a half minutes on one H200. The student matches class scores and features of the teacher on random crops

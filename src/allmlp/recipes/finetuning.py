@@ -88,7 +88,7 @@ def qnli() -> Run:
 
 
 def mrpc() -> Run:
-    """Fine-tune on MRPC: do two sentences say the same? 3,668 pairs.
+    """Fine-tune on MRPC: do two sentences mean the same? 3,668 pairs.
 
     allmlp train mrpc --set init_from=runs/wiki_gmlp --set data.path=MRPC/train.tsv --set data.test=MRPC/test.tsv
     Validation: the dev file. Accuracy; GLUE also reports F1.

@@ -28,7 +28,7 @@ def digits_llama_parts() -> dict[str, Run]:
 
 
 def stdlib_llama_parts() -> dict[str, Run]:
-    """Causal models of docstrings: gMLP with Llama's parts, and GPT-2 on its way to Llama.
+    """Causal models of docstrings: gMLP with Llama's parts, and GPT-2 changed step by step into Llama.
 
     allmlp train stdlib_llama_parts
     allmlp train stdlib_llama_parts/llama

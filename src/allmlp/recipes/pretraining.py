@@ -78,7 +78,7 @@ def mlm_table3() -> dict[str, Run]:
 
 
 def mlm_table4() -> dict[str, Run]:
-    """gMLP's table 4 as published: gMLPs of 18 to 144 blocks beside Transformers of about their size.
+    """gMLP's table 4 as published: gMLPs of 18 to 144 blocks and Transformers of similar size.
 
     torchrun --nproc-per-node 8 -m allmlp train mlm_table4/gmlp_l72 --set data.path='corpus/*.txt.xz'
     Not run here. Published perplexity of Transformers of 6, 12, 24 and 48 layers: 4.91, 4.26, 3.83, 3.47; of gMLPs of
@@ -147,7 +147,7 @@ def wiki_bert() -> Run:
 
 
 def wiki_spans() -> Run:
-    """Span selection: continues a masked language model towards questions, on text without any.
+    """Span selection: prepares a masked language model for question answering, on plain text.
 
     allmlp train wiki_spans --set init_from=runs/wiki_amlp --set data.path=train.txt.xz --set data.test=valid.txt.xz
     The result is a start for squad1 and squad2. Not yet run.
@@ -164,7 +164,7 @@ def wiki_spans() -> Run:
 
 
 def wiki_gmlp_distilled() -> dict[str, Run]:
-    """gMLP with BERT's help: token embeddings to start from, features as targets, or both; both without split too.
+    """gMLP with BERT's token embeddings as a start, its features as targets, or both; both also without split.
 
     allmlp train wiki_gmlp_distilled/both --set data.path='text/train-*.txt.xz' --set data.test=text/valid.txt.xz
     `minilm` is the folder of a Hugging Face BERT (task.teacher, task.embeddings_from, data.tokenizer.path).
@@ -183,7 +183,7 @@ def wiki_gmlp_distilled() -> dict[str, Run]:
 
 
 def wiki_table3() -> dict[str, Run]:
-    """gMLP's table 3 in small: same data, masks and tokens for every mixer, about equal parameters.
+    """gMLP's table 3 with small models: equal data, masks and tokens, and about equal parameters, for every mixer.
 
     allmlp train wiki_table3 --set data.path='text/wiki-train-*.txt.xz' --set data.test=text/wiki-valid.txt.xz
     allmlp train wiki_table3/split --set seed=1

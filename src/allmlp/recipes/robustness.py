@@ -1,4 +1,4 @@
-"""What models of CIFAR-10 rely on: the order of pixels, clean images, a color that goes along with the class."""
+"""What models of CIFAR-10 rely on: the order of pixels, clean images, a color that matches the class."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def cifar10_corrupted() -> dict[str, Run]:
 
 
 def cifar10_colors() -> dict[str, Run]:
-    """CIFAR-10 with planted colors that go along with the class in training only; last layer or all weights retrained.
+    """CIFAR-10 with planted colors that match the class in training only; last layer or all weights retrained.
 
     allmlp train cifar10_colors/gmlp
     allmlp train cifar10_colors/gmlp_last_layer --set init_from=runs/cifar10_colors/gmlp

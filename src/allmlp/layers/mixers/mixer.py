@@ -11,8 +11,8 @@ from allmlp.spec import Spec
 
 
 class TokenMixer(Spec, abstract=True):
-    """Fits the `token` slot of a block. The module's call is `forward(x, context)`; its `token_roles` declare the roles
-    of its parameters (`allmlp.layers.token_roles`).
+    """Base class of specs for the `token` slot of a block. The module's call is `forward(x, context)`, and its
+    `token_roles` declares the roles of its parameters (`allmlp.layers.token_roles`).
     """
 
     separates_documents: ClassVar[bool] = False
