@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from allmlp.data.frequency import is_time
 from allmlp.data.json_records import json_array
-from allmlp.data.text_files import detect_encoding, open_file, open_raw
+from allmlp.data.text_files import open_raw, open_text
 from allmlp.errors import UserError, one_line, require
 
 COMPRESSED = (".gz", ".xz", ".zst")
@@ -90,12 +90,11 @@ def read_table(file: str | Path) -> Table:
 
 
 @contextmanager
-def open_text(file: str, newline: str | None) -> Iterator[IO[str]]:
+def open_strictly(file: str, newline: str) -> Iterator[IO[str]]:
     """Open a text file; UserError while reading if it is not text."""
     try:
-        encoding = detect_encoding(file)
-        with open_file(file) as binary:
-            yield io.TextIOWrapper(binary, encoding=encoding, newline=newline)
+        with open_text(file, newline, "strict") as text:
+            yield text
     except UnicodeError as reason:
         raise UserError(f"{file} is not UTF-8 text ({one_line(reason)}): save it as UTF-8") from None
     except OSError as reason:
@@ -119,7 +118,7 @@ def without_hint(text: str) -> str:
 
 def read_sample(file: str) -> tuple[str, bool]:
     """The start of a file, up to the end of a line, and whether it is the whole file."""
-    with open_text(file, "") as text:
+    with open_strictly(file, "") as text:
         sample = text.read(SAMPLE_CHARS)
         if not sample.strip():
             raise UserError(f"{file} is empty")
@@ -147,7 +146,7 @@ def read_separated(file: str, separators: str) -> Table:
     columns = tuple(unique([name or f"column_{number}" for number, name in enumerate(names, 1)]))
 
     def rows() -> Iterator[TableRow]:
-        with open_text(file, cell_format.newline) as text:
+        with open_strictly(file, cell_format.newline) as text:
             found = split_cells(read_lines(text, file), cell_format, file)
             for number, cells in found:
                 if header and cells == sample[0]:  # also further down, where files were joined
@@ -312,7 +311,7 @@ def read_json(file: str) -> Table:
     read_records = json_array if sample.lstrip().startswith("[") else json_lines
 
     def records() -> Iterator[dict[str, Any]]:
-        with open_text(file, "\n") as text:
+        with open_strictly(file, "\n") as text:
             yield from read_records(text, file)
 
     columns = tuple(dict.fromkeys(name for record in islice(records(), SAMPLE_RECORDS) for name in record))
