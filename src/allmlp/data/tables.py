@@ -33,8 +33,11 @@ MAX_CHARS = 2**24
 """A longer line, cell or JSON record is an error."""
 NO_SEPARATOR = "\x1f"
 """Separator of a table with one column: a character that no text has."""
-DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+\s*")
-THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(?P<point>\.\d+)?\s*")
+COMMA_NUMBER = re.compile(r"\s*[+-]?[$€£¥]?(\d+|\d{1,3}([. \xa0\u202f]\d{3})+)(,\d+)?[ \xa0\u202f]?[%$€£¥]?\s*")
+"""A number as it is written with decimal commas: 1.234,56, 1 234,56 or 12,50 €."""
+THOUSANDS = re.compile(r"\s*[+-]?[$€£¥]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?[ \xa0]?[%$€£¥]?\s*")
+CLEARLY_THOUSANDS = re.compile(r".*(,.*,|\.|[$€£¥])")
+"""Several groups, a decimal point, or money, which has no three decimals."""
 SEPARATOR_HINT = re.compile(r'\A"?sep=."?(\r?\n|\r|\Z)', re.IGNORECASE)
 MAX_NAME = 64
 """A longer first cell is not the name of a column."""
@@ -259,13 +262,13 @@ def has_header(rows: list[list[str]]) -> bool:
 
 def has_decimal_commas(separator: str, rows: list[list[str]]) -> bool:
     """Whether commas in numbers are decimal ones. 1,234 may be either: thousands, unless semicolons separate the cells,
-    and wherever 1,234.5 or 1,234,567 is in the table.
+    and wherever 1,234.5, 1,234,567 or $1,234 is in the table.
     """
     marked = [cell for row in rows for cell in row if "," in cell] if separator != "," else []
-    grouped = [found for found in map(THOUSANDS.fullmatch, marked) if found]
-    if any(found["point"] or found[0].count(",") > 1 for found in grouped):
+    grouped = list(filter(THOUSANDS.fullmatch, marked))
+    if any(map(CLEARLY_THOUSANDS.match, grouped)):
         return False
-    decimal = sum(map(bool, map(DECIMAL_COMMA.fullmatch, marked)))
+    decimal = sum(map(bool, map(COMMA_NUMBER.fullmatch, marked)))
     return decimal > (0 if separator == ";" else len(grouped))
 
 
