@@ -140,6 +140,12 @@ def test_labels_beside_dates_and_missing_ones(tmp_path: Path) -> None:
     assert data.class_names == tuple(f"2024-01-{n + 1:02}" for n in range(9))
 
 
+def test_a_note_on_classes_with_almost_the_same_name(tmp_path: Path) -> None:
+    rows = [f"text number {n},{('good', 'Good', 'very bad', 'bad')[n % 4]}" for n in range(40)]
+    data = csv_data(tmp_path, "text,label\n" + "\n".join(rows))
+    assert "classes with almost the same name: 'Good' and 'good'" in data.notes and len(data.class_names) == 4
+
+
 def csv_data(folder: Path, content: str, name: str = "train.csv", **changes: Any) -> Any:
     (folder / name).write_text(content)
     tokenizer = TokenizerConfig(vocab_size=100)

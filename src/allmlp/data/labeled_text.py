@@ -28,7 +28,14 @@ from allmlp.data.columns import (
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.splits import group_by_keys, overlap_notes, plural, single_example_note, split_by_group
+from allmlp.data.splits import (
+    group_by_keys,
+    overlap_notes,
+    plural,
+    similar_class_note,
+    single_example_note,
+    split_by_group,
+)
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table, test_names
 from allmlp.data.text_files import find_files, open_text
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
@@ -163,6 +170,7 @@ class LabeledText(TextData):
         train, validation, test = self.split(train, given["validation"], given["test"], notes)
         tests = tests or [(self.path, test)]
         classes = classes or tuple(sorted({row.label for row in train}, key=label_order))
+        notes += similar_class_note(classes)
         for file, found in (*tests, (self.val or self.path, validation)):
             for row in found:
                 if row.label not in classes:
