@@ -131,6 +131,21 @@ def test_a_column_of_splits(tmp_path: Path) -> None:
     assert len(data.train) == 28
 
 
+def test_labels_beside_dates_and_missing_ones(tmp_path: Path) -> None:
+    labels = ("1", "2", "nan", "NaN", "-", "")
+    rows = [f"2024-01-{n % 9 + 1:02},text number {n},{labels[n % 6]}" for n in range(60)]
+    data = csv_data(tmp_path, "written,review,stars\n" + "\n".join(rows))
+    assert data.class_names == ("1", "2") and "skipped 40 rows without a label" in data.notes
+    data = csv_data(tmp_path, "written,review\n" + "\n".join(row.rpartition(",")[0] for row in rows))
+    assert data.class_names == tuple(f"2024-01-{n + 1:02}" for n in range(9))
+
+
+def test_a_note_on_classes_with_almost_the_same_name(tmp_path: Path) -> None:
+    rows = [f"text number {n},{('good', 'Good', 'very bad', 'bad')[n % 4]}" for n in range(40)]
+    data = csv_data(tmp_path, "text,label\n" + "\n".join(rows))
+    assert "classes with almost the same name: 'Good' and 'good'" in data.notes and len(data.class_names) == 4
+
+
 def csv_data(folder: Path, content: str, name: str = "train.csv", **changes: Any) -> Any:
     (folder / name).write_text(content)
     tokenizer = TokenizerConfig(vocab_size=100)

@@ -9,7 +9,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from allmlp.data.decode import SUFFIXES
-from allmlp.data.tables import Table, TableRow, is_number
+from allmlp.data.frequency import is_time
+from allmlp.data.tables import COMPARED_CELLS, Table, TableRow, is_number
 from allmlp.errors import UserError, did_you_mean
 
 TEXT_COLUMNS = (
@@ -31,8 +32,8 @@ SPLIT_NAMES = {
 """Names of splits in folders and tables -> our names."""
 SAMPLE_ROWS = 2000
 """Rows that are read to guess what a column holds."""
-NO_LABEL = ("", "-")
-"""Labels of rows that have none; "-" where annotators did not agree (MNLI)."""
+NO_LABEL = ("", "-", "nan", "NaN")
+"""Labels of rows that have none; "-" where annotators did not agree (MNLI), "nan" as written by numpy and pandas."""
 MAX_SCATTER = 20
 """More different labels than this, and than half of the rows, are not classes."""
 
@@ -103,8 +104,10 @@ def named_column(
 
 
 def guess_label(samples: Sequence[ColumnSample], table: Table) -> str:
-    """The only column that can be the label."""
-    found = [sample.name for sample in samples if sample.is_label and sample.split_share < 1]
+    """The only column that can be the label; dates only if there is no other."""
+    usable = [sample for sample in samples if sample.is_label and sample.split_share < 1]
+    found = [sample.name for sample in usable if not all(map(is_time, sample.values[:COMPARED_CELLS]))]
+    found = found or [sample.name for sample in usable]
     if len(found) != 1:
         which = (
             f"{', '.join(found)} all could be" if found else f"none of {', '.join(table.columns)} is known or could be"

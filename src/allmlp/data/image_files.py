@@ -17,7 +17,15 @@ import torch
 from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import CorruptImage, Decode, open_image
 from allmlp.data.encoded_images import EncodedImages, NumWorkers, check_corrupt
-from allmlp.data.splits import group_by_keys, listing, overlap_notes, plural, single_example_note, split_by_group
+from allmlp.data.splits import (
+    group_by_keys,
+    listing,
+    overlap_notes,
+    plural,
+    similar_class_note,
+    single_example_note,
+    split_by_group,
+)
 from allmlp.errors import UserError, one_line
 from allmlp.files import read_regular
 from allmlp.spec import Rate, Seed, Size
@@ -74,7 +82,7 @@ class ImageFileData(Data, abstract=True):
 
     def build(self, splits: dict[str, FileSplit], classes: tuple[str, ...], notes: list[str]) -> ImageDataset:
         """Build the dataset from the splits "train", "validation" and "test"; the last two are created if missing."""
-        notes = [*notes]
+        notes = [*notes, *similar_class_note(classes)]
         for name, split in splits.items():
             if not split.files:
                 raise UserError(f"{split.root} has no {name} images")

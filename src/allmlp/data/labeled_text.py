@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +28,16 @@ from allmlp.data.columns import (
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.splits import group_by_keys, overlap_notes, plural, single_example_note, split_by_group
+from allmlp.data.splits import (
+    group_by_keys,
+    overlap_notes,
+    plural,
+    similar_class_note,
+    single_example_note,
+    split_by_group,
+)
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table, test_names
-from allmlp.data.text_files import detect_encoding, find_files, open_file
+from allmlp.data.text_files import find_files, open_text
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, did_you_mean
 from allmlp.spec import Count, Rate, Seed
@@ -164,6 +170,7 @@ class LabeledText(TextData):
         train, validation, test = self.split(train, given["validation"], given["test"], notes)
         tests = tests or [(self.path, test)]
         classes = classes or tuple(sorted({row.label for row in train}, key=label_order))
+        notes += similar_class_note(classes)
         for file, found in (*tests, (self.val or self.path, validation)):
             for row in found:
                 if row.label not in classes:
@@ -298,9 +305,7 @@ def conflict_notes(examples: list[TextExample]) -> list[str]:
 
 def read_unlabeled(file: str, pairs: bool) -> Iterator[TextExample]:
     """Texts without a label, one per line; pairs if the labeled ones are pairs."""
-    encoding = detect_encoding(file)
-    with open_file(file) as binary:
-        text = io.TextIOWrapper(binary, encoding=encoding, errors="replace", newline="\n")
+    with open_text(file) as text:
         for number, line in enumerate(text, 1):
             cells = line.strip().split("\t")
             if cells == [""]:

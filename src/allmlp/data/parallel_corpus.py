@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import group_by_keys, split_by_group
 from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix, test_names
-from allmlp.data.text_files import detect_encoding, exists, find_files, open_file, split_commas
+from allmlp.data.text_files import exists, find_files, open_text, split_commas
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
@@ -272,10 +271,7 @@ def read_aligned(source: str, target: str) -> Iterator[tuple[str, str]]:
 def read_lines(file: str) -> Iterator[str]:
     """Lines without line ends; invalid UTF-8 becomes U+FFFD."""
     try:
-        encoding = detect_encoding(file)
-        with open_file(file) as binary:
-            # Other line separators may occur inside a sentence and would misalign the files.
-            text = io.TextIOWrapper(binary, encoding=encoding, errors="replace", newline="\n")
+        with open_text(file) as text:
             for line in text:
                 yield line.rstrip("\r\n")
     except OSError as reason:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
 from allmlp.data.frequency import HINT, is_time, read_times
-from allmlp.data.tables import MISSING, Table, TableRow, is_number
+from allmlp.data.tables import COMMA_NUMBER, MISSING, Table, TableRow, is_number
 from allmlp.errors import UserError
 
 TIME_COLUMNS = (
@@ -30,7 +30,7 @@ ID_ENDING = re.compile(r"(?i:.*_(id|nbr|no|num|number|code|key))|.*[a-z]I[dD]")
 NEGATIVE = re.compile(r"\((.+)\)")
 MARKED_NUMBER = re.compile(r"[+-]?[$€£¥]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?[ \xa0]?[%$€£¥]?")
 MARKS = str.maketrans("", "", ",$€£¥% \xa0")
-COMMA_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
+POINTS = str.maketrans(",", ".", ". \xa0\u202f")
 
 
 class Roles(NamedTuple):
@@ -107,10 +107,10 @@ def plain_number(cell: str) -> str:
 
 
 def with_points(cells: list[str], table: Table) -> list[str]:
-    """Convert numbers such as 1.234,56 to 1234.56 in a table with decimal commas."""
+    """Convert numbers such as 1.234,56 or 1 234,56 to 1234.56 in a table with decimal commas."""
     if not table.decimal_comma:
         return cells
-    return [cell.replace(".", "").replace(",", ".") if COMMA_NUMBER.fullmatch(cell.strip()) else cell for cell in cells]
+    return [cell.translate(POINTS) if COMMA_NUMBER.fullmatch(cell) else cell for cell in cells]
 
 
 def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]:

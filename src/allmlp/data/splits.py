@@ -127,6 +127,15 @@ def single_example_note(labels: Sequence[str]) -> list[str]:
     return [f"{plural(len(single), 'class has', 'classes have')} one example: {listing(single)}"] if single else []
 
 
+def similar_class_note(classes: Iterable[str]) -> list[str]:
+    """A note about classes whose names differ only in case and white space, perhaps by mistake."""
+    same: dict[str, list[str]] = {}
+    for name in classes:
+        same.setdefault("".join(name.casefold().split()), []).append(name)
+    alike = [" and ".join(map(repr, names)) for names in same.values() if len(names) > 1]
+    return [f"classes with almost the same name: {listing(alike)}"] if alike else []
+
+
 def overlap_notes(train: Iterable[Hashable], others: Mapping[str, Sequence[Hashable]], noun: str) -> list[str]:
     """A note for each split that shares examples with the training split."""
     known = set(train)

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from allmlp.data.frequency import is_time
 from allmlp.data.json_records import json_array
-from allmlp.data.text_files import detect_encoding, open_file, open_raw
+from allmlp.data.text_files import open_raw, open_text
 from allmlp.errors import UserError, one_line, require
 
 COMPRESSED = (".gz", ".xz", ".zst")
@@ -33,8 +33,11 @@ MAX_CHARS = 2**24
 """A longer line, cell or JSON record is an error."""
 NO_SEPARATOR = "\x1f"
 """Separator of a table with one column: a character that no text has."""
-DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+\s*")
-THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(?P<point>\.\d+)?\s*")
+COMMA_NUMBER = re.compile(r"\s*[+-]?[$€£¥]?(\d+|\d{1,3}([. \xa0\u202f]\d{3})+)(,\d+)?[ \xa0\u202f]?[%$€£¥]?\s*")
+"""A number as it is written with decimal commas: 1.234,56, 1 234,56 or 12,50 €."""
+THOUSANDS = re.compile(r"\s*[+-]?[$€£¥]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?[ \xa0]?[%$€£¥]?\s*")
+CLEARLY_THOUSANDS = re.compile(r".*(,.*,|\.|[$€£¥])")
+"""Several groups, a decimal point, or money, which has no three decimals."""
 SEPARATOR_HINT = re.compile(r'\A"?sep=."?(\r?\n|\r|\Z)', re.IGNORECASE)
 MAX_NAME = 64
 """A longer first cell is not the name of a column."""
@@ -90,12 +93,11 @@ def read_table(file: str | Path) -> Table:
 
 
 @contextmanager
-def open_text(file: str, newline: str | None) -> Iterator[IO[str]]:
+def open_strictly(file: str, newline: str) -> Iterator[IO[str]]:
     """Open a text file; UserError while reading if it is not text."""
     try:
-        encoding = detect_encoding(file)
-        with open_file(file) as binary:
-            yield io.TextIOWrapper(binary, encoding=encoding, newline=newline)
+        with open_text(file, newline, "strict") as text:
+            yield text
     except UnicodeError as reason:
         raise UserError(f"{file} is not UTF-8 text ({one_line(reason)}): save it as UTF-8") from None
     except OSError as reason:
@@ -119,7 +121,7 @@ def without_hint(text: str) -> str:
 
 def read_sample(file: str) -> tuple[str, bool]:
     """The start of a file, up to the end of a line, and whether it is the whole file."""
-    with open_text(file, "") as text:
+    with open_strictly(file, "") as text:
         sample = text.read(SAMPLE_CHARS)
         if not sample.strip():
             raise UserError(f"{file} is empty")
@@ -147,7 +149,7 @@ def read_separated(file: str, separators: str) -> Table:
     columns = tuple(unique([name or f"column_{number}" for number, name in enumerate(names, 1)]))
 
     def rows() -> Iterator[TableRow]:
-        with open_text(file, cell_format.newline) as text:
+        with open_strictly(file, cell_format.newline) as text:
             found = split_cells(read_lines(text, file), cell_format, file)
             for number, cells in found:
                 if header and cells == sample[0]:  # also further down, where files were joined
@@ -260,13 +262,13 @@ def has_header(rows: list[list[str]]) -> bool:
 
 def has_decimal_commas(separator: str, rows: list[list[str]]) -> bool:
     """Whether commas in numbers are decimal ones. 1,234 may be either: thousands, unless semicolons separate the cells,
-    and wherever 1,234.5 or 1,234,567 is in the table.
+    and wherever 1,234.5, 1,234,567 or $1,234 is in the table.
     """
     marked = [cell for row in rows for cell in row if "," in cell] if separator != "," else []
-    grouped = [found for found in map(THOUSANDS.fullmatch, marked) if found]
-    if any(found["point"] or found[0].count(",") > 1 for found in grouped):
+    grouped = list(filter(THOUSANDS.fullmatch, marked))
+    if any(map(CLEARLY_THOUSANDS.match, grouped)):
         return False
-    decimal = sum(map(bool, map(DECIMAL_COMMA.fullmatch, marked)))
+    decimal = sum(map(bool, map(COMMA_NUMBER.fullmatch, marked)))
     return decimal > (0 if separator == ";" else len(grouped))
 
 
@@ -312,7 +314,7 @@ def read_json(file: str) -> Table:
     read_records = json_array if sample.lstrip().startswith("[") else json_lines
 
     def records() -> Iterator[dict[str, Any]]:
-        with open_text(file, "\n") as text:
+        with open_strictly(file, "\n") as text:
             yield from read_records(text, file)
 
     columns = tuple(dict.fromkeys(name for record in islice(records(), SAMPLE_RECORDS) for name in record))

@@ -155,9 +155,7 @@ def read(file: str, sample_by: SampleBy, text_field: str) -> Iterator[str]:
     if ".parquet" in suffixes:
         yield from read_parquet(file, text_field)
         return
-    encoding = detect_encoding(file)
-    with open_file(file) as binary:
-        lines = io.TextIOWrapper(binary, encoding=encoding, errors="replace", newline=None)
+    with open_text(file, None) as lines:
         if any(suffix in suffixes for suffix in JSON_SUFFIXES):
             yield from read_json(lines, file, text_field)
         else:
@@ -185,10 +183,16 @@ def open_file(file: str) -> Iterator[IO[bytes]]:
             raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
 
 
-def detect_encoding(file: str) -> str:
-    """UTF-16 if the file starts with its byte order mark, else UTF-8, with or without one."""
+@contextmanager
+def open_text(file: str, newline: str | None = "\n", errors: str = "replace") -> Iterator[io.TextIOWrapper]:
+    """Open a text file: UTF-16 if it starts with its byte order mark, else UTF-8, with or without one.
+
+    By default invalid bytes become U+FFFD, and lines end at line feeds only, as other separators may be in a sentence.
+    """
     with open_file(file) as binary:
-        return "utf-16" if binary.read(2) in UTF16_MARKS else "utf-8-sig"
+        encoding = "utf-16" if binary.read(2) in UTF16_MARKS else "utf-8-sig"
+    with open_file(file) as binary:
+        yield io.TextIOWrapper(binary, encoding=encoding, errors=errors, newline=newline)
 
 
 def open_raw(file: str) -> Any:
