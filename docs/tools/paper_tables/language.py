@@ -208,7 +208,8 @@ TABLES = (
         """),
         (
             "The lecture lists five of the causes. The percentages are of the 419 unplanned interruptions; 47 more "
-            "were planned. 148 of 419 is 35.3 %, although 30.1 is printed.",
+            "were planned. 148 of 419 is 35.3 %, although 30.1 is printed. In the paper the category of a software "
+            "bug is Dependency.",
         ),
     ),
 )
