@@ -285,6 +285,7 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
         axes.set_ylabel(chart.ylabel)
         axes.xaxis.get_major_locator().set_params(integer=True)
         values = [value for series in chart.series for value in series.ys]
+        tops = [value for series in chart.series for value in (series.band[1] if series.band else series.ys)]
         if chart.log and max(values) > 10 * min(values) > 0:
             axes.set_yscale("log")
             ticks = require("matplotlib.ticker", "analysis")
@@ -292,7 +293,8 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
             axes.yaxis.set_major_formatter(ticks.FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_locator(ticks.NullLocator())
         else:
-            axes.set_ylim(bottom=0)
+            highest = max(filter(math.isfinite, tops), default=0.0)
+            axes.set_ylim(0, 1.05 * highest or None)  # automatic limits cut the marker of the largest value
         if any(series.label for series in chart.series):
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
     return figure
