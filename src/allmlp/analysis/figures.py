@@ -274,7 +274,8 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
     figure.suptitle(title, size=10, parse_math=False)
     for axes, chart in zip(np.atleast_1d(figure.subplots(1, len(charts))), charts):
         for number, series in enumerate(chart.series):
-            color = "0.5" if series.dashed else COLORS[number % len(COLORS)]
+            dashed = sum(one.dashed for one in chart.series[:number])
+            color = ("0.5", "0.8")[dashed % 2] if series.dashed else COLORS[number % len(COLORS)]
             line = "-" if number < len(COLORS) else ":"
             style = {"ls": "--"} if series.dashed else {"ls": line, "marker": "osD^vP*X"[number % 8], "ms": 3}
             axes.plot(series.xs, series.ys, lw=1, color=color, label=series.label, **style)
