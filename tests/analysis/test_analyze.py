@@ -265,7 +265,9 @@ def test_references_are_those_of_each_stage(tmp_path: Path, monkeypatch: pytest.
     texts = {section.name: section.text for section in result.sections}
     assert texts["matrices"] == "13 matrices over 256 or 64 or 16 tokens"
     assert texts["locality"].endswith("(chance 0.01 to 0.19)")
-    _, (model, equal) = (chart.series for chart in charts)
+    (*fractions, on_grid, in_sequence), (model, equal) = (chart.series for chart in charts)
+    for found, chance in zip(fractions, (in_sequence, on_grid), strict=True):  # each has a reference of its own
+        assert list(chance.ys) == pytest.approx(list(found.ys), rel=0.5)
     assert list(equal.ys) == pytest.approx(list(model.ys), rel=0.15)
 
 

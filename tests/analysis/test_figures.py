@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from allmlp.analysis.analysis import Analysis, analyze
-from allmlp.analysis.figures import mosaic, shrink
+from allmlp.analysis.figures import Chart, Series, by_depth, mosaic, shrink
 from allmlp.analysis.target import AnalysisTarget, NamedImages, default_preprocessing
 from tiny import tiny_model
 
@@ -103,3 +104,12 @@ def test_names_are_no_formulas(tmp_path: Path) -> None:
     analyze(target, tmp_path, images)
     for figure in ("saliency", "neighbors"):
         assert name in (tmp_path / f"{figure}.svg").read_text()
+
+
+def test_the_largest_value_is_inside_its_chart() -> None:
+    """Values near each other, whose automatic limit is just above them; a band; a model that has diverged."""
+    for ys, band in (([4.1, 4.2], None), ([1.0, 2.0], ([0.5, 1.0], [2.0, 6.0])), ([1.0, math.nan], None)):
+        chart = Chart("", "", [Series("", [0, 1], ys, band), Series("", [0, 1], [0.1, 0.1], dashed=True)])
+        (axes,) = by_depth([chart], "", "").axes
+        low, high = axes.get_ylim()
+        assert low == 0 and high >= 1.04 * max(v for v in (*ys, *(band[1] if band else ())) if math.isfinite(v))

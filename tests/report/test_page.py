@@ -19,6 +19,7 @@ import pytest
 from allmlp.accuracy import format_accuracy
 from allmlp.cli import main
 from allmlp.cli.train import finish
+from allmlp.data.image_folder import ImageFolder
 from allmlp.errors import UserError
 from allmlp.models.mixer import mixer
 from allmlp.report.filters import Filters
@@ -206,6 +207,25 @@ def test_many_classes_are_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write([trained(tmp_path / "a")], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "Confusion matrix of 4 classes" in page and 'class="confusion"' not in page
+
+
+def test_runs_on_other_examples_are_no_rivals(tmp_path: Path) -> None:
+    """Two folders of images; the same folder with another training set, of which the checksum depends."""
+
+    def details(*runs: tuple[str, str]) -> list[RunDetail]:
+        found = []
+        for number, (path, digest) in enumerate(runs):
+            run = small().replace(data=ImageFolder(path=path))
+            place = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+            written(place, [{"kind": "eval", "accuracy": 0.5 + 0.1 * number}], run)
+            record = json.loads((place / "run.json").read_text()) | {"data": {"sha256": digest, "test": 9}}
+            (place / "run.json").write_text(json.dumps(record))
+            found.append(RunDetail(read_logged(place.name, place), Filters([], ""), None, ""))
+        return found
+
+    assert [set(row.best) for row in table(details(("cats", "1"), ("dogs", "2")))] == [set(), set()]
+    assert [set(row.best) for row in table(details(("cats", "1"), ("cats", "2")))] == [set(), {"accuracy"}]
+    assert [set(row.best) for row in table(details(("cats", "1"), ("moved", "1")))] == [set(), {"accuracy"}]
 
 
 def test_the_best_of_comparable_runs(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ gmlp_table5 | BERT L9, 44.1 M, n = 128  | tokens/s | pretraining_speed.json mode
 gmlp_table5 | BERT L9, 44.1 M, n = 128  | GiB      | pretraining_speed.json model=BERT         | GiB
 gmlp_table5 | HF BERT, 44.6 M, n = 128  | tokens/s | pretraining_speed.json model=transformers | tokens/s
 gmlp_table5 | HF BERT, 44.6 M, n = 128  | GiB      | pretraining_speed.json model=transformers | GiB
+gmlp_table5 | HF BERT, masked tokens | tokens/s | pretraining_speed.json model=transformers masked | tokens/s
+gmlp_table5 | HF BERT, masked tokens | GiB      | pretraining_speed.json model=transformers masked | GiB
 """  # noqa: E501
 """Tables | row | column | file [key=value] | field of the log, times 100 with a %."""
 

@@ -6,6 +6,7 @@ from paper_tables.published import ADDED_MACS, MACS, PARAMETERS, PublishedColumn
 
 NEEDS = "needs training on"
 IMAGENET = f"{NEEDS} ImageNet-1k; the recipes imagenet_* have not been run"
+FLOPS = "MACs: the paper calls them FLOPs; the FLOPs of gMLP's table 5 are two per multiply-add."
 ADDED_SPEED = PublishedColumn("images/s", "speed inference 256", published=False)
 INFERENCE = (
     "images/s: inference on one H200 in bfloat16 at batch size 256, in the fastest mode of this library, of "
@@ -151,6 +152,9 @@ TABLES = (
         (
             "gMLP-S: the published sizes give 19.4 M. Printed multiply-adds of Mixer and gMLP count slightly more than "
             "the matrix products. EfficientNet-B0 (5.3 M) and DeiT (5.7, 86.6 M) are truncated in print.",
+            "ViT-L/16: its sizes give 304.7 M. ResNet-152: the printed 11.3 G have the stride in the first convolution "
+            "of a block, here it is in the second, which adds 0.23 G. EfficientNet: multiply-adds are printed as in "
+            "its own paper, up to 5 % below those of its convolutions and matrices.",
             INFERENCE,
         ),
     ),
@@ -187,6 +191,9 @@ TABLES = (
         ResMLP-B24      | resmlp_b24         | 116 | 231.3  | 23.0  | 663.0  | 81.0
         """),
         (
+            FLOPS,
+            "DeiT-B: 86.57 M is truncated to 86 here and rounded to 87 in the paper's DINO table. EfficientNet: "
+            "multiply-adds are printed as in its own paper.",
             "images/s and peak MB here: one H200, also batch 32, bfloat16, in the fastest mode of this library, of "
             "convolutional networks in that of transformers.",
         ),
@@ -205,7 +212,7 @@ TABLES = (
         ResMLP-S12 | resmlp_s12   | 15 | 3.0  | 67.5 | 62.6
         ResMLP-S24 | resmlp_s24   | 30 | 6.0  | 72.8 | 69.4
         """),
-        ("ResNet-50: 25.56 M is truncated to 25 in print.",),
+        (FLOPS, "ResNet-50: 25.56 M is truncated to 25 in print."),
     ),
     PublishedTable(
         "resmlp_ablations",
@@ -248,6 +255,7 @@ TABLES = (
         B24/8: ImageNet-21k first | resmlp_b24_8     | 129.1 | 100.2 | 84.4 | 88.9 | 74.2
         """),
         (
+            FLOPS,
             "CIFAR-10: the same change to a small ResMLP (12 blocks, 3.6 M, patch 4; patch 2 for S12/8) after 12 "
             "epochs, mean of two seeds.",
             "linear -> MLP: 4.249 G is rounded up in print.",

@@ -274,7 +274,8 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
     figure.suptitle(title, size=10, parse_math=False)
     for axes, chart in zip(np.atleast_1d(figure.subplots(1, len(charts))), charts):
         for number, series in enumerate(chart.series):
-            color = "0.5" if series.dashed else COLORS[number % len(COLORS)]
+            dashed = sum(one.dashed for one in chart.series[:number])
+            color = ("0.5", "0.8")[dashed % 2] if series.dashed else COLORS[number % len(COLORS)]
             line = "-" if number < len(COLORS) else ":"
             style = {"ls": "--"} if series.dashed else {"ls": line, "marker": "osD^vP*X"[number % 8], "ms": 3}
             axes.plot(series.xs, series.ys, lw=1, color=color, label=series.label, **style)
@@ -285,6 +286,7 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
         axes.set_ylabel(chart.ylabel)
         axes.xaxis.get_major_locator().set_params(integer=True)
         values = [value for series in chart.series for value in series.ys]
+        tops = [value for series in chart.series for value in (series.band[1] if series.band else series.ys)]
         if chart.log and max(values) > 10 * min(values) > 0:
             axes.set_yscale("log")
             ticks = require("matplotlib.ticker", "analysis")
@@ -292,7 +294,8 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
             axes.yaxis.set_major_formatter(ticks.FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_locator(ticks.NullLocator())
         else:
-            axes.set_ylim(bottom=0)
+            highest = max(filter(math.isfinite, tops), default=0.0)
+            axes.set_ylim(0, 1.05 * highest or None)  # automatic limits cut the marker of the largest value
         if any(series.label for series in chart.series):
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
     return figure

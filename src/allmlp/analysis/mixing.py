@@ -215,29 +215,34 @@ def locality_section(output: OutputFolder, matrices: list[TokenWeights]) -> Sect
     rows = [locality(one) for one in matrices]
     about = (
         "toeplitz: fraction of the energy (squared weights) that depends on the distance alone, in the sequence and on "
-        "the grid of patches; chance: its expectation for independent weights. reach: mean distance read, in tokens or "
-        "patches, weighted by the squared weights. direction: forward if at least 3/4 of the energy on other tokens is "
-        "on later ones, backward if at most 1/4 is, else two-sided; own token if under 5 % is on other tokens. ahead: "
-        "the fraction on later tokens."
+        "the grid of patches; chance: its expectation for independent weights, on the grid if there is one. reach: "
+        "mean distance read, in tokens or patches, weighted by the squared weights. direction, of the mean weight by "
+        "offset: forward if at least 3/4 of its energy on other tokens is on later ones, backward if at most 1/4 is, "
+        "else two-sided; own token if under 5 % is on other tokens. ahead: the fraction on later tokens."
     )
     output.table("locality", Locality._fields, rows, about)
     grid, depth = matrices[0].grid, list(range(len(rows)))
     fractions = [Series("sequence", depth, [row.toeplitz for row in rows])]
+    chances = [Series("independent weights", depth, [row.chance for row in rows], dashed=True)]
     if grid is not None:
         fractions.append(Series("grid of patches", depth, [row.toeplitz_grid or 0.0 for row in rows]))
-    chance = Series("independent weights", depth, [row.chance for row in rows], dashed=True)
+        in_sequence = [chance_fraction(len(one.weight)) for one in matrices]
+        chances = [
+            chances[0]._replace(label="independent weights, grid"),
+            Series("independent weights, sequence", depth, in_sequence, dashed=True),
+        ]
     uniform = [float(distances(len(one.weight), one.grid).mean()) for one in matrices]
     reached = [
         Series("this model", depth, [row.reach or 0.0 for row in rows]),
         Series("equal weights", depth, uniform, dashed=True),
     ]
     charts = [
-        Chart("Energy that depends on distance alone", "Toeplitz fraction of the energy", [*fractions, chance]),
+        Chart("Energy that depends on distance alone", "Toeplitz fraction of the energy", [*fractions, *chances]),
         Chart("Reach", f"mean distance read ({'patches' if grid else 'tokens'})", reached),
     ]
     output.figure("locality", figures.by_depth(charts, "Locality of the token matrices", "token matrix"))
     shown = fractions[-1].ys
-    chances = " to ".join(dict.fromkeys(f"{row.chance:.2f}" for row in (rows[0], rows[-1])))
-    text = f"Toeplitz fraction {min(shown):.2f} to {max(shown):.2f} (chance {chances})"
+    chance = " to ".join(dict.fromkeys(f"{row.chance:.2f}" for row in (rows[0], rows[-1])))
+    text = f"Toeplitz fraction {min(shown):.2f} to {max(shown):.2f} (chance {chance})"
     kinds = Counter(row.direction for row in rows if row.direction)
     return output.section("locality", text + "".join(f", {count} {kind}" for kind, count in kinds.most_common()))

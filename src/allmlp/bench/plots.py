@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     Value = Callable[[Measurement], float]
 
+LETTERS = 20
+"""Of a model's name beside its points; longer ones are cut."""
 NAMES = ("throughput", "roofline", "batches", "scaling")
 PACKAGES = {"ours": COLORS[0], "timm": COLORS[1], "hf": COLORS[2]}
 MODES = {
@@ -50,14 +52,13 @@ def figures(report: BenchReport) -> Iterator[tuple[str, Figure]]:
 
 @styled
 def throughput(report: BenchReport, rows: list[Measurement]) -> Figure:
-    """Throughput against multiply-adds, a panel per batch size; gray lines are fractions of the measured peak."""
-    sizes = unique(row.batch for row in rows)
-    unit = " or ".join(unique(row.unit for row in rows))
+    """Throughput against multiply-adds, by batch size and unit; gray lines are fractions of the measured peak."""
+    kinds = unique((row.batch, row.unit) for row in rows)
     passes = 3 if rows[0].task == "training" else 1
     factor, prefix = scale(max(map(cost, rows)))
-    figure, axes = panels(len(sizes), 3.6, 3.2)
-    for axis, batch in zip(axes, sizes):
-        here = [row for row in rows if row.batch == batch]
+    figure, axes = panels(len(kinds), 3.6, 3.2)
+    drawn = [(axis, [row for row in rows if (row.batch, row.unit) == kind]) for axis, kind in zip(axes, kinds)]
+    for axis, here in drawn:
         draw(axis, here, lambda row: cost(row) / factor, rate)
         low, high = min(map(cost, here)) / factor / 1.5, max(map(cost, here)) / factor * 1.5
         view = min(map(rate, here)) / 4, max(map(rate, here)) * 1.5
@@ -66,11 +67,12 @@ def throughput(report: BenchReport, rows: list[Measurement]) -> Figure:
             axis.plot((low, high), ends, color="0.75", linewidth=0.7, zorder=0)
             if view[0] < ends[1] < view[1]:
                 axis.annotate(f"{mfu:.0%}", (high, ends[1]), color="0.5", fontsize=6, ha="right", va="bottom")
-        axis.set(xlim=(low, high), ylim=view)
-        axis.set(title=f"batch {batch}", xlabel=f"multiply-adds of one {unit[:-1]} ({prefix})", ylabel=f"{unit}/s")
+        unit = here[0].unit
+        axis.set(xlim=(low, high), ylim=view, title=f"batch {here[0].batch}")
+        axis.set(xlabel=f"multiply-adds of one {unit[:-1]} ({prefix})", ylabel=f"{unit}/s")
     finish(report, figure, axes, "Throughput against cost; gray: fractions of the measured peak matmul")
-    for axis, batch in zip(axes, sizes):
-        name_models(axis, [row for row in rows if row.batch == batch], lambda row: cost(row) / factor, rate)
+    for axis, here in drawn:
+        name_models(axis, here, lambda row: cost(row) / factor, rate)
     return figure
 
 
@@ -216,7 +218,7 @@ def finish(report: BenchReport, figure: Figure, axes: list[Axes], title: str) ->
         for one, (low, high) in ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim())):
             steps = (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
             one.set_major_locator(ticker.LogLocator(subs=steps))
-            one.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+            one.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
             one.set_minor_locator(ticker.NullLocator())
         axis.tick_params(labelsize=7)
     options = report.options
@@ -240,4 +242,5 @@ def name_models(axis: Axes, rows: list[Measurement], x: Value, y: Value) -> None
             aside += 1
         placed.append((across + aside, up))
         place = {"xytext": (aside, -6), "textcoords": "offset points", "ha": "center", "va": "top"}
-        axis.annotate(row.model, (x(row), y(row)), fontsize=6.5, rotation=90, **place)
+        name = row.model if len(row.model) <= LETTERS else f"{row.model[: LETTERS - 3]}..."
+        axis.annotate(name, (x(row), y(row)), fontsize=6.5, rotation=90, **place)

@@ -355,7 +355,7 @@ PUBLISHED = {
     "deit_ti16": Published("5.7", "DeiT, table 1"),
     "deit_s16": table("22", "4.6"),
     "deit_b16": table(
-        "86", "17.5", "86.57 M and 17.58 G are truncated, not rounded; the distillation token adds 0.08 G"
+        "86", "17.5", "86.57 M and 17.56 G are truncated, not rounded; the distillation token adds 0.08 G"
     ),
     "bert_base": Published("110", "BERT, section 3"),
     "bert_large": Published("340", "BERT, section 3", note="the released sizes give 335.2 M"),

@@ -52,7 +52,7 @@ PRESETS = {
             "87",
             "ResMLP, DINO table",
             "17.5",
-            note="its table 1 prints 86 M for the same DeiT-B; 17.58 G is truncated, not rounded, to 17.5",
+            note="its table 1 prints 86 M for the same DeiT-B; 17.56 G is truncated, not rounded, to 17.5",
         ),
     ),
     "vit_b32": Preset(vit(12, 768, 12, 32), "ViT"),

@@ -278,17 +278,16 @@ def table(details: Sequence[RunDetail]) -> list[RunRow]:
                 logged.speed,
             )
         )
-    return [row._replace(best=frozenset(best_of(row, rows))) for row in rows]
+    runs = [detail.logged for detail in details]
+    return [row._replace(best=frozenset(best_of(run, runs))) for row, run in zip(rows, runs)]
 
 
-def best_of(row: RunRow, rows: Sequence[RunRow]) -> Iterable[str]:
-    rivals = [one for one in rows if (one.data, one.task) == (row.data, row.task)]
-    for name, value in row.final.items():
-        values = [one.final[name] for one in rivals if name in one.final]
-        if row.task and len(values) > 1 and better(name):
-            best = max(values) if better(name) > 0 else min(values)
-            if value == best:
-                yield name
+def best_of(run: LoggedRun, runs: Sequence[LoggedRun]) -> Iterable[str]:
+    rivals = [one.final for one in runs if run.is_comparable(one)]
+    for name, value in run.final.items():
+        values = [final[name] for final in rivals if name in final]
+        if len(values) > 1 and better(name) and value == (max(values) if better(name) > 0 else min(values)):
+            yield name
 
 
 def columns(runs: Sequence[LoggedRun]) -> list[str]:

@@ -25,6 +25,9 @@ MAX_BYTES = 2**20
 MAX_STEP = 2**53
 """Integers up to this are exact in a browser."""
 
+SOURCES = ("path", "test", "name", "variant")
+"""Fields of data that say which ones they are."""
+
 State = Literal["finished", "unfinished", "broken"]
 
 
@@ -60,6 +63,17 @@ class LoggedRun(NamedTuple):
     def group(self) -> tuple[str, str]:
         """Data and task: metrics of runs are comparable if both are the same."""
         return (type(self.run.data).__name__, type(self.run.task).__name__) if self.run else ("", "")
+
+    @property
+    def examples(self) -> tuple[Any, ...]:
+        """Where the data come from: two folders of images are other data of the same kind."""
+        return tuple(str(getattr(self.run and self.run.data, name, "")) for name in SOURCES)
+
+    def is_comparable(self, other: LoggedRun) -> bool:
+        """Whether metrics of both are of the same task and the same examples, as far as is known."""
+        known = [run.config.get("data") for run in (self, other)]
+        digests = {data.get("sha256") for data in known if isinstance(data, dict)} - {None}
+        return self.group == other.group != ("", "") and (self.examples == other.examples or len(digests) < 2)
 
     @property
     def final(self) -> dict[str, float]:
