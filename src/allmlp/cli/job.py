@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,11 +92,9 @@ class PredictionJob:
 
         if dtype is not None:
             lookup(dtype, dict.fromkeys(DTYPES), "dtype")
-        self.arguments, self.out = [*arguments], out
-        self.rank, self.processes = self.process = (
-            int(os.environ.get("RANK", "0")),
-            int(os.environ.get("WORLD_SIZE", "1")),
-        )
+        self.arguments, self.out, self.part_size = [*arguments], out, part_size or PART_SIZE
+        self.process = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank, self.processes = self.process
         self.is_folder = out is not None and (out.endswith("/") or Path(out).is_dir() or not Path(out).suffix)
         self.model, rest = split_model(arguments)
         self.inputs = Inputs(rest, model_reads(self.model), columns, context, answers_questions(self.model))
@@ -168,17 +166,24 @@ class PredictionJob:
             raise UserError(f"{text} has several {self.inputs.reads}: name one")
         return found[0]
 
-    def skip(self, count: int) -> None:
-        """Count inputs that were done before."""
-        self.earlier += count
-
-    def settings(self, command: str, *options: Any) -> dict[str, Any]:
-        """Everything that the answers depend on besides the inputs, as JSON values."""
+    def write_parts(
+        self,
+        columns: dict[str, type],
+        answer: Callable[[Iterable[Item]], Iterable[dict[str, Any]]],
+        settings: tuple[Any, ...],
+    ) -> None:
+        """Fill the folder of --out; `settings` are the command and the options that its answers depend on."""
+        from allmlp.prediction.output import PartWriter
         from allmlp.prediction.predictor import model_checksum
 
+        def skip(count: int) -> None:
+            self.earlier += count
+
+        command, *options = settings
         precision = [str(self.predictor.dtype), self.predictor.fast]
-        found = {"model": model_checksum(self.model), "precision": precision, "options": options}
-        return json.loads(json.dumps({"command": command, **found}))
+        found = {"command": command, "model": model_checksum(self.model), "precision": precision}
+        found = json.loads(json.dumps({**found, "options": [*options, self.part_size]}))
+        PartWriter(Path(self.out or ""), self.part_size, found, *self.process).write(self.items, columns, answer, skip)
 
     def finish(self, counts: Counter[str] | None = None) -> None:
         """Print a summary with the count of each label; exit with 1 if inputs could not be used."""
