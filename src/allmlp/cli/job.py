@@ -53,8 +53,7 @@ DeviceOption = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, mps or xpu; default: a GPU if there is one.")
 ]
 DtypeOption = Annotated[
-    str | None,
-    typer.Option(help=f"{', '.join(DTYPES)}; default float32, with --fast on a GPU bfloat16."),
+    str | None, typer.Option(help=f"{', '.join(DTYPES)}; default float32, with --fast on a GPU bfloat16.")
 ]
 FastOption = Annotated[
     bool | None,
