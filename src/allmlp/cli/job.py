@@ -83,14 +83,11 @@ class PredictionJob:
         out: str | None,
         part_size: int | None = None,
     ) -> None:
-        import torch
-
         from allmlp.device import own_device
         from allmlp.prediction.inputs import Inputs
         from allmlp.prediction.predictor import answers_questions, model_reads, open_predictor
 
-        if dtype is not None:
-            lookup(dtype, dict.fromkeys(DTYPES), "dtype")
+        wanted = torch_dtype(dtype)
         self.arguments, self.out, self.part_size = [*arguments], out, part_size or PART_SIZE
         self.process = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.rank, self.processes = self.process
@@ -107,9 +104,7 @@ class PredictionJob:
             first = list(islice(items, many))
             fast, items = 0 < many == len(first), chain(first, items)
         self.items: Iterator[Item] = items
-        self.predictor = open_predictor(
-            self.model, device=device, dtype=getattr(torch, dtype) if dtype else None, fast=fast
-        )
+        self.predictor = open_predictor(self.model, device=device, dtype=wanted, fast=fast)
         self.done = self.failed = self.earlier = 0
         self.error = ""
         self.progress: Any = None
@@ -204,6 +199,13 @@ class PredictionJob:
             next_command(*self.next)
         if alone and self.failed:
             raise typer.Exit(1)
+
+
+def torch_dtype(name: str | None) -> Any:
+    """The value of --dtype; None if it is not given."""
+    import torch
+
+    return None if name is None else getattr(torch, lookup(name, {one: one for one in DTYPES}, "dtype"))
 
 
 def refuse_unused(inputs: Inputs, fast: bool | None, part_size: int | None) -> None:
