@@ -22,6 +22,7 @@ from allmlp.prediction.predictor import check_vocabulary
 from allmlp.tasks.causal_lm import continue_text, generate, sample, stream_text, truncate
 from allmlp.weights.convert import convert
 from command import run
+from serve.folders import text_folder
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.9), (None, 0.3), (5, None), (5, 0.6), (100, 1e-9), (3, 1.0)])
@@ -185,3 +186,16 @@ def test_an_error_comes_before_any_text(
 def test_a_tiny_top_p_leaves_the_most_probable_token() -> None:
     probabilities = torch.tensor([0.2, 0.5, 0.3])
     assert truncate(probabilities, None, 1e-300).tolist() == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_model_that_has_diverged_is_named(
+    temperature: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = text_folder(tmp_path, "causal")
+    model = allmlp.load(folder)
+    with torch.no_grad():
+        next(model.norm.parameters()).fill_(torch.nan)  # type: ignore[operator, union-attr]
+    allmlp.save(model, folder)
+    code, out, err = run(capsys, "generate", folder, "--prompt", "cat", "--temperature", temperature)
+    assert code == 2 and err.count("\n") == 1 and "the model computes no numbers (NaN)" in err and not out.strip()

@@ -194,13 +194,12 @@ def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
     """Set the budget; `minutes` apply on a CPU only, so that a first result does not take hours."""
     options = settings.options
     if options.epochs is not None or options.minutes is not None:
-        settings.set("budget", Budget(epochs=options.epochs, minutes=options.minutes), "")
-        settings.reasons.append(Reason("budget", show_budget(settings.run.budget), "as given"))
-        return
-    settings.set("budget", Budget(epochs=epochs, minutes=minutes if settings.on_cpu else None), "")
-    why = f"for {settings.examples:,} examples"
-    why += "; limited on a CPU; --minutes changes it" if settings.on_cpu else ""
-    settings.reasons.append(Reason("budget", show_budget(settings.run.budget), why))
+        budget, why = Budget(epochs=options.epochs, minutes=options.minutes), "as given"
+    else:
+        budget = Budget(epochs=epochs, minutes=minutes if settings.on_cpu else None)
+        limited = "; limited on a CPU; --minutes changes it" if settings.on_cpu else ""
+        why = f"for {settings.examples:,} examples{limited}"
+    settings.set("budget", budget, why, show_budget(budget))
 
 
 def show_budget(budget: Budget) -> str:
@@ -399,7 +398,8 @@ def choose_seq_len(settings: Settings, start: Start | None) -> None:
     most = 512 if start is None else start.model.spec.stem.seq_len  # type: ignore[attr-defined]
     if settings.options.size is not None:
         settings.set("data.seq_len", settings.options.size, "as given")
-        return settings.reload()
+        settings.reload()
+        return
     settings.run = override(settings.run, "data.seq_len", most)
     settings.reload()
     pad = settings.dataset.tokenizer.pad_token_id  # type: ignore[attr-defined]
@@ -414,7 +414,6 @@ def choose_seq_len(settings: Settings, start: Start | None) -> None:
         )
     settings.set("data.seq_len", fitted, why)
     settings.reload()
-    return None
 
 
 def choose_plain_text(settings: Settings) -> None:

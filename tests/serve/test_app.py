@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 pytest.importorskip("fastapi")
@@ -59,6 +60,23 @@ def client(folder: Path) -> Iterator[TestClient]:
 def predictions(response: Any) -> list[tuple[str, float]]:
     assert response.status_code == 200, response.text
     return [(found["label"], found["probability"]) for found in response.json()["predictions"]]
+
+
+def test_an_answer_is_a_number_or_an_error(folder: Path) -> None:
+    service = load_service(folder)
+    assert isinstance(service, ImageService)
+    kept = service.classify
+
+    def diverge(images: list[Tensor]) -> Tensor:
+        return torch.stack([kept([x])[0] * (torch.nan if x.float().mean() > 128 else 1) for x in images])
+
+    service.classify = diverge
+    white, black = (encode(Image.new("RGB", (12, 8), shade)) for shade in ("white", "black"))
+    with TestClient(create_app({"small": service})) as made:
+        response = made.post("/predict", content=white)
+        assert response.status_code == 422 and "computes no numbers (NaN)" in response.json()["detail"]
+        both = made.post("/predict", files=[("files", ("a", white)), ("files", ("b", black))]).json()["results"]
+        assert "NaN" in both[0]["error"] and both[1]["predictions"] and "error" not in both[1]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])

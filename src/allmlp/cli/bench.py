@@ -104,9 +104,7 @@ def bench(
         seq_len,
     )
     report = run(
-        options,
-        log=partial(print, file=sys.stderr, flush=True),
-        keep=lambda report: write_numbers(report, out),
+        options, log=partial(print, file=sys.stderr, flush=True), keep=lambda report: write_numbers(report, out)
     )
     write_numbers(report, out)
     drawn = draw(report, out)

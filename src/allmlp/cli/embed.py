@@ -9,22 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from allmlp.cli import job as shared
 from allmlp.cli.app import app, console, examples, plain_table
-from allmlp.cli.job import (
-    PART_SIZE,
-    BatchOption,
-    ColumnOption,
-    ContextOption,
-    DeviceOption,
-    DtypeOption,
-    FastOption,
-    KeepOption,
-    ModelAndInputs,
-    PairOption,
-    PartOption,
-    PredictionJob,
-    split_model,
-)
+from allmlp.cli.job import PredictionJob, split_model
 from allmlp.errors import UserError, printable
 from allmlp.files import finite
 
@@ -42,7 +29,7 @@ if TYPE_CHECKING:
     )
 )
 def embed(
-    inputs: ModelAndInputs,
+    inputs: shared.ModelAndInputs,
     out: Annotated[
         str | None,
         typer.Option(help="Write .npy and the names into .names.csv, or .parquet, or parts into a FOLDER/."),
@@ -53,22 +40,22 @@ def embed(
     ] = None,
     top_k: Annotated[int, typer.Option(help="Number of nearest inputs.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print the nearest inputs as JSON.")] = False,
-    context: ContextOption = "",
-    column: ColumnOption = "",
-    pair_column: PairOption = "",
-    keep: KeepOption = None,
-    batch_size: BatchOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    fast: FastOption = None,
-    part_size: PartOption = None,
+    context: shared.ContextOption = "",
+    column: shared.ColumnOption = "",
+    pair_column: shared.PairOption = "",
+    keep: shared.KeepOption = None,
+    batch_size: shared.BatchOption = None,
+    device: shared.DeviceOption = None,
+    dtype: shared.DtypeOption = None,
+    fast: shared.FastOption = None,
+    part_size: shared.PartOption = None,
 ) -> None:
     """Compute the pooled features that the classifier reads, of images or texts, or search for the nearest ones."""
     import numpy as np
 
     from allmlp.prediction.inputs import Columns
     from allmlp.prediction.neighbors import are_features, collect, nearest, read_features
-    from allmlp.prediction.output import FEATURES, PartWriter, feature_record, write_features
+    from allmlp.prediction.output import FEATURES, feature_record, write_features
     from allmlp.prediction.stream import features
 
     if (out is None) == (near is None):
@@ -95,14 +82,10 @@ def embed(
         bank = read_features(Path(places[0])) if saved else collect(answers(job.items))
         print_matches(nearest(value.value, bank, top_k, query.name), job.inputs.reads, as_json)
     elif job.is_folder:
-        part_size = part_size or PART_SIZE
-        parts = PartWriter(Path(out or ""), part_size, job.settings("embed", kept, context, part_size), *job.process)
-        kinds = {"input": str, **dict.fromkeys(kept, str), FEATURES: np.ndarray}
-        parts.write(
-            job.items,
-            kinds,
+        job.write_parts(
+            {"input": str, **dict.fromkeys(kept, str), FEATURES: np.ndarray},
             lambda items: ({**feature_record(one), FEATURES: one.value} for one in answers(items) if not one.error),
-            job.skip,
+            ("embed", kept, context),
         )
     else:
         write_features(Path(out or ""), kept, answers(job.items))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli.app import MetricOption, app, cell, console, examples, is_main_process, next_command, plain_table
-from allmlp.cli.job import DTYPES, DeviceOption
-from allmlp.errors import UserError, lookup, printable
+from allmlp.cli.job import DTYPES, DeviceOption, torch_dtype
+from allmlp.errors import UserError, printable
 
 if TYPE_CHECKING:
     from allmlp.evaluation import Evaluation
@@ -71,7 +71,6 @@ def eval_command(
     Images are resized, cropped and normalized as the model expects. Data without a test split are evaluated as a whole,
     time series without the values that the model was trained on.
     """
-    import torch
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -79,7 +78,6 @@ def eval_command(
     from allmlp.real_labels import evaluate_real_labels
     from allmlp.split_metrics import import_metrics
 
-    chosen = lookup(dtype, {name: getattr(torch, name) for name in DTYPES}, "dtype") if dtype else None
     screen = Console(stderr=True)
     bar = Progress(
         MofNCompleteColumn(), TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal
@@ -88,7 +86,7 @@ def eval_command(
         row = bar.add_task("", total=None)
         options: Any = {
             "device": device,
-            "dtype": chosen,
+            "dtype": torch_dtype(dtype),
             "batch_size": batch_size,
             "progress": lambda done, total: bar.update(row, completed=done, total=total),
         }

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,8 +53,7 @@ DeviceOption = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, mps or xpu; default: a GPU if there is one.")
 ]
 DtypeOption = Annotated[
-    str | None,
-    typer.Option(help=f"{', '.join(DTYPES)}; default float32, with --fast on a GPU bfloat16."),
+    str | None, typer.Option(help=f"{', '.join(DTYPES)}; default float32, with --fast on a GPU bfloat16.")
 ]
 FastOption = Annotated[
     bool | None,
@@ -84,19 +83,14 @@ class PredictionJob:
         out: str | None,
         part_size: int | None = None,
     ) -> None:
-        import torch
-
         from allmlp.device import own_device
         from allmlp.prediction.inputs import Inputs
         from allmlp.prediction.predictor import answers_questions, model_reads, open_predictor
 
-        if dtype is not None:
-            lookup(dtype, dict.fromkeys(DTYPES), "dtype")
-        self.arguments, self.out = [*arguments], out
-        self.rank, self.processes = self.process = (
-            int(os.environ.get("RANK", "0")),
-            int(os.environ.get("WORLD_SIZE", "1")),
-        )
+        wanted = torch_dtype(dtype)
+        self.arguments, self.out, self.part_size = [*arguments], out, part_size or PART_SIZE
+        self.process = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank, self.processes = self.process
         self.is_folder = out is not None and (out.endswith("/") or Path(out).is_dir() or not Path(out).suffix)
         self.model, rest = split_model(arguments)
         self.inputs = Inputs(rest, model_reads(self.model), columns, context, answers_questions(self.model))
@@ -110,9 +104,7 @@ class PredictionJob:
             first = list(islice(items, many))
             fast, items = 0 < many == len(first), chain(first, items)
         self.items: Iterator[Item] = items
-        self.predictor = open_predictor(
-            self.model, device=device, dtype=getattr(torch, dtype) if dtype else None, fast=fast
-        )
+        self.predictor = open_predictor(self.model, device=device, dtype=wanted, fast=fast)
         self.done = self.failed = self.earlier = 0
         self.error = ""
         self.progress: Any = None
@@ -168,17 +160,24 @@ class PredictionJob:
             raise UserError(f"{text} has several {self.inputs.reads}: name one")
         return found[0]
 
-    def skip(self, count: int) -> None:
-        """Count inputs that were done before."""
-        self.earlier += count
-
-    def settings(self, command: str, *options: Any) -> dict[str, Any]:
-        """Everything that the answers depend on besides the inputs, as JSON values."""
+    def write_parts(
+        self,
+        columns: dict[str, type],
+        answer: Callable[[Iterable[Item]], Iterable[dict[str, Any]]],
+        settings: tuple[Any, ...],
+    ) -> None:
+        """Fill the folder of --out; `settings` are the command and the options that its answers depend on."""
+        from allmlp.prediction.output import PartWriter
         from allmlp.prediction.predictor import model_checksum
 
+        def skip(count: int) -> None:
+            self.earlier += count
+
+        command, *options = settings
         precision = [str(self.predictor.dtype), self.predictor.fast]
-        found = {"model": model_checksum(self.model), "precision": precision, "options": options}
-        return json.loads(json.dumps({"command": command, **found}))
+        found = {"command": command, "model": model_checksum(self.model), "precision": precision}
+        found = json.loads(json.dumps({**found, "options": [*options, self.part_size]}))
+        PartWriter(Path(self.out or ""), self.part_size, found, *self.process).write(self.items, columns, answer, skip)
 
     def finish(self, counts: Counter[str] | None = None) -> None:
         """Print a summary with the count of each label; exit with 1 if inputs could not be used."""
@@ -200,6 +199,13 @@ class PredictionJob:
             next_command(*self.next)
         if alone and self.failed:
             raise typer.Exit(1)
+
+
+def torch_dtype(name: str | None) -> Any:
+    """The value of --dtype; None if it is not given."""
+    import torch
+
+    return None if name is None else getattr(torch, lookup(name, {one: one for one in DTYPES}, "dtype"))
 
 
 def refuse_unused(inputs: Inputs, fast: bool | None, part_size: int | None) -> None:

@@ -8,17 +8,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import (
-    app,
-    billions,
-    console,
-    examples,
-    millions,
-    next_command,
-    plain_table,
-    print_described,
-    width,
-)
+from allmlp.cli.app import app, billions, console, examples, millions, next_command, plain_table, print_described, width
 from allmlp.errors import UserError, did_you_mean
 
 

@@ -12,21 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from allmlp.cli import job as shared
 from allmlp.cli.app import app, console, examples, next_command
-from allmlp.cli.job import (
-    PART_SIZE,
-    BatchOption,
-    ColumnOption,
-    ContextOption,
-    DeviceOption,
-    DtypeOption,
-    FastOption,
-    KeepOption,
-    ModelAndInputs,
-    PairOption,
-    PartOption,
-    PredictionJob,
-)
+from allmlp.cli.job import PredictionJob
 from allmlp.errors import UserError, printable
 from allmlp.files import finite
 
@@ -54,11 +42,11 @@ MIN_NAME = 20
     )
 )
 def predict(
-    inputs: ModelAndInputs,
-    context: ContextOption = "",
-    column: ColumnOption = "",
-    pair_column: PairOption = "",
-    keep: KeepOption = None,
+    inputs: shared.ModelAndInputs,
+    context: shared.ContextOption = "",
+    column: shared.ColumnOption = "",
+    pair_column: shared.PairOption = "",
+    keep: shared.KeepOption = None,
     top_k: Annotated[
         int | None, typer.Option(help="Classes or tokens per input; default 5, in a table file 1.", min=1)
     ] = None,
@@ -70,11 +58,11 @@ def predict(
         str | None, typer.Option(help="Write a .csv, .tsv, .jsonl or .parquet file, or Parquet parts into a FOLDER/.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of input and predictions.")] = False,
-    batch_size: BatchOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    fast: FastOption = None,
-    part_size: PartOption = None,
+    batch_size: shared.BatchOption = None,
+    device: shared.DeviceOption = None,
+    dtype: shared.DtypeOption = None,
+    fast: shared.FastOption = None,
+    part_size: shared.PartOption = None,
 ) -> None:
     """Predict with a trained model: classes or values of images, classes of texts, tokens for [MASK], answers,
     translations, the next values of time series.
@@ -92,7 +80,7 @@ def predict(
         forecast(inputs, out, as_json, device)
         return
     from allmlp.prediction.inputs import Columns
-    from allmlp.prediction.output import AnswerTable, PartWriter, write_answers
+    from allmlp.prediction.output import AnswerTable, write_answers
     from allmlp.prediction.stream import predictions
 
     columns = Columns(column, pair_column, tuple(keep or ()))
@@ -117,15 +105,10 @@ def predict(
             yield answer
 
     if job.is_folder:
-        part_size = part_size or PART_SIZE
-        parts = PartWriter(
-            Path(out or ""), part_size, job.settings("predict", *table, context, part_size), *job.process
-        )
-        parts.write(
-            job.items,
+        job.write_parts(
             table.columns,
             lambda items: chain.from_iterable(map(table.records, answers(items))),
-            job.skip,
+            ("predict", *table, context),
         )
     elif out is not None:
         write_answers(Path(out), table, answers(job.items))
@@ -275,7 +258,7 @@ def generate(
         typer.Option(help="Sample from the fewest most probable tokens that have this probability.", min=0.0, max=1.0),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed, for repeatable text.", min=0, max=2**63 - 1)] = None,
-    device: DeviceOption = None,
+    device: shared.DeviceOption = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default float32.")] = None,
 ) -> None:
     """Generate text with a causal language model, printed as it is generated."""

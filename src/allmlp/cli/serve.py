@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from allmlp.cli.app import app, examples
-from allmlp.cli.job import DTYPES, DeviceOption
-from allmlp.errors import lookup, require
+from allmlp.cli.job import DeviceOption, torch_dtype
+from allmlp.errors import require
 
 
 @app.command(
@@ -69,8 +69,6 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for module in ("fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_client", "PIL.Image"):
         require(module, "serve")
-    import torch
-
     from allmlp.serve.server import run
     from allmlp.weights.bundled import BUNDLED, BUNDLED_TEXT, bundled_models
 
@@ -79,7 +77,7 @@ def serve(
         host,
         port,
         device=device,
-        dtype=lookup(dtype, {name: getattr(torch, name) for name in DTYPES}, "dtype") if dtype else None,
+        dtype=torch_dtype(dtype),
         batch_size=batch_size,
         max_concurrency=max_concurrency,
         timeout=timeout,

@@ -29,14 +29,7 @@ from allmlp.serve.limits import Application, LimitMiddleware, RequestLimits
 from allmlp.serve.maps import layer_maps, layers
 from allmlp.serve.metrics import Metrics
 from allmlp.serve.page import page_files, page_routes, samples
-from allmlp.serve.schema import (
-    MAX_INPUTS,
-    HealthResponse,
-    MapsResponse,
-    ModelInfo,
-    SamplesResponse,
-    error_responses,
-)
+from allmlp.serve.schema import MAX_INPUTS, HealthResponse, MapsResponse, ModelInfo, SamplesResponse, error_responses
 from allmlp.serve.series import SeriesService
 from allmlp.serve.texts import TextService
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -208,6 +209,8 @@ class TranslatedInput(InputResult):
 
 def labels(result: BatchResult, class_names: tuple[str, ...], top_k: int) -> list[LabelPrediction]:
     (row,) = most_probable(result.value[None], class_names, top_k)
+    if any(math.isnan(one.probability or 0.0) for one in row):
+        raise UserError("the model computes no numbers (NaN) for this input")
     return [LabelPrediction.model_validate({"label": one.label, "probability": one.probability}) for one in row]
 
 
@@ -223,13 +226,13 @@ def many_results(
     """Results of several inputs. A UserError becomes the result of its input; other errors fail the request."""
     found, slowest = list[InputResult](), BatchResult(None, 0.0, 0.0, 0)
     for number, result in enumerate(results):
-        if isinstance(result, BaseException) and not isinstance(result, UserError):
-            raise result
-        if isinstance(result, BaseException):
-            found.append(InputResult(error=one_line(result)))
-        else:
+        try:
+            if isinstance(result, BaseException):
+                raise result
             found.append(form(result))
             slowest = BatchResult(None, *map(max, zip(slowest[1:], result[1:], strict=True)))
+        except UserError as reason:
+            found.append(InputResult(error=one_line(reason)))
         found[-1].name = names[number] if names else None
     return ManyResponse(results=found, timing=timing(slowest))
 

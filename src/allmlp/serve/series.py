@@ -13,14 +13,7 @@ from allmlp.errors import UserError
 from allmlp.prediction.forecast import Forecaster
 from allmlp.serve.batching import Batcher
 from allmlp.serve.engine import BatchFunction
-from allmlp.serve.schema import (
-    ColumnForecast,
-    Endpoint,
-    ForecastRequest,
-    ForecastResponse,
-    error_responses,
-    timing,
-)
+from allmlp.serve.schema import ColumnForecast, Endpoint, ForecastRequest, ForecastResponse, error_responses, timing
 
 
 class Past(NamedTuple):

@@ -46,12 +46,7 @@ from allmlp.tasks.masked_lm import fill_masks
 from allmlp.tasks.question_answering import PredictedAnswer
 from allmlp.tasks.translate import translate
 
-ENDPOINTS: dict[str, Endpoint] = {
-    "text": "fill",
-    "classes": "classify",
-    "span": "answer",
-    "translation": "translate",
-}
+ENDPOINTS: dict[str, Endpoint] = {"text": "fill", "classes": "classify", "span": "answer", "translation": "translate"}
 MAX_TOP_K = 100
 
 

@@ -137,6 +137,8 @@ def continue_text(
     cache, new_ids = Cache(), torch.tensor([ids], device=model.device)
     for _ in range(count):
         logits = model(new_ids, cache=cache)[0, -1].float()
+        if logits.isnan().any():
+            raise UserError("the model computes no numbers (NaN): it has diverged, or its dtype is too narrow")
         logits[suppressed] = -torch.inf
         logits[len(tokenizer) :] = -torch.inf  # of a vocabulary padded to a round size
         token = choose(logits)
