@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 import allmlp
 from allmlp.data.series_table import SeriesTable
 from allmlp.errors import SYNONYMS, UnknownArgument, suggest_keywords
-from allmlp.layers import Affine, Block, ChannelMlp, LearnedPositions, PatchEmbed, TokenConv, TokenLinear, TokenMlp
+from allmlp.layers import (
+    Affine,
+    Attention,
+    Block,
+    ChannelMlp,
+    LearnedPositions,
+    PatchEmbed,
+    RotaryPositions,
+    TokenConv,
+    TokenLinear,
+    TokenMlp,
+)
 from allmlp.models.encoder import Encoder
 from allmlp.models.zoo import presets
 from allmlp.optim import AdamW
@@ -111,6 +122,12 @@ def test_a_list_of_numbers() -> None:
         ("block.tokn", "3", "unknown Block field 'tokn'; did you mean 'token'?"),
         ("block.token", "TokenConvv", "unknown kind of block.token 'TokenConvv'; did you mean 'TokenConv'"),
         ("block.token", "Affine", "block.token must be TokenMixer or none, not 'Affine'"),
+        (
+            "block.norm",
+            "Zebra",
+            "unknown kind of block.norm 'Zebra': choose one of LayerNorm, RMSNorm, ",
+        ),
+        ("block.token", "Nonsense", "unknown kind of block.token 'Nonsense': choose one of "),
         ("block.token.hidden", "nan", "block.token.hidden must be a whole number between 1 and 16,777,216 or none"),
         ("block.token.hidden", "-3", "must be a whole number between 1"),
         ("width", "1e99", "width must be a whole number"),
@@ -405,3 +422,14 @@ def test_a_field_counts_also_where_its_spec_is_set_later() -> None:
 
     changes: dict[str, object] = {"token.act": "relu", "token": TokenMlp(5), "most": "9"}
     assert override_all(Limited(), changes) == Limited(TokenMlp(5, act="relu"), 9)
+
+
+def test_a_kind_is_created_with_the_fields_it_needs() -> None:
+    changes = {"block.token": "Attention", "block.token.num_heads": "4", "block.token.rotary": "RotaryPositions"}
+    assert override_all(MIXER, changes).block.token == Attention(4, rotary=RotaryPositions())
+    scaled = changes | {"block.token.rotary.theta": "5e5"}
+    assert override_all(MIXER, scaled).block.token == Attention(4, rotary=RotaryPositions(5e5))
+    with pytest.raises(allmlp.UserError, match="Attention needs num_heads"):
+        override_all(MIXER, {"block.token": "Attention", "block.token.rotary": "RotaryPositions"})
+    with pytest.raises(allmlp.UserError, match=r"^block\.token\.num_heads must be"):
+        override_all(MIXER, {"block.token": "Attention", "block.token.num_heads": "many"})
