@@ -425,11 +425,11 @@ def test_a_field_counts_also_where_its_spec_is_set_later() -> None:
 
 
 def test_a_kind_is_created_with_the_fields_it_needs() -> None:
-    changes = {"block.token": "Attention", "block.token.num_heads": "4", "block.token.rotary": "RotaryPositions"}
-    assert override_all(MIXER, changes).block.token == Attention(4, rotary=RotaryPositions())
-    scaled = changes | {"block.token.rotary.theta": "5e5"}
-    assert override_all(MIXER, scaled).block.token == Attention(4, rotary=RotaryPositions(5e5))
+    changes = {"token": "Attention", "token.num_heads": "4", "token.rotary": "RotaryPositions"}
+    assert override_all(Block(), changes).token == Attention(4, rotary=RotaryPositions())
+    scaled = changes | {"token.rotary.theta": "5e5"}
+    assert override_all(Block(), scaled).token == Attention(4, rotary=RotaryPositions(5e5))
     with pytest.raises(allmlp.UserError, match="Attention needs num_heads"):
-        override_all(MIXER, {"block.token": "Attention", "block.token.rotary": "RotaryPositions"})
-    with pytest.raises(allmlp.UserError, match=r"^block\.token\.num_heads must be"):
-        override_all(MIXER, {"block.token": "Attention", "block.token.num_heads": "many"})
+        override_all(Block(), {"token": "Attention", "token.rotary": "RotaryPositions"})
+    with pytest.raises(allmlp.UserError, match=r"^token\.num_heads must be"):
+        override_all(Block(), {"token": "Attention", "token.num_heads": "many"})
