@@ -130,6 +130,7 @@ def test_a_list_of_numbers() -> None:
         ("block.token", "Nonsense", "unknown kind of block.token 'Nonsense': choose one of "),
         ("block.token.hidden", "nan", "block.token.hidden must be a whole number between 1 and 16,777,216 or none"),
         ("block.token.hidden", "-3", "must be a whole number between 1"),
+        ("block.token.hidden", "max", "or none, not 'max'"),
         ("width", "1e99", "width must be a whole number"),
         ("width", "none", "width must be a whole number"),
         ("depth", "0", "depth must be"),

@@ -369,6 +369,10 @@ def parse(text: str, hint: Any, path: str) -> Any:
     if not wants_text and not any(is_named(text, part) for part in parts):
         pieces = text.replace("x", ",").split(",")
         numbers = tuple(read_scalar(piece.strip()) for piece in pieces)
+        if any(isinstance(number, str) for number in numbers) and not any(
+            get_origin(option) is tuple for option in options(hint)
+        ):
+            return conform(text, hint, path)  # a word such as "max", to be named as it was written
         return conform(numbers[0] if len(numbers) == 1 else numbers, hint, path)
     return conform(text, hint, path)
 
