@@ -231,6 +231,8 @@ def test_expected_time_is_that_of_the_measured_speed() -> None:
         ),
         (["show", "."], "is not a model folder: it has no config.json"),
         (["show"], "Missing argument"),
+        (["plan"], "Missing argument 'TARGET'; for examples: allmlp plan --help"),
+        (["show", "mlp"], "unknown model or recipe 'mlp'; did you mean 'mlp_b6_512'"),
         (["show", "mixer_b16", "--imge", "3"], "No such option: --imge"),
         (["shwo"], "No such command 'shwo'"),
         (["train", "digits_mixer", "--steps", "3"], "--steps; did you mean --set budget.steps=VALUE?"),

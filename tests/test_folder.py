@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import allmlp
-from allmlp.data.preprocessing import copy_tokenizer
+from allmlp.data.preprocessing import copy_tokenizer, read_preprocessing
 from allmlp.lora import Lora
 from allmlp.weights import folder as folders
 from tiny import TINY_SERIES, TINY_SPECS, tiny_model
@@ -153,6 +153,14 @@ def test_any_bytes_load_or_are_refused(saved: Path, tmp_path: Path, noise: bytes
         allmlp.load(target)
     except allmlp.UserError as reason:
         assert "\n" not in str(reason)
+
+
+def test_a_folder_that_lacks_something_says_where_it_comes_from(folder: Path) -> None:
+    with pytest.raises(allmlp.UserError, match=r"preprocessing\.json.*: set model\.preprocessing before"):
+        read_preprocessing(folder)
+    (folder / "config.json").write_text('{"kind": "OwnModel"}')
+    with pytest.raises(allmlp.UserError, match=r"unknown kind of config 'OwnModel'.*plug-in.*allmlp --import MODULE"):
+        allmlp.load(folder)
 
 
 def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 import allmlp
 from allmlp.data.series_table import SeriesTable
 from allmlp.errors import SYNONYMS, UnknownArgument, suggest_keywords
-from allmlp.layers import Affine, Block, ChannelMlp, LearnedPositions, PatchEmbed, TokenConv, TokenLinear, TokenMlp
+from allmlp.layers import (
+    Affine,
+    Attention,
+    Block,
+    ChannelMlp,
+    LearnedPositions,
+    PatchEmbed,
+    RotaryPositions,
+    TokenConv,
+    TokenLinear,
+    TokenMlp,
+)
 from allmlp.models.encoder import Encoder
 from allmlp.models.zoo import presets
 from allmlp.optim import AdamW
@@ -112,8 +123,15 @@ def test_a_list_of_numbers() -> None:
         ("block.tokn", "3", "unknown Block field 'tokn'; did you mean 'token'?"),
         ("block.token", "TokenConvv", "unknown kind of block.token 'TokenConvv'; did you mean 'TokenConv'"),
         ("block.token", "Affine", "block.token must be TokenMixer or none, not 'Affine'"),
+        (
+            "block.norm",
+            "Zebra",
+            "unknown kind of block.norm 'Zebra': choose one of LayerNorm, RMSNorm, ",
+        ),
+        ("block.token", "Nonsense", "unknown kind of block.token 'Nonsense': choose one of "),
         ("block.token.hidden", "nan", "block.token.hidden must be a whole number between 1 and 16,777,216 or none"),
         ("block.token.hidden", "-3", "must be a whole number between 1"),
+        ("block.token.hidden", "max", "or none, not 'max'"),
         ("width", "1e99", "width must be a whole number"),
         ("width", "none", "width must be a whole number"),
         ("depth", "0", "depth must be"),
@@ -415,3 +433,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
     for wrong in (np.float64(3.0), np.bool_(True)):
         with pytest.raises(allmlp.UserError, match="in_chans must be a whole number"):
             PatchEmbed(in_chans=wrong)  # type: ignore[arg-type]
+
+
+def test_a_kind_is_created_with_the_fields_it_needs() -> None:
+    changes = {"token": "Attention", "token.num_heads": "4", "token.rotary": "RotaryPositions"}
+    assert override_all(Block(), changes).token == Attention(4, rotary=RotaryPositions())
+    scaled = changes | {"token.rotary.theta": "5e5"}
+    assert override_all(Block(), scaled).token == Attention(4, rotary=RotaryPositions(5e5))
+    with pytest.raises(allmlp.UserError, match="Attention needs num_heads"):
+        override_all(Block(), {"token": "Attention", "token.rotary": "RotaryPositions"})
+    with pytest.raises(allmlp.UserError, match=r"^token\.num_heads must be"):
+        override_all(Block(), {"token": "Attention", "token.num_heads": "many"})

@@ -121,6 +121,8 @@ OTHER_WORDS: dict[str, str] = {
     "Lamb": "LAMB",
 }
 """Fields, dotted paths, kinds or functions of this library -> other libraries' words for them, and former names."""
+MAX_CHOICES = 32
+"""Tables of at most so many entries are printed whole where nothing in them is close to a name."""
 SYNONYMS: dict[str, tuple[str, ...]] = {}
 """Word of another library -> ours."""
 for ours, words in OTHER_WORDS.items():
@@ -129,11 +131,12 @@ for ours, words in OTHER_WORDS.items():
 
 
 def lookup(name: str, table: Mapping[str, T], noun: str) -> T:
-    """`table[name]`, or an error that suggests the closest entries."""
+    """`table[name]`, or an error that suggests the closest entries; if none is close, all of a short table."""
     try:
         return table[name]
     except (KeyError, TypeError):
-        raise UserError(f"unknown {noun} {name!r}{did_you_mean(name, table)}") from None
+        every = f": choose one of {', '.join(map(str, table))}" if 0 < len(table) <= MAX_CHOICES else ""
+        raise UserError(f"unknown {noun} {name!r}{did_you_mean(name, table) or every}") from None
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
@@ -143,6 +146,7 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
     close = (
         [word for word in meant if word.partition(".")[0] in names]
         or difflib.get_close_matches(str(name), names, n=3, cutoff=0.6)
+        or [one for one in names if len(str(name)) > 2 and str(one).startswith(str(name))][:3]
         or [word for word in meant if word.startswith("allmlp.")]
     )
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

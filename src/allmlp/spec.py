@@ -88,6 +88,10 @@ class Spec:
     @classmethod
     def from_name(cls, name: str, path: str) -> Spec:
         """The spec given by a bare name: the kind of that name with its defaults."""
+        if name not in Spec.kinds:
+            lookup(
+                name, {known: kind for known, kind in Spec.kinds.items() if issubclass(kind, cls)}, f"kind of {path}"
+            )
         return from_dict({"kind": name}, path)
 
     def replace(self, **changes: Any) -> Self:
@@ -319,9 +323,11 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
 def override_all(spec: S, changes: Mapping[str, Any]) -> S:
     """A copy with several fields changed; the order does not matter, as only the result has to be valid.
 
-    Fields of a spec are set after the spec itself, so that "optim.lr" is effective even if "optim" comes later.
+    Fields of a spec are set after the spec itself, so that "optim.lr" is effective even if "optim" comes later. A kind
+    is created with the fields that are given for it, which it may need: "block.token" and "block.token.num_heads".
     """
-    waiting = dict(sorted(changes.items(), key=lambda change: change[0].count(".")))
+    ordered = sorted(changes.items(), key=lambda change: change[0].count("."))
+    waiting = {path: with_fields(path, value, changes) for path, value in ordered}
     while waiting:
         refused: dict[str, UserError] = {}
         for path, value in waiting.items():
@@ -335,6 +341,18 @@ def override_all(spec: S, changes: Mapping[str, Any]) -> S:
             raise next(iter(refused.values()))
         waiting = {path: waiting[path] for path in refused}
     return spec
+
+
+def with_fields(path: str, value: Any, changes: Mapping[str, Any]) -> Any:
+    """A kind given by its name, with those of its fields that `changes` sets; any other value as it is."""
+    if not isinstance(value, str) or value not in Spec.kinds:
+        return value
+    given = {}
+    for name, hint in hints(Spec.kinds[value]).items():
+        if (inner := f"{path}.{name}") in changes:
+            field = with_fields(inner, changes[inner], changes)
+            given[name] = parse(field, hint, inner) if isinstance(field, str) else field
+    return from_dict({"kind": value, **given}, path) if given else value
 
 
 def parse(text: str, hint: Any, path: str) -> Any:
@@ -353,6 +371,10 @@ def parse(text: str, hint: Any, path: str) -> Any:
     if not wants_text and not any(is_named(text, part) for part in parts):
         pieces = text.replace("x", ",").split(",")
         numbers = tuple(read_scalar(piece.strip()) for piece in pieces)
+        if any(isinstance(number, str) for number in numbers) and not any(
+            get_origin(option) is tuple for option in options(hint)
+        ):
+            return conform(text, hint, path)  # a word such as "max", to be named as it was written
         return conform(numbers[0] if len(numbers) == 1 else numbers, hint, path)
     return conform(text, hint, path)
 

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import allmlp
+from allmlp.cli.job import most_frequent
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.prediction import ImagePredictor
 from allmlp.prediction.answers import Prediction
@@ -53,6 +55,12 @@ def test_files_screen_and_python_agree_to_the_bit(images: Path, photos: Path, tm
     code, out, err = command("predict", images, photos, "--top-k", 2, *options)
     assert code == 0 and out == "".join(f"{n}: {a}  {b}\n" for n, (a, b) in zip(names, expected, strict=True))
     assert not [file.name for file in tmp_path.iterdir() if file.name.startswith(".")], "no temporary files are left"
+
+
+def test_the_summary_counts_every_input() -> None:
+    counts = Counter("aaabbccddeefg")
+    assert most_frequent(counts) == "3 a, 2 b, 2 c, 2 d, 2 e, 2 with other labels"
+    assert most_frequent(Counter("aab")) == "2 a, 1 b"
 
 
 def test_one_forward_pass_by_hand(images: Path, photos: Path) -> None:

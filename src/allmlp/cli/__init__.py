@@ -87,12 +87,14 @@ def is_out_of_memory(reason: BaseException) -> bool:
 
 
 def explain(error: Any) -> str:
-    """The message; for an unknown option with a correction of a typo, the field of --set it may correspond to, or the
-    commands that have it.
+    """The message; for a missing argument with where examples are; for an unknown option with a correction of a typo,
+    the field of --set it may correspond to, or the commands that have it.
     """
     option: str | None = getattr(error, "option_name", None)
     if option is None:
-        return error.format_message()
+        message = error.format_message()
+        missing = hasattr(error, "param_type")  # click's MissingParameter, or that of typer's own click
+        return f"{message.rstrip('.')}; for examples: {error.ctx.command_path} --help" if missing else message
     message, known = f"No such option: {option}", [name for param in error.cmd.params for name in param.opts]
     if option in ("--debug", "--import"):
         return f"{message}; it comes before the command: allmlp {option} ..."

@@ -185,9 +185,7 @@ class PredictionJob:
         if alone and self.failed and self.failed == self.done:
             several = f"none of the {self.done:,} inputs could be used; the last one: " if self.done > 1 else ""
             raise UserError(several + self.error)
-        common = (counts or Counter()).most_common(MAX_LABELS)
-        more = f", {len(counts or ()) - MAX_LABELS} other labels" if len(counts or ()) > MAX_LABELS else ""
-        labels = f": {', '.join(f'{count:,} {label}' for label, count in common)}{more}" if common else ""
+        labels = f": {most_frequent(counts)}" if counts else ""
         parts = [f"{self.done:,} {self.inputs.reads}{labels}"] if self.done > 1 or self.out else []
         parts += [f"{self.earlier:,} done before"] if self.earlier else []
         parts += [f"{self.failed:,} skipped"] if self.failed else []
@@ -245,3 +243,11 @@ def split_model(arguments: list[str]) -> tuple[str, list[str]]:
     if BUNDLED_TEXT not in bundled_models():
         raise UserError(f"name a model for {first!r}: allmlp predict MODEL TEXT")
     return BUNDLED_TEXT, arguments
+
+
+def most_frequent(counts: Counter[str]) -> str:
+    """The most frequent labels with their counts, and how many inputs have another one."""
+    common = counts.most_common(MAX_LABELS)
+    rest = counts.total() - sum(count for _, count in common)
+    parts = [f"{count:,} {label}" for label, count in common]
+    return ", ".join([*parts, f"{rest:,} with other labels"] if rest else parts)

@@ -84,7 +84,8 @@ def read_preprocessing(folder: Path) -> Preprocessing:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
         refuse_unfinished(folder)
-        raise UserError(f"{folder} has no {PREPROCESSING_FILE}, which says how to prepare inputs")
+        how = "set model.preprocessing before allmlp.save"
+        raise UserError(f"{folder} has no {PREPROCESSING_FILE}, which says how to prepare inputs: {how}")
     try:
         preprocessing = from_json(file.read_bytes())
     except UserError as reason:

@@ -176,12 +176,14 @@ def add_error_handlers(app: FastAPI) -> None:
         return error(422, reason)
 
     @app.exception_handler(RequestValidationError)
-    async def validation_error(_request: Request, reason: RequestValidationError) -> JSONResponse:
+    async def validation_error(request: Request, reason: RequestValidationError) -> JSONResponse:
         faults = []
         for fault in reason.errors():
             place = [str(part) for part in fault["loc"][1:] if part not in ("one", "many")]  # tags of a union
             message = fault["msg"].removeprefix("Value error, ")
             faults.append(f"{'.'.join(place) or 'the body'}: {message}")
+        if isinstance(reason.body, bytes) and "json" not in request.headers.get("content-type", ""):
+            return error(422, "the body is not read as JSON: send it with the header Content-Type: application/json")
         return error(422, "; ".join(faults))
 
     @app.exception_handler(Exception)

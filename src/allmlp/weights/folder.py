@@ -213,7 +213,9 @@ def read_spec(folder: Path) -> ModelSpec:
     try:
         spec = from_json(unwrap_config(file.read_bytes()))
     except UserError as reason:
-        raise UserError(f"{file}: {reason}") from None
+        added = "; if it comes from a plug-in, import that first: allmlp --import MODULE ..."
+        hint = added if str(reason).startswith("unknown kind of ") else ""
+        raise UserError(f"{file}: {reason}{hint}") from None
     except (OSError, UnicodeError, OverflowError) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
     if not isinstance(spec, ModelSpec):
