@@ -63,12 +63,16 @@ class Noise(Data):
     """Images in the test split: evaluating a large model takes time."""
 
     def load(self) -> ImageDataset:
-        shape, generator = (self.examples, self.channels, *self.img_size), torch.Generator().manual_seed(0)
-        images = torch.randint(0, 255, shape, generator=generator, dtype=torch.uint8)
+        images = noise(self.examples, self.channels, *self.img_size)
         labels = torch.arange(self.examples) % 10
         train, test = InMemory(images, labels), InMemory(images[: self.tested], labels[: self.tested])
         numbers = (0.5,) * self.channels
         return ImageDataset(train, test, tuple("abcdefghij"), numbers, numbers)
+
+
+@cache
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 255, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
 RUNS = {name: run for recipe in recipes() for name, run in runs(recipe).items()}
