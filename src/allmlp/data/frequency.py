@@ -41,6 +41,8 @@ HALF_DAY = re.compile(r"(\d{1,2})(:\d\d(?::\d\d)?) ?([ap])\.?m\.?$", re.IGNORECA
 SECONDS = re.compile(r"1\d{9}\.\d+")
 YEAR_MONTH = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])")
 QUARTER = re.compile(r"(?=.*(?P<year>\d{4}))(?:\d{4}[ -]?)?Q(?P<quarter>[1-4])(?:[ -]?\d{4})?", re.IGNORECASE)
+MAX_CELL = 64
+"""A longer cell is no time; to search it for one takes time that grows with the square of its length."""
 HINT = "as 2024-01-31 or 2024-01-31 13:00"
 NAMES = ((7 * DAY, "week"), (DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (1000, "second"), (1, "millisecond"))
 
@@ -237,6 +239,8 @@ def match_all(match: Callable[[str], re.Match[str] | None], cells: Sequence[str]
 
 def is_time(cell: str) -> bool:
     """Whether a cell is a date or a time, and not a number."""
+    if len(cell) > MAX_CELL:
+        return False
     if date := YEAR_LAST.match(cell.strip()):  # a single one may be ambiguous
         return max(int(date[1]), int(date[3])) <= 31
     try:
