@@ -54,6 +54,13 @@ def test_images_as_by_the_command(images: Path, photos: Path, command: Command, 
     assert np.array_equal(allmlp.embed(model, files), allmlp.embed(images, files, device="cpu", dtype=model.dtype))
 
 
+def test_compiled_and_foreign_models(images: Path, photos: Path) -> None:
+    files, model = sorted(photos.rglob("[0-9].png")), allmlp.load(images)
+    assert allmlp.predict(torch.compile(model), files) == allmlp.predict(model, files)
+    with pytest.raises(allmlp.UserError, match="not a Linear"):
+        allmlp.predict(torch.nn.Linear(2, 2), files)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("task", ["classes", "text", "span", "translation"])
 def test_texts_as_by_the_command(task: str, tmp_path: Path, command: Command) -> None:
     folder = text_folder(tmp_path, task)

@@ -378,8 +378,11 @@ def open_predictor(
     fast model on a GPU. Device and dtype of a loaded model are its own by default.
     """
     dtype = None if dtype is None else as_dtype(dtype)
+    model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
     if isinstance(model, Model):
         return loaded_predictor(model, device, dtype, fast)
+    if not isinstance(model, str | os.PathLike):
+        raise UserError(f"name a model, its folder, or a model of this library, not a {type(model).__name__}")
     name, place = os.fspath(model), own_device(device)
     warn_of_slow_format(place, dtype)
     folder = model_folder(name)
