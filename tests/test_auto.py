@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import allmlp
-from allmlp.auto import Choice, choose_run
+from allmlp.auto import Choice, TrainOptions, choose_run
+from allmlp.auto_start import probe_accuracy
 from allmlp.cli import main
 from allmlp.data.augment import Translate
 from allmlp.data.corpus import Corpus
@@ -26,13 +28,15 @@ from allmlp.models.external import PretrainedExternal
 from allmlp.models.resmlp import resmlp
 from allmlp.optim import AdamW, Muon
 from allmlp.record import read_record, read_run
-from allmlp.run import Budget
+from allmlp.resolve import resolve
+from allmlp.run import Budget, Run
 from allmlp.spec import from_json, to_json
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.translate import Translation
+from allmlp.weights.start import open_start
 
 TINY = resmlp(2, 16, 0.1, patch_size=4, img_size=16)
 MOODS = {"good": ("wonderful", "lovely", "great"), "bad": ("awful", "boring", "poor")}
@@ -103,6 +107,30 @@ def test_images_start_from_a_bundled_model(here: Path) -> None:
     assert run.data.img_size == start.spec.input_size and run.data.decode.mean == start.preprocessing.mean  # type: ignore[attr-defined]
     assert isinstance(run.task, Classify) and run.task.class_balance == 0 and run.task.augment.transforms
     assert isinstance(run.optim, AdamW) and run.optim.layer_decay < 1 and run.budget.minutes == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [({}, 42), ({"data.fraction": "0.5"}, 20), ({"train_fraction": 0.5}, 20), ({"data.per_class": "3"}, 6)],
+)
+def test_settings_are_chosen_for_the_selected_examples(changes: dict[str, Any], count: int, here: Path) -> None:
+    data, model = photos(here / "photos", {"cat": 30, "dog": 30}), trained(here / "model")
+    (found,) = resolve(data, TrainOptions(model), changes, device="cpu").values()
+    assert len(found.run.select(found.run.data.load()).train) == count
+    reasons = {reason.field: reason.why for reason in found.reasons}
+    assert reasons["budget"].startswith(f"for {count} examples")
+    with pytest.raises(allmlp.UserError, match="train_fraction must be a number between"):
+        resolve(data, TrainOptions(model), {"data.fraction": "2"}, device="cpu")
+
+
+def test_starts_are_compared_on_the_selected_examples(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(self: HeadInit, model: object, task: object, dataset: ImageDataset, **options: int) -> float:
+        return float(len(dataset.train))
+
+    monkeypatch.setattr(HeadInit, "cross_validate", count)
+    run = Run(None, Classify(), detect_data(photos(here / "photos", {"cat": 30, "dog": 30})), train_per_class=3)
+    start = open_start(trained(here / "model"))
+    assert probe_accuracy(run, start, torch.device("cpu")) == 6
 
 
 def test_what_is_asked_for_is_taken(here: Path) -> None:

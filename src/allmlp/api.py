@@ -70,9 +70,10 @@ def train(
         raise UserError(f"cannot train {type(run).__name__}: give a name, a Run, or your dataset as Data.of(dataset)")
     if folder is None:
         raise UserError(f"{'a Run' if isinstance(run, Run) else 'Data'} needs a folder: train(run, out)")
-    made = (
-        with_options(run, options) if isinstance(run, Run) else choose_run(run, device=device, **options._asdict()).run
-    )
+    if isinstance(run, Run):
+        made = with_options(run, options)
+    else:
+        made = choose_run(run, device=device, overrides=overrides, **options._asdict()).run
     return train_run(override_all(made, overrides), folder, device, callbacks, metrics)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ from allmlp.models.zoo import preset, presets
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
 from allmlp.schedule import CosineSchedule, LinearSchedule
-from allmlp.spec import hints, override
+from allmlp.spec import hints, override, override_all
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_text import ClassifyText
@@ -68,6 +68,8 @@ ORDER = (
     "patience",
 )
 """Order of the reasons; other fields come last."""
+SELECTION = {"train_fraction", "train_per_class", *Run.aliases}
+"""Overrides that select training examples."""
 MAX_TFIDF = 50_000
 """Maximum number of training texts for fitting the TF-IDF baseline."""
 
@@ -105,11 +107,14 @@ def choose_run(
     epochs: float | None = None,
     minutes: float | None = None,
     size: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Choice:
     """Choose a run for `data` on `device`. `model` is a name of `allmlp list`, trained from random weights, or a
-    trained model to start from (`open_start`); `size` is the image size or the number of tokens.
+    trained model to start from (`open_start`); `size` is the image size or the number of tokens. Of `overrides`, those
+    that select training examples are set, as the choice depends on them.
     """
-    settings = Settings(data, own_device(device), TrainOptions(model, epochs, minutes, size))
+    selection = {name: value for name, value in (overrides or {}).items() if name in SELECTION}
+    settings = Settings(data, own_device(device), TrainOptions(model, epochs, minutes, size), selection)
     dataset = settings.dataset
     for kind, choose in CHOOSERS.items():
         if isinstance(dataset, kind):
@@ -126,11 +131,11 @@ def rank(reason: Reason) -> int:
 class Settings:
     """The run under construction, and the reasons for its fields."""
 
-    def __init__(self, data: Data, device: torch.device, options: TrainOptions) -> None:
-        self.run = Run(model=None, task=Classify(), data=data)
+    def __init__(self, data: Data, device: torch.device, options: TrainOptions, selection: Mapping[str, Any]) -> None:
+        self.run = override_all(Run(model=None, task=Classify(), data=data), selection)
         self.device, self.options, self.reasons = device, options, list[Reason]()
         with announced("reading the data", is_main()):
-            self.dataset: Dataset = data.load()
+            self.dataset: Dataset = self.run.select(data.load())
 
     @property
     def on_cpu(self) -> bool:
@@ -148,7 +153,9 @@ class Settings:
     def reload(self) -> None:
         """Load the data again after a change of their settings or of `init_from`."""
         data = self.run.data
-        self.dataset = (data.for_model(open_start(self.run.init_from).folder) if self.run.init_from else data).load()
+        if self.run.init_from:
+            data = data.for_model(open_start(self.run.init_from).folder)
+        self.dataset = self.run.select(data.load())
 
     def has(self, field: str) -> bool:
         """Whether the data have this field."""

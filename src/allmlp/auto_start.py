@@ -39,7 +39,7 @@ def compare_starts(run: Run, dataset: Dataset, starts: list[Start], device: torc
 def probe_accuracy(run: Run, start: Start, device: torch.device) -> float:
     """Accuracy of logistic regression on the features of `start`, fitted on a part of the data."""
     run = adapt_data(run, start, start.model.spec.input_size)
-    dataset = run.data.for_model(start.folder).load()
+    dataset = run.select(run.data.for_model(start.folder).load())
     model = create(run.task.configure_model(start.model.spec, dataset), seed=0, device=device)
     transfer(model, start)
     task = run.task.build(model, dataset).to(device)

@@ -82,10 +82,11 @@ def resolve(
         hint = did_you_mean(source, [*recipes.recipes(), *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
     # Overrides of the data come first: without them data may be unreadable, as with two possible label columns.
-    fields = {name.removeprefix("data."): value for name, value in overrides.items() if name.startswith("data.")}
+    names = (name for name in overrides if name.startswith("data.") and name not in Run.aliases)
+    fields = {name.removeprefix("data."): overrides[name] for name in names}
     series = is_table(source) and not fields.keys().isdisjoint(("horizon", "time_column", "id_columns"))
     data = SeriesTable(source) if series else detect_data(source)
-    choice = choose_run(override_all(data, fields), device=device, **options._asdict())
+    choice = choose_run(override_all(data, fields), device=device, overrides=overrides, **options._asdict())
     run = override_all(choice.run, overrides)
     check_sizes(run, overrides)
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"

@@ -130,7 +130,10 @@ def make_study(
         choices = {field: split_values(values) for field, values in assignments(sweeps).items()}
         study = sweep(name, choices, options, locations, val_size)
     else:
-        raise UserError(f"unknown study or recipe {name!r}{did_you_mean(name, [*studies(), *recipes()])}")
+        hint = did_you_mean(name, [*studies(), *recipes()])
+        raise UserError(
+            f"{name!r} is neither a study (`allmlp study --list`) nor a recipe (`allmlp list recipes`){hint}"
+        )
     return dataclasses.replace(study, seeds=seeds or study.seeds)
 
 
