@@ -198,4 +198,4 @@ def test_a_model_that_has_diverged_is_named(
         next(model.norm.parameters()).fill_(torch.nan)  # type: ignore[operator, union-attr]
     allmlp.save(model, folder)
     code, out, err = run(capsys, "generate", folder, "--prompt", "cat", "--temperature", temperature)
-    assert code == 2 and err.count("\n") == 1 and "the model computes no numbers (NaN)" in err and not out.strip()
+    assert code == 2 and err.count("\n") == 1 and "the output of the model is NaN" in err and not out.strip()

@@ -74,7 +74,7 @@ def test_an_answer_is_a_number_or_an_error(folder: Path) -> None:
     white, black = (encode(Image.new("RGB", (12, 8), shade)) for shade in ("white", "black"))
     with TestClient(create_app({"small": service})) as made:
         response = made.post("/predict", content=white)
-        assert response.status_code == 422 and "computes no numbers (NaN)" in response.json()["detail"]
+        assert response.status_code == 422 and "for this input is NaN" in response.json()["detail"]
         both = made.post("/predict", files=[("files", ("a", white)), ("files", ("b", black))]).json()["results"]
         assert "NaN" in both[0]["error"] and both[1]["predictions"] and "error" not in both[1]
 

@@ -210,7 +210,7 @@ class TranslatedInput(InputResult):
 def labels(result: BatchResult, class_names: tuple[str, ...], top_k: int) -> list[LabelPrediction]:
     (row,) = most_probable(result.value[None], class_names, top_k)
     if any(math.isnan(one.probability or 0.0) for one in row):
-        raise UserError("the model computes no numbers (NaN) for this input")
+        raise UserError("the output of the model for this input is NaN")
     return [LabelPrediction.model_validate({"label": one.label, "probability": one.probability}) for one in row]
 
 

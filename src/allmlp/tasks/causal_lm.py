@@ -138,7 +138,7 @@ def continue_text(
     for _ in range(count):
         logits = model(new_ids, cache=cache)[0, -1].float()
         if logits.isnan().any():
-            raise UserError("the model computes no numbers (NaN): it has diverged, or its dtype is too narrow")
+            raise UserError("the output of the model is NaN: it has diverged, or its dtype has too small a range")
         logits[suppressed] = -torch.inf
         logits[len(tokenizer) :] = -torch.inf  # of a vocabulary padded to a round size
         token = choose(logits)
