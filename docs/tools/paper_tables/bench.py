@@ -2,8 +2,8 @@
 
     PYTHONPATH=docs/tools python -m paper_tables.bench mixer_table1 gmlp_table2 --minutes 9
 
-Every model runs eagerly first, then in the mode in which its package is fastest, each time from the cheapest model to
-the most expensive one: when the time is up, an eager row is better than none. The records docs/logs/bench_TABLE.json,
+Every model of all given tables runs eagerly first, then in the mode in which its package is fastest, each time from the
+cheapest model of a table to the most expensive one: when the time is up, an eager row is better than none. The records docs/logs/bench_TABLE.json,
 bench_TABLE_2.json ... are written after every model; `make tables` reads them. Called again, it measures what no record
 of this device has. A model that fails or takes longer than LIMIT is recorded with that reason, which the table prints,
 and is not tried again in that mode; delete the record to do so. Rows without a preset are left out.
@@ -56,13 +56,12 @@ class Portion(NamedTuple):
         return time.monotonic() >= self.end
 
 
-def measure(table: str, portion: Portion) -> None:
-    """All models of a table, as far as the time goes."""
-    for eager in (True, False):
-        for group in groups(table, eager, portion):
-            left = group
-            while left and not portion.is_over():
-                left = run(left, eager, new_record(table, portion.logs), portion)
+def measure(table: str, eager: bool, portion: Portion) -> None:
+    """All models of a table in one mode, as far as the time goes."""
+    for group in groups(table, eager, portion):
+        left = group
+        while left and not portion.is_over():
+            left = run(left, eager, new_record(table, portion.logs), portion)
 
 
 def groups(table: str, eager: bool, portion: Portion) -> list[list[Cell]]:
@@ -186,8 +185,9 @@ def main(words: Iterable[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the measuring process too
     given.out.mkdir(parents=True, exist_ok=True)
     portion = Portion(given.out, torch.device(given.device), time.monotonic() + 60 * given.minutes)
-    for table in given.tables:
-        measure(table, portion)
+    for eager in (True, False):
+        for table in given.tables:
+            measure(table, eager, portion)
     left = sum(
         len(group) for table in given.tables for eager in (True, False) for group in groups(table, eager, portion)
     )
