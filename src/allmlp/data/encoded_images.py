@@ -1,14 +1,15 @@
-"""Splits of encoded images that are decoded in threads when they are fetched."""
+"""Splits of encoded images that are decoded by workers when they are fetched."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -17,22 +18,21 @@ from torch import Tensor
 
 from allmlp.data.dataset import LabeledImages, evenly_spaced
 from allmlp.data.decode import CorruptImage, Decode, decode_pixels
+from allmlp.data.workers import Workers
 from allmlp.errors import UserError, printable
 from allmlp.spec import Range
 from allmlp.threads import limit
 
 log = logging.getLogger("allmlp.data")
 LOCK = threading.Lock()
-"""Held while a corrupt image is counted."""
+"""Held while a corrupt image is counted, or workers are created."""
 
 NumWorkers = Annotated[int, Range(0, 1024)]
-"""Threads that read and decode; 0 is one per core."""
+"""Threads, or on Linux processes, that read and decode; 0 is one per core."""
 MAX_CORRUPT = 0.1
 """Maximum fraction of corrupt images; a single one is always skipped."""
 MAX_SKIPS = 100
 """Maximum number of consecutive corrupt images."""
-AT_ONCE = 4
-"""Maximum number of images in one job of a thread."""
 CONTENT_SAMPLES = 64
 """Images whose bytes are part of the checksum of a dataset."""
 
@@ -45,7 +45,7 @@ class EncodedImages:
         self.members: list[int] | None = None
         """Sorted indices of the images that may replace a corrupt one; by default all."""
         self.corrupt: dict[int, str] = {}
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._workers: Workers | None = None
 
     def read(self, index: int) -> bytes:
         """Bytes of an image; raises CorruptImage if only this image cannot be read."""
@@ -69,26 +69,13 @@ class EncodedImages:
         return len(self.corrupt)
 
     def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> LabeledImages:
-        wanted = indices.tolist()
-        with torch.inference_mode(False):  # inference mode is per thread, and worker threads fill it
-            images = torch.empty(len(wanted), self.decode.channels, *self.img_size, dtype=torch.uint8)
-        rows = uniforms.tolist() if uniforms is not None else [None] * len(wanted)
-        target = images.numpy()
-
-        def decode(positions: range) -> list[int]:
-            used = []
-            for position in positions:
-                index, pixels = self.decode_or_next(wanted[position], rows[position])
-                target[position] = pixels.transpose(2, 0, 1)
-                used.append(index)
-            return used
-
-        # A few images per job: handing a single one to a thread costs a tenth of its decoding time.
-        at_once = min(max(len(wanted) // (2 * self.workers), 1), AT_ONCE)
-        starts = range(0, len(wanted), at_once)
-        found = self.pool().map(decode, (range(start, min(start + at_once, len(wanted))) for start in starts))
-        used = torch.tensor([index for some in found for index in some], dtype=torch.int64)
-        return LabeledImages(images, self.labels[used])
+        used = indices.tolist()
+        rows = uniforms.tolist() if uniforms is not None else [None] * len(used)
+        pixels, failed = self.workers().map([*zip(used, rows, strict=True)])
+        for position in failed:
+            used[position], pixels[position] = self.decode_or_next(used[position], rows[position])
+        with torch.inference_mode(False):
+            return LabeledImages(torch.from_numpy(pixels), self.labels[torch.tensor(used, dtype=torch.int64)])
 
     def content(self) -> Iterator[Any]:
         """The labels, and the bytes of a few images; subclasses add names or sizes."""
@@ -104,7 +91,7 @@ class EncodedImages:
         for _ in range(min(len(self if self.members is None else self.members), MAX_SKIPS)):
             if index not in self.corrupt:
                 try:
-                    return index, decode_pixels(self.read(index), self.img_size, self.decode, uniforms)
+                    return index, read_pixels(self, (index, uniforms))
                 except CorruptImage as reason:
                     with LOCK:
                         if index not in self.corrupt:  # another thread may have found it meanwhile
@@ -119,18 +106,23 @@ class EncodedImages:
             return (index + 1) % len(self)
         return self.members[bisect_right(self.members, index) % len(self.members)]
 
-    @property
-    def workers(self) -> int:
-        return self.num_workers or limit()
-
-    def pool(self) -> ThreadPoolExecutor:
-        """The thread pool, created on first use and again after a fork, which does not copy threads."""
-        if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = os.getpid(), ThreadPoolExecutor(self.workers, thread_name_prefix="decode")
-        return self._pool[1]
+    def workers(self) -> Workers:
+        """The workers, created on first use and again after a fork, which does not copy threads."""
+        with LOCK:
+            if self._workers is None or self._workers.pid != os.getpid():
+                # Processes that torchrun has started on one machine share its cores.
+                count = self.num_workers or math.ceil(limit() / int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+                self._workers = Workers(partial(read_pixels, self), (self.decode.channels, *self.img_size), count)
+            return self._workers
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}
+        return {**self.__dict__, "_workers": None}
+
+
+def read_pixels(split: EncodedImages, item: tuple[int, list[float] | None]) -> np.ndarray:
+    """Pixels (c h w) of the image with an index, and with the uniforms of its crop."""
+    index, uniforms = item
+    return decode_pixels(split.read(index), split.img_size, split.decode, uniforms).transpose(2, 0, 1)
 
 
 def check_corrupt(decode: Decode, name: str, reason: object, corrupt: int, images: int) -> None:
