@@ -14,11 +14,10 @@ from allmlp import UserError
 from allmlp.prediction import open_predictor
 from allmlp.prediction.inputs import Inputs, Item
 from allmlp.prediction.stream import answers, predictions
-from allmlp.threads import limit
 
 BATCH = 16
-AHEAD = 3 * BATCH + limit() + 1
-"""One batch that is computed, two and one input per thread that are decoded, and the last input of the batch before."""
+AHEAD = 4 * BATCH + 1
+"""One batch that is answered, one that is computed, two that are decoded, and the next input."""
 
 
 class Decoded:

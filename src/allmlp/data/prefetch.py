@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def read_ahead(
     read: Callable[[N], T], numbers: Iterable[N], ahead: int = AHEAD, workers: int | None = None
-) -> Iterator[T]:
+) -> Generator[T]:
     """Yield read(number) for all numbers in order, while threads read the next `ahead` ones."""
     source, pending = iter(numbers), deque[Future[T]]()
     with ThreadPoolExecutor(workers or ahead, thread_name_prefix="read-ahead") as pool:

@@ -3,8 +3,8 @@
     workers = Workers(read, (3, 224, 224), count=16)
     images, failed = workers.map(items)                # images[i] = read(items[i]), but for the positions in `failed`
 
-Threads take turns at Python's global interpreter lock: 16 of them prepared fewer images per second than 4 (see Feeding in
-benchmarks/README.md). Processes do not, but take a second or two to start, which they do in the background.
+Threads take turns at Python's global interpreter lock: on 16 cores, 16 of them prepared fewer images per second than 4.
+Processes do not, but take a second or two to start, which they do in the background.
 
 A first process imports what `read` needs, once, and forks the others. This one, which may have threads and a CUDA
 context, is not forked, and the user's script is not imported again. Images are written to an anonymous file that all
@@ -54,7 +54,8 @@ START = (
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-Function = Callable[[Any], np.ndarray]
+Function = Callable[[Any], Any]
+"""Returns an array or a tensor (uint8)."""
 
 
 class Workers:
@@ -211,7 +212,7 @@ class SharedMemory:
             buffer = self.reuse(needed) or self.grow(needed)
         found = np.frombuffer(buffer.content, dtype=np.uint8, count=needed).reshape(shape)
         # Runs in any thread, also within the lock: appending needs none.
-        weakref.finalize(found, self.free.append, buffer).atexit = False
+        weakref.finalize(found, self.free.append, buffer)
         return buffer.offset, found
 
     def reuse(self, needed: int) -> Buffer | None:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +28,7 @@ from allmlp.data.preprocessing import (
     read_preprocessing,
 )
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
+from allmlp.data.workers import Workers
 from allmlp.device import as_dtype, own_device, warn_of_slow_format
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
@@ -36,7 +37,9 @@ from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
 from allmlp.prediction.staging import Staging
+from allmlp.spec import Size
 from allmlp.tasks.task import Normalize
+from allmlp.threads import limit
 from allmlp.weights.bundled import model_path
 from allmlp.weights.folder import CONFIG, WEIGHTS, load
 from allmlp.weights.pretrained import pretrained
@@ -123,22 +126,16 @@ class ImagePredictor:
         `source` is a path, the bytes of an image file or a function that returns them, a PIL image, or uint8 pixels: a
         numpy array (h w c, or h w) or a tensor (c h w).
         """
-        if callable(source) and not hasattr(source, "getexif"):
-            source = source()
-        if isinstance(source, (str, os.PathLike)):
-            try:
-                source = read_regular(source)
-            except OSError as reason:
-                raise UserError(f"cannot read it: {reason.strerror}") from None
-        if isinstance(source, bytes):
-            return decode_image(source, self.img_size, self.decoding)
-        image = source if hasattr(source, "getexif") else pil_image(source)
-        try:
-            return as_tensor(crop_and_resize(image, self.img_size, self.decoding, None))
-        except OSError as reason:  # PIL decodes lazily
-            raise CorruptImage(one_line(reason)) from reason
+        return read_image(self.img_size, self.decoding, source)
 
     decode = read
+
+    @cached_property
+    def workers(self) -> Workers:
+        """Workers that read images."""
+        return Workers(
+            partial(read_image, self.img_size, self.decoding), (self.decoding.channels, *self.img_size), limit()
+        )
 
     @torch.inference_mode()
     def outputs(self, images: list[Tensor]) -> Tensor:
@@ -185,6 +182,24 @@ def without_head(model: EncoderModel) -> EncoderModel:
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("head.")}
     bare.load_state_dict(state, assign=True)
     return bare.eval().requires_grad_(False)
+
+
+def read_image(size: Size, decoding: Decode, source: Any) -> Tensor:
+    """As `ImagePredictor.read`."""
+    if callable(source) and not hasattr(source, "getexif"):
+        source = source()
+    if isinstance(source, (str, os.PathLike)):
+        try:
+            source = read_regular(source)
+        except OSError as reason:
+            raise UserError(f"cannot read it: {reason.strerror}") from None
+    if isinstance(source, bytes):
+        return decode_image(source, size, decoding)
+    image = source if hasattr(source, "getexif") else pil_image(source)
+    try:
+        return as_tensor(crop_and_resize(image, size, decoding, None))
+    except OSError as reason:  # PIL decodes lazily
+        raise CorruptImage(one_line(reason)) from reason
 
 
 def pil_image(pixels: Any) -> Any:

@@ -1,24 +1,29 @@
-"""Answers for any number of inputs in bounded memory: threads decode the next batches while the model computes one."""
+"""Answers for any number of inputs in bounded memory: workers decode the next batches while the model computes one."""
 
 from __future__ import annotations
 
-from collections import deque
+import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from allmlp.data.prefetch import read_ahead
+from allmlp.data.workers import Workers
 from allmlp.errors import UserError
 from allmlp.prediction.inputs import Item
-from allmlp.prediction.predictor import CPU_BATCH_SIZE, Predictor
+from allmlp.prediction.predictor import CPU_BATCH_SIZE, ImagePredictor, Predictor
 from allmlp.threads import Threads, limit
 
+T = TypeVar("T")
 GPU_BATCH_SIZE = 256
 """By default."""
+AHEAD = 2
+"""Batches that are decoded while one is computed."""
 
 
 class Answer(NamedTuple):
@@ -33,7 +38,7 @@ def predictions(
 ) -> Iterator[Answer]:
     """The `top_k` predictions of each input, in order."""
     compute = partial(predictor.predict, top_k=top_k)
-    return answers(items, predictor.decode, compute, batch_size, predictor.device)
+    return answers(items, predictor.decode, compute, batch_size, predictor.device, pixel_workers(predictor))
 
 
 def features(predictor: Predictor, items: Iterable[Item], batch_size: int | None = None) -> Iterator[Answer]:
@@ -42,7 +47,12 @@ def features(predictor: Predictor, items: Iterable[Item], batch_size: int | None
     def compute(decoded: list[Any]) -> np.ndarray:
         return predictor.embed(decoded).cpu().numpy()
 
-    return answers(items, predictor.read, compute, batch_size, predictor.device)
+    return answers(items, predictor.read, compute, batch_size, predictor.device, pixel_workers(predictor))
+
+
+def pixel_workers(predictor: Predictor) -> Workers | None:
+    """Workers that decode images; None for texts."""
+    return predictor.workers if isinstance(predictor, ImagePredictor) else None
 
 
 def answers(
@@ -51,42 +61,51 @@ def answers(
     compute: Callable[[list[Any]], Iterable[Any]],
     batch_size: int | None,
     device: torch.device = torch.device("cpu"),
+    workers: Workers | None = None,
 ) -> Iterator[Answer]:
     """Yield the results of compute(batch) on decoded inputs; an error for inputs that cannot be decoded.
 
-    Inputs i batch_size to (i + 1) batch_size are one batch, even if some cannot be decoded. At most two batches, and
-    one input per decoding thread, are read ahead.
+    Inputs i batch_size to (i + 1) batch_size are one batch, even if some cannot be decoded. They are decoded by
+    `workers`, if there are any: tensors of uint8.
     """
     is_cpu = device.type == "cpu"
     size = batch_size or (CPU_BATCH_SIZE if is_cpu else GPU_BATCH_SIZE)
-    source, threads, workers = iter(items), Threads(active=is_cpu), limit()
-    pending: deque[tuple[Item, Future[Any]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
-    threads_before = torch.get_num_threads()
+    threads, threads_before = Threads(active=is_cpu), torch.get_num_threads()
+    pool = ThreadPoolExecutor(limit(), thread_name_prefix="decode")
 
-    def read_ahead() -> None:
-        for item in islice(source, 2 * size + workers - len(pending)):
-            pending.append((item, pool.submit(attempt, decode, item.source)))
+    def read(batch: list[Item]) -> tuple[list[Item], list[Any]]:
+        sources = [item.source for item in batch]
+        if workers is None:
+            return batch, [*pool.map(partial(attempt, decode), sources)]
+        pixels, failed = workers.map(sources, portable=all(map(is_portable, sources)))
+        decoded: list[Any] = [*torch.from_numpy(pixels)]
+        for position in failed:
+            decoded[position] = attempt(decode, sources[position])
+        return batch, decoded
 
+    batches = read_ahead(read, chunks(items, size), AHEAD)
     try:
-        read_ahead()
-        while pending:
-            batch = [pending.popleft() for _ in range(min(size, len(pending)))]
-            decoded = [future.result() for _, future in batch]
+        for batch, decoded in batches:
             usable = [value for value in decoded if not isinstance(value, UserError)]
-            read_ahead()  # the inputs of the previous batch can be freed now
             try:
                 with threads:
                     results = iter(compute(usable) if usable else ())
             except torch.OutOfMemoryError as reason:
                 raise UserError(f"batches of {size} do not fit into memory: use a smaller --batch-size") from reason
-            for (item, _), value in zip(batch, decoded, strict=True):
+            for item, value in zip(batch, decoded, strict=True):
                 failed = isinstance(value, UserError)
                 yield Answer(item, None, str(value)) if failed else Answer(item, next(results))
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        batches.close()
+        pool.shutdown()
         if is_cpu:
             torch.set_num_threads(threads_before)
+
+
+def is_portable(source: Any) -> bool:
+    """Whether a source can be sent to another process: a path, or a function of `Inputs` that reads bytes."""
+    return isinstance(source, (str, os.PathLike, partial))
 
 
 def values(found: Iterable[Answer]) -> Iterator[Any]:
@@ -97,7 +116,7 @@ def values(found: Iterable[Answer]) -> Iterator[Any]:
         yield answer.value
 
 
-def chunks(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def chunks(values: Iterable[T], size: int) -> Iterator[list[T]]:
     """Consecutive values, `size` at a time."""
     source = iter(values)
     return iter(lambda: list(islice(source, size)), [])
