@@ -74,10 +74,8 @@ class Workers:
         """
         processes = self.ready_processes(len(items)) if portable else None
         if processes is not None:
-            try:
+            with suppress(WorkerEnded):
                 return processes.map(items)
-            except WorkerEnded as reason:
-                log.warning("%s: images are now decoded by threads", reason)
         return self.map_in_threads(items)
 
     def map_in_threads(self, items: Sequence[Any]) -> tuple[np.ndarray, list[int]]:
@@ -158,6 +156,8 @@ class WorkerProcesses:
         if reason:
             log.debug("images are decoded by threads, because processes cannot start: %s", reason)
         self.is_ready = not reason
+        if reason:
+            self.close()
 
     def map(self, items: Sequence[Any]) -> tuple[np.ndarray, list[int]]:
         """As `Workers.map`. The memory is used again when nothing refers to the array any more."""
@@ -174,8 +174,10 @@ class WorkerProcesses:
             connection.send(job)
             return connection.recv()
         except (EOFError, OSError) as reason:
+            if self.is_ready:
+                log.warning("a process that decodes images has ended: they are now decoded by threads")
             self.is_ready = False
-            raise WorkerEnded("a process that decodes images has ended") from reason
+            raise WorkerEnded from reason
         finally:
             self.idle.put(connection)
 
@@ -240,7 +242,11 @@ def run(memory: int, first: int, *others: int) -> None:
     warnings.simplefilter("ignore")
     control = Connection(first)
     try:
-        function = pickle.loads(control.recv_bytes())
+        sent = control.recv_bytes()
+    except EOFError:  # it could not be pickled
+        return
+    try:
+        function = pickle.loads(sent)
         import torch
 
         torch.set_num_threads(1)
