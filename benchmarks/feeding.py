@@ -11,13 +11,13 @@ JPEG and raw pixels with a short side of 256. For each:
 
 - stages: processor time of one thread per image, for reading, decoding, cropping and resizing, and writing into the
   batch; of a batch, the time of its copy to the device
-- threads: images per second that 1, 4 and all threads prepare for training
+- workers: images per second that 1, 4 and all workers prepare for training; 4 and more are processes (on Linux)
 - train, eval, predict: images per second of `Loader` with the training step, of `eval_batches` and of `predict`, each
   beside the same computation on tensors that are on the device already, in turns, and the best of its turns
 
 Text is measured as tokens per second of a tokenizer in all threads, and of rows that were tokenized once.
 
-Cores: the number that would prepare as many images as the computation takes, at the speed per core of the most threads.
+Cores: the number that would prepare as many images as the computation takes, at the speed per core of the most workers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import argparse
 import io
 import json
 import os
+import sys
 import tarfile
 import tempfile
 import time
@@ -33,6 +34,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ from allmlp.data.resample import crop_box
 from allmlp.data.sampler import Batch, Loader, Sampler, eval_batches
 from allmlp.data.shard_writer import ShardFormat, write_shards
 from allmlp.data.shards import ShardImages, Shards
+from allmlp.data.workers import PROCESSES_AFTER, Workers
 from allmlp.device import default_dtype
 from allmlp.errors import UserError
 from allmlp.files import write_atomically
@@ -76,6 +79,8 @@ SHORT_SIDE = 256
 TURNS = 2
 WARMUP = 5
 """Batches before a measurement: more than are read ahead."""
+START_LIMIT = 60.0
+"""Seconds until processes must have started."""
 
 
 # --- images ------------------------------------------------------------------------------------------------
@@ -109,13 +114,24 @@ def write_photographs(folder: Path, images: int) -> None:
 
 @contextmanager
 def without_simplejpeg(active: bool) -> Iterator[None]:
-    kept = direct.simplejpeg
-    if active:
-        direct.simplejpeg = lambda: None  # type: ignore[assignment]
-    try:
+    """Let its import fail, also in the processes that decode: they get the search path of this one."""
+    if not active:
         yield
-    finally:
-        direct.simplejpeg = kept
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "simplejpeg.py").write_text("raise ImportError\n")
+        sys.path.insert(0, folder)
+        forget_simplejpeg()
+        try:
+            yield
+        finally:
+            sys.path.remove(folder)
+            forget_simplejpeg()
+
+
+def forget_simplejpeg() -> None:
+    sys.modules.pop("simplejpeg", None)
+    direct.simplejpeg.cache_clear()
 
 
 # --- timing ------------------------------------------------------------------------------------------------
@@ -202,11 +218,22 @@ def stages(split: ShardImages, device: torch.device, batch_size: int, count: int
     return {name: 1e3 * seconds for name, seconds in (found | {"transfer": min(times)}).items()}
 
 
-def thread_rates(data: Shards, seconds: float, most: int) -> dict[int, float]:
-    """Images per second that so many threads prepare for training, in batches of 64."""
+def wait_for_processes(workers: Callable[[], Workers], prepare: Callable[[], object]) -> None:
+    """Call `prepare`, which has images decoded, until processes decode them where there will be processes."""
+    end = time.monotonic() + START_LIMIT
+    for _ in range(-(-PROCESSES_AFTER // 64)):
+        prepare()
+    while (started := workers().processes) and not started.is_ready and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def worker_rates(data: Shards, seconds: float, most: int) -> dict[int, float]:
+    """Images per second that so many workers prepare for training, in batches of 64."""
     found = {}
     for workers in sorted({1, min(4, most), most}):
         train = data.replace(num_workers=workers).load().train
+        assert isinstance(train, ShardImages)
+        wait_for_processes(train.workers, partial(train.fetch, torch.arange(64) % len(train)))
         loader = Loader(train, Sampler(len(train), 64, 0), torch.device("cpu"))
         batches = (len(batch.indices) for batch in loader.steps(0, 10**9))
         found[workers] = rate(batches, seconds, torch.device("cpu"))
@@ -388,7 +415,15 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             dataset = shards.load()
             row: dict[str, Any] = {"source": name, "bytes": float(dataset.train.sizes.mean())}  # type: ignore[attr-defined]
             row["stages_ms"] = stages(dataset.train, device, options.batch_size)  # type: ignore[arg-type]
-            row["threads"] = thread_rates(shards, options.seconds, most)
+            row["workers"] = worker_rates(shards, options.seconds, most)
+            images = dataset.train
+            assert isinstance(images, ShardImages)
+            wait_for_processes(images.workers, partial(images.fetch, torch.arange(64) % len(images)))
+            if "predict" in uses:
+                predictor = predicting.predictor
+                assert isinstance(predictor, ImagePredictor)
+                first_batch = partial(deque, islice(predicting.fed(dataset), 1), 0)
+                wait_for_processes(partial(getattr, predictor, "workers"), first_batch)
             for use, one in uses.items():
                 best = {"tensors": 0.0, "fed": 0.0}
                 for _ in range(TURNS):
@@ -412,11 +447,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def describe(row: dict[str, Any], most: int) -> str:
     """A few lines about a source."""
-    per_core = row["threads"][most] / most
+    per_core = row["workers"][most] / most
     parts = ", ".join(f"{name} {value:.3f}" for name, value in row["stages_ms"].items())
     lines = [
         f"{row['source']}: {row['bytes'] / 1e3:.0f} kB per image; ms per image: {parts}",
-        "  threads: " + ", ".join(f"{count}: {value:,.0f}/s" for count, value in row["threads"].items()),
+        "  workers: " + ", ".join(f"{count}: {value:,.0f}/s" for count, value in row["workers"].items()),
     ]
     for use in ("train", "eval", "predict"):
         if use in row:
@@ -435,7 +470,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--source", default="", help="labeled images [default: made for this]")
     parser.add_argument("--images", type=int, default=2048, help="training images that are made")
-    parser.add_argument("--workers", type=int, default=0, help="decoding threads [default: the cores of the process]")
+    parser.add_argument("--workers", type=int, default=0, help="decoding workers [default: the cores of the process]")
     parser.add_argument("--uses", default="train,eval,predict,text", help="what is measured")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a measurement")
     parser.add_argument("--out", type=Path, help="file for the record (JSON)")

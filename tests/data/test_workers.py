@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +21,9 @@ from PIL import Image
 from allmlp.data import workers
 from allmlp.data.decode import Decode
 from allmlp.data.image_folder import ImageFolder
+from allmlp.data.shards import Shard, Shards
 from allmlp.data.workers import SharedMemory, Workers, split
-from allmlp.prediction.inputs import fetch
+from allmlp.prediction.inputs import Inputs, fetch
 from allmlp.prediction.predictor import read_image
 from allmlp.prediction.stream import is_portable
 
@@ -181,7 +184,23 @@ def test_images_are_the_same(tmp_path: Path, at_once: None) -> None:
 
 
 def test_portable_sources(tmp_path: Path) -> None:
-    assert is_portable("cat.jpg") and is_portable(tmp_path) and is_portable(partial(fetch, len))
+    """Not what Python cannot send, or what has threads, as the file systems of fsspec."""
+    random = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for number in range(20):
+            content = io.BytesIO()
+            Image.fromarray(random).save(content, "PNG")
+            for suffix, data in (("png", content.getvalue()), ("cls", b"%d" % (number % 2))):
+                info = tarfile.TarInfo(f"{number}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    store.pipe("/shards/train-0.tar", (tmp_path / "train-0.tar").read_bytes())
+    for place, portable in ((str(tmp_path), True), ("memory://shards", False)):
+        assert {is_portable(item.source) for item in Inputs([place], "images")} == {portable}
+        images = Shards(place, test_fraction=0.0, cache=str(tmp_path)).load().train
+        assert getattr(images, "split", images).is_portable is portable
+    assert is_portable("cat.jpg") and is_portable(tmp_path)
     assert not is_portable(b"") and not is_portable(lambda: b"") and not is_portable(torch.zeros(1))
 
 
@@ -190,6 +209,6 @@ def test_predictions_by_processes(tmp_path: Path, at_once: None) -> None:
     """What `predict` sends: paths, and functions that read bytes of shards."""
     file = tmp_path / "one.png"
     Image.fromarray(fill(9).transpose(1, 2, 0)).save(file)
-    made = started(partial(read_image, SHAPE[1:], Decode(crop_pct=1.0)))  # type: ignore[arg-type]
-    found, failed = made.map([file, tmp_path / "none.png", partial(fetch, file.read_bytes)])
+    made = started(partial(read_image, SHAPE[1:], Decode(crop_pct=1.0)))
+    found, failed = made.map([file, tmp_path / "none.png", partial(fetch, partial(Shard(str(file)).read, 0, 10**6))])
     assert failed == [1] and (found[[0, 2]] == 9).all()

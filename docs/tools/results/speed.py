@@ -217,7 +217,7 @@ def feeding(name: str = "feeding") -> str:
         cells = [f"{row['bytes'] / 1e3:,.0f}", *(f"{time:.2f}" for time in times), f"{1e3 / sum(times):,.0f}"]
         for use in uses:
             fed, tensors = row[use]["fed"], row[use]["tensors"]
-            cores = tensors / row["threads"][str(found["workers"])] * found["workers"]
+            cores = tensors / row["workers"][str(found["workers"])] * found["workers"]
             cells.append(f"{fed:,.0f} of {tensors:,.0f}, {percent(fed / tensors, 0)}; {cores:.0f} cores")
         rows.append((row["source"], *cells))
     header = ("kB", *(f"{stage}, ms" for stage in stages), "images/s of a core")

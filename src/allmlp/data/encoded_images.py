@@ -40,6 +40,9 @@ CONTENT_SAMPLES = 64
 class EncodedImages:
     """A split of encoded images; subclasses implement `read` and `name`."""
 
+    is_portable = True
+    """Whether `read` works in forked processes."""
+
     def __init__(self, labels: Tensor, img_size: tuple[int, int], decode: Decode, num_workers: int) -> None:
         self.labels, self.img_size, self.decode, self.num_workers = labels, img_size, decode, num_workers
         self.members: list[int] | None = None
@@ -71,7 +74,7 @@ class EncodedImages:
     def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> LabeledImages:
         used = indices.tolist()
         rows = uniforms.tolist() if uniforms is not None else [None] * len(used)
-        pixels, failed = self.workers().map([*zip(used, rows, strict=True)])
+        pixels, failed = self.workers().map([*zip(used, rows, strict=True)], self.is_portable)
         for position in failed:
             used[position], pixels[position] = self.decode_or_next(used[position], rows[position])
         with torch.inference_mode(False):

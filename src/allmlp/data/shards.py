@@ -156,6 +156,7 @@ class ShardImages(EncodedImages):
         super().__init__(torch.from_numpy(labels), img_size, decode, num_workers)
         self.shards, self.offsets, self.sizes = shards, offsets, sizes
         self.bounds = np.cumsum([0] + [len(entries.labels) for entries in indexes])
+        self.is_portable = not any(shard.remote for shard in shards)  # fsspec has threads
 
     def locate(self, index: int) -> tuple[Shard, int, int]:
         shard = self.shards[np.searchsorted(self.bounds, index, side="right") - 1]

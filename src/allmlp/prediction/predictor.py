@@ -37,7 +37,6 @@ from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
 from allmlp.prediction.staging import Staging
-from allmlp.spec import Size
 from allmlp.tasks.task import Normalize
 from allmlp.threads import limit
 from allmlp.weights.bundled import model_path
@@ -184,7 +183,7 @@ def without_head(model: EncoderModel) -> EncoderModel:
     return bare.eval().requires_grad_(False)
 
 
-def read_image(size: Size, decoding: Decode, source: Any) -> Tensor:
+def read_image(size: tuple[int, int], decoding: Decode, source: Any) -> Tensor:
     """As `ImagePredictor.read`."""
     if callable(source) and not hasattr(source, "getexif"):
         source = source()

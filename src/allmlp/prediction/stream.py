@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from allmlp.data.prefetch import read_ahead
+from allmlp.data.shards import Shard
 from allmlp.data.workers import Workers
 from allmlp.errors import UserError
 from allmlp.prediction.inputs import Item
@@ -104,8 +105,11 @@ def answers(
 
 
 def is_portable(source: Any) -> bool:
-    """Whether a source can be sent to another process: a path, or a function of `Inputs` that reads bytes."""
-    return isinstance(source, (str, os.PathLike, partial))
+    """Whether a forked process can read a source: a path, or a part of a shard on a local disk (see `Inputs`)."""
+    if isinstance(source, partial):
+        owner = getattr(getattr(source.args[0], "func", None), "__self__", None)
+        return isinstance(owner, Shard) and not owner.remote
+    return isinstance(source, (str, os.PathLike))
 
 
 def values(found: Iterable[Answer]) -> Iterator[Any]:
