@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from PIL import Image
 
 from allmlp.data.dataset import ImageDataset, labels_of
-from allmlp.data.image_files import ImageFiles, LabeledFile, name_groups
+from allmlp.data.image_files import FileNames, ImageFiles, LabeledFile, name_groups
 from allmlp.data.image_folder import ImageFolder
 from allmlp.data.image_table import ImageTable
 from allmlp.errors import UserError
@@ -257,3 +259,10 @@ def test_images_of_a_table_that_are_missing(tmp_path: Path) -> None:
     train = table(tmp_path / "images", "file,label", rows)
     with pytest.raises(UserError, match="unknown label 'w' in the test split"):
         read_table(train, test=str(test))
+
+
+def test_names_in_one_buffer() -> None:
+    names = ["a/b.png", "", "straße 1.jpg", os.fsdecode(b"not \xff utf8.png")]
+    kept = FileNames(names)
+    assert [*kept] == names and len(kept) == 4 and kept[2] == names[2]
+    assert [*pickle.loads(pickle.dumps(kept))] == names and not [*FileNames([])]

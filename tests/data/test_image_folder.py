@@ -67,7 +67,7 @@ def test_two_folders(test: str, tmp_path: Path) -> None:
     fill(tmp_path / test, "cat", "dog", count=1, kind="jpg")
     data = read(tmp_path)
     assert data.class_names == ("cat", "dog") and len(data.train) == 6 and len(data.test) == 2
-    assert files(data.train).files[:2] == ["cat/0.png", "cat/1.png"]
+    assert [*files(data.train).files][:2] == ["cat/0.png", "cat/1.png"]
     images, labels = data.train.fetch(torch.tensor([5, 0, 5]))
     assert images.shape == (3, 3, 8, 8) and images.dtype == torch.uint8 and labels.tolist() == [1, 0, 1]
     assert torch.equal(images[0], images[2]) and not torch.equal(images[0], images[1])

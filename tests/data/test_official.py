@@ -22,7 +22,7 @@ def test_pets(tmp_path: Path) -> None:
     assert dataset.class_names == ("Abyssinian", "american bulldog", "Bombay") and dataset.validation is None
     assert labels_of(dataset.train).tolist() == [0] * 3 + [1] * 3 + [2] * 3
     assert labels_of(dataset.test).tolist() == [0, 1, 2]
-    assert dataset.test.files == ["Abyssinian_4.jpg", "american_bulldog_4.jpg", "Bombay_4.jpg"]  # type: ignore[attr-defined]
+    assert [*dataset.test.files] == ["Abyssinian_4.jpg", "american_bulldog_4.jpg", "Bombay_4.jpg"]  # type: ignore[attr-defined]
 
 
 def test_pets_in_their_usual_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,9 +42,9 @@ def test_flowers(tmp_path: Path) -> None:
     dataset = data.replace(img_size=(16, 16)).load()
     assert dataset.class_names == ("1", "2", "3") and dataset.validation is None
     assert labels_of(dataset.train).tolist() == [0, 1, 2] * 3 and labels_of(dataset.test).tolist() == [0, 1, 2]
-    assert dataset.test.files == [f"image_0000{number}.jpg" for number in (1, 2, 3)]
+    assert [*dataset.test.files] == [f"image_0000{number}.jpg" for number in (1, 2, 3)]
     apart = data.replace(train_on_val=False).load()
-    assert len(apart.train) == 6 and apart.validation.files == [f"image_0000{number}.jpg" for number in (4, 5, 6)]
+    assert len(apart.train) == 6 and [*apart.validation.files] == [f"image_0000{number}.jpg" for number in (4, 5, 6)]
 
 
 def test_flowers_that_name_images_without_a_label(tmp_path: Path) -> None:

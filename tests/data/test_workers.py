@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
@@ -136,6 +137,18 @@ def test_without_processes_there_are_threads(
         time.sleep(0.1)
     until(lambda: not (children() - before))
     assert made.processes and not made.processes.is_ready
+
+
+@needs_processes
+def test_a_system_without_room_for_processes(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    made = Workers(fill, SHAPE, 4)
+    for _ in range(2):
+        found, failed = made.map([1, 2])
+        assert not failed and found[:, 0, 0, 0].tolist() == [1, 2] and made.processes is None
 
 
 def test_few_workers_are_threads(at_once: None) -> None:

@@ -177,7 +177,7 @@ def test_every_speed_that_is_missing_can_be_measured(tmp_path: Path) -> None:
 
 
 def test_records_of_other_tables_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ResMLP-24 at batch size 256 is in another record of an H200; only CaiT-M48 compiled is left of ResMLP's table 1."""
+    """ResMLP-24 at batch size 256 is in another record of an H200; a compiled CaiT-M48 is left of ResMLP's table 1."""
     monkeypatch.setattr(bench, "environment", lambda device: {"device": "NVIDIA H200"})
     portion = bench.Portion(tmp_path, bench.torch.device("cpu"), 0.0)
     left = {

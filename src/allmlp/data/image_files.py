@@ -7,11 +7,12 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from allmlp.data.dataset import Data, ImageDataset
@@ -245,7 +246,7 @@ class ImageFiles(EncodedImages):
         self, root: Path, listed: list[LabeledFile], img_size: tuple[int, int], decode: Decode, num_workers: int = 0
     ) -> None:
         super().__init__(torch.tensor([label for _, label in listed], dtype=torch.int64), img_size, decode, num_workers)
-        self.root, self.files = root, [file for file, _ in listed]
+        self.root, self.files = root, FileNames(file for file, _ in listed)
 
     def read(self, index: int) -> bytes:
         try:
@@ -259,3 +260,20 @@ class ImageFiles(EncodedImages):
     def content(self) -> Iterator[Any]:
         yield os.fsencode("\n".join(self.files))
         yield from super().content()
+
+
+class FileNames:
+    """Names in one buffer, whose memory forked processes share; that of strings they copy, with reference counts."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        encoded = [*map(os.fsencode, names)]
+        self.ends, self.buffer = np.cumsum([0, *map(len, encoded)]), b"".join(encoded)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> str:
+        return os.fsdecode(self.buffer[self.ends[index] : self.ends[index + 1]])

@@ -47,6 +47,7 @@ PROCESSES_AFTER = 1000
 """Items that threads compute first: fewer take less time than the start of the processes."""
 AT_ONCE_THREAD, AT_ONCE_PROCESS = 4, 16
 """Maximum number of items in one job. A job of one takes a tenth longer in a thread, as it is handed over."""
+NO_PROCESSES = "images are decoded by threads, because processes cannot start: %s"
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from allmlp.data.workers import run; "
     "run(*map(int, sys.argv[2:]))"
@@ -65,6 +66,7 @@ class Workers:
         self.function, self.shape, self.count, self.pid = function, tuple(shape), count, os.getpid()
         self.threads = ThreadPoolExecutor(count, thread_name_prefix="decode")
         self.lock, self.computed = threading.Lock(), 0
+        self.may_fork = count >= PROCESSES_FROM and are_processes_supported()
         self.processes: WorkerProcesses | None = None
 
     def map(self, items: Sequence[Any], portable: bool = True) -> tuple[np.ndarray, list[int]]:
@@ -88,11 +90,13 @@ class Workers:
         """The processes, if they are ready; they are started when enough items have been computed."""
         with self.lock:
             self.computed += items
-            if self.computed < PROCESSES_AFTER or self.count < PROCESSES_FROM or not are_processes_supported():
-                return None
-            if self.processes is None:
-                self.processes = WorkerProcesses(self.function, self.shape, self.count)
-        return self.processes if self.processes.is_ready else None
+            if self.processes is None and self.may_fork and self.computed >= PROCESSES_AFTER:
+                try:
+                    self.processes = WorkerProcesses(self.function, self.shape, self.count)
+                except OSError as reason:  # too many files or processes, or forbidden in this container
+                    log.debug(NO_PROCESSES, reason)
+                    self.may_fork = False
+        return self.processes if self.processes and self.processes.is_ready else None
 
 
 def split(items: int, workers: int, most: int) -> list[range]:
@@ -154,7 +158,7 @@ class WorkerProcesses:
         except Exception as error:  # what cannot be pickled raises many types
             reason = one_line(error) or type(error).__name__
         if reason:
-            log.debug("images are decoded by threads, because processes cannot start: %s", reason)
+            log.debug(NO_PROCESSES, reason)
         self.is_ready = not reason
         if reason:
             self.close()
@@ -254,7 +258,12 @@ def run(memory: int, first: int, *others: int) -> None:
         control.send(one_line(reason) or type(reason).__name__)
         return
     for place, number in enumerate(others):
-        if os.fork() == 0:
+        try:
+            child = os.fork()
+        except OSError as reason:
+            control.send(one_line(reason))
+            return
+        if child == 0:
             for other in (first, *others[place + 1 :]):
                 os.close(other)
             try:
