@@ -3,10 +3,11 @@
     PYTHONPATH=docs/tools python -m paper_tables.bench mixer_table1 gmlp_table2 --minutes 9
 
 Every model of all given tables runs eagerly first, then in the mode in which its package is fastest, each time from the
-cheapest model of a table to the most expensive one: when the time is up, an eager row is better than none. The records docs/logs/bench_TABLE.json,
-bench_TABLE_2.json ... are written after every model; `make tables` reads them. Called again, it measures what no record
-of this device has. A model that fails or takes longer than LIMIT is recorded with that reason, which the table prints,
-and is not tried again in that mode; delete the record to do so. Rows without a preset are left out.
+cheapest model of a table to the most expensive one: when the time is up, an eager row is better than none. The records
+docs/logs/bench_TABLE.json, bench_TABLE_2.json ... are written after every model; `make tables` reads them. Called
+again, it measures what no record of this device has. A model that fails or takes longer than LIMIT is recorded with
+that reason, which the table prints, and is not tried again in that mode; delete the record to do so. Rows without a
+preset are left out.
 """
 
 from __future__ import annotations
