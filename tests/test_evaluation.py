@@ -25,7 +25,7 @@ from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
-from allmlp.evaluation import ClassResult, Evaluation, evaluate_model
+from allmlp.evaluation import ClassResult, Evaluation, classifier_outputs, evaluate_model
 from allmlp.labeled_inputs import fit, image_inputs
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.seq2seq import resmlp_seq2seq
@@ -192,6 +192,14 @@ def test_data_in_memory_by_name(tmp_path: Path) -> None:
     best = logits.topk(5).indices
     assert found.metrics["top5_accuracy"] == pytest.approx(float((best == labels[:, None]).any(1).double().mean()))
     assert found.data == "the test split of digits" and found.examples == len(test)
+
+
+def test_of_equally_probable_classes_the_first_count() -> None:
+    """An untrained classifier, which gives all classes the same probability, does not have all of them in its top 5."""
+    labels, equal = torch.arange(12), torch.full((12, 12), 1 / 12)
+    match = match_classes(tuple(map(str, range(12))), tuple(map(str, range(12))))
+    (_, predicted, _, _, in_top5), _ = classifier_outputs(equal, labels, match)
+    assert predicted.tolist() == [0] * 12 and in_top5.tolist() == [True] * 5 + [False] * 7
 
 
 def test_images_in_memory_are_resized_and_cropped() -> None:

@@ -106,6 +106,31 @@ def test_generation_equals_that_of_transformers(tmp_path: Path) -> None:
     assert written == tokenizer.decode([*ids[1:], *expected]) and len(expected) > 3
 
 
+@pytest.mark.parametrize("family", ["gpt2_tiny", "llama_tiny"])
+@pytest.mark.parametrize(
+    ("special", "start", "ends", "pad"),
+    [
+        (("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), 258, 259, 256),
+        (("<|endoftext|>",), 256, 256, None),
+        (("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"), 256, [257, 258], None),
+        ((), None, None, None),
+    ],
+    ids=["ours", "gpt2", "llama", "none"],
+)
+def test_a_model_for_transformers_knows_the_tokens_that_start_and_end_a_text(
+    family: str, special: tuple[str, ...], start: int, ends: int | list[int], pad: int, tmp_path: Path
+) -> None:
+    """By default transformers starts and ends texts with the ids of the published models."""
+    transformers = pytest.importorskip("transformers")
+    model = allmlp.create(family, overrides={"stem.vocab_size": 261, "depth": 1})
+    allmlp.save(model, tmp_path / "ours")
+    if special:
+        hub_tokenizer(tmp_path / "ours", *special)
+    convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), to="hf")
+    found = transformers.AutoConfig.from_pretrained(tmp_path / "theirs")
+    assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (start, ends, pad)
+
+
 def test_the_end_of_a_turn_ends_the_text_and_padding_is_never_chosen(tmp_path: Path) -> None:
     hub_tokenizer(tmp_path, "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
     tokenizer = load_tokenizer(tmp_path)

@@ -126,6 +126,7 @@ def test_staged_models_are_beside_isotropic_ones(logs: Path) -> None:
     assert "| ResMLP, three stages | `cifar10_resmlp_staged` | 7.19 M | 3 | 12 | 96.00 ± 2.48 % |" in text
     assert "| gMLP, isotropic | `cifar10_gmlp` | 7.19 M | 2 | 12 | 95.00, 96.00 % |" in text
     assert "| plain MLP | `cifar10_mlp` | - | 0 | - | - |" in text
+    assert "| Caterpillar-Mi, published |  | 5.9 M |  |  | 95.54 % (CIFAR-100: 79.41 %) |" in text
 
 
 def test_tables_of_studies_from_partial_records(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

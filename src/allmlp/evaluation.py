@@ -374,7 +374,8 @@ def classifier_outputs(probabilities: Tensor, labels: Tensor, match: ClassMatch)
         probabilities = merged.index_add_(1, columns, probabilities)
     confidence, predicted = probabilities.max(1)
     own = probabilities.gather(1, labels.clamp(min=0)[:, None])
-    in_top5 = (probabilities > own).sum(1) < 5
+    earlier = torch.arange(probabilities.shape[1], device=probabilities.device) < labels[:, None]  # as `predicted`, b k
+    in_top5 = ((probabilities > own) | ((probabilities == own) & earlier)).sum(1) < 5
     return (labels, predicted, confidence, -own[:, 0].clamp(min=TINY).log(), in_top5), probabilities
 
 

@@ -43,8 +43,8 @@ loop.train(runs.quiet().replace(sharding="fsdp", keep_checkpoints=5), out, "cpu"
 
 @pytest.mark.slow
 def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(launcher: Launcher, tmp_path: Path) -> None:
-    """Two torchruns of two processes each. All processes of one are killed, and so is torchrun; the two of the other
-    resume from the checkpoint that four have written, with the losses of a single process.
+    """Two torchruns of four processes each. All processes of one are killed, and so is torchrun; the four of the other
+    resume from the checkpoint that eight have written, with the losses of a single process.
     """
     train(runs.quiet(), tmp_path / "one", "cpu")
     script, out = tmp_path / "script.py", tmp_path / "out"
@@ -52,7 +52,7 @@ def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(launcher: Laun
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "2"]
+    command = ["--nnodes", "1:2", "--nproc-per-node", "4", "--max-restarts", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
     launches, waits = [], "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=4"
     for node in (0, 1):
@@ -61,7 +61,7 @@ def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(launcher: Laun
     codes = launcher.run(launches)
     assert codes == [0, -signal.SIGKILL], (tmp_path / "node0.log").read_text()[-3000:]
     shards = {folder.name: len(list(folder.glob("*.distcp"))) for folder in checkpoint.complete(out)}
-    assert shards["step-000000004"] == 4 and shards["step-000000012"] == 2
+    assert shards["step-000000004"] == 8 and shards["step-000000012"] == 4
     assert losses(out) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 

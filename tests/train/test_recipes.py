@@ -1,4 +1,4 @@
-"""Every recipe trains one step; recipes and the bundled model from the command line."""
+"""Every recipe trains a few steps; recipes and the bundled model from the command line."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_recipe_has_the_published_hyperparameters(name: str) -> None:
         assert run.schedule.warmup_fraction * steps == pytest.approx(WARMUP_STEPS[name])
 
 
-# --- one step of every recipe ---------------------------------------------------------------------------------
+# --- a few steps of every recipe ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -267,10 +267,10 @@ def study_runs() -> dict[str, Run]:
 ALL_RUNS = RUNS | study_runs()
 
 
-def one_small_step(run: Run, files: Path) -> Run:
-    """One step of a narrow block with other teachers; still with the data of the run."""
+def a_few_small_steps(run: Run, files: Path) -> Run:
+    """Three steps of a narrow block with other teachers; still with the data of the run."""
     changes: dict[str, Any] = {"model": small_model(run.model), "task": small_task(run.task, files)}
-    changes |= {"batch_size": 4, "grad_accum_steps": 1, "budget": Budget(steps=1), "compile": False}
+    changes |= {"batch_size": 4, "grad_accum_steps": 1, "budget": Budget(steps=3), "compile": False}
     changes |= {"log_every": 100, "eval_every": 100, "save_every": 100}
     return run.replace(**changes, init_from=None, lora=None)
 
@@ -279,7 +279,7 @@ def distinct_steps() -> dict[str, Run]:
     """Those of ALL_RUNS whose small steps differ: not those of models that differ in width and depth alone."""
     found: dict[str, str] = {}
     for name, run in ALL_RUNS.items():
-        step, kind = one_small_step(run, Path()), run.task.dataset_type
+        step, kind = a_few_small_steps(run, Path()), run.task.dataset_type
         if kind in SMALL_DATA and not isinstance(run.data, OxfordPets | Flowers102):
             # Of the data, what the run decides on; the size of images is that of the model.
             data = Noise(1, (1, 1)) if kind is ImageDataset else SMALL_DATA[kind](step, Path())
@@ -298,9 +298,9 @@ def test_every_recipe_is_written_and_read() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "run"), STEPS.items(), ids=STEPS)
-def test_recipe_trains_one_step(name: str, run: Run, files: Path, tmp_path: Path) -> None:
+def test_recipe_trains_a_few_steps(name: str, run: Run, files: Path, tmp_path: Path) -> None:
     """With other data and teachers, and one narrow block; the task decides on the type of data and on the metrics."""
-    run = one_small_step(run, files)
+    run = a_few_small_steps(run, files)
     run = run.replace(data=small_data(run, files))
     metrics = loop.train(run, tmp_path, "cpu")
     assert metrics and all(math.isfinite(value) for value in metrics.values())

@@ -34,6 +34,7 @@ from allmlp.report.tables import (
     PaperRow,
     PaperTable,
 )
+from allmlp.spec import override
 from paper_tables import language, vision
 from paper_tables.measurements import LoggedFigure, attempts, measurements, speeds
 from paper_tables.published import Cell, PublishedColumn, PublishedRow, PublishedTable, cell_of
@@ -161,9 +162,12 @@ def figure(column: PublishedColumn, row: PublishedRow, found: dict[tuple[str, st
 
 
 def spec_of(model: str) -> ModelSpec:
-    """NAME; NAME@SIZE, the same at another image size or sequence length; NAME/PATCH, with another patch size."""
-    name, size, patch = re.fullmatch(r"([^@/]+)(?:@(\d+))?(?:/(\d+))?", model).groups()  # type: ignore[union-attr]
+    """NAME; NAME@SIZE, the same at another image size or sequence length; NAME/PATCH, with another patch size;
+    NAME+MIXER, with another token mixer.
+    """
+    name, size, patch, mixer = re.fullmatch(r"([^@/+]+)(?:@(\d+))?(?:/(\d+))?(?:\+(\w+))?", model).groups()  # type: ignore[union-attr]
     spec = preset(name).spec
+    spec = override(spec, "block.token", mixer) if mixer else spec
     if size:
         spec = spec.configure(**{"img_size" if spec.input_size else "seq_len": int(size)})
     return spec.configure(patch_size=int(patch)) if patch else spec

@@ -23,7 +23,7 @@ class PublishedColumn(NamedTuple):
 class PublishedRow(NamedTuple):
     label: str
     model: str = ""
-    """A preset, or NAME@SIZE, NAME/PATCH; empty where the library has no such model."""
+    """A preset, or NAME@SIZE, NAME/PATCH, NAME+MIXER; empty where the library has no such model."""
     recipe: str = ""
     """The recipe that trains it as published, if there is one."""
     cells: tuple[str, ...] = ()

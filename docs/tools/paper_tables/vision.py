@@ -280,13 +280,15 @@ TABLES = (
         "lecture on Transformers and MLPs (Jordao)",
         (PublishedColumn("complexity"), PublishedColumn("MACs M of one mixing", "token_macs", published=False)),
         read("""
-        Recurrent      |                 | O(n d^2)
-        Convolutional  | resmlp_s12_conv | O(k n d^2)
-        Self-Attention | vit_s16         | O(n^2 d)
+        Recurrent      | resmlp_s12+TokenLstm | O(n d^2)
+        Convolutional  | resmlp_s12_conv      | O(k n d^2)
+        Self-Attention | vit_s16              | O(n^2 d)
         """),
         (
             "Counted for one block with 196 patches (attention: 197 tokens), d = 384 and k = 9. Attention includes its "
-            "four projections, O(n d^2), which are four fifths of its cost at this length.",
+            "four projections, O(n d^2), which are four fifths of its cost at this length. Recurrent: an LSTM, whose "
+            "four gates read input and state, 8 n d^2.",
+            "How time and memory grow with n is measured by benchmarks/growth.py: docs/guides/properties.md.",
         ),
     ),
     PublishedTable(

@@ -446,6 +446,9 @@ def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -
     """Write a folder for transformers' from_pretrained. In a model with a head, the keys of the body have a prefix."""
     head = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "head.")
     config = json.loads(files[CONFIG])
+    if config["architectures"][0] in causal.PREFIXES:
+        config |= causal.token_ids(files.get("tokenizer.json", ""))
+        files = {**files, CONFIG: json.dumps(config, indent=2)}
     prefix = f"{config['model_type']}." if any(name.startswith(head) for name in tensors) else ""
     prefix = (causal.PREFIXES | series.PREFIXES).get(config["architectures"][0], prefix)
     path.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ and two for the gated MLP, where this library has one each.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allmlp.data.tokenizer import (
+    CLS_TOKEN,
+    END_TOKENS,
+    PAD_TOKEN,
+    SEP_TOKEN,
+    START_TOKENS,
+    TURN_ENDS,
+)
 from allmlp.errors import UserError
 from allmlp.layers.act import Act
 from allmlp.layers.block import Block
@@ -244,3 +253,18 @@ def configuration(family: str, spec: Encoder, act: str) -> dict[str, Any]:
         "mlp_bias": channel.linear_bias,
         "attention_dropout": attention.dropout,
     }
+
+
+def token_ids(tokenizer: str) -> dict[str, Any]:
+    """The fields of config.json with the ids of a tokenizer.json that start, end and pad a text. Those that are not
+    known are null: transformers would use the ids of the published models, which are other tokens here.
+    """
+    try:
+        known = {token["content"]: token["id"] for token in json.loads(tokenizer)["added_tokens"]}
+    except (ValueError, TypeError, KeyError):  # `write` copies the file as it is
+        known = {}
+    start = next((known[token] for token in (CLS_TOKEN, *START_TOKENS) if token in known), None)
+    ends = [known[token] for token in (SEP_TOKEN, *END_TOKENS) if token in known][:1]
+    ends += [known[token] for token in TURN_ENDS if token in known]
+    end = ends if len(ends) > 1 else next(iter(ends), None)
+    return {"bos_token_id": start, "eos_token_id": end, "pad_token_id": known.get(PAD_TOKEN)}
