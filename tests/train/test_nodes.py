@@ -8,13 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.run import get_args_parser
 
 from allmlp import checkpoint
+from allmlp.plan.estimate import Job, checkpoint_bytes
+from allmlp.plan.memory import memory
 from allmlp.recipes import recipes
+from allmlp.run import Run
+from allmlp.spec import override
 from allmlp.training import train
 from train import runs
 from train.launcher import TESTS, Launcher
@@ -44,7 +52,8 @@ loop.train(runs.quiet().replace(sharding="fsdp", keep_checkpoints=5), out, "cpu"
 @pytest.mark.slow
 def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(launcher: Launcher, tmp_path: Path) -> None:
     """Two torchruns of four processes each. All processes of one are killed, and so is torchrun; the four of the other
-    resume from the checkpoint that eight have written, with the losses of a single process.
+    resume from the checkpoint that eight have written, with the losses of a single process, and every process holds
+    what `allmlp plan` predicts.
     """
     train(runs.quiet(), tmp_path / "one", "cpu")
     script, out = tmp_path / "script.py", tmp_path / "out"
@@ -63,6 +72,30 @@ def test_a_node_dies_and_the_other_one_goes_on_with_its_processes(launcher: Laun
     shards = {folder.name: len(list(folder.glob("*.distcp"))) for folder in checkpoint.complete(out)}
     assert shards["step-000000004"] == 8 and shards["step-000000012"] == 4
     assert losses(out) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    for step, processes in ((4, 8), (12, 4)):
+        check_plan(runs.quiet(), processes, stored_bytes(out / "checkpoints" / f"step-{step:09}"))
+
+
+def stored_bytes(folder: Path) -> list[int]:
+    """Bytes of weights, their average and the optimizer's moments that each process has written, the smallest first."""
+    metadata, found = FileSystemReader(folder).read_metadata(), Counter[str]()
+    for place, storage in metadata.storage_data.items():
+        tensor = metadata.state_dict_metadata[place.fqn]
+        if isinstance(tensor, TensorStorageMetadata) and tensor.size.numel() > 1 and place.index is not None:
+            chunk = tensor.chunks[place.index]
+            if tensor.properties.dtype.is_floating_point:
+                found[storage.relative_path] += chunk.sizes.numel() * tensor.properties.dtype.itemsize
+    return sorted(found.values())
+
+
+def check_plan(run: Run, processes: int, stored: list[int]) -> None:
+    """`allmlp plan` predicts what the largest process holds, and the size of the checkpoint."""
+    model = override(run.model, "head.num_classes", 4)
+    options: dict[str, Any] = {"optim": run.optim, "ema": run.ema_decay is not None}
+    planned = memory(model, run.batch_size // processes, gpus=processes, sharding="fsdp", **options)
+    assert stored[-1] == planned.weights + planned.optimizer_state + planned.ema and len(stored) == processes
+    job = Job("quiet", model, "resmlp", samples=64, epochs=1, gpus=processes, batch_size=24, **options)
+    assert sum(stored) == checkpoint_bytes(job)
 
 
 # --- Slurm ----------------------------------------------------------------------------------------------------
