@@ -130,7 +130,8 @@ def without_simplejpeg(active: bool) -> Iterator[None]:
 
 
 def forget_simplejpeg() -> None:
-    sys.modules.pop("simplejpeg", None)
+    if sys.modules.get("simplejpeg"):
+        del sys.modules["simplejpeg"]
     direct.simplejpeg.cache_clear()
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import runpy
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,7 +48,7 @@ def test_the_plain_script_shares_no_code_with_the_benchmark() -> None:
 @pytest.mark.slow
 def test_the_plain_script_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("timm")
-    options = "--models gmlp_ti16 --batch-size 1 --device cpu --sides eager,fast --calls 1 --rounds 2"
+    options = "--models mixer_s32 --batch-size 1 --device cpu --sides eager,fast --calls 1 --rounds 2"
     monkeypatch.setattr(sys, "argv", ["plain.py", *options.split()])
     runpy.run_path(str(ROOT / "plain.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
@@ -221,7 +222,7 @@ def test_feeding_in_miniature(
     for name, value in {"HEIGHT": 60, "WIDTH": 80, "DISTINCT": 4, "SHORT_SIDE": 40, "TURNS": 1, "WARMUP": 1}.items():
         monkeypatch.setattr(script, name, value)
     monkeypatch.setattr(script, "text", lambda seconds: {"tokenized_per_s": 1.0})
-    monkeypatch.setattr(script.direct, "simplejpeg", lambda: None)
+    monkeypatch.setattr(script.direct, "simplejpeg", cache(lambda: None))
     out = tmp_path / "feeding.json"
     options = f"--device cpu --model mixer_nano --batch-size 4 --images 12 --workers 2 --seconds 0.01 --out {out}"
     monkeypatch.setattr(sys, "argv", ["feeding.py", *options.split()])
@@ -231,10 +232,10 @@ def test_feeding_in_miniature(
     assert list(rows) == ["JPEG, Pillow", "JPEG 40", "raw 40"] and record["text"] == {"tokenized_per_s": 1.0}
     for row in rows.values():
         assert list(row["stages_ms"]) == ["read", "decode", "resize", "store", "transfer"]
-        assert all(value >= 0 for value in row["stages_ms"].values()) and list(row["threads"]) == ["1", "2"]
+        assert all(value >= 0 for value in row["stages_ms"].values()) and list(row["workers"]) == ["1", "2"]
         assert all(row[use][side] > 0 for use in ("train", "eval", "predict") for side in ("tensors", "fed"))
     assert rows["raw 40"]["bytes"] == 3 * 40 * 53 + len("P6\n53 40\n255\n") and record["environment"]["commit"]
-    row = {"source": "x", "bytes": 1e3, "stages_ms": {"read": 1.0}, "threads": {1: 50.0, 4: 100.0}}
+    row = {"source": "x", "bytes": 1e3, "stages_ms": {"read": 1.0}, "workers": {1: 50.0, 4: 100.0}}
     assert "500 of      1,000 images/s,  50%; 0 MB/s; 40.0 cores" in script.describe(
         row | {"train": {"tensors": 1000.0, "fed": 500.0}}, 4
     )

@@ -30,15 +30,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from allmlp.errors import one_line
-
-if sys.platform != "win32":
-    from multiprocessing.connection import Connection
 
 log = logging.getLogger("allmlp.data")
 PROCESSES_FROM = 4
@@ -118,7 +116,7 @@ def fill(found: np.ndarray, first: int, items: Sequence[Any], function: Function
 
 def are_processes_supported() -> bool:
     """Whether this system can fork processes and share anonymous files."""
-    return hasattr(os, "memfd_create") and bool(sys.executable)
+    return sys.platform == "linux" and bool(sys.executable)
 
 
 class WorkerEnded(RuntimeError):
@@ -207,7 +205,8 @@ class SharedMemory:
     """Buffers in an anonymous file that grows; a buffer is free when nothing refers to its array."""
 
     def __init__(self) -> None:
-        self.file, self.size, self.lock = os.memfd_create("allmlp"), 0, threading.Lock()
+        self.file = os.memfd_create("allmlp") if sys.platform == "linux" else -1
+        self.size, self.lock = 0, threading.Lock()
         self.free: deque[Buffer] = deque()
         weakref.finalize(self, os.close, self.file)
 
@@ -246,35 +245,39 @@ def run(memory: int, first: int, *others: int) -> None:
     warnings.simplefilter("ignore")
     control = Connection(first)
     try:
+        function = load(control)
+        if function is not None and sys.platform == "linux":
+            for place, number in enumerate(others):
+                if os.fork() == 0:
+                    for other in (first, *others[place + 1 :]):
+                        os.close(other)
+                    try:
+                        answer(Connection(number), memory, function)
+                    finally:
+                        os._exit(0)
+                os.close(number)
+            control.send("")
+            with suppress(ChildProcessError):
+                while True:
+                    os.wait()
+    except OSError as reason:  # no room for another process
+        control.send(one_line(reason))
+
+
+def load(control: Connection) -> Function | None:
+    """The function, and what it imports; None if it cannot be loaded, which the sender is told."""
+    try:
         sent = control.recv_bytes()
     except EOFError:  # it could not be pickled
-        return
+        return None
     try:
-        function = pickle.loads(sent)
         import torch
 
         torch.set_num_threads(1)
+        return pickle.loads(sent)
     except Exception as reason:  # such as a class of the user's script
         control.send(one_line(reason) or type(reason).__name__)
-        return
-    for place, number in enumerate(others):
-        try:
-            child = os.fork()
-        except OSError as reason:
-            control.send(one_line(reason))
-            return
-        if child == 0:
-            for other in (first, *others[place + 1 :]):
-                os.close(other)
-            try:
-                answer(Connection(number), memory, function)
-            finally:
-                os._exit(0)
-        os.close(number)
-    control.send("")
-    with suppress(ChildProcessError):
-        while True:
-            os.wait()
+        return None
 
 
 def answer(connection: Connection, memory: int, function: Function) -> None:
