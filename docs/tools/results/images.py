@@ -85,9 +85,10 @@ def measured(found: list[Record]) -> tuple[str, str, str, str]:
 
 
 def staged() -> str:
-    if not any(study("cifar10_staged", row) for row in STAGED):
+    found = {row: study("cifar10_staged", row) for row in STAGED}
+    if not any(found.values()):
         return "Not run yet."
-    rows = [(*staged_names(row), *measured(study("cifar10_staged", row))) for row in STAGED]
+    rows = [(*staged_names(row), *measured(records)) for row, records in found.items() if records]
     flat = [(f"{FAMILIES[row][0]}, isotropic", *FAMILIES[row][1:2], *measured(study("cifar10", row))) for row in FLAT]
     published = [("Caterpillar-Mi, published", "", "5.9 M", "", "", "95.54 % (CIFAR-100: 79.41 %)")]
     return table(("model", "recipe", "parameters", "n", "epochs", "test accuracy"), rows + flat + published)
