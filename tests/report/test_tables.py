@@ -190,6 +190,14 @@ def test_sizes_of_mixer_are_those_of_the_presets() -> None:
         assert tuple(map(str, ours)) == row.cells[:6]
 
 
+def test_sizes_of_llama_are_those_of_the_presets(stored: dict[str, PaperTable]) -> None:
+    *rows, parameters = stored["llama3_sizes"].rows
+    for row in rows:
+        ours = [str(round(value)) if isinstance(value, float) else value for value in row.ours]
+        assert [str(text).lower() for text in ours] == [text.lower() for text in row.published]
+    assert parameters.ours == pytest.approx([8030.261248, 70553.706496, 405853.388800])
+
+
 # --- counted and measured ----------------------------------------------------------------------------------
 
 
