@@ -194,7 +194,7 @@ def counts() -> dict[str, tuple[int, int]]:
 def parameters(row: PublishedRow) -> Figure:
     if not row.model:
         return NO_MODEL
-    printed = None if row.model.startswith("hf:") else preset(re.split("[@/]", row.model)[0]).published
+    printed = None if ":" in row.model else preset(re.split("[@/]", row.model)[0]).published
     if printed is not None and not printed.head:
         cost = cost_of(row.model)
         return (cost.parameters - cost.head_parameters) / 1e6
