@@ -91,6 +91,11 @@ def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tupl
     classes = tuple(name for name in names if name in filled)
     if not classes:
         raise UserError(f"{root} has no images ({', '.join(sorted(SUFFIXES))})")
+    if all(name.casefold() in SPLIT_NAMES for name in classes):
+        raise UserError(
+            f"{root / classes[-1]} has no folders of classes: the images of each class must be in a folder of its own, "
+            "or listed in a table with the columns image and label"
+        )
     if len(classes) == 1:
         raise UserError(f"{root} has only one class, {classes[0]!r}: at least two are needed")
     numbers = {name: number for number, name in enumerate(classes)}
