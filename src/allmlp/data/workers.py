@@ -31,6 +31,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -229,7 +230,7 @@ class SharedMemory:
     def take(self, shape: Sequence[int]) -> tuple[int, np.ndarray]:
         """Offset in the file, and a uint8 array. Its buffer is used again when nothing refers to it or its views."""
         needed = math.prod(shape)
-        length = max(1 << (needed - 1).bit_length(), mmap.ALLOCATIONGRANULARITY)
+        length = buffer_length(needed)
         with self.lock:
             free = self.free[length]
             buffer = free.pop() if free else self.grow(length)
@@ -244,6 +245,10 @@ class SharedMemory:
         os.ftruncate(self.file, offset + length)
         self.size += length
         return offset, mmap.mmap(self.file, length, offset=offset)
+
+
+def buffer_length(needed: int) -> int:
+    return max(1 << (needed - 1).bit_length(), mmap.ALLOCATIONGRANULARITY)
 
 
 def create_file() -> int:
@@ -294,7 +299,12 @@ def answer(connection: Connection, memory: int, function: Function) -> None:
     while True:
         job: Job = connection.recv()
         os.chdir(job.folder)
-        length = math.prod(job.shape)
-        content = mmap.mmap(memory, length, offset=job.offset)
-        found = np.frombuffer(content, dtype=np.uint8, count=length).reshape(job.shape)
+        needed = math.prod(job.shape)
+        found = map_buffer(memory, job.offset, buffer_length(needed))[:needed].reshape(job.shape)
         connection.send(fill(found, job.first, job.items, function))
+
+
+@cache
+def map_buffer(memory: int, offset: int, length: int) -> np.ndarray:
+    """A buffer of `SharedMemory`; mapping it for each job would take a hundredth longer."""
+    return np.frombuffer(mmap.mmap(memory, length, offset=offset), dtype=np.uint8)
