@@ -6,6 +6,7 @@ import ctypes
 import gc
 import io
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -186,8 +187,12 @@ def test_a_system_without_room_for_processes(at_once: None, monkeypatch: pytest.
         assert not failed and found[:, 0, 0, 0].tolist() == [1, 2] and made.processes is None
 
 
-def test_few_workers_are_threads(at_once: None) -> None:
-    made = Workers(fill, SHAPE, 2)
+@pytest.mark.parametrize(("count", "daemon"), [(2, False), (4, True)])
+def test_few_workers_and_those_of_a_data_loader_are_threads(
+    count: int, daemon: bool, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": daemon})
+    made = Workers(fill, SHAPE, count)
     made.map([1])
     assert made.processes is None
 
