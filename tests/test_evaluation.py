@@ -99,7 +99,8 @@ def test_the_test_folder_is_evaluated_where_there_is_one(model: Path, tmp_path: 
 
 
 def test_one_class_is_enough(model: Path, tmp_path: Path) -> None:
-    found = evaluate_model(str(model), str(photos(tmp_path / "photos", ("cat",))), device="cpu")
+    folder = photos(photos(tmp_path / "photos", ("cat", "unlabeled")), ("notes",), each=0)  # as training ignores them
+    found = evaluate_model(str(model), str(folder), device="cpu")
     assert found.examples == 4 and found.metrics["majority"] == 1.0
 
 
