@@ -119,7 +119,6 @@ class ParallelCorpus(TextData):
         )
 
     def load_test(self, tokenizer: Tokenizer) -> TranslationDataset:
-        """The test pairs alone, for a trained model; they stand in for the training split."""
         tests = self.read_tests()
         pairs = [pair for _, found in tests for pair in found]
         test, references = self.encode(pairs, 0, tokenizer), tuple(target for _, target in pairs)

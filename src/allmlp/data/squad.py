@@ -206,6 +206,11 @@ class Squad(TextData):
             raise UserError(f"{self.train} has no training question whose answer is in its context")
         return build_dataset(kept, test_questions, tokenizer, self.windows)
 
+    def load_test(self, tokenizer: Tokenizer) -> SquadDataset:
+        questions = encode(read(self.test), tokenizer, self.max_query_length)
+        test = test_split(questions, tokenizer, self.windows)
+        return SquadDataset(test, test, tokenizer, self.windows, questions, questions)
+
 
 # --- reading -----------------------------------------------------------------------------------------------
 
@@ -305,8 +310,12 @@ def build_dataset(
     windows: WindowConfig,
 ) -> SquadDataset:
     train = InMemory(*train_batch(train_questions, tokenizer, windows), batch_type=SquadTrainBatch)
-    test = InMemory(*eval_batch(test_questions, tokenizer, windows), batch_type=SquadEvalBatch)
+    test = test_split(test_questions, tokenizer, windows)
     return SquadDataset(train, test, tokenizer, windows, train_questions, test_questions)
+
+
+def test_split(questions: list[TokenizedQuestion], tokenizer: Tokenizer, windows: WindowConfig) -> InMemory:
+    return InMemory(*eval_batch(questions, tokenizer, windows), batch_type=SquadEvalBatch)
 
 
 def train_batch(questions: Sequence[TokenizedQuestion], tokenizer: Tokenizer, windows: WindowConfig) -> SquadTrainBatch:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.dataset import Data
+from allmlp.data.dataset import Data, Dataset
 from allmlp.data.paths import cache_folder
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.errors import UserError, one_line, require
@@ -81,6 +81,10 @@ class TokenizerConfig(Spec):
 
 class TextData(Data, abstract=True):
     """Text with a field `tokenizer`; when a run starts from a model, that model's tokenizer is used."""
+
+    def load_test(self, tokenizer: Tokenizer) -> Dataset:
+        """The test examples alone, for a trained model; they stand in for the training split."""
+        raise NotImplementedError
 
     def for_model(self, folder: str) -> Self:
         config: TokenizerConfig = self.tokenizer  # type: ignore[attr-defined]
