@@ -95,8 +95,8 @@ class DinoModule(TaskModule):
             at_size = partial(pooled_features, model) if convolutional else ForwardAtSize(model, spec.crops.local_size)
             self.local_student = at_size
         self.register_buffer("center", torch.zeros(spec.out_dim))
-        # Mean teacher outputs, summed over the forward passes since the last optimizer step.
-        self.output_sum, self.passes = torch.zeros(spec.out_dim, device=model.device), 0
+        # Teacher outputs, summed over the global crops since the last optimizer step.
+        self.output_sum, self.num_outputs = torch.zeros(spec.out_dim, device=model.device), 0
 
     def pairs(self) -> tuple[tuple[nn.Module, nn.Module], ...]:
         """Teacher and student of the model and of the projection head."""
@@ -112,7 +112,7 @@ class DinoModule(TaskModule):
         images, spec = batch.examples.images, self.spec
         if isinstance(next(self.student.parameters()), DTensor):
             raise UserError("DINO resizes whole token matrices, which sharding=fsdp splits: use sharding=ddp")
-        self.passes += 1
+        self.num_outputs += spec.crops.num_global * len(images)
         start, end = spec.warmup_teacher_temperature, spec.teacher_temperature
         temperature = start + min(10 * context.progress, 1.0) * (end - start)
         scalars = torch.tensor([temperature, float(context.progress >= spec.freeze_last_layer)], device=images.device)
@@ -124,7 +124,7 @@ class DinoModule(TaskModule):
         with torch.no_grad():
             outputs = self.head(self.features(self.model, global_crops)).float()
             p = ((outputs - self.center) / temperature).softmax(1)
-            self.output_sum.add_(outputs.mean(0))
+            self.output_sum.add_(outputs.sum(0))
         features = [self.features(self.student, global_crops)]
         features += [self.local_student(views) for views in local_crops if self.local_student]
         logits = self.student_head(torch.cat(features), train_last_layer).float()
@@ -139,9 +139,9 @@ class DinoModule(TaskModule):
 
     @torch.no_grad()
     def after_step(self, progress: float) -> None:
-        mean = self.output_sum / self.passes
+        mean = self.output_sum / self.num_outputs
         self.output_sum.zero_()
-        self.passes = 0
+        self.num_outputs = 0
         if dist.is_initialized():
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
