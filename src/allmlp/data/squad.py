@@ -263,25 +263,14 @@ def clean(text: Any) -> str:
 def encode(examples: list[SquadExample], tokenizer: Tokenizer, max_query_length: int) -> list[TokenizedQuestion]:
     """Tokenize questions and contexts, each context once."""
     contexts = {
-        context: tokenize_context(context, tokenizer)
+        context: TokenizedContext(context, *tokenizer.encode_with_offsets(context))
         for context in dict.fromkeys(example.context for example in examples)
     }
     tokens = tokenizer.encode([example.question for example in examples])
-    shortened = (replace_pad(ids[:max_query_length], tokenizer) for ids in tokens)
     return [
-        TokenizedQuestion(ids, contexts[example.context], example.answers, example.question)
-        for ids, example in zip(shortened, examples)
+        TokenizedQuestion(ids[:max_query_length], contexts[example.context], example.answers, example.question)
+        for ids, example in zip(tokens, examples)
     ]
-
-
-def tokenize_context(text: str, tokenizer: Tokenizer) -> TokenizedContext:
-    ids, offsets = tokenizer.encode_with_offsets(text)
-    return TokenizedContext(text, replace_pad(ids, tokenizer), offsets)
-
-
-def replace_pad(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Replace [PAD] in a text by [UNK], so that it is not taken for padding."""
-    return [tokenizer.unk_token_id if number == tokenizer.pad_token_id else number for number in ids]
 
 
 def answer_tokens(context: TokenizedContext, answer: ReferenceAnswer) -> tuple[int, int] | None:
