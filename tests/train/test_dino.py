@@ -149,6 +149,8 @@ def test_unsuitable_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match="image encoders, with a pool"):
         Dino().configure_model(allmlp.create("bert_tiny").spec, Blobs().load())
     assert isinstance(selfsupervised().model.pool, MeanPool)
+    with pytest.raises(UserError, match=r"Dino\.teacher_temperature must be a number between 0\.001"):
+        Dino(teacher_temperature=0.0)
 
 
 @pytest.mark.parametrize("option", ["lora", "quantize"])
