@@ -228,11 +228,8 @@ def read(file: str) -> list[SquadExample]:
     if not file:
         raise UserError("no files: set data.train and data.test to SQuAD's JSON files")
     path = file if "://" in file else str(expand_user(file))
-    try:
-        with open_file(path) as binary:
-            content = binary.read()
-    except OSError as reason:
-        raise UserError(f"cannot read {file}: {one_line(reason)}") from None
+    with open_file(path) as binary:
+        content = binary.read()
     try:
         found = list(parse(json.loads(content)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:

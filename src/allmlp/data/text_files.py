@@ -164,9 +164,9 @@ def read(file: str, sample_by: SampleBy, text_field: str) -> Iterator[str]:
 
 @contextmanager
 def open_file(file: str) -> Iterator[IO[bytes]]:
-    """Open a file for reading bytes, decompressed according to its suffix."""
+    """Open a file for reading bytes, decompressed according to its suffix; UserError if it cannot be read."""
     suffix = Path(file).suffix.lower()
-    damaged: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+    damaged: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
     with open_raw(file) as raw:
         try:
             if suffix == ".gz":
@@ -180,7 +180,7 @@ def open_file(file: str) -> Iterator[IO[bytes]]:
             else:
                 yield raw
         except damaged as reason:
-            raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
+            raise UserError(f"cannot read {file}: {getattr(reason, 'strerror', None) or one_line(reason)}") from reason
 
 
 @contextmanager
