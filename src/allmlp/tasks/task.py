@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,11 @@ from allmlp.data.dataset import Dataset, Examples, ImageDataset
 from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
 from allmlp.models.model import Model, ModelSpec
-from allmlp.spec import Spec
+from allmlp.spec import Range, Spec
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+"""Temperatures at which probabilities can be computed in float32."""
+Temperature = Annotated[float, Range(MIN_TEMPERATURE, MAX_TEMPERATURE)]
 
 
 class Losses(NamedTuple):
