@@ -28,7 +28,7 @@ from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.files import RUN, write_atomically, write_text_atomically
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.grid import Rule, make_dynamic
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model, ModelSpec, check_merged
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, override_all, to_json
 from allmlp.weights.bundled import model_path
@@ -64,6 +64,7 @@ def save(
     model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
     if not isinstance(model, Model):
         raise UserError(f"only models of this library can be saved, not {type(model).__name__}")
+    check_merged(model)
     state = model.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     check_shapes("the model was changed: its state dict", expected_shapes(model.spec), shapes, "its spec")
