@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 import allmlp
-from allmlp.layers import Cache, ClassifierHead, FirstTokenPool, MeanPool, PatchEmbed, PooledHead, QAHead, TokenLstm
+from allmlp.layers import (
+    Cache,
+    ClassifierHead,
+    FirstTokenPool,
+    MeanPool,
+    PatchEmbed,
+    PooledHead,
+    QAHead,
+    RelativePositionBias,
+    TokenLstm,
+)
 from allmlp.models.encoder_decoder import EncoderDecoderModel
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, to_json
@@ -350,6 +360,17 @@ def test_causal_attention_with_relative_positions() -> None:
     cache = Cache()
     steps = [model(ids[:, t : t + 1], cache=cache) for t in range(12)]
     assert close(torch.cat(steps, dim=1), model(ids))
+
+
+@pytest.mark.parametrize("in_chans", [1, 3])
+def test_relative_positions_are_those_of_the_patches(in_chans: int) -> None:
+    """An image has its channels where a text has its tokens."""
+    spec = TINY_SPECS["vit_ti16"].configure(in_chans=in_chans)
+    token = spec.block.token.replace(bias=RelativePositionBias(8, 8))
+    model = spec.replace(block=spec.block.replace(token=token)).build()
+    randomize(model)
+    model(*model.dummy_inputs()).sum().backward()
+    assert (model.relative.weight.grad != 0).sum() > 8  # with distance 0 alone, one row of the table
 
 
 def test_recurrence_decodes_step_by_step_and_does_not_see_what_follows() -> None:

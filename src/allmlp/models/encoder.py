@@ -324,7 +324,8 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         if cache is not None:
             mask = cache.extend_mask(self, mask, x)
         start = 0 if cache is None else cache.length
-        bias = None if self.relative is None else self.relative(start, start + x.shape[1])
+        tokens = self.spec.stem.tokens if isinstance(self.spec.stem, PatchEmbed) else x.shape[1]
+        bias = None if self.relative is None else self.relative(start, start + tokens)
         return Context(mask, memory, memory_mask, bias, cache, documents)
 
     def check_documents(self, cache: Cache | None) -> None:

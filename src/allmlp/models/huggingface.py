@@ -248,7 +248,7 @@ class HuggingFaceModel(ExternalModel[S]):
         return [block for stage in stack for block in getattr(stage, "layers", [stage])]
 
     def set_grad_checkpointing(self, enable: bool = True) -> Self:
-        """Implemented here, as transformers supports it for few models."""
+        """Implemented here, as transformers supports it for few models. BatchNorm then counts each batch twice."""
         for block in self.blocks():
             vars(block).pop("forward", None)
             if enable:

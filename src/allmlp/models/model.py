@@ -98,9 +98,7 @@ class Model(nn.Module, Generic[S]):
         return measure(self.spec)
 
     def set_grad_checkpointing(self, enable: bool = True) -> Self:
-        """Recompute the activations of the blocks in the backward pass instead of storing them. The running averages of
-        BatchNorm then count each batch twice.
-        """
+        """Recompute the activations of the blocks in the backward pass instead of storing them."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
