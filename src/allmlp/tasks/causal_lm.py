@@ -157,7 +157,8 @@ def sample(
 def truncate(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Set all but the most probable tokens to zero, without renormalizing."""
     if top_k is not None and top_k < len(probabilities):
-        probabilities = torch.where(probabilities >= probabilities.topk(top_k).values[-1], probabilities, 0)
+        kept = probabilities.topk(top_k)  # of equal ones only as many as asked for
+        probabilities = torch.zeros_like(probabilities).scatter(0, kept.indices, kept.values)
     if top_p is not None:
         ordered, order = probabilities.sort(descending=True)
         before = (ordered.cumsum(0) - ordered) / ordered.sum()
