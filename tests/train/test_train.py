@@ -556,6 +556,9 @@ def test_another_run_does_not_replace_a_finished_one_without_checkpoints(tmp_pat
     model = (tmp_path / "model.safetensors").read_bytes()
     with pytest.raises(allmlp.UserError, match="holds another run, these fields differ: seed"):
         train(small(budget=Budget(steps=1), seed=1), tmp_path, "cpu")
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(allmlp.UserError, match="holds a model"):
+        train(small(budget=Budget(steps=1)), tmp_path, "cpu")
     assert (tmp_path / "model.safetensors").read_bytes() == model
 
 
