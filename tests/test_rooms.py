@@ -91,6 +91,7 @@ BELOW = {
         "pace",
         "threads",
         "provenance",
+        "weights",
     },
     "messages": {
         "accuracy",

@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from allmlp.data.augment import MultiCrop
@@ -57,6 +56,10 @@ class Dino(Task):
     freeze_last_layer: Rate = 0.01
     """Fraction of the run during which the last layer of the projection head is frozen."""
     knn: KnnEval = KnnEval()
+
+    @property
+    def against_fsdp(self) -> str:
+        return "it resizes whole token matrices, which FSDP splits"
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         if isinstance(model, ResNet):
@@ -110,8 +113,6 @@ class DinoModule(TaskModule):
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         images, spec = batch.examples.images, self.spec
-        if isinstance(next(self.student.parameters()), DTensor):
-            raise UserError("DINO resizes whole token matrices, which sharding=fsdp splits: use sharding=ddp")
         self.num_outputs += spec.crops.num_global * len(images)
         start, end = spec.warmup_teacher_temperature, spec.teacher_temperature
         temperature = start + min(10 * context.progress, 1.0) * (end - start)

@@ -47,6 +47,11 @@ class Task(Spec, abstract=True):
     saves_trained: ClassVar[bool] = True
     """Whether the model that has gradients is the one that is evaluated and saved."""
 
+    @property
+    def against_fsdp(self) -> str:
+        """Why the task cannot be trained with sharding=fsdp; empty if it can."""
+        return ""
+
     def check_dataset(self, dataset: Dataset) -> None:
         if not isinstance(dataset, self.dataset_type):
             kind, wanted = (cls.__doc__.split(":")[0].lower().rstrip(".") for cls in (type(dataset), self.dataset_type))  # type: ignore[union-attr]
