@@ -333,6 +333,11 @@ def test_reading_standard_input(texts: Path, command: Command, monkeypatch: pyte
     assert command("predict", texts, "-") == (2, "", "error: standard input has no texts\n")
 
 
+def test_one_input_is_counted_in_the_singular(texts: Path, tmp_path: Path, command: Command) -> None:
+    code, _, err = command("predict", texts, "the cat sat", "--out", tmp_path / "a.csv")
+    assert code == 0 and err.startswith("1 text: ")
+
+
 def test_the_bundled_model_reads_images(photos: Path, command: Command) -> None:
     code, out, _ = command("predict", photos / "0.png", "--top-k", 1)
     assert code == 0 and out.startswith(f"{photos}/0.png: ")

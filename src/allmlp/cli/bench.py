@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, billions, complete_model, console, examples, millions, next_command
+from allmlp.cli.app import app, billions, complete_model, console, examples, millions, next_command, print_json
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def bench(
     write_numbers(report, out)
     drawn = draw(report, out)
     if as_json:
-        print(json.dumps(as_dict(report), default=str))
+        print_json(as_dict(report))
     else:
         print_report(report)
         print(f"results{' and figures' if drawn else ''} in {out}")
