@@ -14,6 +14,7 @@ probe    logistic regression on the frozen features of each bundled model for su
 trainer  the Trainer of transformers with its defaults, from the same start
 simple   images: ResNet-18 from random weights, with the settings of `allmlp train DATA --model resnet18_cifar`;
          texts: TF-IDF and logistic regression
+floor    the most frequent class of the training examples
 
 Rows are written after every cell, and cells that a file already holds are not measured again.
 """
@@ -46,7 +47,7 @@ from allmlp.data.shards import Shards
 from allmlp.data.tables import read_table
 from allmlp.device import own_device
 from allmlp.errors import require
-from allmlp.files import write_atomically
+from allmlp.files import write_json_atomically
 from allmlp.head_init import HeadInit
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.models.zoo import create
@@ -59,7 +60,7 @@ from allmlp.training import train
 from allmlp.weights.start import open_start, transfer
 
 TEST_EXAMPLES = 300
-METHODS = ("ours", "probe", "trainer", "simple")
+METHODS = ("ours", "probe", "trainer", "simple", "floor")
 
 
 class Images(NamedTuple):
@@ -220,6 +221,11 @@ def simple(cell: Cell) -> float:
     return ours(cell._replace(run=choose_run(cell.data, device=cell.device, model="resnet18_cifar").run))
 
 
+def floor(cell: Cell) -> float:
+    dataset = cell.run.data.load()
+    return cell.run.task.floors(dataset, dataset.test)["majority"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="folder with the data")
@@ -256,22 +262,24 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
         choosing = time.monotonic() - began
         chosen = Cell(data, choice.run.replace(seed=seed), arguments.device, seed)
         sizes = choice.run.data.load()
+        measures = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple, "floor": floor}
         for method in missing:
             cells = {chosen.run.init_from: chosen}
             if method == "probe":
                 cells = {start: started(chosen, start) for start in STARTS[type(DATASETS[name])]}
             for start, cell in cells.items():
                 began, used = time.monotonic(), time.process_time()
-                accuracy = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple}[method](cell)
+                accuracy = measures[method](cell)
                 seconds = time.monotonic() - began + (choosing if method == "ours" else 0.0)
                 row = {"dataset": name, "seed": seed, "method": method, "accuracy": accuracy}
-                row |= {"start": None if method == "simple" else start, "train": len(sizes.train)}
+                row |= {"start": None if method in ("simple", "floor") else start, "train": len(sizes.train)}
                 row |= {"validation": len(sizes.validation or ()), "test": len(sizes.test)}
                 row |= {"seconds": round(seconds, 1), "cpu_seconds": round(time.process_time() - used, 1)}
                 row |= {"load": [round(value, 1) for value in os.getloadavg()]}
+                row |= {"commit": record["environment"]["commit"]}
                 record["rows"].append(row)
                 print(row, flush=True)
-            write_atomically(arguments.out, lambda file: file.write_text(json.dumps(record, indent=1) + "\n"))
+            write_json_atomically(arguments.out, record)
 
 
 def started(cell: Cell, start: str) -> Cell:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from allmlp.bench.timing import Timing
+from allmlp.recipes import runs
 from results import records, speed
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
@@ -193,21 +194,31 @@ def test_edge_records_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(script, "onnx", onnx)
     monkeypatch.setattr(script, "ROWS", {"tiny": [("resmlp_nano", {"depth": "1"}), ("vit_nano", {"depth": "1"})]})
-    options = f"--rows tiny --seconds 0.01 --out {tmp_path / 'edge.json'}"
+    logs = tmp_path / "new"
+    options = f"--rows tiny --seconds 0.01 --out {logs / 'edge.json'}"
     monkeypatch.setattr(sys, "argv", ["edge.py", *options.split()])
     script.main()
-    rows = json.loads((tmp_path / "edge.json").read_text())["rows"]
+    rows = json.loads((logs / "edge.json").read_text())["rows"]
     assert [(row["model"], row["side"]) for row in rows] == [
         (model, side) for model in ("resmlp_nano", "vit_nano") for side in ("eager", "onnx", "int8", "fused")
     ]
     assert calls == ["onnx", "int8"] * 2 and len({len(row["calls_s"]) for row in rows}) == 1
     assert rows[0]["macs"] == 64 * (64 * 96 + 8 * 96**2) + 64 * 48 * 96 + 96 * 10
-    monkeypatch.setattr(records, "LOGS", tmp_path)
+    monkeypatch.setattr(records, "LOGS", logs)
     records.document.cache_clear()
     lines = speed.edge().splitlines()
     records.document.cache_clear()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| resmlp_nano, depth 1", "| vit_nano, depth 1"]
     assert f"| {rows[0]['macs'] / 1e6:,.0f} M | 0.1 M |" in lines[2]
+
+
+# --- own_data.py ---------------------------------------------------------------------------------------------
+
+
+def test_own_data_has_the_most_frequent_class() -> None:
+    """30 of the 297 digits for testing are of the class that is the most frequent one in training."""
+    script, run = load("own_data"), runs("digits_mixer")["digits_mixer"]
+    assert script.floor(script.Cell(run.data, run, "cpu", 0)) == 30 / 297
 
 
 # --- feeding.py ----------------------------------------------------------------------------------------------
