@@ -51,7 +51,7 @@ from allmlp.files import write_json_atomically
 from allmlp.head_init import HeadInit
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.models.zoo import create
-from allmlp.provenance import environment
+from allmlp.provenance import commit, environment
 from allmlp.record import read_record
 from allmlp.run import Run
 from allmlp.tasks.task import TaskModule
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"rows": []}
-    record["environment"] = environment(own_device(arguments.device))
+    record.setdefault("environment", environment(own_device(arguments.device)))
     for seed in range(arguments.seeds):
         for name in arguments.datasets:
             measure(arguments, name, seed, record)
@@ -276,7 +276,7 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
                 row |= {"validation": len(sizes.validation or ()), "test": len(sizes.test)}
                 row |= {"seconds": round(seconds, 1), "cpu_seconds": round(time.process_time() - used, 1)}
                 row |= {"load": [round(value, 1) for value in os.getloadavg()]}
-                row |= {"commit": record["environment"]["commit"]}
+                row |= {"commit": commit()}
                 record["rows"].append(row)
                 print(row, flush=True)
             write_json_atomically(arguments.out, record)
