@@ -2,7 +2,7 @@
 
 python benchmarks/own_data.py data                              all datasets, five seeds
 python benchmarks/own_data.py data --datasets imagenette sst2 --seeds 1 --methods ours probe
-python benchmarks/own_data.py data --cuts cuts --methods        only cut out the examples, for another machine
+python benchmarks/own_data.py data --cuts cuts --methods        cut out the examples, for another machine
 
 `data` holds imagenette/ (tar shards), cifar10/ and cifar100/ (as published, or packed), and nlp/ with cola-train,
 cola-dev, sst2-dev, sst2-test, sick, mrpc-train and mrpc-test (.tsv.xz). A seed decides which examples are cut out, and
@@ -14,9 +14,9 @@ probe    logistic regression on the frozen features of each bundled model for su
 trainer  the Trainer of transformers with its defaults, from the same start
 simple   images: ResNet-18 from random weights, with the settings of `allmlp train DATA --model resnet18_cifar`;
          texts: TF-IDF and logistic regression
-floor    the most frequent class of the training examples
 
-Rows are written after every cell, and cells that a file already holds are not measured again.
+Rows are written after every cell, and cells that a file already holds are not measured again. Without methods only the
+accuracy of the most frequent class is written.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ from allmlp.models.zoo import create
 from allmlp.provenance import commit, environment
 from allmlp.record import read_record
 from allmlp.run import Run
+from allmlp.tasks.classify import majority_accuracy
 from allmlp.tasks.task import TaskModule
 from allmlp.tasks.tfidf import tfidf_correct
 from allmlp.training import train
 from allmlp.weights.start import open_start, transfer
 
 TEST_EXAMPLES = 300
-METHODS = ("ours", "probe", "trainer", "simple", "floor")
+METHODS = ("ours", "probe", "trainer", "simple")
 
 
 class Images(NamedTuple):
@@ -221,11 +222,6 @@ def simple(cell: Cell) -> float:
     return ours(cell._replace(run=choose_run(cell.data, device=cell.device, model="resnet18_cifar").run))
 
 
-def floor(cell: Cell) -> float:
-    dataset = cell.run.data.load()
-    return cell.run.task.floors(dataset, dataset.test)["majority"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="folder with the data")
@@ -236,7 +232,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"rows": []}
+    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"majority": {}, "rows": []}
     record.setdefault("environment", environment(own_device(arguments.device)))
     for seed in range(arguments.seeds):
         for name in arguments.datasets:
@@ -248,21 +244,24 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
     """Measure what is missing of one dataset and seed."""
     done = {row["method"] for row in record["rows"] if (row["dataset"], row["seed"]) == (name, seed)}
     missing = [method for method in arguments.methods if method not in done]
-    if not (missing or arguments.cuts):
+    if not (missing or arguments.cuts) and name in record["majority"]:
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.cuts or Path(temporary)) / f"{name}-{seed}"
         if not folder.exists():
             DATASETS[name].cut(arguments.source, folder, seed)
+        data = detect_data(str(folder)).replace(split_seed=seed)
+        dataset = data.load()
+        record["majority"][name] = majority_accuracy(labels_of(dataset.train), labels_of(dataset.test))
+        write_json_atomically(arguments.out, record)
         if not missing:
             return
-        data = detect_data(str(folder)).replace(split_seed=seed)
         began = time.monotonic()
         choice = choose_run(data, device=arguments.device)
         choosing = time.monotonic() - began
         chosen = Cell(data, choice.run.replace(seed=seed), arguments.device, seed)
         sizes = choice.run.data.load()
-        measures = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple, "floor": floor}
+        measures = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple}
         for method in missing:
             cells = {chosen.run.init_from: chosen}
             if method == "probe":
@@ -272,7 +271,7 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
                 accuracy = measures[method](cell)
                 seconds = time.monotonic() - began + (choosing if method == "ours" else 0.0)
                 row = {"dataset": name, "seed": seed, "method": method, "accuracy": accuracy}
-                row |= {"start": None if method in ("simple", "floor") else start, "train": len(sizes.train)}
+                row |= {"start": None if method == "simple" else start, "train": len(sizes.train)}
                 row |= {"validation": len(sizes.validation or ()), "test": len(sizes.test)}
                 row |= {"seconds": round(seconds, 1), "cpu_seconds": round(time.process_time() - used, 1)}
                 row |= {"load": [round(value, 1) for value in os.getloadavg()]}

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from allmlp.bench.timing import Timing
-from allmlp.recipes import runs
 from results import records, speed
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
@@ -215,10 +214,18 @@ def test_edge_records_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # --- own_data.py ---------------------------------------------------------------------------------------------
 
 
-def test_own_data_has_the_most_frequent_class() -> None:
-    """30 of the 297 digits for testing are of the class that is the most frequent one in training."""
-    script, run = load("own_data"), runs("digits_mixer")["digits_mixer"]
-    assert script.floor(script.Cell(run.data, run, "cpu", 0)) == 30 / 297
+def test_own_data_has_the_most_frequent_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the training examples, on those for testing."""
+    script = load("own_data")
+    for name, labels in {"train": "aaaaabbb" * 5, "test": "abbb" * 5}.items():
+        rows = [f"this is text {number},{label}" for number, label in enumerate(labels)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]), encoding="utf8")
+    tiny = script.Texts(("train.csv",), "test.csv", ("sentence", "label"), 100)
+    monkeypatch.setattr(script, "DATASETS", {"tiny": tiny})
+    options = f"{tmp_path} --out {tmp_path / 'own.json'} --seeds 1 --methods".split()
+    monkeypatch.setattr(sys, "argv", ["own_data.py", *options])
+    script.main()
+    assert json.loads((tmp_path / "own.json").read_text())["majority"] == {"tiny": 0.25}
 
 
 # --- feeding.py ----------------------------------------------------------------------------------------------
