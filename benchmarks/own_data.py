@@ -287,13 +287,13 @@ def started(cell: Cell, start: str) -> Cell:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Mean accuracy, its standard deviation over the seeds, and mean seconds."""
+    """Mean accuracy, its standard deviation over the seeds, and mean processor time."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         probed = row["start"] if row["method"] == "probe" else ""
         groups.setdefault((row["dataset"], row["method"], probed), []).append(row)
     for (name, method, start), found in groups.items():
-        values, seconds = [row["accuracy"] for row in found], [row["seconds"] for row in found]
+        values, seconds = [row["accuracy"] for row in found], [row["cpu_seconds"] for row in found]
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         mean = f"{statistics.mean(values):.1%} +- {spread:.1%} (n={len(found)})"
         print(f"{name:12} {method:8} {start:15} {mean}  {statistics.mean(seconds):.0f} s")
