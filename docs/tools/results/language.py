@@ -41,7 +41,7 @@ TRANSLATIONS = {
 
 def floors() -> str:
     rows = []
-    for row in document("floors").get("rows", []):
+    for row in document("floors")["rows"]:
         found = {name: value for name, value in row.items() if name not in ("data", "examples", "sha256")}
         rows.append((row["data"], f"{row['examples']:,}", ", ".join(floor(*one) for one in found.items())))
     return table(("data", "examples", "without a model"), rows)
