@@ -29,7 +29,7 @@ import torch
 from allmlp.bench.outputs import as_dict
 from allmlp.bench.runner import BenchOptions, BenchReport, Measurement
 from allmlp.errors import lookup
-from allmlp.files import write_json_atomically
+from allmlp.files import write_json_atomically, write_text_atomically
 from allmlp.models.zoo import preset
 from allmlp.provenance import environment
 from paper_tables.generate import DOCS, macs_of, published
@@ -140,7 +140,7 @@ def watch(
         ended = process.poll() is not None  # before the last look at its record
         text = made.read_text(encoding="utf8") if made.is_file() else '{"rows": []}'
         if len(rows := json.loads(text)["rows"]) > done:
-            write_json_atomically(record, text)
+            write_text_atomically(record, text)
             for row in rows[done:]:
                 rate = f"{row['rate_per_s']:,.0f} {row['unit']}/s" if row["rate_per_s"] else row["note"]
                 print(f"{row['model']}, {row['backend']}, batch {row['batch']}: {rate}", flush=True)
