@@ -71,7 +71,7 @@ def bench(
     """
     import torch
 
-    from allmlp.bench.outputs import as_dict, draw, write_numbers
+    from allmlp.bench.outputs import as_dict, draw, write_numbers, writing
     from allmlp.bench.runner import PRECISIONS, BenchOptions
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
@@ -102,6 +102,8 @@ def bench(
         img_size,
         seq_len,
     )
+    with writing(out):  # before anything is measured
+        pass
     report = run(
         options, log=partial(print, file=sys.stderr, flush=True), keep=lambda report: write_numbers(report, out)
     )
@@ -149,9 +151,8 @@ def print_report(report: BenchReport) -> None:
                 screen.print(Text(f"{size}batch {row.batch}, {row.name}: {words}"))
         screen.print()
     if any(row.ratio("timm best") for row in report.rows):
-        screen.print(
-            Text("x timm: speedup over the best of timm, with quartiles over rounds; at batch 1 by device time")
-        )
+        by = "; at batch 1 by device time" if any(row.ratio("timm best", "device") for row in report.rows) else ""
+        screen.print(Text(f"x timm: speedup over the best of timm, with quartiles over rounds{by}"))
     peaks = sorted(row.peak_flop_per_s / 1e9 for row in report.rows if row.peak_flop_per_s)
     if peaks:
         rate = " to ".join(dict.fromkeys(short(value) for value in (peaks[0], peaks[-1])))
