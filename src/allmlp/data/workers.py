@@ -271,9 +271,6 @@ def load(control: Connection) -> Function | None:
     except EOFError:  # it could not be pickled
         return None
     try:
-        import torch
-
-        torch.set_num_threads(1)
         return pickle.loads(sent)
     except Exception as reason:  # such as a class of the user's script
         control.send(one_line(reason) or type(reason).__name__)
