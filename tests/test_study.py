@@ -541,6 +541,7 @@ def test_seconds_until_a_loss_has_fallen_to_a_target() -> None:
         assert runner.is_better(metric, 0.1, math.nan) and not runner.is_better(metric, math.nan, 0.1)
 
 
+@pytest.mark.slow
 def test_costs_and_seconds_to_a_target(fake: Path, tmp_path: Path) -> None:
     """Accuracies of a curve cross the target between 10 and 40 seconds; the inference rate is that of the model."""
     pytest.importorskip("matplotlib")

@@ -346,7 +346,7 @@ def test_large_images_do_not_delay_small_ones(folder: Path) -> None:
     """Images with many pixels are decoded in threads of their own, and refused once they would wait too long."""
     service = load_service(folder)
     assert isinstance(service, ImageService)
-    small, large, long = (encode(scene(*size)) for size in ((30, 20), (2300, 1900), (2**16 + 1, 1)))
+    small, large, long = (encode(Image.new("RGB", size)) for size in ((30, 20), (2300, 1900), (2**16 + 1, 1)))
     assert (service.measure(small), service.measure(large), service.measure(b"x")) == (600, 4_370_000, 0)
     begun, go, decode = threading.Event(), threading.Event(), service.predictor.decode
 

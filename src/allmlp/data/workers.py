@@ -272,9 +272,6 @@ def run(memory: int, first: int, *others: int) -> None:
     control = Connection(first)
     try:
         function = pickle.loads(control.recv_bytes())
-        import torch
-
-        torch.set_num_threads(1)
         for place, number in enumerate(others):
             if os.fork() == 0:
                 for other in (first, *others[place + 1 :]):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -380,9 +380,10 @@ class Runner:
                     self.active.remove(active)
                     self.give_up(active)
                     return
-            if self.show is not None and self.active:
+            if self.show is not None:
                 self.show(self.active[0].last_line)
-            time.sleep(0.1)
+            with suppress(subprocess.TimeoutExpired):  # of several runs, the others are looked at ten times a second
+                self.active[0].process.wait(0.1)
 
     def finish(self, active: Process) -> None:
         """Record a run that has ended."""
