@@ -10,7 +10,7 @@ import torch
 
 import allmlp
 from allmlp.cli import main
-from allmlp.data.class_names import imagenet_classes
+from allmlp.data.class_names import imagenet_classes, imagenet_numbers
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.evaluation import evaluate_model
 from allmlp.models.mixer import mixer
@@ -90,7 +90,23 @@ def test_imagenet_v2(tmp_path: Path) -> None:
         (folder / str(answers[number]) / f"{number}.jpeg").write_bytes(images[number])
     found = evaluate_model(str(model), str(folder), device="cpu")
     right = 10 + sum(answer == number for number, answer in enumerate(answers))
-    assert found.examples == 22 and found.metrics["accuracy"] == pytest.approx(right / 22)
+    assert found.examples == 22 and found.metrics["accuracy"] == pytest.approx(right / 22) and not found.notes
+
+
+def test_some_classes_of_imagenet_v2(imagenet: Path, tmp_path: Path) -> None:
+    """Numbers are those of ImageNet's classes if the model has these, however they are named."""
+    image, names = encode(scene(30, 30, 7), "JPEG"), [", ".join(names) for names in imagenet_classes().values()]
+    own = int(allmlp.predict(imagenet, [image], device="cpu")[0][0].label)
+    for number in (0, own, 999):
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        (tmp_path / str(number) / "image.jpeg").write_bytes(image)
+    found = evaluate_model(str(imagenet), str(tmp_path), device="cpu")
+    correct = {row.name: row.correct for row in found.class_results}
+    assert correct["tench"] == (own == 0) and sum(correct.values()) == 1 and found.metrics["accuracy"] < 1
+    assert "as in ImageNet-V2: 0 is tench" in found.notes[0]
+    assert imagenet_numbers(["0", "12"], names) == {"0": ["0"], "12": ["12"]}
+    assert not imagenet_numbers(["0", "12"], names[::-1])
+    assert not imagenet_numbers(["0", "1000"], names) and not imagenet_numbers(["00", "1"], names)
 
 
 # --- linear probes on several datasets ------------------------------------------------------------------------

@@ -112,6 +112,7 @@ GATES = [
     for causal in (False, True)
     for attention in (None, TinyAttention(2))
 ]
+GATES.append(SpatialGatingUnit(causal=True, attention=TinyAttention(2, rotary=RotaryPositions())))
 
 
 def prepared(module: nn.Module) -> nn.Module:
@@ -348,6 +349,8 @@ def test_relative_position_bias_checks_its_fields() -> None:
         Attention(6, num_kv_heads=4)
     with pytest.raises(allmlp.UserError, match="heads of an even size, not 1"):
         Attention(4, rotary=RotaryPositions()).build(CTX)
+    with pytest.raises(allmlp.UserError, match="an even number of channels, not 5"):
+        TinyAttention(5, rotary=RotaryPositions())
     with pytest.raises(allmlp.UserError, match="low below high, not 4 and 4"):
         RotaryScaling(low=4.0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 from allmlp import parallel
 from allmlp.accuracy import wilson_interval
 from allmlp.backtest import Origin, by_origin, unseen_windows
-from allmlp.data.class_names import ClassMatch, match_classes, model_class_names, read_class_table
+from allmlp.data.class_names import ClassMatch, imagenet_numbers, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Split
 from allmlp.data.parallel_corpus import ParallelCorpus
@@ -164,10 +164,10 @@ def evaluate_model(
                 raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
             return evaluate_text_task(predictor, model, data, world, dtype, batch_size)
         inputs = text_inputs(data) if isinstance(predictor, TextPredictor) else image_inputs(data, predictor)
-        table = read_class_table(classes) if classes else None
         num_classes = predictor.probabilities([inputs.read(range(1))[0]]).shape[1]
-        names = predictor.preprocessing.class_names
-        match = match_classes(inputs.class_names, model_class_names(names, num_classes), table)
+        names = model_class_names(predictor.preprocessing.class_names, num_classes)
+        numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
+        match = match_classes(inputs.class_names, names, read_class_table(classes) if classes else numbers)
         outputs = predictor_outputs(predictor, inputs, match, world, batch_size or 64, progress, bool(own.functions))
         kept = outputs.labels >= 0
         if not kept.any():
@@ -179,9 +179,15 @@ def evaluate_model(
             match.names,
             skipped=list(inputs.corrupt().values()),
             left_out=int((outputs.labels == LEFT_OUT).sum()),
+            notes=(imagenet_note(inputs.class_names, match),) if numbers else (),
         )
         found.metrics.update(own_metrics(own, outputs.select(kept), world))
         return found
+
+
+def imagenet_note(class_names: Sequence[str], match: ClassMatch) -> str:
+    example = f"{class_names[0]} is {match.names[match.labels[0]]}"
+    return f"class names are read as numbers of ImageNet's classes, as in ImageNet-V2: {example}"
 
 
 # --- the run's own data ------------------------------------------------------------------------------------
@@ -411,6 +417,7 @@ def summarize(
     class_names: tuple[str, ...],
     skipped: list[str] | None = None,
     left_out: int = 0,
+    notes: tuple[str, ...] = (),
 ) -> Evaluation:
     labels, predicted = outputs.labels.long(), outputs.predicted.long()
     correct, total = predicted == labels, len(labels)
@@ -431,4 +438,4 @@ def summarize(
         Confusion(class_names[label], class_names[other], count, counts[label])
         for (label, other), count in zip(pairs[:, order].T.tolist(), times[order].tolist(), strict=True)
     ]
-    return Evaluation(model, data, total, metrics, results, confusions, skipped or [], left_out)
+    return Evaluation(model, data, total, metrics, results, confusions, skipped or [], left_out, notes=notes)

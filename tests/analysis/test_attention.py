@@ -64,6 +64,7 @@ LAYERS = {
     "cross": CrossAttention(2),
     "tiny": TinyAttention(5),
     "tiny, causal": TinyAttention(5),
+    "tiny, rotary": TinyAttention(4, rotary=RotaryPositions()),
 }
 
 

@@ -249,7 +249,7 @@ def cycle(kernel: int) -> Equation:
     return equation
 
 
-def rotate(x: Tensor, size: int, theta: float, slower: Callable[[float], float]) -> Tensor:
+def rotate(x: Tensor, size: int, theta: float, slower: Callable[[float], float] = lambda w: w) -> Tensor:
     """RoPE, each pair of channels a complex number that is turned; `slower` maps the frequency of a pair to another."""
     rows = []
     for i in range(x.shape[1]):
@@ -315,18 +315,22 @@ def join_heads(
     return linear(within(p, "out"), torch.cat(outputs, dim=2))
 
 
-def tiny_attention(causal: bool) -> Equation:
-    """aMLP's tiny_attn: one head, its width a third of qkv's."""
+def tiny_attention(causal: bool, theta: float | None) -> Equation:
+    """aMLP's tiny_attn: one head, its width a third of qkv's; with rotary positions unless theta is None."""
 
     def equation(p: Weights, x: Tensor, real: Tensor) -> Tensor:
         qkv = torch.einsum("bsc,oc->bso", x, p["qkv.weight"]) + p.get("qkv.bias", 0)
         q, k, v = qkv.chunk(3, dim=2)
+        if theta is not None:
+            q, k = rotate(q, q.shape[2], theta), rotate(k, k.shape[2], theta)
         return join_heads(p, q, k, v, visible(real, x.shape[1], causal), heads=1)
 
     return equation
 
 
-def gate(variant: str, toeplitz: bool, causal: bool, eps: float = 1e-6) -> Callable[..., Tensor]:
+def gate(
+    variant: str, toeplitz: bool, causal: bool, eps: float = 1e-6, theta: float | None = None
+) -> Callable[..., Tensor]:
     """gMLP, eq. 2-4 and the variants of table 3; with a tiny attention aMLP's."""
 
     def equation(p: Weights, z: Tensor, x: Tensor, real: Tensor) -> Tensor:
@@ -334,7 +338,7 @@ def gate(variant: str, toeplitz: bool, causal: bool, eps: float = 1e-6) -> Calla
         u, v = (z[..., :half], z[..., half:]) if variant == "split" else (z, z)
         f = token_linear(toeplitz, causal)(within(p, "proj"), norm(within(p, "norm"), v, eps), real)
         if attention_weights := within(p, "attention"):
-            f = f + tiny_attention(causal)(attention_weights, x, real)
+            f = f + tiny_attention(causal, theta)(attention_weights, x, real)
         return {"split": u * f, "multiplicative": u * f, "additive": u + f, "linear": f}[variant]
 
     return equation
@@ -558,6 +562,10 @@ GATES: dict[str, tuple[Any, Equation]] = {
     "gate-attention-without-bias": (
         ChannelMlp(12, inner=SpatialGatingUnit(attention=TinyAttention(5, bias=False))),
         channel_mlp(inner=gate("split", False, False)),
+    ),
+    "gate-attention-rotary": (
+        ChannelMlp(12, inner=SpatialGatingUnit(attention=TinyAttention(4, rotary=RotaryPositions(100.0)))),
+        channel_mlp(inner=gate("split", False, False, theta=100.0)),
     ),
     "gate-eps": (
         ChannelMlp(12, inner=SpatialGatingUnit(norm=LayerNorm(0.1))),

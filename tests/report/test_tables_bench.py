@@ -15,7 +15,7 @@ from allmlp.cli.app import app
 from allmlp.models.zoo import preset
 from allmlp.plan import hardware
 from allmlp.provenance import cpu_name
-from allmlp.report.tables import NOT_MEASURED
+from allmlp.report.tables import NOT_MEASURED, as_csv, as_json, markdown, terminal
 from paper_tables import bench, generate
 from paper_tables.bench import arguments, backend, groups, main
 from paper_tables.generate import published
@@ -157,8 +157,14 @@ def test_tables_print_what_is_eager_and_what_failed(portion: Bench, monkeypatch:
     assert [row.ours[0] for row in made.rows] == [NOT_MEASURED, 9.0, 9.0, 5.0, "no model"]
     assert made.notes == (
         "Not measured (images/s): Mixer: out of memory.",
-        "Measured in eager mode, which is slower: gMLP (compiled: took more than 0.02 minutes).",
+        "*: measured in eager mode, slower than compiled and with more memory; gMLP: took more than 0.02 minutes.",
     )
+    assert [row.eager for row in made.rows] == [(), (), (), ("images/s",), ()]
+    shown = terminal(made).splitlines()
+    assert any(line.startswith("gMLP") and line.endswith("5*") for line in shown)
+    assert any(line.startswith("ViT") and line.endswith("9") for line in shown)
+    assert "| 5* |" in markdown(made) and ",5,eager" in as_csv([made])
+    assert as_json(made)["rows"][3]["cells"]["images/s"] == {"published": None, "here": 5.0, "mode": "eager"}
     generate.failures.cache_clear()
 
 
@@ -184,5 +190,5 @@ def test_records_of_other_tables_count(tmp_path: Path, monkeypatch: pytest.Monke
         eager: [cell.model for group in groups("resmlp_table1", eager, portion) for cell in group]
         for eager in (True, False)
     }
-    assert left == {True: [], False: ["cait_m48_448"]}
+    assert left == {True: ["timm:dm_nfnet_f6@576"], False: ["cait_m48_448"]}
     assert "resmlp_s24" not in [cell.model for group in groups("gmlp_table2", True, portion) for cell in group]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from allmlp.files import write_text_atomically
+from allmlp.layers import Attention, ChannelMlp
 from allmlp.layers.stem import SinusoidalPositionsLayer
 from allmlp.models.catalog import read_catalog
 from allmlp.models.cost import Cost, measure
@@ -25,6 +26,7 @@ from allmlp.plan.jobs import job
 from allmlp.plan.time import training_flops
 from allmlp.report import tables as package
 from allmlp.report.tables import (
+    EAGER,
     MEASURED_HERE,
     NO_MODEL,
     NO_RECIPE,
@@ -87,6 +89,7 @@ FORMATS = {
     "token_macs": ",.1f",
     "position": ".4f",
     "gpu_hours": ",.0f",
+    "size": ",.0f",
     "speed": ",.0f",
     "memory": ",.1f",
 }
@@ -112,7 +115,8 @@ def complete(table: PublishedTable, measured: Iterable[LoggedFigure]) -> PaperTa
         cells = iter(row.cells)
         texts = tuple(next(cells, "") if column.published else "" for column in table.columns)
         ours = tuple(figure(column, row, found) for column in table.columns)
-        made.append(PaperRow(row.section, row.label, row.model, texts, ours))
+        eager = tuple(column.name for column in table.columns if is_eager(cell_of(column, row)))
+        made.append(PaperRow(row.section, row.label, row.model, texts, ours, eager))
     notes = (*table.notes, *reasons(table, made))
     columns = tuple(
         PaperColumn(column.name, column.published, column.format or FORMATS.get(column.source.partition(" ")[0], ""))
@@ -122,8 +126,8 @@ def complete(table: PublishedTable, measured: Iterable[LoggedFigure]) -> PaperTa
 
 
 def reasons(table: PublishedTable, rows: Iterable[PaperRow]) -> Iterator[str]:
-    """Why columns have rows of the paper without a figure of ours, columns of one reason together; which rows of a
-    column of speeds are slower than the others.
+    """Why columns have rows of the paper without a figure of ours, columns of one reason together; what the mark of
+    figures measured in eager mode means.
     """
     printed = list(zip(table.rows, rows))  # rows that are measured here come last
     found: dict[str, list[str]] = {}
@@ -139,10 +143,13 @@ def reasons(table: PublishedTable, rows: Iterable[PaperRow]) -> Iterator[str]:
     for reason, names in found.items():
         yield f"Not measured ({', '.join(names)}): {reason}."
     cells = {row.label: cell for row in table.rows for column in table.columns if (cell := cell_of(column, row))}
-    eager = {label: failures().get(cell) for label, cell in cells.items() if (speed := fastest(cell)) and speed.eager}
+    eager = {label: failures().get(cell) for label, cell in cells.items() if is_eager(cell)}
     if eager:
-        listed = ", ".join(f"{label} (compiled: {why})" if why else label for label, why in eager.items())
-        yield f"Measured in eager mode, which is slower: {listed}."
+        parts = [f"{EAGER}: measured in eager mode, slower than compiled and with more memory"]
+        parts += [f"{label}: {why}" for label, why in eager.items() if why]
+        if not all(eager.values()):
+            parts.append(f"`python -m paper_tables.bench {table.name}` on a GPU adds the compiled ones")
+        yield "; ".join(parts) + "."
 
 
 def figure(column: PublishedColumn, row: PublishedRow, found: dict[tuple[str, str], float]) -> Figure:
@@ -187,7 +194,7 @@ def counts() -> dict[str, tuple[int, int]]:
 def parameters(row: PublishedRow) -> Figure:
     if not row.model:
         return NO_MODEL
-    printed = None if row.model.startswith("hf:") else preset(re.split("[@/]", row.model)[0]).published
+    printed = None if ":" in row.model else preset(re.split("[@/]", row.model)[0]).published
     if printed is not None and not printed.head:
         cost = cost_of(row.model)
         return (cost.parameters - cost.head_parameters) / 1e6
@@ -224,6 +231,22 @@ def position(row: PublishedRow, channel: str) -> Figure:
     return float(waves[int(row.label.split()[-1]), int(channel)])
 
 
+def size(row: PublishedRow, model: str) -> Figure:
+    """Of a Llama, by the label of the row."""
+    spec = spec_of(model)
+    assert isinstance(spec, Encoder) and isinstance(spec.block.token, Attention)
+    assert isinstance(spec.block.channel, ChannelMlp)
+    swiglu = spec.block.channel.glu and spec.block.channel.act == "silu"
+    return {
+        "Number of layers": spec.depth,
+        "Model dimension": spec.width,
+        "Attention heads": spec.block.token.num_heads,
+        "Activation": "SwiGLU" if swiglu else "",
+        "Positional embedding": "RoPE" if spec.block.token.rotary else "",
+        "Parameters M": cost_of(model).parameters / 1e6,
+    }[row.label]
+
+
 # --- measured --------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +254,12 @@ def fastest(cell: Cell) -> Speed | None:
     wanted = cell.model, GPU, cell.task, cell.batch
     found = [s for s in hardware.speeds() if (s.model, s.gpu, s.task, s.batch_size) == wanted]
     return max(found, key=lambda speed: speed.throughput, default=None)
+
+
+def is_eager(cell: Cell | None) -> bool:
+    """Whether the figures of the cell are those of eager mode."""
+    found = fastest(cell) if cell else None
+    return found is not None and found.eager
 
 
 def speed(row: PublishedRow, task: str, batch: str) -> Figure:
@@ -283,6 +312,7 @@ SOURCES: dict[str, Callable[..., Figure]] = {
     "flops": flops,
     "token_macs": token_macs,
     "position": position,
+    "size": size,
     "gpu_hours": hours_of,
     "speed": speed,
     "memory": memory,
@@ -325,6 +355,7 @@ def as_json(table: PaperTable) -> str:
     """One line per column and row, so that a change is a readable diff; figures with eight significant digits."""
     head = {"name": table.name, "papers": table.papers, "title": table.title, "source": table.source}
     rows = [row._replace(ours=tuple(map(rounded, row.ours)))._asdict() for row in table.rows]
+    rows = [{name: value for name, value in row.items() if name != "eager" or value} for row in rows]
     lists = {"columns": [column._asdict() for column in table.columns], "rows": rows, "notes": table.notes}
     parts = [f"  {json.dumps(key)}: {dumps(value)}" for key, value in head.items()]
     parts += [f"  {json.dumps(key)}: [\n{lines(values, 3)}\n  ]" for key, values in lists.items() if values]

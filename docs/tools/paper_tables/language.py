@@ -91,8 +91,8 @@ TABLES = (
         """),
         (
             "FLOPs: two per multiply-add for one sequence of 512 tokens, the output layer at the 77 masked tokens.",
-            "tokens/s, GiB: training on one H200 in bfloat16, compiled, 32 sequences of 512 tokens; rows measured "
-            "here: 256 of 128, by Muon, HF BERT by AdamW. transformers computes the output layer at every token.",
+            "tokens/s, GiB: training on one H200 in bfloat16, 32 sequences of 512 tokens; rows measured here: "
+            "compiled, 256 of 128, by Muon, HF BERT by AdamW. transformers computes the output layer at every token.",
         ),
     ),
     PublishedTable(
@@ -183,15 +183,19 @@ TABLES = (
         "transformer",
         "Llama 3: sizes",
         "lecture on Transformers and MLPs (Jordao)",
-        (PublishedColumn("8B"), PublishedColumn("70B"), PublishedColumn("405B")),
+        tuple(PublishedColumn(size, f"size llama3_{size.lower()}") for size in ("8B", "70B", "405B")),
         read("""
         Number of layers     | | 32     | 80     | 126
         Model dimension      | | 4096   | 8192   | 16384
         Attention heads      | | 32     | 64     | 128
         Activation           | | SwiGLU | SwiGLU | SwiGLU
         Positional embedding | | RoPe   | RoPe   | RoPe
+        Parameters M         | | -      | -      | -
         """),
-        ("The presets llama3_8b, llama3_70b and llama3_405b have these sizes.",),
+        (
+            "Here: the presets llama3_8b, llama3_70b and llama3_405b, counted on the meta device. `allmlp plan "
+            "llama3_405b --samples 1.9e9 --epochs 1 --gpus 16384 --batch-size 16384` plans the pretraining.",
+        ),
     ),
     PublishedTable(
         "llama3_failures",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from allmlp.models.zoo import preset
@@ -16,7 +16,7 @@ from allmlp.plan.hardware import GPUS, Speed
 from allmlp.plan.jobs import job
 from allmlp.plan.time import cost, training_flops
 from paper_tables.published import Cell
-from results.records import evaluation, lines, study
+from results.records import study
 
 MEASURED = r"""
 resmlp_ablations | S12                         | CIFAR-10 | cifar10_ablations.jsonl row=linear    | accuracy %
@@ -74,12 +74,17 @@ gmlp_table5 | HF BERT, masked tokens | GiB      | pretraining_speed.json model=t
 """Tables | row | column | file [key=value] | field of the log, times 100 with a %."""
 
 CIFAR10 = {
-    "gmlp": ("gMLP, 7.19 M", "6.5 min"),
-    "vit": ("ViT, 7.93 M", "8.75 min, shared GPU"),
-    "resmlp": ("ResMLP, 6.39 M", "8.75 min, shared GPU"),
-    "mixer": ("Mixer, 6.53 M", "8.75 min, shared GPU"),
+    ("cifar10", "gmlp"): "gMLP, 7.19 M",
+    ("cifar10", "vit"): "ViT, 7.93 M",
+    ("cifar10", "resmlp"): "ResMLP, 6.39 M",
+    ("cifar10", "mixer"): "Mixer, 6.53 M",
+    ("cifar10", "resnet18"): "ResNet-18, 11.17 M",
+    ("cifar10_staged", "staged"): "ResMLP, stages, 7.20 M",
+    ("cifar10_staged", "mlp"): "plain MLP, 7.10 M",
 }
-"""Rows of the study of CIFAR-10, and how the single run before it was made, which is used while the study has none."""
+"""Study and row -> model."""
+SPEEDS = ("gmlp", "vit", "resmlp", "mixer")
+"""Rows of the study `cifar10` whose speed of training is used for plans."""
 CIFAR10_TABLES = ("mixer_finetuning", "transformer_images", "transformer_small_data")
 PRECISION = "bfloat16"
 """Of the speeds in the papers' tables."""
@@ -96,14 +101,11 @@ class LoggedFigure(NamedTuple):
 
 
 def measurements(docs: Path) -> Iterator[LoggedFigure]:
-    for row, (model, single) in CIFAR10.items():
-        if found := study("cifar10", row):
-            seeds = f"{len(found)} seed{'s' * (len(found) > 1)}"
-            name, how = "study/cifar10.jsonl", f"{found[0]['result']['seconds']:.0f} s, {seeds}"
-            value = fmean(record["result"]["test"]["accuracy"] for record in found)
-        else:
-            name, how, value = f"cifar10_{row}.jsonl", single, evaluation(f"cifar10_{row}")["accuracy"]
-        yield LoggedFigure(CIFAR10_TABLES, f"{model}, 32 px, {how}", "CIFAR-10", 100 * value, f"logs/{name}")
+    for (name, row), model in CIFAR10.items():
+        found = study(name, row)
+        label = f"{model}, 32 px, {found[0]['result']['seconds']:.0f} s, {len(found)} seeds"
+        value = fmean(record["result"]["test"]["accuracy"] for record in found)
+        yield LoggedFigure(CIFAR10_TABLES, label, "CIFAR-10", 100 * value, f"logs/study/{name}.jsonl")
     for line in MEASURED.strip().splitlines():
         tables, row, column, source, field = (part.strip() for part in line.split(" | "))
         name, _, which = source.partition(" ")
@@ -125,16 +127,12 @@ def last(file: Path, which: str, field: str) -> float:
 
 def speeds(docs: Path) -> Iterator[Speed]:
     """Training speeds of the recipes and of pretraining, and everything in the logs of `allmlp bench`."""
-    for row in CIFAR10:
-        recipe, source = f"cifar10_{row}", f"docs/logs/cifar10_{row}.jsonl"
+    for row in SPEEDS:
+        recipe, source = f"cifar10_{row}", "docs/logs/study/cifar10.jsonl"
         made = job(recipe, samples=1, epochs=1, gpus=1)
-        if found := study("cifar10", row):
-            source = "docs/logs/study/cifar10.jsonl"
-            rate = fmean(one["result"]["steps"] * made.batch_size / one["result"]["seconds"] for one in found)
-        else:
-            rate = median(record["images/s"] for record in lines(recipe) if "images/s" in record)
+        results = [record["result"] for record in study("cifar10", row)]
+        rate = fmean(result["steps"] * made.batch_size / result["seconds"] for result in results)
         text = f"{recipe}, {cost(made.model).parameters / 1e6:.1f} M parameters, {rate:,.0f} images/s"
-        text += " on a shared GPU" if not found and "shared" in CIFAR10[row][1] else ""
         flops, macs = rate * training_flops(made.model), cost(made.model).macs
         about = recipe, made.family, made.modality, "training", macs, made.batch_size, rate
         yield Speed(*about, flops, None, "h200", text, source)

@@ -131,7 +131,7 @@ TABLES = (
         EfficientNet-B0 | hf:efficientnet_b0 | 77.1 | 224 | 5   | 0.39
         EfficientNet-B3 | hf:efficientnet_b3 | 81.6 | 300 | 12  | 1.8
         EfficientNet-B7 | hf:efficientnet_b7 | 84.3 | 600 | 66  | 37.0
-        NFNet-F0        |                    | 83.6 | 192 | 72  | 12.4
+        NFNet-F0        | timm:dm_nfnet_f0@256 | 83.6 | 192 | 72  | 12.4
         # Transformers
         ViT-B/16        | vit_b16@384        | 77.9 | 384 | 86  | 55.4
         ViT-L/16        | vit_l16@384        | 76.5 | 384 | 307 | 190.7
@@ -154,7 +154,8 @@ TABLES = (
             "the matrix products. EfficientNet-B0 (5.3 M) and DeiT (5.7, 86.6 M) are truncated in print.",
             "ViT-L/16: its sizes give 304.7 M. ResNet-152: the printed 11.3 G have the stride in the first convolution "
             "of a block, here it is in the second, which adds 0.23 G. EfficientNet: multiply-adds are printed as in "
-            "its own paper, up to 5 % below those of its convolutions and matrices.",
+            "its own paper, up to 5 % below those of its convolutions and matrices. NFNet-F0: the printed 12.4 G are "
+            "of 256 pixels, its size in evaluation, as here; at 192 it has 7.0 G.",
             INFERENCE,
         ),
     ),
@@ -173,7 +174,7 @@ TABLES = (
         read("""
         # State of the art
         CaiT-M48 448    | cait_m48_448       | 356 | 5.4    | 329.6 | 5477.8 | 86.5
-        NfNet-F6 SAM    |                    | 438 | 16.0   | 377.3 | 5519.3 | 86.5
+        NfNet-F6 SAM    | timm:dm_nfnet_f6@576 | 438 | 16.0   | 377.3 | 5519.3 | 86.5
         # Convolutional networks
         EfficientNet-B3 | hf:efficientnet_b3 | 12  | 661.8  | 1.8   | 1174.0 | 81.1
         EfficientNet-B4 | hf:efficientnet_b4 | 19  | 349.4  | 4.2   | 1898.9 | 82.6

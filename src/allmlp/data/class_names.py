@@ -50,6 +50,19 @@ def model_class_names(names: Sequence[str], num_classes: int) -> tuple[str, ...]
     return tuple(imagenet_classes()) if num_classes == 1000 else tuple(map(str, range(num_classes)))
 
 
+def imagenet_numbers(data: Sequence[str], model: Sequence[str]) -> dict[str, list[str]]:
+    """A table for `match_classes` if data's classes are numbers and the model's are ImageNet's, such as some of the
+    folders of ImageNet-V2; otherwise empty.
+    """
+    if len(model) != 1000 or not set(data) <= set(map(str, range(1000))):
+        return {}
+    same = all(
+        canonical(wnid) in aliases(name) or canonical(names[0]) in aliases(name)
+        for name, (wnid, names) in zip(model, imagenet_classes().items())
+    )
+    return {name: [name] for name in data} if same else {}
+
+
 def match_classes(
     data: Sequence[str], model: Sequence[str], table: Mapping[str, Iterable[str]] | None = None
 ) -> ClassMatch:

@@ -68,7 +68,7 @@ class Shards(Data):
         if not train:
             raise UserError(
                 f"no train shards in {self.path}: set data.path and data.test to folders or patterns such as "
-                f"shards/train-{{0000..0099}}.tar"
+                f"shards/train-{{0000..0099}}.tar; `allmlp shards FOLDER shards/` writes them from a folder of classes"
             )
         images, held_out, tests = (self.split(part) if part else None for part in (train, validation, test))
         assert images is not None

@@ -1,8 +1,8 @@
-"""Llama's parts, RMSNorm and SwiGLU, in MLP models; and the way from GPT-2 to Llama, part by part."""
+"""Llama's parts, RMSNorm, SwiGLU and rotary positions, in MLP models; and the way from GPT-2 to Llama."""
 
 from __future__ import annotations
 
-from allmlp.layers import ChannelMlp, RMSNorm, RotaryPositions
+from allmlp.layers import ChannelMlp, RMSNorm, RotaryPositions, TinyAttention
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.gpt2 import gpt2
@@ -28,7 +28,7 @@ def digits_llama_parts() -> dict[str, Run]:
 
 
 def stdlib_llama_parts() -> dict[str, Run]:
-    """Causal models of docstrings: gMLP with Llama's parts, and GPT-2 changed step by step into Llama.
+    """Causal models of docstrings: gMLP and aMLP with Llama's parts, and GPT-2 changed step by step into Llama.
 
     allmlp train stdlib_llama_parts
     allmlp train stdlib_llama_parts/llama
@@ -41,6 +41,8 @@ def stdlib_llama_parts() -> dict[str, Run]:
     rotary = transformer.block.token.replace(rotary=RotaryPositions())  # type: ignore[union-attr]
     models = {
         **_variants("gmlp", gmlp_text(4, 96, 384, seq_len=64, causal=True)),
+        "amlp": _amlp(TinyAttention(32)),
+        "amlp_rotary": _amlp(TinyAttention(32, rotary=RotaryPositions())),
         **_variants("gpt2", transformer),
         "gpt2_rotary": transformer.replace(
             stem=transformer.stem.replace(positions=None), block=transformer.block.replace(token=rotary)
@@ -48,6 +50,10 @@ def stdlib_llama_parts() -> dict[str, Run]:
         "llama": llama(3, 96, 256, 4, 2, seq_len=64, vocab_size=32_000, head=transformer.head),  # type: ignore[arg-type]
     }
     return {name: run.replace(model=model) for name, model in models.items()}
+
+
+def _amlp(attention: TinyAttention) -> Encoder:
+    return gmlp_text(4, 96, 384, seq_len=64, attention=attention, causal=True)
 
 
 def _variants(name: str, model: Encoder) -> dict[str, Encoder]:

@@ -22,6 +22,8 @@ MEASURED_HERE = "Measured here"
 """Section of the rows for models that are not in the paper."""
 WIDTH = 100
 SYMBOLS = {"n.m.": "not measured", "-": "no such model here, or no recipe for it"}
+EAGER = "*"
+"""After a figure that was measured in eager mode."""
 
 Figure: TypeAlias = float | str | None
 """Our figure; text if there is none; None in a descriptive column."""
@@ -42,6 +44,8 @@ class PaperRow(NamedTuple):
     published: Sequence[str]
     """One per column, empty where the paper has none."""
     ours: Sequence[Figure]
+    eager: Sequence[str] = ()
+    """Columns whose figure of ours was measured in eager mode, which is slower than compiled."""
 
 
 class PaperTable(NamedTuple):
@@ -58,6 +62,10 @@ class PaperTable(NamedTuple):
             return row.published[column]
         value = row.ours[column]
         return value or "" if isinstance(value, str | None) else format(value, self.columns[column].format)
+
+    def marked(self, row: PaperRow, column: int, ours: bool) -> str:
+        """The text, with a mark if it was measured in eager mode."""
+        return self.text(row, column, ours) + EAGER * (ours and self.columns[column].name in row.eager)
 
 
 def load() -> dict[str, PaperTable]:
@@ -145,7 +153,7 @@ def terminal(table: PaperTable) -> str:
 
 
 def abbreviated(table: PaperTable, row: PaperRow, column: ShownColumn) -> str:
-    text = table.text(row, column.number, column.ours)
+    text = table.marked(row, column.number, column.ours)
     if row.section == MEASURED_HERE:
         moved = not column.ours and column.number in unmeasured(table)
         text = table.text(row, column.number, ours=True) if moved else text
@@ -171,7 +179,7 @@ def markdown(table: PaperTable) -> str:
         if row.section != section:
             section = row.section
             lines.append(f"| **{section}** |" + " |" * len(columns))
-        lines.append(f"| {row.label} | " + " | ".join(table.text(row, c.number, c.ours) for c in columns) + " |")
+        lines.append(f"| {row.label} | " + " | ".join(table.marked(row, c.number, c.ours) for c in columns) + " |")
     return "\n".join([*lines, "", *(f"{note}\n" for note in table.notes)]).rstrip()
 
 
@@ -182,13 +190,14 @@ def as_csv(tables: list[PaperTable]) -> str:
     """One line for each cell that is not empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["table", "section", "row", "model", "column", "published", "here"])
+    writer.writerow(["table", "section", "row", "model", "column", "published", "here", "mode"])
     for table in tables:
         for row in table.rows:
             for number, column in enumerate(table.columns):
                 both = row.published[number], table.text(row, number, ours=True)
                 if any(both):
-                    writer.writerow([table.name, row.section, row.label, row.model, column.name, *both])
+                    mode = "eager" if column.name in row.eager else ""
+                    writer.writerow([table.name, row.section, row.label, row.model, column.name, *both, mode])
     return text.getvalue()
 
 
@@ -198,7 +207,9 @@ def as_json(table: PaperTable) -> dict[str, Any]:
     for row in table.rows:
         cells: dict[str, dict[str, Any]] = {}
         for column, published, ours in zip(table.columns, row.published, row.ours, strict=True):
-            cells[column.name] = {"published": published or None} | ({} if ours is None else {"here": ours})
+            here = {} if ours is None else {"here": ours}
+            mode = {"mode": "eager"} if column.name in row.eager else {}
+            cells[column.name] = {"published": published or None} | here | mode
         rows.append({"section": row.section, "row": row.label, "model": row.model or None, "cells": cells})
     head = {"name": table.name, "title": table.title, "source": table.source}
     return {**head, "rows": rows, "notes": list(table.notes)}

@@ -143,6 +143,17 @@ def attend(
     return merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal))
 
 
+def rotated(
+    q: Tensor, kv: Tensor, rotary: RotaryPositions | None, size: int, context: Context
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys of heads of `size` channels, rotated by their positions; values as they are."""
+    if rotary is None:
+        return q, kv
+    k, v = kv.chunk(2, dim=-1)
+    q, k = (rotary.rotate(t, size, context.start()) for t in (q, k))
+    return q, torch.cat([k, v], dim=-1)
+
+
 def weights_of(q: Tensor, kv: Tensor, num_heads: int, mask: Tensor | None) -> Tensor:
     """Attention weights of `attend`, softmax(Q K^T / sqrt(d) + mask): b h s t."""
     size = q.shape[-1] // num_heads
@@ -191,12 +202,7 @@ class AttentionLayer(nn.Module):
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Queries, and keys and values side by side."""
         q, kv = self.qkv(x).tensor_split([x.shape[-1]], dim=-1)
-        if self.spec.rotary is not None:
-            k, v = kv.chunk(2, dim=-1)
-            size = x.shape[-1] // self.spec.num_heads
-            q, k = (self.spec.rotary.rotate(t, size, context.start()) for t in (q, k))
-            kv = torch.cat([k, v], dim=-1)
-        return q, kv
+        return rotated(q, kv, self.spec.rotary, x.shape[-1] // self.spec.num_heads, context)
 
     def attention_weights(self, x: Tensor, context: Context) -> Tensor:
         """A_1 .. A_H for the input of `forward`: b h s t."""
@@ -346,12 +352,17 @@ class TinyAttention(Spec):
 
         attention(X) = softmax(Q K^T / sqrt(D)) V O^T + o,   Q, K, V: S x D,   O: F/2 x D
 
-    Source: gMLP, section 4.3 and its pseudo-code. Parameters 3CD (+ 3D with bias) + D F/2 + F/2,
-    multiply-adds S (3CD + D F/2) + 2S^2 D.
+    `rotary` rotates queries and keys by their positions. Source: gMLP, section 4.3 and its pseudo-code. Parameters
+    3CD (+ 3D with bias) + D F/2 + F/2, multiply-adds S (3CD + D F/2) + 2S^2 D.
     """
 
     channels: Count = 64
     bias: bool = True
+    rotary: RotaryPositions | None = None
+
+    def check(self) -> None:
+        if self.channels % 2 and self.rotary:
+            raise UserError(f"rotary positions need an even number of channels, not {self.channels}")
 
     def build(self, ctx: BuildContext, width: int, causal: bool) -> nn.Module:
         return TinyAttentionLayer(self, ctx, width, causal)
@@ -362,17 +373,22 @@ class TinyAttentionLayer(nn.Module):
 
     def __init__(self, spec: TinyAttention, ctx: BuildContext, width: int, causal: bool) -> None:
         super().__init__()
-        self.channels, self.causal = spec.channels, causal
+        self.spec, self.causal = spec, causal
         self.qkv = Linear(ctx.channels, 3 * spec.channels, ctx.init, spec.bias, [spec.channels] * 3)
         self.out = Linear(spec.channels, width, ctx.init)
 
+    def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Queries, and keys and values side by side."""
+        q, kv = self.qkv(x).tensor_split([self.spec.channels], dim=-1)
+        return rotated(q, kv, self.spec.rotary, self.spec.channels, context)
+
     def attention_weights(self, x: Tensor, context: Context) -> Tensor:
         """The weights of the one head for the input of `forward`: b 1 s t."""
-        q, kv = self.qkv(x).tensor_split([self.channels], dim=-1)
+        q, kv = self.project(x, context)
         return weights_of(q, kv, 1, allowed(context, self.causal, q.shape[1], kv.shape[1], x.device))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, kv = self.qkv(x).tensor_split([self.channels], dim=-1)
+        q, kv = self.project(x, context)
         if context.cache is not None:
             kv = context.cache.extend(self, kv)
         mask = allowed(context, self.causal, q.shape[1], kv.shape[1], x.device)
