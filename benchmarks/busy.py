@@ -11,7 +11,6 @@ is that of its two spells. The machine must be quiet otherwise: the load before 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ import torch
 
 import allmlp
 from allmlp.callbacks import Callback
+from allmlp.files import write_json_atomically
 from allmlp.provenance import environment
 from allmlp.run import Budget
 from allmlp.threads import limit
@@ -87,7 +87,7 @@ def main() -> None:
     if options.out:
         found = {"recipe": options.recipe, "busy": options.busy, "load": list(load), "quiet": quiet, "beside": beside}
         record = found | {"ratio": statistics.median(ratios), "environment": environment(torch.device("cpu"))}
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf8")
+        write_json_atomically(options.out, record)
 
 
 if __name__ == "__main__":

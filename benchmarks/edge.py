@@ -13,7 +13,6 @@ of one thread, in interleaved rounds of which all sides have a turn; ratios are 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import tempfile
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from allmlp.export.graphs import graphs
 from allmlp.export.int8 import quantize
 from allmlp.export.onnx import write_onnx
 from allmlp.export.sample_inputs import SampleInputs
-from allmlp.files import write_atomically
+from allmlp.files import write_json_atomically
 from allmlp.models.model import Model
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.provenance import environment
@@ -157,8 +156,7 @@ def main() -> None:
     if options.images:
         record["bundled"] = bundled(options.images, options.seconds)
     if options.out:
-        text = json.dumps(record, indent=1) + "\n"
-        write_atomically(options.out, lambda file: file.write_text(text, encoding="utf8"))
+        write_json_atomically(options.out, record)
 
 
 if __name__ == "__main__":

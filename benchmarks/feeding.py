@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import sys
 import tarfile
@@ -58,7 +57,7 @@ from allmlp.data.shards import ShardImages, Shards
 from allmlp.data.workers import PROCESSES_AFTER, Workers
 from allmlp.device import default_dtype
 from allmlp.errors import UserError
-from allmlp.files import write_atomically
+from allmlp.files import write_json_atomically
 from allmlp.labeled_inputs import find_data
 from allmlp.optim import AdamW
 from allmlp.parallel import World
@@ -481,8 +480,7 @@ def main() -> None:
         found = measure(options, Path(folder))
     record = {"environment": environment(torch.device(options.device)), **found}
     if options.out:
-        content = json.dumps(record, indent=1) + "\n"
-        write_atomically(options.out, lambda file: file.write_text(content, encoding="utf8"))
+        write_json_atomically(options.out, record)
 
 
 if __name__ == "__main__":

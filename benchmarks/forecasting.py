@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from allmlp.device import own_device
-from allmlp.files import write_atomically
+from allmlp.files import write_json_atomically
 from allmlp.inference import fast
 from allmlp.models.zoo import create, preset
 from allmlp.optim import AdamW
@@ -113,13 +113,8 @@ def compare(options: argparse.Namespace) -> None:
         for row in pool.map(partial(in_process, end=end), jobs):
             if row is not None:
                 record["rows"].append(row)
-                save(options.out, record)
+                write_json_atomically(options.out, record)
     print(summary(record["rows"]))
-
-
-def save(file: Path, record: dict[str, Any]) -> None:
-    text = json.dumps(record, indent=1)
-    write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf8"))
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
@@ -174,7 +169,7 @@ def speed(options: argparse.Namespace) -> None:
             record["rows"].append({"horizon": horizon, "batch_size": batch_size, "mode": mode, "rates": rates})
             medians = ", ".join(f"{name} {statistics.median(found):.0f}" for name, found in rates.items())
             print(f"horizon {horizon}, batch {batch_size}, {mode}, windows/s: {medians}", flush=True)
-            save(options.out, record)
+            write_json_atomically(options.out, record)
 
 
 def sides(horizon: int, batch_size: int, seq_len: int, device: torch.device) -> dict[str, dict[str, Side]]:

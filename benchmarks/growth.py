@@ -34,7 +34,7 @@ from allmlp.bench.machine import PeakMemory
 from allmlp.bench.scaling import exponent
 from allmlp.bench.timing import Timing, time_interleaved
 from allmlp.errors import UserError, require
-from allmlp.files import write_atomically
+from allmlp.files import write_atomically, write_json_atomically
 from allmlp.layers import Attention, Context, Dense, Init, SpatialGatingUnit, Toeplitz, TokenConv, TokenLstm, TokenMlp
 from allmlp.layers.context import BuildContext
 from allmlp.provenance import environment
@@ -196,8 +196,7 @@ def main() -> None:
     for name, found in record["exponents"].items():
         print(f"{name:32}" + "".join(f"{cost} {value:5.2f}   " for cost, value in found.items()))
     if options.out:
-        text = json.dumps(record, indent=1) + "\n"
-        write_atomically(options.out, lambda file: file.write_text(text, encoding="utf8"))
+        write_json_atomically(options.out, record)
     if options.figure:
         write_atomically(options.figure, lambda file: save(figure(record), file, "png"))
 

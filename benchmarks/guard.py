@@ -30,7 +30,7 @@ import torch
 import allmlp
 from allmlp.bench.runner import BenchOptions, Measurement, bench
 from allmlp.errors import UserError
-from allmlp.files import write_atomically
+from allmlp.files import write_json_atomically
 from allmlp.provenance import environment
 
 RECORDS = Path(__file__).with_name("records") / "guard.json"
@@ -135,9 +135,7 @@ def guard(options: argparse.Namespace) -> int:
     name, accuracy = runs[0]
     if options.update:
         accuracies = {**records.get("accuracies", {}), name: [accuracy for _, accuracy in runs]}
-        text = json.dumps({"environment": about, "speeds": speeds, "accuracies": accuracies}, indent=1) + "\n"
-        options.records.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(options.records, lambda file: file.write_text(text, encoding="utf8"))
+        write_json_atomically(options.records, {"environment": about, "speeds": speeds, "accuracies": accuracies})
         print(f"records of {about['device']} in {options.records}")
         return 0
     found = [*compare_speeds(speeds, records["speeds"])]

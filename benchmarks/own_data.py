@@ -2,7 +2,7 @@
 
 python benchmarks/own_data.py data                              all datasets, five seeds
 python benchmarks/own_data.py data --datasets imagenette sst2 --seeds 1 --methods ours probe
-python benchmarks/own_data.py data --cuts cuts --methods        only cut out the examples, for another machine
+python benchmarks/own_data.py data --cuts cuts --methods        cut out the examples, for another machine
 
 `data` holds imagenette/ (tar shards), cifar10/ and cifar100/ (as published, or packed), and nlp/ with cola-train,
 cola-dev, sst2-dev, sst2-test, sick, mrpc-train and mrpc-test (.tsv.xz). A seed decides which examples are cut out, and
@@ -15,7 +15,8 @@ trainer  the Trainer of transformers with its defaults, from the same start
 simple   images: ResNet-18 from random weights, with the settings of `allmlp train DATA --model resnet18_cifar`;
          texts: TF-IDF and logistic regression
 
-Rows are written after every cell, and cells that a file already holds are not measured again.
+Rows are written after every cell, and cells that a file already holds are not measured again. Without methods only the
+accuracy of the most frequent class is written.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ from allmlp.data.shards import Shards
 from allmlp.data.tables import read_table
 from allmlp.device import own_device
 from allmlp.errors import require
-from allmlp.files import write_atomically
+from allmlp.files import write_json_atomically
 from allmlp.head_init import HeadInit
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.models.zoo import create
-from allmlp.provenance import environment
+from allmlp.provenance import commit, environment
 from allmlp.record import read_record
 from allmlp.run import Run
+from allmlp.tasks.classify import majority_accuracy
 from allmlp.tasks.task import TaskModule
 from allmlp.tasks.tfidf import tfidf_correct
 from allmlp.training import train
@@ -230,8 +232,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"rows": []}
-    record["environment"] = environment(own_device(arguments.device))
+    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"majority": {}, "rows": []}
+    record.setdefault("environment", environment(own_device(arguments.device)))
     for seed in range(arguments.seeds):
         for name in arguments.datasets:
             measure(arguments, name, seed, record)
@@ -242,36 +244,41 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
     """Measure what is missing of one dataset and seed."""
     done = {row["method"] for row in record["rows"] if (row["dataset"], row["seed"]) == (name, seed)}
     missing = [method for method in arguments.methods if method not in done]
-    if not (missing or arguments.cuts):
+    if not (missing or arguments.cuts) and name in record["majority"]:
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.cuts or Path(temporary)) / f"{name}-{seed}"
         if not folder.exists():
             DATASETS[name].cut(arguments.source, folder, seed)
+        data = detect_data(str(folder)).replace(split_seed=seed)
+        dataset = data.load()
+        record["majority"][name] = majority_accuracy(labels_of(dataset.train), labels_of(dataset.test))
+        write_json_atomically(arguments.out, record)
         if not missing:
             return
-        data = detect_data(str(folder)).replace(split_seed=seed)
         began = time.monotonic()
         choice = choose_run(data, device=arguments.device)
         choosing = time.monotonic() - began
         chosen = Cell(data, choice.run.replace(seed=seed), arguments.device, seed)
         sizes = choice.run.data.load()
+        measures = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple}
         for method in missing:
             cells = {chosen.run.init_from: chosen}
             if method == "probe":
                 cells = {start: started(chosen, start) for start in STARTS[type(DATASETS[name])]}
             for start, cell in cells.items():
                 began, used = time.monotonic(), time.process_time()
-                accuracy = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple}[method](cell)
+                accuracy = measures[method](cell)
                 seconds = time.monotonic() - began + (choosing if method == "ours" else 0.0)
                 row = {"dataset": name, "seed": seed, "method": method, "accuracy": accuracy}
                 row |= {"start": None if method == "simple" else start, "train": len(sizes.train)}
                 row |= {"validation": len(sizes.validation or ()), "test": len(sizes.test)}
                 row |= {"seconds": round(seconds, 1), "cpu_seconds": round(time.process_time() - used, 1)}
                 row |= {"load": [round(value, 1) for value in os.getloadavg()]}
+                row |= {"commit": commit()}
                 record["rows"].append(row)
                 print(row, flush=True)
-            write_atomically(arguments.out, lambda file: file.write_text(json.dumps(record, indent=1) + "\n"))
+            write_json_atomically(arguments.out, record)
 
 
 def started(cell: Cell, start: str) -> Cell:
@@ -280,13 +287,13 @@ def started(cell: Cell, start: str) -> Cell:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Mean accuracy, its standard deviation over the seeds, and mean seconds."""
+    """Mean accuracy, its standard deviation over the seeds, and mean processor time."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         probed = row["start"] if row["method"] == "probe" else ""
         groups.setdefault((row["dataset"], row["method"], probed), []).append(row)
     for (name, method, start), found in groups.items():
-        values, seconds = [row["accuracy"] for row in found], [row["seconds"] for row in found]
+        values, seconds = [row["accuracy"] for row in found], [row["cpu_seconds"] for row in found]
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         mean = f"{statistics.mean(values):.1%} +- {spread:.1%} (n={len(found)})"
         print(f"{name:12} {method:8} {start:15} {mean}  {statistics.mean(seconds):.0f} s")

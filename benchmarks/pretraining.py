@@ -13,13 +13,13 @@ every token; `masked` is the same model with the output layer on the hidden toke
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import queue
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch import Tensor
 from allmlp import create
 from allmlp.compilation import compile_task
 from allmlp.data.tokenizer import SPECIAL_TOKENS
+from allmlp.files import write_json_atomically
 from allmlp.meter import peak_flops
 from allmlp.models.cost import measure
 from allmlp.models.zoo import preset
@@ -214,8 +215,7 @@ def main() -> None:
         )
     if options.json:
         about = environment(torch.device(options.device))
-        with open(options.json, "w", encoding="utf8") as file:
-            json.dump({"environment": about, "options": vars(options), "rows": rows}, file, indent=1)
+        write_json_atomically(Path(options.json), {"environment": about, "options": vars(options), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ threads that is chosen by measurement and with one, from two servers in turns, b
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -41,6 +40,7 @@ import allmlp
 from allmlp.bench.clock import CpuClock
 from allmlp.bench.timing import Timing, speedup, time_interleaved
 from allmlp.data.preprocessing import ImagePreprocessing
+from allmlp.files import write_json_atomically
 from allmlp.models.zoo import presets
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.provenance import environment
@@ -241,7 +241,7 @@ def main() -> None:
     if options.out:
         settings = {name: value for name, value in vars(options).items() if name != "out"}
         record = {"settings": settings, "environment": environment(torch.device(options.device)), "result": found}
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf8")
+        write_json_atomically(options.out, record)
 
 
 if __name__ == "__main__":

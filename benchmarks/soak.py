@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from allmlp.files import write_json_atomically, write_text_atomically
 from allmlp.provenance import environment
 from serve import COMPLETED, quantile, read_load, server, start_load
 
@@ -232,7 +233,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which runs are killed")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"))
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     runs = options.out / "runs"
     training, faults = train(30 * options.minutes, runs, random.Random(options.seed))
     shutil.rmtree(runs)
@@ -240,8 +240,8 @@ def main() -> int:
     result = {"minutes": options.minutes, "seed": options.seed, "environment": environment(torch.device("cpu"))}
     result |= {"training": training, "serving": serving}
     result["faults"] = faults + more
-    (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
-    (options.out / "result.md").write_text(page(result), encoding="utf8")
+    write_json_atomically(options.out / "result.json", result)
+    write_text_atomically(options.out / "result.md", page(result))
     print(page(result), end="")
     return 1 if result["faults"] else 0
 

@@ -145,6 +145,7 @@ def test_what_is_asked_for_is_taken(here: Path) -> None:
         choose(reviews(here / "reviews.csv"), model=model)
 
 
+@pytest.mark.slow
 def test_the_start_with_the_better_features_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = photos(here / "photos", {"cat": 20, "dog": 20, "emu": 20})
     folders = {"allmlp:blind": trained(here / "blind", zero=True), "allmlp:seeing": trained(here / "seeing")}

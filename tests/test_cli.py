@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ import torch
 
 import allmlp
 from allmlp.cli import COMMANDS, main
-from allmlp.cli.app import next_command
+from allmlp.cli.app import next_command, print_json
 from allmlp.models.zoo import presets
 from allmlp.plan.estimate import expected_seconds
 from allmlp.plan.hardware import speeds
@@ -359,3 +360,18 @@ def test_public_names() -> None:
     assert all(getattr(allmlp, name) is not None for name in allmlp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'creat'"):
         allmlp.creat  # noqa: B018
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"accuracy": math.nan, "rows": [{"limits": (0.5, math.inf)}], "folder": Path("runs/a")})
+    assert json.loads(capsys.readouterr().out) == {
+        "accuracy": None,
+        "rows": [{"limits": [0.5, None]}],
+        "folder": "runs/a",
+    }
+
+
+def test_commands_print_json_in_one_way() -> None:
+    """By print_json, which leaves NaN out; the catalog of `list` has none."""
+    files = Path(allmlp.__file__).parent.joinpath("cli").glob("*.py")
+    assert {file.stem for file in files if "print(json.dumps" in file.read_text(encoding="utf8")} == {"app", "list"}

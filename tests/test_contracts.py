@@ -5,12 +5,23 @@ from __future__ import annotations
 import copy
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import allmlp
-from allmlp.layers import Cache, ClassifierHead, FirstTokenPool, MeanPool, PatchEmbed, PooledHead, QAHead, TokenLstm
+from allmlp.layers import (
+    Cache,
+    ClassifierHead,
+    FirstTokenPool,
+    MeanPool,
+    PatchEmbed,
+    PooledHead,
+    QAHead,
+    RelativePositionBias,
+    TokenLstm,
+)
 from allmlp.models.encoder_decoder import EncoderDecoderModel
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, to_json
@@ -204,7 +215,7 @@ def test_a_new_classifier_is_in_the_mode_of_the_model(training: bool) -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_reset_classifier(name: str) -> None:
     model = text_model(name)
-    assert model.reset_classifier(4) is model
+    assert model.reset_classifier(np.int64(4)) is model  # type: ignore[arg-type]
     (x,) = inputs(model)
     assert model(x).shape == (3, 4) and model.spec.head.num_classes == 4 and model.dtype == torch.float64
     assert from_json(to_json(model.spec)).build()(x.float()).shape == (3, 4)
@@ -328,9 +339,10 @@ def test_step_by_step_with_padding(name: str) -> None:
     model = text_model(name)
     (ids,) = inputs(model)
     mask = torch.rand(3, 12) > 0.3
-    mask[:, 0] = True
+    mask[:, 0] = mask[:, 9:] = True  # tokens without a mask are real
+    masks = [mask[:, t : t + 1] if 0 < t < 9 else None for t in range(12)]
     cache = Cache()
-    steps = [model(ids[:, t : t + 1], mask[:, t : t + 1], cache=cache) for t in range(12)]
+    steps = [model(ids[:, t : t + 1], masks[t], cache=cache) for t in range(12)]
     assert close(torch.cat(steps, dim=1), model(ids, mask))
 
 
@@ -348,6 +360,17 @@ def test_causal_attention_with_relative_positions() -> None:
     cache = Cache()
     steps = [model(ids[:, t : t + 1], cache=cache) for t in range(12)]
     assert close(torch.cat(steps, dim=1), model(ids))
+
+
+@pytest.mark.parametrize("in_chans", [1, 3])
+def test_relative_positions_are_those_of_the_patches(in_chans: int) -> None:
+    """An image has its channels where a text has its tokens."""
+    spec = TINY_SPECS["vit_ti16"].configure(in_chans=in_chans)
+    token = spec.block.token.replace(bias=RelativePositionBias(8, 8))
+    model = spec.replace(block=spec.block.replace(token=token)).build()
+    randomize(model)
+    model(*model.dummy_inputs()).sum().backward()
+    assert (model.relative.weight.grad != 0).sum() > 8  # with distance 0 alone, one row of the table
 
 
 def test_recurrence_decodes_step_by_step_and_does_not_see_what_follows() -> None:

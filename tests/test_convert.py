@@ -33,7 +33,7 @@ from allmlp.models.timm import Timm, TimmModel
 from allmlp.models.vit import vit
 from allmlp.spec import override_all
 from allmlp.weights import convert as conversion
-from allmlp.weights.convert import convert
+from allmlp.weights.convert import convert, open_path
 from allmlp.weights.tensors import read
 
 FAMILIES = ("mixer", "resmlp", "gmlp", "vit", "cait", "vit_scaled", "vit_gap")
@@ -49,13 +49,13 @@ def randomize(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def peer(family: str, num_classes: int = 5) -> Any:
-    """A small model of timm's own classes, two blocks deep on 12-pixel images."""
+def peer(family: str, num_classes: int = 5, img_size: int | tuple[int, int] = 12) -> Any:
+    """A small model of timm's own classes, two blocks deep."""
     pytest.importorskip("timm")
     from timm.layers import GatedMlp
     from timm.models import cait, mlp_mixer, vision_transformer
 
-    sizes: dict[str, Any] = {"img_size": 12, "patch_size": 4, "num_classes": num_classes}
+    sizes: dict[str, Any] = {"img_size": img_size, "patch_size": 4, "num_classes": num_classes}
     if family == "cait":
         return randomize(cait.Cait(**sizes, embed_dim=24, depth=2, num_heads=3, depth_token_only=3))
     if family.startswith("vit"):
@@ -114,6 +114,21 @@ def test_cait_as_its_authors_published_it(tmp_path: Path) -> None:
     folder = convert(str(tmp_path / "S24_224.pth"), str(tmp_path / "ours"))
     assert_outputs(folder, model, torch.float32)
     assert image_preprocessing(folder).crop_pct == 1.0
+
+
+def test_what_the_file_does_not_state_is_set(tmp_path: Path) -> None:
+    """The weights of a compiled model, on images that are not square."""
+    model = peer("vit", img_size=(8, 12))
+    torch.save({f"module._orig_mod.{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "a.pth")
+    refused(tmp_path / "a.pth", "6 tokens are not a square grid of patches, and the file does not state another")
+    overrides = {"stem.img_size": (8, 12)}
+    assert_outputs(convert(str(tmp_path / "a.pth"), str(tmp_path / "ours"), overrides=overrides), model, torch.float32)
+
+
+def test_heads_that_the_configuration_states(tmp_path: Path) -> None:
+    save_file(peer("vit").state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_args": {"num_heads": 4}}))
+    assert open_path(tmp_path).spec.block.token.num_heads == 4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("family", FAMILIES[:5])
@@ -332,6 +347,12 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     allmlp.save(mixer(1, 8, **SMALL).build(), tmp_path / "ours")
     refused(tmp_path / "ours", "is already a model folder; choose a format with to=")
     refused(tmp_path / "ours", "unknown format 'tim'; did you mean 'timm'", to="tim")
+    with pytest.raises(allmlp.UserError, match="ours would be written over itself; name another folder"):
+        convert(str(tmp_path / "ours"), str(tmp_path / "ours"), to="google")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    with pytest.raises(allmlp.UserError, match="run holds a run, whose model would be written over"):
+        convert(str(tmp_path / "ours"), str(tmp_path / "run"), to="hf")
     refused(tmp_path / "nowhere", "nowhere was not found; name a weights file")
     (tmp_path / "file").write_text("x")
     with pytest.raises(allmlp.UserError, match="cannot write"):

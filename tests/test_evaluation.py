@@ -21,6 +21,7 @@ from allmlp.cli.plan import print_scaling
 from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
 from allmlp.data.digits import Digits
+from allmlp.data.docstrings import Docstrings
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
@@ -33,6 +34,8 @@ from allmlp.optim import AdamW
 from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.run import Budget, Run
+from allmlp.spec import to_dict
+from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.tasks.masked_lm import MaskedLM
@@ -99,7 +102,8 @@ def test_the_test_folder_is_evaluated_where_there_is_one(model: Path, tmp_path: 
 
 
 def test_one_class_is_enough(model: Path, tmp_path: Path) -> None:
-    found = evaluate_model(str(model), str(photos(tmp_path / "photos", ("cat",))), device="cpu")
+    folder = photos(photos(tmp_path / "photos", ("cat", "unlabeled")), ("notes",), each=0)  # as training ignores them
+    found = evaluate_model(str(model), str(folder), device="cpu")
     assert found.examples == 4 and found.metrics["majority"] == 1.0
 
 
@@ -236,12 +240,36 @@ def test_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["text", "causal"])
-def test_language_models(tmp_path: Path, task: str) -> None:
+def test_language_models(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is tokenized once, for testing alone; also of a run on data without files."""
     pytest.importorskip("tokenizers")
-    folder = text_folder(tmp_path / "model", task)
-    (tmp_path / "text.txt").write_text("the cat sat on the red mat\n\none two three four five\n" * 20, encoding="utf8")
-    found = evaluate_model(str(folder), str(tmp_path / "text.txt"), device="cpu")
+    monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
+    folder, texts = text_folder(tmp_path / "model", task), tmp_path / "texts"
+    texts.mkdir()
+    (texts / "text.txt").write_text("the cat sat on the red mat\n\none two three four five\n" * 20, encoding="utf8")
+    (texts / "README").write_text("about", encoding="utf8")
+    found = evaluate_model(str(folder), str(texts), device="cpu")
     assert 0 < found.metrics["loss"] < 20 and found.examples > 0 and not found.class_results
+    assert "README" in found.notes[0]
+    assert [file.stat().st_size for file in (tmp_path / "cache").rglob("train.tokens")] == [0]
+    run = Run(None, CausalLM() if task == "causal" else MaskedLM(), Docstrings(), precision="float32")
+    (folder / "run.json").write_text(json.dumps({"run": to_dict(run)}), encoding="utf8")
+    assert evaluate_model(str(folder), str(texts), device="cpu").metrics == pytest.approx(found.metrics)
+
+
+def test_questions_whose_answers_are_not_in_the_context(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They cannot be trained on, but count in an evaluation; windows are those of a short model."""
+    pytest.importorskip("tokenizers")
+    answers = [{"text": "purple", "answer_start": 0}]
+    questions = [
+        {"question": "what sat on the mat", "answers": answers},
+        {"question": "who jumped", "answers": answers},
+    ]
+    paragraph = {"context": "the cat sat on the red mat", "qas": questions}
+    file = tmp_path / "dev.json"
+    file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf8")
+    found = evaluate_model(str(text_folder(tmp_path / "model", "span")), str(file), device="cpu")
+    assert found.examples == 2 and found.metrics["f1"] == 0 and not caplog.records
 
 
 def test_translation_of_another_file_where_those_of_the_training_are_gone(

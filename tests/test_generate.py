@@ -211,6 +211,7 @@ def test_an_error_comes_before_any_text(
 def test_a_tiny_top_p_leaves_the_most_probable_token() -> None:
     probabilities = torch.tensor([0.2, 0.5, 0.3])
     assert truncate(probabilities, None, 1e-300).tolist() == [0.0, 0.5, 0.0]
+    assert int((truncate(torch.full((4,), 0.25), 1, None) > 0).sum()) == 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

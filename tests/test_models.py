@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ import allmlp
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.preset import own_presets
 from allmlp.models.zoo import presets
-from tiny import randomize
+from tiny import randomize, tiny_model
 
 ENCODERS = ["mixer_nano", "gmlp_nano", "vit_nano", "bert_tiny", "resmlp_s12_class"]
 
@@ -85,3 +87,15 @@ def test_a_missing_device_is_named() -> None:
     for device, reason in (("cuda", "torch sees no cuda device here"), ("cpu0", "cpu0")):
         with pytest.raises(allmlp.UserError, match=f"cannot use the device {device}: .*{reason}"):
             allmlp.create("mixer_nano", device=device)
+
+
+def test_what_is_not_a_model_name_is_named() -> None:
+    for wrong in (allmlp.preset("mixer_nano"), tiny_model("mixer_s32")):
+        with pytest.raises(allmlp.UserError, match=f"not {type(wrong).__name__}: pass its `spec`"):
+            allmlp.create(wrong)  # type: ignore[arg-type]
+
+
+def test_every_attribute_of_a_text_model_can_be_read() -> None:
+    """As torch.jit.trace does; an image config is not among them."""
+    model = tiny_model("gmlp_causal_tiny", torch.float32)
+    assert "pretrained_cfg" not in dict(inspect.getmembers(model))

@@ -120,6 +120,7 @@ except allmlp.UserError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_script_imports_a_module(tmp_path: Path) -> None:
     """Before or after the models were listed; mistakes in its table are named."""
     (tmp_path / "mine.py").write_text((PLUGIN / "allmlp_shift.py").read_text())

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 import allmlp
 from allmlp.layers import (
+    Attention,
     BatchNorm,
     Block,
     Context,
     CrossAttention,
     Init,
+    RelativePositionBias,
     RevIN,
     SeriesPatches,
     SubtractLast,
@@ -211,6 +213,7 @@ def test_hidden_patches_are_not_read() -> None:
         ("tsmixer", {"width": 5}, "tokens of SeriesSteps have 3 channels: set width to 3"),
         ("tsmixer", {"block": Block(variate=VariateMlp())}, "already the channels of SeriesSteps"),
         ("patchtsmixer", {"block": Block(cross=CrossAttention(2))}, "no cross-attention"),
+        ("patchtsmixer", {"block": Block(Attention(2, bias=RelativePositionBias()))}, "use RotaryPositions"),
     ],
 )
 def test_contradictions(name: str, change: dict[str, object], message: str) -> None:

@@ -317,6 +317,7 @@ LEAVES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @given(json_values)
 @settings(max_examples=200, deadline=None)
 def test_any_json_is_a_spec_or_one_line(value: object) -> None:
@@ -350,6 +351,7 @@ def test_any_damage_to_a_configuration_builds_or_is_one_line(changes: dict[str, 
         assert from_json(to_json(spec)) == spec
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(presets())),
     st.fixed_dictionaries(

@@ -541,6 +541,7 @@ def test_seconds_until_a_loss_has_fallen_to_a_target() -> None:
         assert runner.is_better(metric, 0.1, math.nan) and not runner.is_better(metric, math.nan, 0.1)
 
 
+@pytest.mark.slow
 def test_costs_and_seconds_to_a_target(fake: Path, tmp_path: Path) -> None:
     """Accuracies of a curve cross the target between 10 and 40 seconds; the inference rate is that of the model."""
     pytest.importorskip("matplotlib")
@@ -650,12 +651,14 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[in
 
 
 def test_the_table_leaves_the_runs_of_another_process_alone(fake: Path, tmp_path: Path) -> None:
-    at_work = tmp_path / "out" / "runs" / "final-vit--0"
-    at_work.mkdir(parents=True)
+    at_work, own = tmp_path / "out" / runner.RUNNING / "final-vit--0", tmp_path / "out" / "runs" / "photos"
+    for folder in (at_work, own):
+        folder.mkdir(parents=True)
     work(small(), tmp_path / "out", minutes=0)
     assert at_work.is_dir()
     work(small(), tmp_path / "out")
     assert not at_work.exists(), "what was left by a process that was killed is removed"
+    assert own.is_dir(), "a run of the user: the folder of a study may be the one that `allmlp train` works in"
 
 
 def test_what_is_left_in_chosen_rows(

@@ -31,7 +31,7 @@ from allmlp.analysis.toeplitz import Grid, mean_filter
 from allmlp.analysis.token_filters import direction, distances, reach, token_weights
 from allmlp.data.digits import Digits
 from allmlp.errors import require
-from allmlp.files import write_atomically
+from allmlp.files import write_atomically, write_json_atomically
 from allmlp.layers import Attention, ClassifierHead, Context, Init, MeanPool, Normal, SpatialGatingUnit
 from allmlp.layers.block import Residual
 from allmlp.layers.context import BuildContext
@@ -397,8 +397,7 @@ def main() -> None:
     else:
         record = {name: measure() for name, measure in PROPERTIES.items()}
         record["environment"] = environment(torch.device("cpu"))
-    text = json.dumps(record, indent=1) + "\n"
-    write_atomically(RECORD, lambda file: file.write_text(text, encoding="utf8"))
+    write_json_atomically(RECORD, record)
     for name, figure in drawings(record).items():
         image = ROOT / "docs" / "images" / f"properties-{name}.png"
         write_atomically(image, lambda file, figure=figure: figures.save(figure, file, "png"))

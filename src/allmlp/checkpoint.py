@@ -21,16 +21,12 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from allmlp.ema import ModelEma
 from allmlp.errors import UserError, one_line
 from allmlp.files import digest, flush
-from allmlp.parallel import World
-from allmlp.sharded_checkpoint import checksums, is_sharded, read_into, start_writing, stored_parts
+from allmlp.parallel import World, is_sharded
 
 FOLDER = "checkpoints"
 log = logging.getLogger(__name__)
@@ -54,7 +50,7 @@ class Saver:
         on_saved: Callable[[int, Path], object] = lambda step, folder: None,
     ) -> None:
         self.out, self.world, self.keep, self.on_saved = out, world, keep, on_saved
-        self.group: Any = dist.new_group(backend="gloo") if isinstance(task, FSDPModule) else None
+        self.group: Any = dist.new_group(backend="gloo") if is_sharded(task) else None
         self.writing: Future[Any] | None = None
         self.state: dict[str, Any] = {}
         for left in (out / FOLDER).glob(".step-*") if world.is_main else ():  # left by killed processes
@@ -84,6 +80,8 @@ class Saver:
             if self.world.is_main:  # other processes do not wait until it is written
                 self.on_saved(state["step"], complete(self.out)[-1])
             return
+        from allmlp.sharded_checkpoint import start_writing
+
         try:
             self.writing = start_writing(self.folder, state_parts(task, optimizer, ema, best), self.group)
         except OSError as reason:
@@ -97,8 +95,8 @@ class Saver:
         return self.out / FOLDER / f".step-{self.state['step']:09d}"
 
     def failure(self, reason: BaseException) -> UserError:
-        if isinstance(reason, CheckpointException):  # raised in the processes
-            reason = next(iter(reason.failures.values()))[0]
+        if failures := getattr(reason, "failures", None):  # a CheckpointException: raised in the processes
+            reason = next(iter(failures.values()))[0]
         return UserError(f"cannot write {self.folder}: {one_line(reason)}; older checkpoints are untouched")
 
     def wait(self) -> None:
@@ -116,6 +114,8 @@ class Saver:
             raise self.failure(reason) from reason
         if not self.world.is_main:
             return
+        from allmlp.sharded_checkpoint import checksums
+
         try:
             final = publish(self.folder, self.state, checksums(self.folder))
         except OSError as reason:
@@ -187,7 +187,7 @@ def full_state_dict(tensors: Mapping[str, Tensor], world: World) -> dict[str, Te
     """Unsharded tensors on the CPU of the main process; other processes take part in gathering and get nothing."""
     full = {}
     for name, tensor in tensors.items():
-        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a DTensor
         if world.is_main:
             full[name] = gathered.detach().cpu().contiguous()
     return full
@@ -195,8 +195,10 @@ def full_state_dict(tensors: Mapping[str, Tensor], world: World) -> dict[str, Te
 
 def reshard(tensor: Tensor, target: Tensor) -> Tensor:
     """Shard a tensor like `target`."""
-    if isinstance(target, DTensor) and tensor.shape == target.shape:
-        return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
+    if hasattr(target, "full_tensor") and tensor.shape == target.shape:
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)  # type: ignore[attr-defined]
     return tensor
 
 
@@ -254,7 +256,7 @@ def load(
     own: dict[str, Mapping[str, Tensor]] = {"task": task.state_dict(), "ema": ema.average}
     own |= {"best": best} if best else {}
     weights = dict(task.named_parameters())
-    read = read_shards if is_sharded(folder) else read_whole
+    read = read_shards if has_shards(folder) else read_whole
     states = read(folder, own, weights)
     names = {id(weight): name for name, weight in weights.items()}
     record = optimizer.state_dict()
@@ -269,6 +271,10 @@ def load(
     }
     # load_state_dict moves every value to the device and type that the optimizer needs.
     optimizer.load_state_dict(record)
+
+
+def has_shards(folder: Path) -> bool:
+    return (folder / ".metadata").is_file()
 
 
 def read_whole(
@@ -288,6 +294,8 @@ def read_shards(
     folder: Path, own: dict[str, Mapping[str, Tensor]], weights: dict[str, nn.Parameter]
 ) -> dict[str, Tensor]:
     """Fill the parts `own` from shards; returns the state of the optimizer, sharded as the weights are."""
+    from allmlp.sharded_checkpoint import read_into, stored_parts
+
     stored = stored_parts(folder)
     check_shapes(folder, own, {part: {name: entry.size for name, entry in stored[part].items()} for part in own})
     states = {}
@@ -309,7 +317,9 @@ def check_shapes(folder: Path, own: dict[str, Mapping[str, Tensor]], stored: dic
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
     """Unsharded tensors of "task", "optimizer", "ema" or "best"."""
-    if is_sharded(folder):
+    if has_shards(folder):
+        from allmlp.sharded_checkpoint import read_into, stored_parts
+
         entries = stored_parts(folder)[part]
         tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
         read_into(folder, {part: tensors})

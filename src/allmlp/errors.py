@@ -178,6 +178,12 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtra(f"{package} is installed but cannot be imported here: {one_line(reason)}") from reason
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means out of memory, including the RuntimeErrors of torch's allocators on CPU and GPU."""
+    words = "out of memory", "can't allocate memory", "not enough memory"
+    return isinstance(error, MemoryError) or any(one in str(error) for one in words)
+
+
 def one_line(error: object) -> str:
     """An error as one line for a terminal."""
     return printable(" ".join(str(error).split()))[:MAX_LINE]

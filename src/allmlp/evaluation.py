@@ -15,16 +15,16 @@ from allmlp.accuracy import wilson_interval
 from allmlp.backtest import Origin, by_origin, unseen_windows
 from allmlp.data.class_names import ClassMatch, imagenet_numbers, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
-from allmlp.data.dataset import Data, Dataset, Split
+from allmlp.data.dataset import Split
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.prefetch import read_ahead
 from allmlp.data.sampler import eval_batches
 from allmlp.data.series_table import SeriesTable
-from allmlp.data.squad import Squad
+from allmlp.data.squad import Squad, WindowConfig
 from allmlp.data.tokenizer import TextData, TokenizerConfig, load_tokenizer
 from allmlp.device import as_dtype, sum_dtype, warn_of_slow_format
 from allmlp.errors import UserError
-from allmlp.files import RUN, finite
+from allmlp.files import RUN
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.forecast import Forecaster, series_folder
@@ -101,7 +101,7 @@ class Evaluation:
         lists = "class_results", "confusions", "origins"
         rows = {name: [row._asdict() for row in getattr(self, name)] for name in lists}
         rest = {name: value for name, value in vars(self).items() if name not in ("metrics", *rows)}
-        return finite(rest | self.metrics | rows)
+        return rest | self.metrics | rows
 
 
 class ClassifierOutputs(NamedTuple):
@@ -343,27 +343,28 @@ def evaluate_text_task(
     batch_size: int | None,
 ) -> Evaluation:
     """Metrics of a language, question-answering or translation model on the files at `place`."""
-    defaults: dict[str, tuple[Task, Callable[[str, str], Data]]] = {
-        "text": (CausalLM() if predictor.causal else MaskedLM(), Corpus),
-        "span": (QuestionAnswering(), Squad),
-        "translation": (Translation(), ParallelCorpus),
-    }
-    task, make = defaults[predictor.task]
-    run = read_run(Path(name)) if (Path(name) / RUN).is_file() else Run(None, task, make(place, place), batch_size=32)
-    if not hasattr(run.data, "seq_len"):
-        raise UserError(f"{name} was trained on {type(run.data).__name__}: it cannot be evaluated on other data")
-    # The data and the tokenizer of the training are not needed and may be missing.
-    fields = {"test": place, "seq_len": predictor.preprocessing.seq_len}
-    if isinstance(run.data, ParallelCorpus):
-        dataset: Dataset = run.data.replace(**fields).load_test(predictor.tokenizer)
-    else:
-        fields |= {"train" if isinstance(run.data, Squad) else "path": place}
-        dataset = run.data.replace(**fields, tokenizer=TokenizerConfig(path=predictor.name)).load()
+    task, data = default_evaluation(predictor)
+    run = read_run(Path(name)) if (Path(name) / RUN).is_file() else Run(None, task, data, batch_size=32)
+    if isinstance(run.data, Corpus | Squad | ParallelCorpus):
+        data = run.data
+    seq_len = predictor.preprocessing.seq_len
+    dataset = data.replace(test=place, seq_len=seq_len).load_test(predictor.tokenizer)
     run.task.check_dataset(dataset)
     run = in_precision(run.replace(batch_size=batch_size or run.batch_size), dtype)
     module = run.task.build_evaluator(predictor.original, dataset).to(world.device)
     metrics = evaluate(module, predictor.original, dataset.test, world, run)
-    return Evaluation(name, place, len(dataset.test), metrics)
+    return Evaluation(name, place, len(dataset.test), metrics, notes=dataset.notes)
+
+
+def default_evaluation(predictor: TextPredictor) -> tuple[Task, TextData]:
+    """Task and data of a model without a run, or of a run on data without files."""
+    if predictor.task == "text":
+        return CausalLM() if predictor.causal else MaskedLM(), Corpus("")
+    if predictor.task == "translation":
+        return Translation(), ParallelCorpus("")
+    return QuestionAnswering(), Squad(
+        "", "", TokenizerConfig(), *WindowConfig.for_seq_len(predictor.preprocessing.seq_len)
+    )
 
 
 # --- figures -----------------------------------------------------------------------------------------------

@@ -42,6 +42,12 @@ def write_text_atomically(file: Path, text: str) -> None:
     write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf8"))
 
 
+def write_json_atomically(file: Path, value: Any) -> None:
+    """Write indented JSON, into a new folder if there is none."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(file, json.dumps(value, indent=1) + "\n")
+
+
 def write_csv_atomically(file: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a table; None is an empty cell."""
 

@@ -18,7 +18,7 @@ from allmlp.data.digits import Digits
 from allmlp.data.encoded_images import EncodedImages
 from allmlp.data.flowers import Flowers102
 from allmlp.data.image_files import ImageFiles, LabeledFile
-from allmlp.data.image_folder import ImageFolder, folders, list_images, only_folder, split_folders
+from allmlp.data.image_folder import ImageFolder, folders, only_folder, split_folders, used_folders
 from allmlp.data.image_table import ImageTable
 from allmlp.data.labeled_text import LabeledText, LabeledTextReader
 from allmlp.data.mnist import Mnist
@@ -113,13 +113,8 @@ def folder_images(data: ImageFolder) -> LabeledFiles:
         root = inner
     held_out = split_folders(root)
     test = held_out.get("test") or held_out.get("validation") or root
-    classes = tuple(folders(test))
-    return LabeledFiles(
-        data.path if test == root else f"the {test.name} folder of {data.path}",
-        test,
-        list_images(test, classes),
-        classes,
-    )
+    classes, files = used_folders(test, folders(test), [])
+    return LabeledFiles(data.path if test == root else f"the {test.name} folder of {data.path}", test, files, classes)
 
 
 def table_images(data: ImageTable) -> LabeledFiles:

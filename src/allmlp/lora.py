@@ -15,7 +15,7 @@ from allmlp.data.sampler import Stream, mix_seed
 from allmlp.errors import UserError
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.token_roles import token_parameters
-from allmlp.models.model import Model
+from allmlp.models.model import Model, check_merged
 from allmlp.spec import Count, NonNegative, Spec
 
 LinearMap = nn.Linear | TokenProjection
@@ -40,6 +40,7 @@ class Lora(Spec):
 
     def apply(self, model: Model, seed: int = 0, fresh: Collection[str] = ()) -> None:
         """Add adapters to `model`, in place. The weights named in `fresh` are trained as a whole, like the head."""
+        check_merged(model)
         head = model.parts().get("head")
         trained = [*model.get_submodule(head).parameters()] if head is not None else []
         trained += [weight for name, weight in model.named_parameters() if name in fresh]

@@ -10,8 +10,9 @@ import torch
 
 from allmlp import checkpoint
 from allmlp.accuracy import wilson_interval
-from allmlp.data.dataset import Dataset
+from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Sampler
+from allmlp.data.splits import plural
 from allmlp.device import slow_format
 from allmlp.log import format_duration, format_values
 from allmlp.models.model import ModelSpec
@@ -94,11 +95,11 @@ def describe_stop(out: Path, step: int) -> str:
 
 def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float], dataset: Dataset) -> str:
     """Results of the saved model with their uncertainty, and its folder."""
-    lines = []
+    lines, is_classified = [], bool(getattr(dataset, "class_names", ()))
     for split in (name for name in ("validation", "test") if name in result):
         values = {name: value for name, value in result[split].items() if name not in floors}
-        examples = len(getattr(dataset, split) or dataset.test)  # held-out examples stand in for the test split
-        lines.append(f"{split:10} {format_values(values)}  {interval(values, examples)}")
+        examples = getattr(dataset, split) or dataset.test  # held-out examples stand in for the test split
+        lines.append(f"{split:10} {format_values(values)}  {describe_examples(values, examples, is_classified)}")
         simple = {name: result[split][name] for name in floors if name in result[split]}
         lines += [f"{'':10} {format_values(simple)}  without a model"] if simple else []
     best = f"the weights of step {result['best_step']}, " if "best_step" in result else ""
@@ -106,10 +107,15 @@ def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float],
     return "\n".join([*lines, f"saved {best}after {steps}: {out}"])
 
 
-def interval(values: dict[str, float], examples: int) -> str:
-    """The 95 % interval of an accuracy over this many examples."""
+def describe_examples(values: dict[str, float], split: Split, is_classified: bool) -> str:
+    """Number of examples, and the 95 % interval of the accuracy of a classifier: over the first of several test files.
+    Accuracies of other tasks are not those of independent examples, but of tokens.
+    """
     accuracy = values.get("accuracy", math.nan)
-    if math.isnan(accuracy) or abs(round(accuracy * examples) / examples - accuracy) > 1e-9:
-        return f"({examples:,} examples)"
+    if not is_classified or math.isnan(accuracy):
+        return f"({plural(len(split), 'example', 'examples')})"
+    part = getattr(getattr(split, "examples", None), "test_set", None)
+    examples = len(split) if part is None else int((part == 0).sum())
     low, high = wilson_interval(round(accuracy * examples), examples)
-    return f"({examples:,} examples: accuracy {low:.1%} to {high:.1%} with 95% confidence)"
+    counted = plural(examples, "example", "examples")
+    return f"({counted}: accuracy {low:.1%} to {high:.1%} with 95% confidence)"

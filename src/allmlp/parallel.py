@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from allmlp.device import own_device
@@ -43,22 +42,7 @@ class World:
         if self.size == 1:
             return task
         if sharding == "fsdp":
-            # Inputs are left to autocast: cast to bfloat16, uniforms and targets would be rounded.
-            mixed = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-            policy = MixedPrecisionPolicy() if dtype == torch.float32 else mixed
-            # Models are separate FSDP units because evaluation calls them without the task.
-            for module in reversed(list(task.modules())):
-                if isinstance(module, (BlockLayer, Model)):
-                    fully_shard(module, mp_policy=policy)
-                for name in FORWARD_METHODS if isinstance(module, Model) else ():
-                    if hasattr(module, name):
-                        register_fsdp_forward_method(module, name)
-            fully_shard(task, mp_policy=policy)
-            if self.device.type not in COLLECTIVES:
-                # With torch 2.8, gloo's reduce-scatter gives the sum where FSDP asks for the mean.
-                for module in task.modules():
-                    if isinstance(module, FSDPModule):
-                        module.set_force_sum_reduction_for_comms(True)
+            shard(task, self.device, dtype)
             return task
         return DistributedDataParallel(task, device_ids=None if self.device.type == "cpu" else [self.device])
 
@@ -66,8 +50,8 @@ class World:
         """Reduce gradients over the processes only in the last of the accumulated passes."""
         if isinstance(task, DistributedDataParallel):
             return nullcontext() if when else task.no_sync()
-        if isinstance(task, FSDPModule):
-            task.set_requires_gradient_sync(when)
+        if is_sharded(task):
+            task.set_requires_gradient_sync(when)  # type: ignore[operator]
         return nullcontext()
 
     def sum(self, values: Tensor) -> Tensor:
@@ -108,6 +92,34 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+
+def shard(task: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Shard the weights of `task` by FSDP2."""
+    # Here, because it loads sympy and much else, for half a second.
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    # Inputs are left to autocast: cast to bfloat16, uniforms and targets would be rounded.
+    mixed = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy() if dtype == torch.float32 else mixed
+    # Models are separate FSDP units because evaluation calls them without the task.
+    for module in reversed(list(task.modules())):
+        if isinstance(module, (BlockLayer, Model)):
+            fully_shard(module, mp_policy=policy)
+        for name in FORWARD_METHODS if isinstance(module, Model) else ():
+            if hasattr(module, name):
+                register_fsdp_forward_method(module, name)
+    fully_shard(task, mp_policy=policy)
+    if device.type not in COLLECTIVES:
+        # With torch 2.8, gloo's reduce-scatter gives the sum where FSDP asks for the mean.
+        for module in task.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `module` is an FSDPModule."""
+    return hasattr(module, "set_requires_gradient_sync")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from allmlp.lora import LinearMap, linear_maps
-from allmlp.models.model import Model
+from allmlp.models.model import Model, check_merged
 from allmlp.spec import Count, Range, Rate, Spec
 from allmlp.weights.int8 import quantize_rows
 
@@ -35,6 +35,7 @@ class Quantization(Spec):
 
     def apply(self, model: Model) -> None:
         """Round the weights of `model` in every forward pass from now on; its parameters keep full precision."""
+        check_merged(model)
         for module in linear_maps(model, "all"):
             module.quantization = self  # type: ignore[assignment]
             module.__class__ = quantized(type(module))  # type: ignore[bad-argument-type]

@@ -26,6 +26,7 @@ from allmlp.parallel import World
 from allmlp.provenance import environment
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
+from allmlp.weights.folder import WEIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +47,12 @@ def run_folder(out: Path, run: Run, world: World) -> Iterator[Path]:
 
 
 def check_folder(out: Path, run: Run) -> None:
-    """Raise UserError if the folder holds another run or is not writable. A run is replaced if it is unfinished and has
-    no checkpoint.
+    """Raise UserError if the folder holds another run or a model, or is not writable. A run is replaced if it is
+    unfinished and has no checkpoint.
     """
     before = read_run(out) if (out / RUN).exists() else None
+    if before is None and (out / WEIGHTS).exists():
+        raise UserError(f"{out} holds a model, which the run would replace: choose another --out")
     if before not in (None, run) and (checkpoint.complete(out) or "result" in read_record(out)):
         changes = ", ".join(differences(to_dict(before), to_dict(run)))
         raise UserError(f"{out} holds another run, these fields differ: {changes}; resume it, or choose another --out")

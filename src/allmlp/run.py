@@ -126,6 +126,8 @@ class Run(Spec):
         if self.batch_growth and self.batch_growth.start >= self.batch_size:
             start = self.batch_growth.start
             raise UserError(f"batch_growth.start={start} does not grow to batch_size={self.batch_size}: lower start")
+        if self.sharding == "fsdp" and self.task.against_fsdp:
+            raise UserError(f"{type(self.task).__name__}: {self.task.against_fsdp}: use sharding=ddp")
         if self.freeze_fraction and self.sharding == "fsdp":
             raise UserError("freeze_fraction is not for sharding=fsdp, which cannot unfreeze weights: use sharding=ddp")
         if self.lora and self.sharding == "fsdp":

@@ -70,10 +70,6 @@ class SafeReader(FileSystemReader):
             return MetadataUnpickler(file).load()
 
 
-def is_sharded(folder: Path) -> bool:
-    return (folder / METADATA).is_file()
-
-
 def start_writing(folder: Path, parts: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessGroup) -> Future[Any]:
     """Copy the tensors of this process to main memory, and write them into `folder` while training continues.
 

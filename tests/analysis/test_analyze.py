@@ -15,7 +15,7 @@ from torch import Tensor
 
 import allmlp
 import command
-from allmlp.analysis import examples, figures, output_folder
+from allmlp.analysis import examples, figures
 from allmlp.analysis.analysis import Analysis, analyze
 from allmlp.analysis.target import AnalysisTarget, NamedImages, default_preprocessing, load_target, split_arguments
 from allmlp.data.cifar import CIFAR10_CLASSES
@@ -31,19 +31,6 @@ from train.runs import small
 
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are built but not rendered, which takes most of the time; test_figures.py renders them."""
-    monkeypatch.setattr(output_folder, "save", lambda figure, file, kind: file.write_text(f"{kind} of {figure}"))
-
-
-@pytest.fixture
-def without_figures(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are not even built, for tests of the numbers and the text."""
-    for name in ("mosaics", "heatmaps", "filter_lines", "by_depth", "cost_bars", "saliency_maps", "image_rows"):
-        monkeypatch.setattr(figures, name, lambda *args, **options: None)
 
 
 def analyze_tiny(name: str, out: Path) -> Analysis:
@@ -144,6 +131,7 @@ def test_an_untrained_preset_by_name(
     assert (tmp_path / "analysis" / "mixer_nano" / "filters.csv").is_file()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_convolutional_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str], images: list[str]) -> None:
     spec = ResNet(widths=(4, 6), depths=(1, 2), img_size=(8, 8), num_classes=3)
     allmlp.save(allmlp.create(spec), tmp_path / "resnet")
@@ -279,6 +267,7 @@ def test_the_middle_of_a_centered_heatmap_is_zero() -> None:
     assert plain.axes[0].images[0].get_extent() == [-0.5, 4.5, 2.5, -0.5]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_second_analysis_removes_the_files_of_the_first(tmp_path: Path) -> None:
     analyze_tiny("resmlp_s12", tmp_path)
     (tmp_path / "mine.txt").write_text("kept")

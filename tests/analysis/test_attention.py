@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allmlp.analysis import attention, output_folder
+from allmlp.analysis import attention
 from allmlp.analysis.analysis import analyze
 from allmlp.analysis.attention_maps import (
     AttentionMap,
@@ -186,11 +186,11 @@ def test_alignment_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_reads_texts_and_refuses_images_of_a_text_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(output_folder, "save", lambda figure, file, kind: file.write_text(kind))
     folder = text_folder(tmp_path / "model", "translation")
     outputs = {}
     for text in ((), ("the cat sat", "a dog"), ("cat.png",)):
@@ -215,6 +215,7 @@ def test_equal_weights_of_a_causal_model(monkeypatch: pytest.MonkeyPatch) -> Non
         assert list(heads.ys) == pytest.approx(list(equal.ys)), chart.title
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_stage_has_a_grid_of_its_own(tmp_path: Path) -> None:
     """Attention of equal weights over 4 x 4 patches, then over 2 x 2."""
     stem = PatchEmbed((8, 8), (2, 2))
@@ -275,6 +276,7 @@ def test_rollout_to_the_class_token_adds_all_paths() -> None:
     assert torch.allclose(rollout([layer], list(classes)), torch.tensor([[expected]]))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_attention_of_cait(tmp_path: Path) -> None:
     result = analyze(load_target("cait_nano"), tmp_path)
     (section,) = (section for section in result.sections if section.name == "attention")
@@ -292,6 +294,7 @@ def test_attention_of_cait(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_class_attention_after_blocks_without_attention(tmp_path: Path) -> None:
     spec = preset("resmlp_nano").spec.replace(pool=ClassAttention(2))
     result = analyze(AnalysisTarget("resmlp", spec.build().eval(), True), tmp_path)
@@ -299,6 +302,7 @@ def test_class_attention_after_blocks_without_attention(tmp_path: Path) -> None:
     assert section.text.startswith("class attention: entropy ") and "attention.png" not in section.files
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_attention_without_weights_to_show_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for layer in (TalkingHeadsLayer, ClassAttentionGather):
         monkeypatch.delattr(layer, "attention_weights")

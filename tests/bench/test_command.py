@@ -146,6 +146,15 @@ def test_a_table_of_a_gpu_fits_a_terminal(capsys: pytest.CaptureFixture[str]) ->
     first, best, other = (line.split() for line in out.splitlines()[2:5])
     assert first[-2:] == ["1.50", "(1.40-1.60)"] and best[-1] == "best" and other[-1] == "10.00"
     assert "ours fast: 1.70 (1.60-1.80) times as fast as vit_b16 timm reduce-overhead" in out
+    assert "with quartiles over rounds\n" in out, "device times are compared at batch 1 only"
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    code, out, err = run(capsys, "mixer_nano", "--out", str(tmp_path / "file" / "bench"))
+    assert code == 2 and not out and err.startswith("error: cannot write to") and "timing" not in err
 
 
 def test_a_disagreement_ends_with_1() -> None:

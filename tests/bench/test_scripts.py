@@ -193,21 +193,39 @@ def test_edge_records_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(script, "onnx", onnx)
     monkeypatch.setattr(script, "ROWS", {"tiny": [("resmlp_nano", {"depth": "1"}), ("vit_nano", {"depth": "1"})]})
-    options = f"--rows tiny --seconds 0.01 --out {tmp_path / 'edge.json'}"
+    logs = tmp_path / "new"
+    options = f"--rows tiny --seconds 0.01 --out {logs / 'edge.json'}"
     monkeypatch.setattr(sys, "argv", ["edge.py", *options.split()])
     script.main()
-    rows = json.loads((tmp_path / "edge.json").read_text())["rows"]
+    rows = json.loads((logs / "edge.json").read_text())["rows"]
     assert [(row["model"], row["side"]) for row in rows] == [
         (model, side) for model in ("resmlp_nano", "vit_nano") for side in ("eager", "onnx", "int8", "fused")
     ]
     assert calls == ["onnx", "int8"] * 2 and len({len(row["calls_s"]) for row in rows}) == 1
     assert rows[0]["macs"] == 64 * (64 * 96 + 8 * 96**2) + 64 * 48 * 96 + 96 * 10
-    monkeypatch.setattr(records, "LOGS", tmp_path)
+    monkeypatch.setattr(records, "LOGS", logs)
     records.document.cache_clear()
     lines = speed.edge().splitlines()
     records.document.cache_clear()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| resmlp_nano, depth 1", "| vit_nano, depth 1"]
     assert f"| {rows[0]['macs'] / 1e6:,.0f} M | 0.1 M |" in lines[2]
+
+
+# --- own_data.py ---------------------------------------------------------------------------------------------
+
+
+def test_own_data_has_the_most_frequent_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the training examples, on those for testing."""
+    script = load("own_data")
+    for name, labels in {"train": "aaaaabbb" * 5, "test": "abbb" * 5}.items():
+        rows = [f"this is text {number},{label}" for number, label in enumerate(labels)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]), encoding="utf8")
+    tiny = script.Texts(("train.csv",), "test.csv", ("sentence", "label"), 100)
+    monkeypatch.setattr(script, "DATASETS", {"tiny": tiny})
+    options = f"{tmp_path} --out {tmp_path / 'own.json'} --seeds 1 --methods".split()
+    monkeypatch.setattr(sys, "argv", ["own_data.py", *options])
+    script.main()
+    assert json.loads((tmp_path / "own.json").read_text())["majority"] == {"tiny": 0.25}
 
 
 # --- feeding.py ----------------------------------------------------------------------------------------------

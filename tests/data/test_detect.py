@@ -182,7 +182,7 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         ({"README.md": "x", "x.bin": b"\0"}, "D", "D has no known data"),
         ({}, "nowhere", "there is no file or folder nowhere"),
         ({"x.png": ""}, "D/x.png", "is an image: training needs a folder with one folder of images per class"),
-        ({"x.bin": b"a\0"}, "D/x.bin", "is neither a table nor text"),
+        ({"x.bin": b"a\0"}, "D/x.bin", "is not text"),
         ({"x.json": SQUAD}, "D/x.json", "is one SQuAD file"),
         ({"x.json": SQUAD}, "D", "needs SQuAD files for training and testing"),
         ({"a.csv": REVIEWS, "b.csv": REVIEWS}, "D", r"has 2 tables, such as a\.csv, b\.csv: name one, or several as"),

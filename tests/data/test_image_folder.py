@@ -147,6 +147,7 @@ def test_links_to_folders(tmp_path: Path) -> None:
     [
         (lambda root: None, "has no subfolders: it needs one per class"),
         (lambda root: fill(root, "a"), "has only one class, 'a': at least two are needed"),
+        (lambda root: fill(root, "test", "train"), "/train has no folders of classes: the images of each class must"),
         (lambda root: fill(root, "a", "b", count=0), r"has no images \(.*.jpg"),
         (lambda root: (fill(root, "a"), fill(root, "b", count=0)), "has only one class, 'a'"),
         (lambda root: fill(root / "deep", "a", count=3) / "a" / "0.png", "has only one class, 'a'"),

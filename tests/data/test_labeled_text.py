@@ -239,6 +239,7 @@ STSB = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2|
         (f"index|promptID|pairID|genre|{PARSES}|label1|gold_label", ("sentence1", "sentence2", "gold_label")),  # MNLI
         ("index|question|sentence|label", ("question", "sentence", "label")),  # QNLI
         ("index|sentence1|sentence2|label", ("sentence1", "sentence2", "label")),  # RTE, WNLI
+        ("pair_ID|sentence_A|sentence_B|entailment_label", ("sentence_A", "sentence_B", "entailment_label")),  # SICK
         ("source|label|mark|sentence", ("column_4", "", "column_2")),  # CoLA, whose files have no header
         (STSB, "genre, year all could be the label"),  # scores
     ],
@@ -249,7 +250,9 @@ def test_official_files_of_glue(header: str, columns: tuple[str, ...] | str, tmp
     for number in range(60):
         text = f"Sentence {number} of those in this file."
         kinds = {"score": f"{number / 12}", "source": "gj04", "filename": "x", "mark": ""}
-        kinds |= dict.fromkeys(("label", "gold_label", "label1", "is_duplicate", "Quality"), "01"[number % 2])
+        kinds |= dict.fromkeys(
+            ("label", "gold_label", "label1", "entailment_label", "is_duplicate", "Quality"), "01"[number % 2]
+        )
         kinds |= {"genre": ("fiction", "travel")[number % 2], "year": ("2012", "2013")[number % 3 // 2]}
         numbers = [name for name in names if "id" in name.lower() or "index" in name]
         rows.append([kinds.get(name, str(number) if name in numbers else f"{name} {text}") for name in names])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -394,6 +395,23 @@ def test_pixels_with_transparency_keep_their_colors() -> None:
     for found in (items, [(torch.from_numpy(pixels).permute(2, 0, 1), label) for pixels, label in items]):
         images = Data.of(found).load().train.fetch(torch.tensor([0])).images
         assert images[0, :, 0, 0].tolist() == [200, 100, 0]
+
+
+def test_images_that_are_opened_but_not_read() -> None:
+    """They keep their size: a JPEG can be decoded at a fraction of it. One that is damaged is named."""
+
+    def opened(size: int, end: int | None = None) -> Image.Image:
+        content = io.BytesIO()
+        Image.effect_noise((size, size), 50).convert("RGB").save(content, "JPEG")
+        return Image.open(io.BytesIO(content.getvalue()[:end]))
+
+    items = [(opened(64), index % 2) for index in range(8)]
+    train = Data.of(items, items, img_size=8).load().train
+    train.fetch(torch.arange(8), torch.full((8, 4), 0.9))
+    assert {image.size for image, _ in items} == {(64, 64)}
+    items[3] = opened(64, 1000), 1
+    with pytest.raises(UserError, match=r"^item 3 of builtins.list: .*truncated"):
+        train.fetch(torch.arange(8))
 
 
 def test_tensors_are_float32_or_pixels() -> None:

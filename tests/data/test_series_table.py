@@ -399,6 +399,7 @@ def test_refused_settings(tmp_path: Path) -> None:
         SeriesTable(file, horizon=2, seq_len=4).load().split_validation(5)
 
 
+@pytest.mark.slow
 def test_ten_thousand_series() -> None:
     """Memory and time are those of the rows, not of the windows."""
     lengths = [50] * 10_000

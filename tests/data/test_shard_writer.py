@@ -178,6 +178,25 @@ def test_a_broken_image_is_left_out_and_named(photos: Path, tmp_path: Path, capl
         write_shards(strict, tmp_path / "strict", ShardFormat(32))
 
 
+def test_an_image_too_long_for_the_format_is_left_out(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Image.new("RGB", (16384, 8)).save(photos / "train" / "ant" / "train0.jpg")
+    with caplog.at_level(logging.WARNING, "allmlp.data"):
+        assert write_shards(load(photos), tmp_path / "out", ShardFormat(8, "webp")) == (14, 1)
+    assert "train0.jpg: 16384 x 8 pixels are too long for webp" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "caf\udce9"])
+def test_a_class_that_is_no_line_of_text_is_refused(name: str, photos: Path, tmp_path: Path) -> None:
+    """Else the names of other classes move, or none can be written."""
+    for split in photos.iterdir():
+        (split / "bee").rename(split / name)
+    with pytest.raises(UserError, match=r"^the class '.*' cannot be a line of classes\.txt: rename it$"):
+        write_shards(load(photos), tmp_path / "out", ShardFormat(8))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

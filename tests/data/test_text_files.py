@@ -96,6 +96,9 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "b.txt.xz").write_bytes(lzma.compress(b"words " * 1000)[:60])
     with pytest.raises(UserError, match=r"cannot read .*b\.txt\.xz"):
         list(read_documents([str(tmp_path / "b.txt.xz")]))
+    (tmp_path / "photo").write_bytes(b"\x89PNG\r\n\0\0")
+    with pytest.raises(UserError, match="photo is not text"):
+        list(read_documents([str(tmp_path / "photo")]))
 
 
 def test_lines_without_end_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

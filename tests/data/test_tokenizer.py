@@ -54,6 +54,14 @@ def test_half_a_pair_of_surrogates_is_a_question_mark() -> None:
     assert made.encode_with_offsets("half \ud83d") == made.encode_with_offsets("half ?")
 
 
+def test_padding_in_a_text_is_unknown() -> None:
+    """Padding is on the right alone: what follows one in the middle of a text would be cut off."""
+    made = TokenizerConfig(vocab_size=200).build(TEXT)
+    ids = made.encode(["the [PAD] fox", "the fox"])[0]
+    assert made.unk_token_id in ids and made.pad_token_id not in ids
+    assert made.encode_with_offsets("the [PAD] fox")[0] == ids
+
+
 def test_offsets_point_into_the_text() -> None:
     made = TokenizerConfig(vocab_size=200).build(TEXT)
     text = "The 🦊 fox, שלום jumps"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import errno
+import ctypes
 import gc
 import io
+import logging
+import multiprocessing
 import os
 import signal
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +33,9 @@ from allmlp.prediction.stream import is_portable
 SHAPE = 3, 4, 4
 fill = partial(np.full, SHAPE, dtype=np.uint8)
 """fill(7) is an image of sevens; fill(300) raises OverflowError."""
+pixels = partial(np.full, (4, 4, 3), dtype=np.uint8)
+"""What `read` makes the same image of."""
+read = partial(read_image, SHAPE[1:], Decode(crop_pct=1.0))
 needs_processes = pytest.mark.skipif(not workers.are_processes_supported(), reason="needs Linux")
 
 
@@ -39,19 +44,30 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PROCESSES_AFTER", 0)
 
 
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Workers that read images, as for predictions, with processes that are ready."""
+    before, made, folder = children(), Workers(read, SHAPE, 4), tmp_path_factory.mktemp("work")
+    (folder / "json.py").write_text("raise ImportError('from the working directory')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "PROCESSES_AFTER", 0)
+        patch.setattr(sys, "path", [*sys.path, folder / "ignored by Python, as not a string"])
+        patch.delattr(os, "memfd_create")  # as in Python of uv and conda
+        patch.chdir(folder)
+        made.map([])
+    assert made.processes
+    until(partial(getattr, made.processes, "is_ready"))
+    assert len(children() - before) == 5  # four, and the one that started them
+    yield made
+    made.processes.close()
+    assert children() <= before
+
+
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it has not happened"
         time.sleep(0.02)
-
-
-def started(function: Callable[[int], object], count: int = 4) -> Workers:
-    """Workers whose processes are ready."""
-    made = Workers(function, SHAPE, count)
-    made.map([0])
-    until(lambda: made.processes and made.processes.is_ready)
-    return made
 
 
 def children() -> set[int]:
@@ -69,6 +85,10 @@ def children() -> set[int]:
     return found - {os.getpid()}
 
 
+def save(value: int, file: Path) -> None:
+    Image.fromarray(fill(value).transpose(1, 2, 0)).save(file)
+
+
 @pytest.mark.parametrize("items", [0, 1, 7, 100])
 def test_jobs_cover_all_items(items: int) -> None:
     jobs = split(items, 3, 4)
@@ -84,34 +104,51 @@ def test_threads() -> None:
 
 
 @needs_processes
-def test_processes(at_once: None) -> None:
-    before = children()
-    made = started(fill)
-    assert len(children() - before) == 5  # four, and the one that started them
+def test_processes(reading: Workers) -> None:
     for _ in range(3):
         items = [number % 400 for number in range(1000)]
-        found, failed = made.map(items)
+        found, failed = reading.map([partial(pixels, item) for item in items])
         assert failed == [position for position, item in enumerate(items) if item > 255]
         assert all((found[position] == item).all() for position, item in enumerate(items) if item <= 255)
-    made.map([1, 2], portable=False)
-    assert made.processes and made.processes.memory.size < 2 * found.nbytes + 2**16  # buffers are used again
-    del made
-    gc.collect()
-    until(lambda: children() <= before)
+    reading.map([partial(pixels, 1)], portable=False)
+    assert reading.processes and reading.processes.memory.size < 4 * found.nbytes  # buffers are used again
 
 
 @needs_processes
-def test_a_killed_process_is_replaced_by_threads(at_once: None, caplog: pytest.LogCaptureFixture) -> None:
-    before = children()
-    made = started(fill)
-    for process in sorted(children() - before)[1:]:
-        os.kill(process, signal.SIGKILL)
-    for _ in range(3):
-        found, failed = made.map([*range(100)])
-        assert not failed and (found[:, 0, 0, 0] == np.arange(100)).all()
-    assert [record.message for record in caplog.records] == [
-        "a process that decodes images has ended: they are now decoded by threads"
-    ]
+def test_relative_paths(reading: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are relative to the working directory of the call, not to that in which the processes were started."""
+    for value in (1, 2):
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        save(value, folder / "file.png")
+        monkeypatch.chdir(folder)
+        found, failed = reading.map(["file.png", Path("none.png")])
+        assert failed == [1] and (found[0] == value).all()
+
+
+@needs_processes
+def test_predictions_by_processes(reading: Workers, tmp_path: Path) -> None:
+    """What `predict` sends: paths, and functions that read bytes of shards."""
+    file = tmp_path / "one.png"
+    save(9, file)
+    sources = file, tmp_path / "none.png", partial(fetch, partial(Shard(str(file)).read, 0, 10**6))
+    found, failed = reading.map(sources)
+    assert failed == [1] and (found[[0, 2]] == 9).all()
+
+
+@needs_processes
+def test_in_a_fork(reading: Workers) -> None:
+    """A fork has no threads, and does not end the processes of its parent."""
+    reading.map([partial(time.sleep, 0.1)] * 8, portable=False)  # all threads are started
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        found, failed = reading.map([partial(pixels, 1)] * 8)
+        gc.collect()
+        os._exit(0 if not failed and (found == 1).all() and reading.processes is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    found, failed = reading.map([partial(pixels, 2)] * 8)
+    assert not failed and (found == 2).all() and reading.processes
 
 
 class OnlyHere:
@@ -126,33 +163,36 @@ class OnlyHere:
 @needs_processes
 @pytest.mark.parametrize("function", [lambda item: np.full(SHAPE, item), OnlyHere()], ids=["no pickle", "no import"])
 def test_without_processes_there_are_threads(
-    function: Callable[[int], np.ndarray], at_once: None, monkeypatch: pytest.MonkeyPatch
+    function: Callable[[int], np.ndarray],
+    at_once: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "OnlyHere", OnlyHere, raising=False)
-    before = children()
-    made = Workers(function, SHAPE, 4)
-    for _ in range(5):
+    caplog.set_level(logging.DEBUG, "allmlp.data")
+    before, made = children(), Workers(function, SHAPE, 4)
+    for end in (lambda: caplog.messages, lambda: children() <= before):
         found, failed = made.map([1, 2, 3])
         assert not failed and found[:, 0, 0, 0].tolist() == [1, 2, 3]
-        time.sleep(0.1)
-    until(lambda: not (children() - before))
-    assert made.processes and not made.processes.is_ready
+        until(end)
+    assert "cannot start" in caplog.text and made.processes and not made.processes.is_ready
 
 
 @needs_processes
 def test_a_system_without_room_for_processes(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> int:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(os, "memfd_create", fail)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: object())  # an old libc
     made = Workers(fill, SHAPE, 4)
     for _ in range(2):
         found, failed = made.map([1, 2])
         assert not failed and found[:, 0, 0, 0].tolist() == [1, 2] and made.processes is None
 
 
-def test_few_workers_are_threads(at_once: None) -> None:
-    made = Workers(fill, SHAPE, 2)
+@pytest.mark.parametrize(("count", "daemon"), [(2, False), (4, True)])
+def test_few_workers_and_those_of_a_data_loader_are_threads(
+    count: int, daemon: bool, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": daemon})
+    made = Workers(fill, SHAPE, count)
     made.map([1])
     assert made.processes is None
 
@@ -162,38 +202,48 @@ def test_a_buffer_in_use_is_not_used_again() -> None:
     memory = SharedMemory()
     first, one = memory.take((100, 7))
     one[:] = 1
-    kept = torch.from_numpy(one)[3:4]
+    kept = torch.from_numpy(one[3:4])
     second, two = memory.take((100, 7))
     two[:] = 2
     del one, two
-    third, _two = memory.take((90, 7))
+    third, three = memory.take((90, 7))
     assert second == third != first and kept.eq(1).all()
-    del kept
-    fourth, _ = memory.take((100, 7))
-    assert fourth == first and memory.size < 2**16
-    assert memory.take((5000, 70))[0] not in (first, second)  # a larger one
+    del kept, three
+    assert memory.take((100, 7))[0] in (first, second) and memory.size < 2**16
+    for rows in range(1, 20_000, 100):
+        memory.take((rows, 7))
+    assert memory.size < 5 * 20_000 * 7
 
 
 @needs_processes
-def test_images_are_the_same(tmp_path: Path, at_once: None) -> None:
+def test_images_are_the_same(tmp_path: Path, at_once: None, caplog: pytest.LogCaptureFixture) -> None:
+    """By threads, by processes, and after these have been killed."""
     random = np.random.default_rng(0)
     for name in ("a", "b"):
         (tmp_path / "train" / name).mkdir(parents=True)
         for number in range(12):
-            pixels = random.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "train" / name / f"{number}.jpg")
+            image = random.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
+            Image.fromarray(image).save(tmp_path / "train" / name / f"{number}.jpg")
     data = ImageFolder(str(tmp_path), img_size=(8, 8), num_workers=4, test_fraction=0.0).load()
     broken = tmp_path / "train" / "a" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:100])  # after the headers have been read
-    indices, uniforms = torch.arange(len(data.train)), torch.rand(len(data.train), 4)
+    indices, uniforms, before = torch.arange(len(data.train)), torch.rand(len(data.train), 4), children()
     by_threads = data.train.fetch(indices, uniforms)
     source = getattr(data.train, "split", data.train)
-    until(lambda: source.workers().processes.is_ready)
+    until(partial(getattr, source.workers().processes, "is_ready"))
     by_processes = data.train.fetch(indices, uniforms)
-    assert torch.equal(by_threads.images, by_processes.images) and torch.equal(by_threads.labels, by_processes.labels)
+    for process in sorted(children() - before)[1:4]:
+        os.kill(process, signal.SIGKILL)
+    caplog.clear()
+    for found in (by_processes, *(data.train.fetch(indices, uniforms) for _ in range(2))):
+        assert torch.equal(by_threads.images, found.images) and torch.equal(by_threads.labels, found.labels)
     assert source.skipped == 1 and not by_processes.images.is_inference()
+    assert caplog.messages == ["the processes that decode images have ended (one was killed): threads decode them now"]
     with torch.inference_mode():
         assert not data.train.fetch(indices).images.is_inference()
+    del source, data
+    gc.collect()
+    until(lambda: children() <= before)
 
 
 def test_portable_sources(tmp_path: Path) -> None:
@@ -215,13 +265,3 @@ def test_portable_sources(tmp_path: Path) -> None:
         assert getattr(images, "split", images).is_portable is portable
     assert is_portable("cat.jpg") and is_portable(tmp_path)
     assert not is_portable(b"") and not is_portable(lambda: b"") and not is_portable(torch.zeros(1))
-
-
-@needs_processes
-def test_predictions_by_processes(tmp_path: Path, at_once: None) -> None:
-    """What `predict` sends: paths, and functions that read bytes of shards."""
-    file = tmp_path / "one.png"
-    Image.fromarray(fill(9).transpose(1, 2, 0)).save(file)
-    made = started(partial(read_image, SHAPE[1:], Decode(crop_pct=1.0)))
-    found, failed = made.map([file, tmp_path / "none.png", partial(fetch, partial(Shard(str(file)).read, 0, 10**6))])
-    assert failed == [1] and (found[[0, 2]] == 9).all()

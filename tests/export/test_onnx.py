@@ -269,6 +269,19 @@ def test_comparing_on_one_image(suffix: str, tmp_path: Path, capsys: pytest.Capt
     assert end.value.code == 0 and "any batch size" in told and "on 1 images" in told
 
 
+def test_bundled_models_keep_their_preprocessing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, str] = {}
+
+    def write(_graph: Any, file: Path, settings: dict[str, str], *_: Any) -> float:
+        found.update(settings)
+        file.touch()
+        return 0.0
+
+    monkeypatch.setattr(files, "write_and_compare", write)
+    (exported,) = export(Path("allmlp:text"), tmp_path / "m.onnx")
+    assert {"preprocessing", "tokenizer"} <= set(found) and exported.compared_on == "6 docstrings of Python"
+
+
 def test_broken_folders_are_refused(tmp_path: Path) -> None:
     make(tmp_path / "model", "resmlp_s12")
     weights = tmp_path / "model" / "model.safetensors"

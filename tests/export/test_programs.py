@@ -162,6 +162,7 @@ def test_a_recurrent_model_has_no_decoding_step(tmp_path: Path) -> None:
         export(tmp_path / "translation", tmp_path / "t.pt2")
 
 
+@pytest.mark.slow
 def test_grouped_queries_step_to_any_length(tmp_path: Path) -> None:
     """Llama has several heads of keys and values, each for several heads of queries."""
     overrides = {"depth": 1, "width": 16, "block.channel.hidden": 8}

@@ -140,6 +140,7 @@ def test_external_models_are_planned_from_a_given_mfu() -> None:
     assert found.sample_bytes == 115_000 and found.chosen.name == "DDP"
 
 
+@pytest.mark.slow
 def test_every_preset_belongs_to_its_family() -> None:
     assert {name: family(entry.spec) for name, entry in presets().items()} == {
         name: entry.family for name, entry in presets().items()

@@ -142,6 +142,13 @@ def test_standard_input_names_files(photos: Path, monkeypatch: pytest.MonkeyPatc
     assert not inputs.repeatable and [item.name for item in inputs] == [f"{photos}/0.png", f"{photos}/no.png"]
 
 
+def test_an_image_in_standard_input_is_refused(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = (photos / "0.png").read_bytes().decode("utf8", "surrogateescape")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(image))
+    with pytest.raises(UserError, match="standard input is not text: - reads names of images, one per line"):
+        list(Inputs(["-"], "images"))
+
+
 def test_listing_is_lazy(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = 0
 

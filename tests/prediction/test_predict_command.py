@@ -333,6 +333,11 @@ def test_reading_standard_input(texts: Path, command: Command, monkeypatch: pyte
     assert command("predict", texts, "-") == (2, "", "error: standard input has no texts\n")
 
 
+def test_one_input_is_counted_in_the_singular(texts: Path, tmp_path: Path, command: Command) -> None:
+    code, _, err = command("predict", texts, "the cat sat", "--out", tmp_path / "a.csv")
+    assert code == 0 and err.startswith("1 text: ")
+
+
 def test_the_bundled_model_reads_images(photos: Path, command: Command) -> None:
     code, out, _ = command("predict", photos / "0.png", "--top-k", 1)
     assert code == 0 and out.startswith(f"{photos}/0.png: ")
@@ -340,7 +345,7 @@ def test_the_bundled_model_reads_images(photos: Path, command: Command) -> None:
 
 @pytest.mark.slow
 def test_one_image_needs_few_imports(images: Path, photos: Path) -> None:
-    """torch._dynamo and torch.distributed.fsdp take longer to import than torch itself."""
+    """torch._dynamo and torch.distributed.fsdp take longer to import than torch itself; reading a run needs neither."""
     code = f"""
 import subprocess
 import sys
@@ -348,9 +353,11 @@ from allmlp.prediction import open_predictor
 predictor = open_predictor({str(images)!r}, device="cpu")
 assert predictor.predict([predictor.decode({str(photos / "0.png")!r})])
 print([name for name in ("torch._dynamo", "torch.distributed.fsdp", "allmlp.tasks.classify") if name in sys.modules])
+import allmlp.auto, allmlp.training
+print([name for name in ("torch._dynamo", "torch.distributed.fsdp", "sympy") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == "[]\n[]\n"
 
 
 @pytest.mark.parametrize(

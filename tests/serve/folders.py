@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 import allmlp
 from allmlp.data.frequency import Frequency
 from allmlp.data.preprocessing import ImagePreprocessing, SeriesPreprocessing, TextPreprocessing, write_preprocessing
@@ -85,7 +87,7 @@ def running(
     limits: RequestLimits = RequestLimits(),
     trusted_proxies: Sequence[Network] = (),
 ) -> Iterator[int]:
-    """Run a server in a thread and yield its port."""
+    """Run a server in a thread and yield its port. At the end it does not wait for clients that may come."""
     batcher = batcher or Batcher()
     app = create_app({one.name: load_service(one) for one in folders}, batcher, limits)
     server = Server(app, batcher, trusted_proxies)
@@ -95,6 +97,8 @@ def running(
         try:
             yield listener.getsockname()[1]
         finally:
-            server.handle_exit(signal.SIGTERM, None)
-            thread.join(20)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("allmlp.serve.server.LINGER_SECONDS", 0.0)
+                server.handle_exit(signal.SIGTERM, None)
+                thread.join(20)
     assert not thread.is_alive()

@@ -346,7 +346,7 @@ def test_large_images_do_not_delay_small_ones(folder: Path) -> None:
     """Images with many pixels are decoded in threads of their own, and refused once they would wait too long."""
     service = load_service(folder)
     assert isinstance(service, ImageService)
-    small, large, long = (encode(scene(*size)) for size in ((30, 20), (2300, 1900), (2**16 + 1, 1)))
+    small, large, long = (encode(Image.new("RGB", size)) for size in ((30, 20), (2300, 1900), (2**16 + 1, 1)))
     assert (service.measure(small), service.measure(large), service.measure(b"x")) == (600, 4_370_000, 0)
     begun, go, decode = threading.Event(), threading.Event(), service.predictor.decode
 
@@ -534,14 +534,17 @@ def test_text_predictions_match_the_command(text: tuple[str, Path, TestClient]) 
     assert [[tuple(one[:2]) for one in row] for row in expected] == as_predicted(task, response.json())
 
 
-def test_a_body_that_is_not_sent_as_json(text: tuple[str, Path, TestClient]) -> None:
-    """curl -d sends a form, unless it is told otherwise."""
+def test_bodies_that_are_not_json(text: tuple[str, Path, TestClient]) -> None:
+    """curl -d sends a form, unless it is told otherwise; and text that is cut short."""
     task, _, client = text
     path, body = BODIES[task]
     response = client.post(
         path, content=json.dumps(body), headers={"content-type": "application/x-www-form-urlencoded"}
     )
     assert response.status_code == 422 and "Content-Type: application/json" in response.json()["detail"]
+    response = client.post(path, content='{"text": ', headers={"content-type": "application/json"})
+    assert response.status_code == 422
+    assert response.json()["detail"] == "the body is not valid JSON at character 9: Expecting value"
 
 
 def test_batching_does_not_change_text_predictions(text: tuple[str, Path, TestClient]) -> None:

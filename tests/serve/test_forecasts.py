@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from http.client import HTTPConnection
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_business_days(folder: Path, tmp_path: Path) -> None:
         ({"last_time": "292278994-08-17"}, "last_time must be a time"),
         ({"last_time": "-292275055-05-17"}, "last_time must be a time"),
         ({"columns": {"heat": [1e31], "load": [1.0]}}, "less than or equal to"),
+        ({"columns": {"heat": [math.nan], "load": [1.0]}}, "columns.heat.0: Input should be a finite number"),
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], says: str, folder: Path) -> None:

@@ -34,19 +34,37 @@ from serve.folders import image_folder, running
 HEAD = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def batcher() -> Batcher:
     return Batcher()
 
 
+LIMITS = RequestLimits(max_body=10_000, idle_timeout=1.0)
+
+
+@pytest.fixture(scope="module")
+def started(batcher: Batcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with running(image_folder(tmp_path_factory.mktemp("model")), batcher=batcher, limits=LIMITS) as found:
+        yield found
+
+
 @pytest.fixture
-def port(batcher: Batcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A server in a thread, with short timeouts."""
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers have short timeouts, and room for few connections."""
     monkeypatch.setattr(server, "HEADER_TIMEOUT", 1.0)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 6)
-    with running(
-        image_folder(tmp_path), batcher=batcher, limits=RequestLimits(max_body=10_000, idle_timeout=1.0)
-    ) as found:
+
+
+@pytest.fixture
+def port(started: int, impatient: None) -> int:
+    """A server in a thread, which these tests share."""
+    return started
+
+
+@pytest.fixture
+def fresh_port(impatient: None, tmp_path: Path) -> Iterator[int]:
+    """A server in a thread that has had no connections."""
+    with running(image_folder(tmp_path), limits=LIMITS) as found:
         yield found
 
 
@@ -146,7 +164,7 @@ CHUNKED = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-e
 
 
 def test_tiny_chunks_are_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_PARSE_SECONDS", 0.002)
+    monkeypatch.setattr(server, "MAX_PARSE_SECONDS", 5e-4)
     with socket.create_connection(("127.0.0.1", port), 20) as connection, suppress(OSError):
         connection.sendall(CHUNKED + b"1\r\nx\r\n" * 9_000)
         assert connection.recv(100) == b""
@@ -208,25 +226,25 @@ def test_names_of_models(model: str, name: str, place: str) -> None:
     assert server.served_name(model) == (name, place)
 
 
-def test_too_many_connections(port: int) -> None:
-    held = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(6)]
+def test_too_many_connections(fresh_port: int) -> None:
+    held = [socket.create_connection(("127.0.0.1", fresh_port), 20) for _ in range(6)]
     time.sleep(0.1)
-    response = send(port)
+    response = send(fresh_port)
     assert response.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in response
     for connection in held:
         connection.close()
     time.sleep(0.1)
-    assert predict(port) == 200
+    assert predict(fresh_port) == 200
 
 
 @pytest.mark.slow
-def test_full_server_takes_connections_of_others(port: int) -> None:
+def test_full_server_takes_connections_of_others(fresh_port: int) -> None:
     """One address cannot keep others out: it loses its oldest connection that has sent no whole request."""
-    held = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(6)]
+    held = [socket.create_connection(("127.0.0.1", fresh_port), 20) for _ in range(6)]
     held[0].sendall(HEAD + b"\r\nsome of the body")
     time.sleep(0.1)
     health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0)) as other:
+    with socket.create_connection(("127.0.0.1", fresh_port), 20, source_address=("127.0.0.2", 0)) as other:
         other.sendall(health)
         assert other.recv(1000).startswith(b"HTTP/1.1 200 ")
     assert held[0].recv(1000).startswith(b"HTTP/1.1 503 ")
@@ -234,10 +252,10 @@ def test_full_server_takes_connections_of_others(port: int) -> None:
         connection.close()
 
 
-def test_trusted_proxies(tmp_path: Path, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients behind a proxy have shares of their own; who is not a proxy cannot choose its address."""
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(batcher, "max_concurrency", 8)
+    batcher = Batcher(max_concurrency=8)
     batcher.clients["10.1.1.1"] = Counter({len: 8})
     request = HEAD.replace(b"2000", b"1") + b"connection: close\r\nx-forwarded-for: 10.1.1.1\r\n\r\nx"
     with running(image_folder(tmp_path), batcher=batcher, trusted_proxies=[server.network("127.0.0.1")]) as port:
@@ -271,7 +289,7 @@ def test_bodies_are_sent_at_once(port: int) -> None:
 
 
 def test_client_that_does_not_read_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "WRITE_TIMEOUT", 0.4)
+    monkeypatch.setattr(server, "WRITE_TIMEOUT", 0.2)
     received = b""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -279,7 +297,7 @@ def test_client_that_does_not_read_is_disconnected(port: int, monkeypatch: pytes
         connection.connect(("127.0.0.1", port))
         # More than the socket buffers hold: 800 responses of 20 kB.
         connection.sendall(b"GET /page.js HTTP/1.1\r\nhost: x\r\n\r\n" * 800)
-        time.sleep(2)
+        time.sleep(1)
         with suppress(ConnectionResetError):
             while piece := connection.recv(2**20):
                 received += piece

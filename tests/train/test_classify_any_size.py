@@ -19,7 +19,9 @@ from allmlp.models.model import Model
 from allmlp.optim import AdamW, Muon
 from allmlp.run import Budget
 from allmlp.tasks.classify_any_size import ClassifyAnySize, ClassifyAnySizeModule
-from allmlp.tasks.task import StepContext, TaskModule
+from allmlp.tasks.dino import Dino
+from allmlp.tasks.task import StepContext, Task, TaskModule
+from allmlp.tasks.translate import Translation
 from allmlp.training import train
 from allmlp.weights.resize import resize_model
 from tiny import randomize
@@ -137,10 +139,11 @@ def test_blocks_are_compiled_once_for_each_size(monkeypatch: pytest.MonkeyPatch)
     assert counts[0] == counts[1] >= 2 * 3, "at each size what comes before the stack, one block, and what comes after"
 
 
-def test_sharded_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allmlp.tasks.classify_any_size.DTensor", torch.nn.Parameter)
-    with pytest.raises(allmlp.UserError, match="sharding=ddp"):
-        inputs(model_and_task(train_sizes=(4, 8))[1], 0)
+@pytest.mark.parametrize("task", [ClassifyAnySize(train_sizes=(4, 8)), Dino(), Translation()])
+def test_sharded_weights_are_refused(task: Task) -> None:
+    with pytest.raises(allmlp.UserError, match=f"{type(task).__name__}: .*: use sharding=ddp"):
+        small(task=task, sharding="fsdp")
+    small(task=ClassifyAnySize(eval_sizes=(4, 8)), sharding="fsdp")
 
 
 def test_a_wrong_size_is_an_error_before_training() -> None:

@@ -61,12 +61,24 @@ def test_teacher_and_center_are_updated() -> None:
     momentum = 1 - 0.1 * (1 + math.cos(math.pi / 2)) / 2
     for name, weight in task.model.named_parameters():
         torch.testing.assert_close(weight, before[name] + (1 - momentum) * 1.0, msg=name)
-    torch.testing.assert_close(task.center, 0.1 * outputs)
+    torch.testing.assert_close(task.center, 0.1 * outputs / 12)
     assert task.output_sum.abs().sum() == 0
     unchanged = {name: weight.clone() for name, weight in task.model.named_parameters()}
     step(task)
     task.after_step(1.0)
     assert all(torch.equal(weight, unchanged[name]) for name, weight in task.model.named_parameters())
+
+
+def test_every_image_counts_the_same_for_the_center() -> None:
+    """Also in micro-batches of different sizes."""
+    task, outputs = module(), list[Tensor]()
+    task.head.register_forward_hook(lambda _, inputs, found: outputs.append(found))
+    batch = Batch(0, 0.0, torch.arange(5), Blobs().load().train.fetch(torch.arange(5)))
+    for inputs in task.prepare_batches(batch.split(2), StepContext(0.5, torch.Generator().manual_seed(0))):
+        task(*inputs)
+    task.after_step(0.5)
+    assert [len(found) for found in outputs] == [6, 4]
+    torch.testing.assert_close(task.center, 0.1 * torch.cat(outputs).mean(0))
 
 
 def test_local_crops_pass_through_resized_token_weights() -> None:
@@ -137,6 +149,8 @@ def test_unsuitable_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match="image encoders, with a pool"):
         Dino().configure_model(allmlp.create("bert_tiny").spec, Blobs().load())
     assert isinstance(selfsupervised().model.pool, MeanPool)
+    with pytest.raises(UserError, match=r"Dino\.teacher_temperature must be a number between 0\.001"):
+        Dino(teacher_temperature=0.0)
 
 
 @pytest.mark.parametrize("option", ["lora", "quantize"])

@@ -140,6 +140,7 @@ def test_models_without_a_classifier_are_refused() -> None:
         HeadInit().fit(model, Classify().build(model, data), data, seed=0)
 
 
+@pytest.mark.slow
 def test_cross_validation_judges_every_example_once_by_others() -> None:
     data = dataset()
     model, task = build(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from allmlp.layers import BatchNorm
 from allmlp.lora import Lora, linear_maps, merge
 from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp, gmlp_text
+from allmlp.models.grid import make_dynamic
 from allmlp.models.mixer import mixer
 from allmlp.models.resmlp import resmlp
 from allmlp.models.vit import vit
 from allmlp.optim import AdamW, Muon
+from allmlp.quantization import Quantization
 from allmlp.run import Run
 from allmlp.training import train
+from allmlp.weights.pruning import prune
 from train.runs import small
 from train.test_train import losses, same_weights, train_interrupted
 
@@ -52,6 +56,25 @@ def randomize(model: torch.nn.Module) -> None:
         for name, weight in model.named_parameters():
             if name.endswith("lora_b"):
                 weight.normal_(generator=torch.Generator().manual_seed(len(name)))
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "resize": lambda model: allmlp.resize_model(model, img_size=16),
+    "any size": make_dynamic,
+    "prune": lambda model: prune(model, 0.5),
+    "adapt again": Lora(rank=2).apply,
+    "quantize": Quantization().apply,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_adapters_are_merged_before_other_changes(change: str) -> None:
+    model = MODELS["mixer"].build()
+    Lora(rank=2).apply(model)
+    with pytest.raises(allmlp.UserError, match="has LoRA adapters: merge them into its weights first"):
+        CHANGES[change](model)
+    merge(model)
+    CHANGES[change](model)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -17,6 +17,9 @@ import allmlp
 from allmlp import log, messages, pace, parallel
 from allmlp import training as loop
 from allmlp.accuracy import wilson_interval
+from allmlp.data.corpus import TokenBatch
+from allmlp.data.dataset import InMemory
+from allmlp.data.labeled_text import LabeledTextBatch
 from allmlp.optim import Muon
 from allmlp.run import Budget
 from train.runs import Blobs, small
@@ -45,6 +48,18 @@ def test_a_run_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"majority {result['majority']:.2%}  without a model" in rest
     assert re.fullmatch(rf"saved the weights of step \d+, after 12 steps in 0:0\d: {tmp_path / 'run'}", lines[-1])
     assert "mfu" not in rest and "images/s" in rest
+
+
+def test_only_accuracies_of_independent_examples_have_an_interval() -> None:
+    """Not those of tokens; of several test files, the first, whose accuracy it is, counts."""
+    zeros = torch.zeros(40, 3, dtype=torch.int32)
+    part = torch.arange(40) // 10  # four files
+    split = InMemory(zeros, zeros, part, part, batch_type=LabeledTextBatch)
+    low, high = wilson_interval(7, 10)
+    found = messages.describe_examples({"accuracy": 0.7}, split, True)
+    assert found == f"(10 examples: accuracy {low:.1%} to {high:.1%} with 95% confidence)"
+    rows = InMemory(zeros[:1], batch_type=TokenBatch)
+    assert messages.describe_examples({"accuracy": 0.0}, rows, False) == "(1 example)"
 
 
 def test_the_start_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

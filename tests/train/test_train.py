@@ -556,6 +556,9 @@ def test_another_run_does_not_replace_a_finished_one_without_checkpoints(tmp_pat
     model = (tmp_path / "model.safetensors").read_bytes()
     with pytest.raises(allmlp.UserError, match="holds another run, these fields differ: seed"):
         train(small(budget=Budget(steps=1), seed=1), tmp_path, "cpu")
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(allmlp.UserError, match="holds a model"):
+        train(small(budget=Budget(steps=1)), tmp_path, "cpu")
     assert (tmp_path / "model.safetensors").read_bytes() == model
 
 
@@ -688,12 +691,10 @@ def test_only_the_main_process_keeps_copies_of_a_checkpoint(tmp_path: Path, monk
             gathered.append(self.name)
             return torch.ones(2)
 
-    monkeypatch.setattr(checkpoint, "DTensor", Sharded)
     tensors: Any = {name: Sharded(name) for name in "ab"}
     main, other = (parallel.World(rank, 2, torch.device("cpu")) for rank in (0, 1))
     assert checkpoint.full_state_dict(tensors, main).keys() == tensors.keys()
     assert checkpoint.full_state_dict(tensors, other) == {} and gathered == ["a", "b", "a", "b"]
-    monkeypatch.undo()
     monkeypatch.setattr(torch.Tensor, "cpu", None)
     layer: Any = torch.nn.Linear(2, 2)
     layer.device = torch.device("cpu")

@@ -223,6 +223,7 @@ def test_learns_a_toy_language(trained: tuple[Path, dict[str, float]]) -> None:
     assert translate(model, tokenizer, ["drei eins vier"]) == ["four one three"] and model.training
 
 
+@pytest.mark.slow
 def test_attention_aligns_each_word_with_its_translation(trained: tuple[Path, dict[str, float]]) -> None:
     """The toy language is reversed: the first word is translated from the last."""
     model, tokenizer = allmlp.load(trained[0]), load_tokenizer(trained[0])
@@ -232,6 +233,7 @@ def test_attention_aligns_each_word_with_its_translation(trained: tuple[Path, di
     assert sum(WORDS.get(source) == target for source, target in pairs) >= 3, pairs
 
 
+@pytest.mark.slow
 def test_analysis_reads_the_test_sentences_of_the_run(
     toy: ParallelCorpus, trained: tuple[Path, dict[str, float]]
 ) -> None:
@@ -240,6 +242,7 @@ def test_analysis_reads_the_test_sentences_of_the_run(
     assert images is None and not note and texts and {text.strip() for text in texts} <= known
 
 
+@pytest.mark.slow
 def test_unusual_sentences(trained: tuple[Path, dict[str, float]]) -> None:
     model, tokenizer = allmlp.load(trained[0]), load_tokenizer(trained[0])
     odd = ["", "   ", "zwei " * 1000, "😀 👩‍👩‍👧", "שלום עולם", "\x00\n\t", "drei eins vier"]
@@ -426,6 +429,7 @@ def test_word_dropout_masks_words_only(toy: ParallelCorpus) -> None:
         assert 0.2 < float(hidden.sum() / (~special[before]).sum()) < 0.4
 
 
+@pytest.mark.slow
 def test_tokenizer_of_another_model_is_refused(toy: ParallelCorpus, trained: tuple[Path, dict[str, float]]) -> None:
     model = allmlp.load(trained[0])
     other = toy.replace(tokenizer=toy.tokenizer.replace(vocab_size=270)).load()

@@ -29,7 +29,7 @@ import torch
 from allmlp.bench.outputs import as_dict
 from allmlp.bench.runner import BenchOptions, BenchReport, Measurement
 from allmlp.errors import lookup
-from allmlp.files import write_text_atomically
+from allmlp.files import write_json_atomically, write_text_atomically
 from allmlp.models.zoo import preset
 from allmlp.provenance import environment
 from paper_tables.generate import DOCS, macs_of, published
@@ -170,7 +170,7 @@ def add_failure(record: Path, cells: list[Cell], done: int, eager: bool, reason:
     empty = as_dict(BenchReport(options, environment(device), 0.0, [], {}))
     found = json.loads(record.read_text(encoding="utf8")) if record.is_file() else empty
     row = Measurement(cell.preset, cell.preset, None, cell.task, name, cell.batch, "", note=reason)
-    write_text_atomically(record, json.dumps({**found, "rows": [*found["rows"], row._asdict()]}, indent=1) + "\n")
+    write_json_atomically(record, {**found, "rows": [*found["rows"], row._asdict()]})
     print(f"{cell.model}, {name}, batch {cell.batch}: {reason}", flush=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from allmlp.files import write_atomically
+from allmlp.files import write_text_atomically
 from allmlp.layers import Attention, ChannelMlp
 from allmlp.layers.stem import SinusoidalPositionsLayer
 from allmlp.models.catalog import read_catalog
@@ -383,10 +383,6 @@ def speeds_text() -> str:
 
 
 def write() -> None:
-    save(hardware.FILE, speeds_text())
+    write_text_atomically(hardware.FILE, speeds_text())
     hardware.speeds.cache_clear()  # the costs of training depend on them
-    save(package.FILE, tables_text())
-
-
-def save(file: Path, text: str) -> None:
-    write_atomically(file, lambda target: target.write_text(text, encoding="utf8"))
+    write_text_atomically(package.FILE, tables_text())

@@ -7,7 +7,6 @@ Writes docs/logs/cifar10_bundled.json, or the file given as argument.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,19 +15,16 @@ from typing import Any
 
 import torch
 
-from allmlp.analysis.pruning_curve import FRACTIONS, pruned, replace
+from allmlp.analysis.pruning_curve import accuracy, pruning_curve
 from allmlp.data.cifar import Cifar10
 from allmlp.data.dataset import LabeledImages
-from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.errors import MissingExtra
 from allmlp.export.files import export
 from allmlp.export.onnx import run_onnx
-from allmlp.models.model import Model
+from allmlp.files import write_json_atomically
 from allmlp.provenance import environment
-from allmlp.tasks.classify import evaluate_classifier
 from allmlp.tasks.task import Normalize
 from allmlp.weights.pretrained import pretrained
-from allmlp.weights.pruning import token_matrices
 from allmlp.weights.resize import resize_model
 from results.records import LOGS
 
@@ -46,25 +42,23 @@ def main(file: Path) -> None:
         rows.append(row)
         print(row, flush=True)
     data = {"sha256": dataset.checksum(), "train": len(dataset.train), "test": len(dataset.test)}
-    found = {"environment": environment(DEVICE), "data": data, "rows": rows}
-    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
+    write_json_atomically(file, {"environment": environment(DEVICE), "data": data, "rows": rows})
 
 
 def measurements(images: LabeledImages) -> Iterator[dict[str, Any]]:
     model, preprocessing = pretrained(str(MODEL), device=DEVICE)
-    yield row("as it is", 32, accuracy(model, preprocessing, images), images)
-    matrices = {name: matrix.clone() for name, matrix in token_matrices(model).items()}
-    for method, fractions in FRACTIONS.items():
-        for fraction in fractions:
-            replace(model, matrices, lambda matrix, by=method, of=fraction: pruned(matrix, by, of))
-            about = {"method": method, "removed": fraction}
-            yield row("pruned", 32, accuracy(model, preprocessing, images), images) | about
-    replace(model, matrices, lambda matrix: matrix)
+    for point in pruning_curve(model, preprocessing, images):
+        if point.method == "none":
+            yield row("as it is", 32, point.accuracy, images)
+        else:
+            about = {"method": point.method, "removed": point.removed}
+            yield row("pruned", 32, point.accuracy, images) | about
     for rule, sizes in SIZES.items():
         for size in sizes:
             resized = resize_model(model, img_size=size, rule=rule)  # type: ignore[arg-type]
             yield row(rule, size, accuracy(resized, preprocessing, images), images)
     some = LabeledImages(*(part[:ONNX_IMAGES] for part in images))
+    yield row("as it is", 32, accuracy(model, preprocessing, some), some)
     inputs = Normalize(preprocessing.mean, preprocessing.std)(some.images)
     for int8 in (False, True):
         with tempfile.TemporaryDirectory() as folder:
@@ -78,14 +72,6 @@ def measurements(images: LabeledImages) -> Iterator[dict[str, Any]]:
             right = torch.cat([logits for (logits,) in outputs]).argmax(1) == some.labels
             what = "ONNX Runtime, int8" if int8 else "ONNX Runtime, float32"
             yield row(what, 32, right.double().mean().item(), some) | {"bytes": file.stat().st_size}
-
-
-@torch.inference_mode()
-def accuracy(model: Model, preprocessing: ImagePreprocessing, images: LabeledImages) -> float:
-    normalize = Normalize(preprocessing.mean, preprocessing.std, model.spec.input_size).to(DEVICE)
-    batches = zip(*(part.to(DEVICE).split(500) for part in images))
-    correct, count = evaluate_classifier(model, normalize, (LabeledImages(*batch) for batch in batches))["accuracy"]
-    return float(correct / count)
 
 
 def row(what: str, size: int, right: float, images: LabeledImages) -> dict[str, Any]:

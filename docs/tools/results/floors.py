@@ -7,7 +7,6 @@ Writes docs/logs/floors.json.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.squad import Squad
 from allmlp.data.tokenizer import TokenizerConfig
+from allmlp.files import write_json_atomically
 from allmlp.provenance import environment
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.tasks.masked_lm import MaskedLM
@@ -61,7 +61,7 @@ def main(folder: str) -> None:
         print(rows[-1], flush=True)
     found = {"environment": environment(torch.device("cpu")), "rows": rows}
     found["environment"]["command"] = ["python", "-m", "results.floors", Path(folder).name]
-    (LOGS / "floors.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
+    write_json_atomically(LOGS / "floors.json", found)
 
 
 if __name__ == "__main__":

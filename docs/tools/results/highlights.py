@@ -13,14 +13,15 @@ def highlights() -> str:
 
 
 def inference() -> str:
-    """Against the fastest mode of timm, in the same rounds."""
+    """Against the fastest measured mode of timm, in the same rounds."""
     found = [cell for name in speed.INFERENCE for cell in speed.cells(LOGS / f"{name}.json") if cell.peer is not None]
     times = {
         cell.model: median(b / a for a, b in zip(cell.ours["calls_s"], cell.peer["calls_s"]))  # type: ignore[index]
         for cell in found
     }
     shown = ", ".join(f"{model} {value:.2f}x" for model, value in sorted(times.items()))
-    return f"Inference throughput of `allmlp.fast` over timm's fastest mode, H200, batch 256: {shown}"
+    about = "Inference throughput of `allmlp.fast` over timm's fastest measured mode, H200, bfloat16, batch 256"
+    return f"{about}: {shown}"
 
 
 def forecasts() -> str:

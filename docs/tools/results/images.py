@@ -40,30 +40,18 @@ EARLIER = {
     "cifar10_resmlp": "ResMLP, 8.75 minutes, GPU shared by three runs",
     "cifar10_mixer": "MLP-Mixer, 8.75 minutes, GPU shared by three runs",
 }
-NOT_MEASURED = "Not measured with today's code yet (`python -m results.bundled`)."
 VARIANTS = {
-    "layernorm": "Affine to LayerNorm",
-    "class": "average pooling to Class-MLP",
-    "none": "linear to none",
-    "mlp": "linear to MLP",
-    "conv": "linear to 3x3 convolution",
-    "depthwise": "linear to depthwise 3x3",
-    "separable": "linear to depthwise-separable 3x3",
-    "patch2": "patch 4 to 2",
-    "patch8": "patch 4 to 8",
+    "layernorm": ("Affine to LayerNorm", "S12: Aff -> LayerNorm"),
+    "class": ("average pooling to Class-MLP", "S12: average -> Class-MLP"),
+    "none": ("linear to none", "S12: linear -> none"),
+    "mlp": ("linear to MLP", "S12: linear -> MLP"),
+    "conv": ("linear to 3x3 convolution", "S12: linear -> conv 3x3"),
+    "depthwise": ("linear to depthwise 3x3", "S12: linear -> depth-wise"),
+    "separable": ("linear to depthwise-separable 3x3", "S12: linear -> separable"),
+    "patch2": ("patch 4 to 2", "S12/8"),
+    "patch8": ("patch 4 to 8", ""),
 }
-PUBLISHED_ROWS = {
-    "linear": "S12",
-    "layernorm": "S12: Aff -> LayerNorm",
-    "class": "S12: average -> Class-MLP",
-    "none": "S12: linear -> none",
-    "mlp": "S12: linear -> MLP",
-    "conv": "S12: linear -> conv 3x3",
-    "depthwise": "S12: linear -> depth-wise",
-    "separable": "S12: linear -> separable",
-    "patch2": "S12/8",
-}
-"""The rows of ResMLP's table of ablations."""
+"""Rows of the ablations: name, and the row of ResMLP's table."""
 
 
 def cifar10() -> str:
@@ -86,10 +74,8 @@ def measured(found: list[Record]) -> tuple[str, str, str, str]:
 
 def staged() -> str:
     found = {row: study("cifar10_staged", row) for row in STAGED}
-    if not any(found.values()):
-        return "Not run yet."
     rows = [(*staged_names(row), *measured(records)) for row, records in found.items() if records]
-    flat = [(f"{FAMILIES[row][0]}, isotropic", *FAMILIES[row][1:2], *measured(study("cifar10", row))) for row in FLAT]
+    flat = [(f"{FAMILIES[row][0]}, isotropic", FAMILIES[row][1], *measured(study("cifar10", row))) for row in FLAT]
     published = [("Caterpillar-Mi, published", "", "5.9 M", "", "", "95.54 % (CIFAR-100: 79.41 %)")]
     return table(("model", "recipe", "parameters", "n", "epochs", "test accuracy"), rows + flat + published)
 
@@ -103,8 +89,7 @@ def staged_names(row: str) -> tuple[str, str]:
 
 def distillation() -> str:
     found = summary("resmlp_distillation")
-    if found is None:
-        return "Not run yet."
+    assert found is not None, "its records are in docs/logs"
     lines = {line.row: line for line in found.lines}
     rows = [
         (
@@ -120,16 +105,11 @@ def distillation() -> str:
 def cifar10_short() -> str:
     found = {FAMILIES[row][:2]: study("cifar10", row) for row in FAMILIES}
     found[staged_names("staged")] = study("cifar10_staged", "staged")
-    rows = [
-        (
-            f"{model}, {recipe}",
-            f"{records[0]['result']['parameters'] / 1e6:.2f} M",
-            str(len(records)),
-            accuracy(records),
-        )
-        for (model, recipe), records in found.items()
-        if records
-    ]
+    rows = []
+    for (model, recipe), records in found.items():
+        if records:
+            parameters, seeds, _, result = measured(records)
+            rows.append((f"{model}, {recipe}", parameters, seeds, result))
     header = ("CIFAR-10 from scratch, 300 s of one H200 each", "parameters", "seeds", "test accuracy")
     few = min(len(records) for records in found.values() if records) < 3
     note = "Too few seeds yet to tell small differences from chance." if few else "Mean ± half a 95 % interval."
@@ -146,14 +126,13 @@ def cifar10_earlier() -> str:
 
 
 def ablations() -> str:
-    plain = ablation("linear")
-    rows = [("linear (the model)", seeds_text(plain), NOTHING, f"{published_ablation('linear'):.1f}", NOTHING)]
-    for row, what in VARIANTS.items():
-        values, theirs, printed = ablation(row), "", ""
-        if row in PUBLISHED_ROWS:
-            printed = f"{published_ablation(row):.1f}"
-            theirs = f"{published_ablation(row) - published_ablation('linear'):+.1f}"
-        rows.append((what, seeds_text(values), f"{mean(values) - mean(plain):+.1f}", printed, theirs))
+    plain, published = ablation("linear"), published_ablations()
+    rows = [("linear (the model)", seeds_text(plain), NOTHING, f"{published['S12']:.1f}", NOTHING)]
+    for row, (what, label) in VARIANTS.items():
+        values, theirs = ablation(row), ("", "")
+        if label:
+            theirs = f"{published[label]:.1f}", f"{published[label] - published['S12']:+.1f}"
+        rows.append((what, seeds_text(values), f"{mean(values) - mean(plain):+.1f}", *theirs))
     return table(("variant", "CIFAR-10, two seeds, %", "change", "ImageNet, published, %", "change"), rows)
 
 
@@ -167,11 +146,11 @@ def seeds_text(values: list[float]) -> str:
     return ", ".join(f"{value:.1f}" for value in values)
 
 
-def published_ablation(row: str) -> float:
+def published_ablations() -> dict[str, float]:
+    """Accuracies of ResMLP's table in percent, by its rows."""
     (paper,) = [entry for entry in TABLES if entry.name == "resmlp_ablations"]
     place = [column.name for column in paper.columns if column.published].index("val")
-    (cell,) = [entry.cells[place] for entry in paper.rows if entry.label == PUBLISHED_ROWS[row]]
-    return float(cell)
+    return {row.label: float(row.cells[place]) for row in paper.rows}
 
 
 def features() -> str:
@@ -191,7 +170,7 @@ def resized() -> str:
     rows = []
     for rule, size in [*(("interpolate", size) for size in (24, 40, 48, 64)), ("tile", 64)]:
         tuned = evaluation("cifar10_resized", f"{size}{'_tile' if rule == 'tile' else ''}")["accuracy"]
-        rows.append((f"{size}, {rule}", plain.get((rule, size), NOTHING), percent(tuned)))
+        rows.append((f"{size}, {rule}", plain[rule, size], percent(tuned)))
     return table(("pixels", "without fine-tuning", "after three epochs of fine-tuning"), rows)
 
 
@@ -199,20 +178,17 @@ def quantized() -> str:
     rows = [
         (
             row["what"].replace("as it is", "PyTorch"),
+            f"{row['images']:,}",
             percent(row["accuracy"]),
             f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else "",
         )
         for row in bundled("as it is", "ONNX Runtime, float32", "ONNX Runtime, int8")
     ]
-    if not rows:
-        return NOT_MEASURED
-    return table(("", "accuracy", "file"), rows)
+    return table(("", "first test images", "accuracy", "file"), rows)
 
 
 def pruned() -> str:
     found = bundled("pruned")
-    if not found:
-        return NOT_MEASURED
     shares = [0.0, *sorted({row["removed"] for row in found})]
     whole = bundled("as it is")[0]["accuracy"]
     names = {"smallest": "the smallest of each matrix", "blocks": "blocks of 4 x 4", "rank": "low rank"}
@@ -224,7 +200,7 @@ def pruned() -> str:
 
 
 def bundled(*whats: str) -> list[Record]:
-    return [row for row in document("cifar10_bundled").get("rows", []) if row["what"] in whats]
+    return [row for row in document("cifar10_bundled")["rows"] if row["what"] in whats]
 
 
 def demo() -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from allmlp.files import write_atomically
+from allmlp.files import write_text_atomically
 from allmlp.recipes import recipes
 from results import highlights, images, language, own_data, properties, series, speed, studies
 from results.markdown import accuracy
@@ -78,5 +78,5 @@ def write() -> Iterator[str]:
     """Write what differs; yields the names of the files."""
     for file, text in texts():
         if text != file.read_text(encoding="utf8"):
-            write_atomically(file, lambda target, text=text: target.write_text(text, encoding="utf8"))
+            write_text_atomically(file, text)
             yield str(file.relative_to(ROOT))

@@ -58,14 +58,10 @@ def sparsity() -> str:
 
 
 def growth(name: str = "growth") -> str:
-    found = document(name)
+    found, costs = document(name), ("macs", "seconds", "memory_bytes", "parameters")
     rows = [
-        (
-            name,
-            found["published"][name],
-            *(f"{own[cost]:.2f}" for cost in ("macs", "seconds", "memory_bytes", "parameters")),
-        )
-        for name, own in found["exponents"].items()
+        (layer, found["published"][layer], *(f"{own[cost]:.2f}" for cost in costs))
+        for layer, own in found["exponents"].items()
     ]
     lengths = [length for length in found["lengths"] if length >= found["fitted_from"]]
     device = f"one thread of a CPU ({found['device']})" if name == "growth" else f"one {found['device']}"

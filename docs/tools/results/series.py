@@ -25,12 +25,11 @@ FLOORS = {"last_value": "last value", "seasonal_naive": "last day repeated"}
 PUBLISHED = {("patchtsmixer", "ETTh1", 96): "0.368"}
 """Of the papers, with the same look-back."""
 SIDES = (("ours", "fast"), ("transformers", "compiled"))
-NOT_MEASURED = "Not measured with today's code yet (`python benchmarks/forecasting.py`)."
 
 
 def rows() -> list[Record]:
     """The cells that have ended."""
-    found = document("forecasting").get("rows", [])
+    found = document("forecasting")["rows"]
     return [row for row in found if "error" not in row and row["seq_len"] == SEQ_LEN]
 
 
@@ -68,21 +67,16 @@ def measured_models() -> list[str]:
 
 def forecasting() -> str:
     """The mean over horizons, and differences."""
-    names = measured_models()
-    if not names:
-        return NOT_MEASURED
     lines = [
-        (MODELS[name], *(over_seeds(over_horizons(name, dataset), 4, SEEDS) for dataset in DATASETS)) for name in names
+        (MODELS[name], *(over_seeds(over_horizons(name, dataset), 4, SEEDS) for dataset in DATASETS))
+        for name in measured_models()
     ]
     lines += [(title, *(floor(name, dataset)[-1] for dataset in DATASETS)) for name, title in FLOORS.items()]
     return table(("mean over horizons", *DATASETS), lines) + ahead()
 
 
 def by_horizon() -> str:
-    names = measured_models()
-    if not names:
-        return NOT_MEASURED
-    lines = []
+    names, lines = measured_models(), []
     for dataset in DATASETS:
         for name in names:
             cells = [over_seeds(list(by_seed(name, dataset, horizon).values()), 4, SEEDS) for horizon in HORIZONS]

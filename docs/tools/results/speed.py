@@ -6,30 +6,21 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import NamedTuple
 
+from allmlp.bench.timing import speedup
 from results.markdown import NOTHING, percent, table
 from results.records import BENCHMARKS, LOGS, Record, document
 
 PEERS = ("timm", "hf")
-NOT_MEASURED = "Not measured yet (`python benchmarks/edge.py`)."
 EIGHT_BITS = "ours fp8"
-
-
-OLD_HARNESS = """
-
-{models}: older than a correction of `allmlp bench`, which had slowed timm down, so that these ratios are too high."""
-SHORT_ROWS = """
-
-{models}: measured in short rows of calls. In rows as long as those of `benchmarks/plain.py` clocks
-fall further, and our models, which keep the GPU busier, lose a few percent more than timm's."""
-LONG_ROWS_SECONDS = 3.0
-"""From so many seconds per backend on, rows of calls are as long as those of `plain.py`."""
 INFERENCE = ("bench_inference", "bench_inference_sizes")
 """Records of inference at batch 256."""
 AGAINST_VIT = ("bench_against_vit_b16", "bench_against_vit_s16")
 """Records of inference at batch 256 with --against a ViT."""
+PRETRAINING = {128: "bench_pretraining", 512: "bench_pretraining_512"}
+"""Records of masked language modeling, by length."""
 
 
 class Cell(NamedTuple):
@@ -65,9 +56,8 @@ def ratio(ours: Record, peer: Record | None, times: str = "calls_s") -> str:
     """How many times as fast: median and quartiles over rounds of what both did in the same round."""
     if peer is None:
         return NOTHING
-    rounds = [b / a for a, b in zip(ours[times], peer[times])]
-    low, _, high = quantiles(rounds, n=4)
-    return f"{median(rounds):.2f} ({low:.2f} to {high:.2f})"
+    found = speedup(ours[times], peer[times])
+    return f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 def rate(row: Record | None) -> str:
@@ -78,23 +68,25 @@ def gib(row: Record | None) -> str:
     return NOTHING if row is None or not row["memory_bytes"] else f"{row['memory_bytes'] / 2**30:.1f}"
 
 
+def commands(*names: str) -> str:
+    """The commands that have written these records, as a block of code."""
+    lines = []
+    for name in names:
+        command = document(name)["environment"]["command"]
+        lines.append("    " + " ".join(command[: command.index("--out")]))
+    return "\n".join(lines) + "\n\n"
+
+
 def inference() -> str:
     rows: list[tuple[str, ...]] = []
-    notes: dict[str, list[str]] = {OLD_HARNESS: [], SHORT_ROWS: []}
     for name in INFERENCE:
-        file = LOGS / f"{name}.json"
-        seconds = json.loads(file.read_text(encoding="utf8"))["options"]["seconds"]
-        for cell in cells(file):
+        for cell in cells(LOGS / f"{name}.json"):
             eight = cell.sides.get(EIGHT_BITS)
             times, share = ratio(cell.ours, cell.peer), percent(cell.ours["mfu"], 0)
             more = ratio(eight, cell.ours) if eight else ""
             rows.append((cell.model, rate(cell.peer), rate(cell.ours), times, share, more))
-            if "ratios" not in cell.ours:
-                notes[OLD_HARNESS].append(cell.model)
-            elif seconds < LONG_ROWS_SECONDS:
-                notes[SHORT_ROWS].append(cell.model)
-    text = table(("model, images/s", "timm", "ours", "times", "of peak", "8 bits, times"), rows)
-    return text + "".join(note.format(models=", ".join(models)) for note, models in notes.items() if models)
+    header = ("model, images/s", "timm", "ours", "times", "of peak", "8 bits, times")
+    return commands(*INFERENCE) + table(header, rows)
 
 
 def training() -> str:
@@ -109,19 +101,21 @@ def training() -> str:
         )
         for cell in cells(LOGS / "bench_training.json")
     ]
-    return table(("model, images/s", "timm", "ours", "times", "of peak", "GiB, ours and timm"), rows)
+    header = ("model, images/s", "timm", "ours", "times", "of peak", "GiB, ours and timm")
+    return commands("bench_training") + table(header, rows)
 
 
 def pretraining() -> str:
     rows = []
-    for length, name in ((128, "bench_pretraining"), (512, "bench_pretraining_512")):
+    for length, name in PRETRAINING.items():
         found = list(cells(LOGS / f"{name}.json", rivals=True))
         bert = next((cell.ours for cell in found if cell.model == "hf:bert_base"), None)
         for cell in found:
             times = NOTHING if cell.ours is bert else ratio(cell.ours, bert)
             share, memory = percent(cell.ours["mfu"], 0), gib(cell.ours)
             rows.append((f"{cell.model} ({parameters(cell)})", str(length), rate(cell.ours), times, share, memory))
-    return table(("model", "length", "tokens/s", "times transformers' BERT", "of peak", "GiB"), rows)
+    header = ("model", "length", "tokens/s", "times transformers' BERT", "of peak", "GiB")
+    return commands(*PRETRAINING.values()) + table(header, rows)
 
 
 def parameters(cell: Cell) -> str:
@@ -141,7 +135,8 @@ def latency() -> str:
         times = ratio(cell.ours, waits, "latencies_s"), ratio(cell.ours, alone, "device_times_s")
         rows.append((cell.model, *ms, *times, rate(calls), rate(cell.ours)))
     header = ("batch 1", "timm, ms", "ours, ms", "times", "times, GPU alone")
-    return table((*header, "timm, images/s in a row", "ours, images/s in a row"), rows)
+    header = (*header, "timm, images/s in a row", "ours, images/s in a row")
+    return commands("latency_batch1") + table(header, rows)
 
 
 def against_vit() -> str:
@@ -153,7 +148,7 @@ def against_vit() -> str:
         for one in cell.ours.get("ratios", [])
         if one["peer"].startswith("vit") and one["by"] == "rate"
     ]
-    return table(("model", "against", "times"), rows) if rows else "Not measured in the same rounds yet."
+    return commands(*AGAINST_VIT) + table(("model", "against", "times"), rows)
 
 
 def cpu() -> str:
@@ -169,7 +164,7 @@ def cpu() -> str:
 
 def edge() -> str:
     """Small models at about equal multiply-adds on one core: every side in milliseconds, and the fastest of each."""
-    found = document("edge").get("rows", [])
+    found = document("edge")["rows"]
     rows = []
     for name in dict.fromkeys(row["row"] for row in found):
         models: dict[str, dict[str, Record]] = {}
@@ -188,14 +183,12 @@ def edge() -> str:
             named = f"{model}, {changes}" if changes else model
             rows.append((named, *about, *times, ratio(ours, peer) if one["model"] == ours["model"] else ""))
     header = ("model, ms", "multiply-adds", "parameters", "eager", "fused", "ONNX Runtime", "int8", "static int8")
-    return table((*header, "times as fast as the other, fastest of each"), rows) if rows else NOT_MEASURED
+    return table((*header, "times as fast as the other, fastest of each"), rows)
 
 
 def edge_int8() -> str:
     """The bundled model on one core: speed against timm in eager mode, and accuracy."""
-    found = document("edge").get("bundled")
-    if not found:
-        return NOT_MEASURED
+    found = document("edge")["bundled"]
     eager, rows = {"calls_s": found["calls_s"]["timm eager"]}, []
     for side, times in found["calls_s"].items():
         right = found["right"].get(side)
@@ -205,22 +198,22 @@ def edge_int8() -> str:
 
 
 def feeding(name: str = "feeding") -> str:
-    """Images from shards: processor time of each stage, and the share of the speed on tensors that each use reaches."""
+    """Images from shards: processor time of each stage, what workers prepare together, and the share of the speed on
+    tensors that each use reaches."""
     found = document(name)
-    if not found:
-        return "Not measured yet (`python benchmarks/feeding.py`)."
     uses = [use for use in ("train", "eval", "predict") if use in found["rows"][0]]
     stages = ("read", "decode", "resize", "store")
     rows = []
     for row in found["rows"]:
         times = [row["stages_ms"][stage] for stage in stages]
-        cells = [f"{row['bytes'] / 1e3:,.0f}", *(f"{time:.2f}" for time in times), f"{1e3 / sum(times):,.0f}"]
+        cells = [f"{row['bytes'] / 1e3:,.0f}", *(f"{time:.2f}" for time in times)]
+        cells += [f"{rate:,.0f}" for rate in row["workers"].values()]
         for use in uses:
             fed, tensors = row[use]["fed"], row[use]["tensors"]
-            cores = tensors / row["workers"][str(found["workers"])] * found["workers"]
-            cells.append(f"{fed:,.0f} of {tensors:,.0f}, {percent(fed / tensors, 0)}; {cores:.0f} cores")
+            cells.append(f"{fed:,.0f} of {tensors:,.0f}, {percent(fed / tensors, 0)}")
         rows.append((row["source"], *cells))
-    header = ("kB", *(f"{stage}, ms" for stage in stages), "images/s of a core")
+    workers = ["images/s of 1 worker", *(f"of {count}" for count in found["rows"][0]["workers"] if count != "1")]
+    header = ("kB", *(f"{stage}, ms" for stage in stages), *workers)
     words = ""
     if text := found.get("text"):
         times = text["packed_per_s"] / text["tokenized_per_s"]

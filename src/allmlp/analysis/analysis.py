@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from allmlp import __version__
 from allmlp.analysis import figures
@@ -61,12 +61,9 @@ def analyze(
     ]
     state = "trained" if target.trained else "untrained (initial weights, seed 0)"
     about = f"{target.name}: input {target.model.spec.input_spec}, {state}"
-    output.close({"model": target.name, "about": about, "allmlp": __version__, "sections": as_json(sections)})
+    found = [section._asdict() for section in sections]
+    output.close({"model": target.name, "about": about, "allmlp": __version__, "sections": found})
     return Analysis(out, about, sections)
-
-
-def as_json(sections: list[Section]) -> list[dict[str, Any]]:
-    return [section._asdict() for section in sections]
 
 
 def cost_section(target: AnalysisTarget, output: OutputFolder) -> Section:

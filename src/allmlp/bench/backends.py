@@ -210,8 +210,8 @@ def random_inputs(model: Model, batch: int) -> tuple[Tensor, ...]:
 
 def squares(images: Tensor) -> Tensor:
     """Noise over a 4x4 grid of random colors."""
-    tolerance_scale = torch.randn(*images.shape[:2], 4, 4, device=images.device, dtype=images.dtype)
-    return 0.5 * images + interpolate(tolerance_scale, images.shape[2:])
+    colors = torch.randn(*images.shape[:2], 4, 4, device=images.device, dtype=images.dtype)
+    return 0.5 * images + interpolate(colors, images.shape[2:])
 
 
 def unit(inputs: tuple[Tensor, ...]) -> tuple[str, int]:

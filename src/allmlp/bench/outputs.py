@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,10 +65,17 @@ def write_numbers(report: BenchReport, folder: Path) -> None:
         over_timm = [ratio.backend, ratio.by, ratio.median, ratio.low, ratio.high] if ratio else []
         rows.append([*(getattr(row, name) for name in columns), *over_timm])
     text = json.dumps(as_dict(report), indent=1, allow_nan=False, default=str) + "\n"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
         write_csv_atomically(folder / "bench.csv", [*columns, *RATIO_COLUMNS], rows)
         write_text_atomically(folder / "bench.json", text)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make the folder; UserError where it or what is in it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as reason:
         raise UserError(f"cannot write to {folder}: {one_line(reason)}") from None
 

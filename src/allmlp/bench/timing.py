@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from allmlp.bench.clock import Call, Clock
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, is_out_of_memory, one_line
 
 T = TypeVar("T")
 ROUNDS, FEWEST = 10, 3
@@ -135,12 +135,6 @@ def try_call(call: Callable[[], T]) -> T | Failure:
     end_capture()
     release()
     return failure
-
-
-def is_out_of_memory(reason: Exception) -> bool:
-    """Whether an error means out of memory, including the CPU allocator's plain RuntimeError."""
-    known = isinstance(reason, (torch.OutOfMemoryError, MemoryError))
-    return known or "can't allocate memory" in str(reason) or "CUDA out of memory" in str(reason)
 
 
 def end_capture() -> None:

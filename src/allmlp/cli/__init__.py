@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import typer
 
 from allmlp.cli.app import DEBUG, app
-from allmlp.errors import SYNONYMS, UserError, one_line, printable
+from allmlp.errors import SYNONYMS, UserError, is_out_of_memory, one_line, printable
 
 # typer contains its own click or uses the installed one: this is the base class of the errors of either.
 CommandError = typer.BadParameter.__mro__[2]
@@ -79,11 +79,6 @@ def is_first(line: str) -> bool:
         return False
     except OSError:
         return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def is_out_of_memory(reason: BaseException) -> bool:
-    """Whether an error means out of memory, including torch's own errors on CPU and GPU."""
-    return isinstance(reason, MemoryError) or "not enough memory" in str(reason) or "out of memory" in str(reason)
 
 
 def explain(error: Any) -> str:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, complete_model, console, examples, next_command, next_prediction, plain_table
+from allmlp.cli.app import (
+    app,
+    complete_model,
+    console,
+    examples,
+    next_command,
+    next_prediction,
+    plain_table,
+    print_json,
+)
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import UserError
 
@@ -48,10 +56,10 @@ def analyze(
         ),
     ] = None,
     device: DeviceOption = None,
-    print_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a model has learned: token mixing, attention, sparsity, saliency, neighbors, activation norms, cost."""
-    from allmlp.analysis.analysis import analyze, as_json
+    from allmlp.analysis.analysis import analyze
     from allmlp.analysis.target import load_target, split_arguments
     from allmlp.data.decode import SUFFIXES
     from allmlp.device import own_device
@@ -66,9 +74,9 @@ def analyze(
     folder = out or (Path(model) / "analysis" if Path(model).is_dir() else Path("analysis") / name)
     images, test_texts, note = run_examples(Path(model), target, bank)
     result = analyze(target, folder, given, images, neighbors, texts or test_texts)
-    if print_json:
-        sections = as_json(result.sections)
-        print(json.dumps({"folder": str(folder), "about": result.about, "sections": sections, "note": note}))
+    if as_json:
+        sections = [section._asdict() for section in result.sections]
+        print_json({"folder": str(folder), "about": result.about, "sections": sections, "note": note})
     else:
         print_analysis(result, note)
         if is_run(Path(model)):

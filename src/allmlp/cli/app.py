@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from allmlp.errors import UserError, printable
+from allmlp.files import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -278,6 +280,10 @@ def cell(text: object) -> str:
 def is_main_process() -> bool:
     """Whether this is the only process, or the first of torchrun."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    print(json.dumps(finite(value), indent=indent, allow_nan=False, default=str))
 
 
 def millions(count: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allmlp.cli.app import app, billions, complete_model, console, examples, millions, next_command
+from allmlp.cli.app import app, billions, complete_model, console, examples, millions, next_command, print_json
 from allmlp.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def bench(
     """
     import torch
 
-    from allmlp.bench.outputs import as_dict, draw, write_numbers
+    from allmlp.bench.outputs import as_dict, draw, write_numbers, writing
     from allmlp.bench.runner import PRECISIONS, BenchOptions
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
@@ -103,13 +102,15 @@ def bench(
         img_size,
         seq_len,
     )
+    with writing(out):  # before anything is measured
+        pass
     report = run(
         options, log=partial(print, file=sys.stderr, flush=True), keep=lambda report: write_numbers(report, out)
     )
     write_numbers(report, out)
     drawn = draw(report, out)
     if as_json:
-        print(json.dumps(as_dict(report), default=str))
+        print_json(as_dict(report))
     else:
         print_report(report)
         print(f"results{' and figures' if drawn else ''} in {out}")
@@ -150,9 +151,8 @@ def print_report(report: BenchReport) -> None:
                 screen.print(Text(f"{size}batch {row.batch}, {row.name}: {words}"))
         screen.print()
     if any(row.ratio("timm best") for row in report.rows):
-        screen.print(
-            Text("x timm: speedup over the best of timm, with quartiles over rounds; at batch 1 by device time")
-        )
+        by = "; at batch 1 by device time" if any(row.ratio("timm best", "device") for row in report.rows) else ""
+        screen.print(Text(f"x timm: speedup over the best of timm, with quartiles over rounds{by}"))
     peaks = sorted(row.peak_flop_per_s / 1e9 for row in report.rows if row.peak_flop_per_s)
     if peaks:
         rate = " to ".join(dict.fromkeys(short(value) for value in (peaks[0], peaks[-1])))

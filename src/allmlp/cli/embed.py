@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli import job as shared
-from allmlp.cli.app import app, console, examples, plain_table
+from allmlp.cli.app import app, console, examples, plain_table, print_json
 from allmlp.cli.job import PredictionJob, split_model
 from allmlp.errors import UserError, printable
-from allmlp.files import finite
 
 if TYPE_CHECKING:
     from allmlp.prediction.inputs import Item
@@ -95,7 +93,7 @@ def embed(
 
 def print_matches(matches: list[Match], reads: str, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(finite([match._asdict() for match in matches])))
+        print_json([match._asdict() for match in matches])
         return
     from rich.markup import escape
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import MetricOption, app, cell, console, examples, is_main_process, next_command, plain_table
+from allmlp.cli.app import (
+    MetricOption,
+    app,
+    cell,
+    console,
+    examples,
+    is_main_process,
+    next_command,
+    plain_table,
+    print_json,
+)
 from allmlp.cli.job import DTYPES, DeviceOption, torch_dtype
 from allmlp.errors import UserError, printable
 
@@ -100,7 +109,7 @@ def eval_command(
     if not is_main_process():
         return
     if as_json:
-        print(json.dumps(found.to_json()))
+        print_json(found.to_json())
         return
     print_evaluation(found, per_class)
     if found.class_results and not per_class:

@@ -21,7 +21,7 @@ from allmlp.cli.app import app, examples, next_command
     )
 )
 def export(
-    folder: Annotated[Path, typer.Argument(help="A model folder.")],
+    folder: Annotated[Path, typer.Argument(help="A model folder, or a bundled model such as allmlp:cifar10.")],
     file: Annotated[Path, typer.Argument(help="NAME.onnx, or NAME.pt2 for torch.export.")],
     int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8 (.onnx): a quarter of the size.")] = False,
     aot: Annotated[

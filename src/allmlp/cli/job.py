@@ -186,7 +186,8 @@ class PredictionJob:
             several = f"none of the {self.done:,} inputs could be used; the last one: " if self.done > 1 else ""
             raise UserError(several + self.error)
         labels = f": {most_frequent(counts)}" if counts else ""
-        parts = [f"{self.done:,} {self.inputs.reads}{labels}"] if self.done > 1 or self.out else []
+        noun = self.inputs.reads.removesuffix("s") if self.done == 1 else self.inputs.reads
+        parts = [f"{self.done:,} {noun}{labels}"] if self.done > 1 or self.out else []
         parts += [f"{self.earlier:,} done before"] if self.earlier else []
         parts += [f"{self.failed:,} skipped"] if self.failed else []
         parts += [f"written to {self.out}"] if self.out else []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, cell, complete_name, console, examples, next_command, plain_table
+from allmlp.cli.app import app, cell, complete_name, console, examples, next_command, plain_table, print_json
 from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def plan(
         seed or 0,
     )
     if as_json:
-        print(json.dumps(found.as_json(), indent=2))
+        print_json(found.as_json(), indent=2)
     else:
         print_estimate(found)
         next_command("show", target)
@@ -159,7 +158,7 @@ def predict_loss(folders: list[str], by: str, at: float | None, seed: int, as_js
     quantity = lookup(by, QUANTITIES, "quantity")
     found = scaling([Path(folder) for folder in folders], quantity, at, seed)
     if as_json:
-        print(json.dumps(found.as_json(), indent=2))
+        print_json(found.as_json(), indent=2)
     else:
         print_scaling(found)
 
@@ -233,7 +232,7 @@ def run_check(
     if as_json:
         found: dict[str, Any] = {"model": target, "batch_size": batch_size, "device": str(place), "basis": basis}
         found["rows"] = {row.quantity: row._asdict() | {"error": row.error} for row in rows}
-        print(json.dumps(found, indent=2))
+        print_json(found, indent=2)
         return
     print(f"{target}, batch size {batch_size}, one step on {place}; {basis}")
     print_comparisons(rows)

@@ -113,7 +113,7 @@ def predict(
     elif out is not None:
         write_answers(Path(out), table, answers(job.items))
     elif as_json:
-        print_json(chain.from_iterable(map(table.objects, answers(job.items))))
+        print_objects(chain.from_iterable(map(table.objects, answers(job.items))))
     elif sys.stdout.isatty():
         print_table(table, answers(job.items), job)
     else:
@@ -145,7 +145,7 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
         next_command("serve", model)
         return
     if as_json:
-        print_json(objects_of(forecasts, forecaster))
+        print_objects(objects_of(forecasts, forecaster))
         return
     for one in forecasts:
         for stamp, values in zip(one.stamps, one.values):
@@ -166,7 +166,7 @@ def objects_of(forecasts: Iterable[SeriesForecast], forecaster: Forecaster) -> I
         yield found
 
 
-def print_json(objects: Iterable[dict[str, Any]]) -> None:
+def print_objects(objects: Iterable[dict[str, Any]]) -> None:
     """A list, printed while it is made."""
     before = "["
     for one in objects:

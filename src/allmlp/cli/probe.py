@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, cell, console, examples, plain_table
+from allmlp.cli.app import app, cell, console, examples, plain_table, print_json
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import printable
 
@@ -54,7 +53,7 @@ def probe(
         )
     mean = statistics.mean(result.accuracy for result in results)
     if as_json:
-        print(json.dumps({"model": model, "mean": mean, "results": [result.to_json() for result in results]}))
+        print_json({"model": model, "mean": mean, "results": [result.to_json() for result in results]})
         return
     table = plain_table(("data",), ("classes", "train", "test", "largest class", "accuracy"))
     for result in results:

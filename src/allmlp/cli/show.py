@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from pathlib import Path
@@ -21,6 +20,7 @@ from allmlp.cli.app import (
     next_command,
     plain_table,
     print_described,
+    print_json,
     width,
     wrap_text,
 )
@@ -96,7 +96,7 @@ def show(
     known = None if is_folder or changed != spec else preset(name)
     summary = summarize(name, changed, known.published if known else None, known.about if known else "")
     if as_json:
-        print(json.dumps(summary.as_json(), indent=2))
+        print_json(summary.as_json(), indent=2)
     else:
         print_summary(summary)
         if not is_folder:
@@ -112,7 +112,7 @@ def show_recipe(name: str, changes: dict[str, str], as_json: bool) -> None:
     summaries = {row: summarize_run(row, run) for row, run in found.items()}
     if as_json:
         configs = {row: to_dict(run) for row, run in found.items()}
-        print(json.dumps({"name": name, "text": text, "summaries": summaries, "runs": configs}))
+        print_json({"name": name, "text": text, "summaries": summaries, "runs": configs})
         return
     print(*wrap_text(text, width()), "", sep="\n")
     if len(found) == 1:

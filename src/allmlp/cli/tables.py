@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.app import app, examples, next_command, print_json
 from allmlp.errors import UserError
 
 
@@ -37,7 +36,7 @@ def tables(
         raise UserError("choose one of --markdown, --csv and --json")
     found = report.tables(pattern, paper)
     if as_json:
-        print(json.dumps([report.as_json(table) for table in found], indent=2))
+        print_json([report.as_json(table) for table in found], indent=2)
     elif as_csv:
         print(report.as_csv(found), end="")
     else:

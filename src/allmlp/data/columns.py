@@ -14,13 +14,15 @@ from allmlp.data.tables import COMPARED_CELLS, Table, TableRow, is_number
 from allmlp.errors import UserError, did_you_mean
 
 TEXT_COLUMNS = (
-    *("sentence1", "premise", "question1", "text1", "text_a", "question", "sentence", "text", "review", "comment"),
-    *("tweet", "message", "content", "body", "document"),
+    *("sentence1", "sentence_a", "premise", "question1", "text1", "text_a", "question", "sentence", "text", "review"),
+    *("comment", "tweet", "message", "content", "body", "document"),
 )
-TEXT_PAIR_COLUMNS = ("sentence2", "hypothesis", "question2", "text2", "text_b", "text_pair", "passage", "sentence")
+TEXT_PAIR_COLUMNS = (
+    *("sentence2", "sentence_b", "hypothesis", "question2", "text2", "text_b", "text_pair", "passage", "sentence"),
+)
 LABEL_COLUMNS = (
-    *("gold_label", "label", "labels", "entailment", "quality", "class", "class_name", "category", "sentiment"),
-    "target",
+    *("gold_label", "label", "labels", "entailment", "entailment_label", "entailment_judgment", "quality", "class"),
+    *("class_name", "category", "sentiment", "target"),
 )
 IMAGE_COLUMNS = ("image", "image_path", "img", "file", "filename", "file_name", "filepath", "file_path", "path")
 SPLIT_COLUMNS = ("split", "subset", "partition", "set", "semeval_set")

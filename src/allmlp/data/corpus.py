@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ MAX_BYTES_IN_MEMORY = 2**31
 """Larger splits are read from disk."""
 ENCODE_BATCH = 512
 """Documents tokenized at once."""
+
+
+Documents = Callable[[], Iterable[str]]
 
 
 class TokenBatch(NamedTuple):
@@ -66,6 +69,7 @@ class Corpus(TextData):
     ($ALLMLP_CACHE, ~/.cache/allmlp).
     """
 
+    dataset_type: ClassVar[type[TextDataset]] = TextDataset
     path: str
     test: str = ""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -87,16 +91,20 @@ class Corpus(TextData):
         stamps = [f"{file} {stamp(file)}" for file in (*files, *tests)]
         if len(tests) > 1:  # not with one, so that tokens cached by earlier versions are found
             stamps.append(f"{len(tests)} for testing")
-        found = load_corpus(
-            self,
-            stamps,
-            lambda: read_documents(files, self.sample_by, self.text_field),
-            (lambda: read_documents(tests, self.sample_by, self.text_field)) if tests else None,
+        found = load_corpus(self, stamps, self.documents(files), self.documents(tests) if tests else None)
+        return replace(found, notes=left_out_notes([*left, *more]))
+
+    def load_test(self, tokenizer: Tokenizer) -> TextDataset:
+        files, left = leave_out(find_files(self.test), self.test)
+        stamps = ["for testing", *(f"{file} {stamp(file)}" for file in files)]
+        folder = write_cached(self, stamps, lambda: (), self.documents(files), tokenizer)
+        test = load_split(folder, "test", tokenizer, self)
+        return self.dataset_type(
+            test, test, tokenizer, self.seq_len, self.separate_documents, notes=left_out_notes(left)
         )
-        if not (left := [*dict.fromkeys([*left, *more])]):
-            return found
-        note = f"{plural(len(left), 'file is', 'files are')} not read as text unless named: {listing(left)}"
-        return replace(found, notes=(note,))
+
+    def documents(self, files: list[str]) -> Documents:
+        return lambda: read_documents(files, self.sample_by, self.text_field)
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,7 @@ class PassageDataset(TextDataset):
 class Passages(Corpus):
     """A `Corpus` whose rows `SpanSelection` turns into questions; it shares the cached tokens."""
 
+    dataset_type: ClassVar[type[TextDataset]] = PassageDataset
     seq_len: Count = 384
 
     def check(self) -> None:
@@ -117,9 +126,12 @@ class Passages(Corpus):
         if self.separate_documents:
             raise UserError("a passage is one row: set separate_documents=false")
 
-    def load(self) -> PassageDataset:
-        found = super().load()
-        return PassageDataset(found.train, found.test, found.tokenizer, found.seq_len, notes=found.notes)
+
+def left_out_notes(files: list[str]) -> tuple[str, ...]:
+    """A note about files that `leave_out` has left out."""
+    if not (left := [*dict.fromkeys(files)]):
+        return ()
+    return (f"{plural(len(left), 'file is', 'files are')} not read as text unless named: {listing(left)}",)
 
 
 def stamp(file: str) -> str:
@@ -130,12 +142,19 @@ def stamp(file: str) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-Documents = Callable[[], Iterable[str]]
-
-
 def load_corpus(spec: Corpus, stamps: list[str], train: Documents, test: Documents | None) -> TextDataset:
     """Load both splits, from the cache if possible."""
-    tokenizer = load_tokenizer(spec.tokenizer.path) if spec.tokenizer.path else None
+    given = load_tokenizer(spec.tokenizer.path) if spec.tokenizer.path else None
+    folder = write_cached(spec, stamps, train, test, given)
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    splits = [load_split(folder, name, tokenizer, spec) for name in ("train", "test")]
+    return spec.dataset_type(splits[0], splits[1], tokenizer, spec.seq_len, spec.separate_documents)
+
+
+def write_cached(
+    spec: Corpus, stamps: list[str], train: Documents, test: Documents | None, tokenizer: Tokenizer | None
+) -> Path:
+    """The cache folder of these documents, which is written unless it is there; `stamps` change with the documents."""
     given = spec.tokenizer.replace(path="") if tokenizer is None else tokenizer.to_json()
     key = hashlib.sha256(
         repr((stamps, given, spec.sample_by, spec.text_field, spec.test_fraction, test is None)).encode()
@@ -150,9 +169,7 @@ def load_corpus(spec: Corpus, stamps: list[str], train: Documents, test: Documen
                 write(folder, spec, train, test, tokenizer)
     except OSError as reason:
         raise UserError(f"cannot write tokens to {root}: {reason}; set data.cache to another folder") from reason
-    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-    splits = [load_split(folder, name, tokenizer, spec) for name in ("train", "test")]
-    return TextDataset(splits[0], splits[1], tokenizer, spec.seq_len, spec.separate_documents)
+    return folder
 
 
 def write(folder: Path, spec: Corpus, train: Documents, test: Documents | None, tokenizer: Tokenizer | None) -> None:
@@ -198,7 +215,8 @@ def load_split(folder: Path, name: str, tokenizer: Tokenizer, spec: Corpus) -> S
     if seq_len < 3:
         raise UserError("a row needs at least three tokens: [CLS], one of the text, [SEP]; raise data.seq_len")
     if not len(ends) or not ends[-1]:
-        raise UserError(f"there is no text in the {name} split: give more, or set data.test")
+        how = "give more" if spec.test else "set data.test, raise data.test_fraction, or set data.sample_by=line"
+        raise UserError(f"there is no text in the {name} split: {how}")
     tokens = np.memmap(file, dtype=dtype, mode="r")
     bounds = row_bounds(ends, seq_len - 2, spec.packing and not spec.separate_documents)
     rows = (SeparateRows if spec.separate_documents else TokenRows)(tokens, *bounds, tokenizer, seq_len)

@@ -40,7 +40,7 @@ from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
-from allmlp.data.text_files import UTF16_MARKS, file_system, find_files, open_file
+from allmlp.data.text_files import PEEKED_BYTES, file_system, find_encoding, find_files, open_file
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
 
@@ -62,7 +62,6 @@ LANGUAGES = frozenset(
 )
 """Columns of a translation table, and suffixes of aligned files; not id and no, which have other meanings."""
 SOURCE_FIRST = ("source", "src")
-PEEKED_BYTES = 2**16
 
 
 def detect_data(place: str) -> Data:
@@ -102,10 +101,7 @@ def detect_files(files: list[str], place: str) -> Data:
         )
     if is_table(name):
         return detect_tables({"train": [PeekedTable(file) for file in files]})
-    with open_file(files[0]) as binary:
-        start = binary.read(PEEKED_BYTES)
-        if b"\0" in start and not start.startswith(UTF16_MARKS):
-            raise UserError(f"{place} is neither a table nor text")
+    find_encoding(files[0])  # which checks that it is text
     return Corpus(place)
 
 

@@ -110,9 +110,9 @@ class EncodedImages:
         return self.members[bisect_right(self.members, index) % len(self.members)]
 
     def workers(self) -> Workers:
-        """The workers, created on first use and again after a fork, which does not copy threads."""
+        """The workers, created on first use."""
         with LOCK:
-            if self._workers is None or self._workers.pid != os.getpid():
+            if self._workers is None:
                 # Processes that torchrun has started on one machine share its cores.
                 count = self.num_workers or math.ceil(limit() / int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
                 self._workers = Workers(partial(read_pixels, self), (self.decode.channels, *self.img_size), count)

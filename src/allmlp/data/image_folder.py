@@ -74,7 +74,7 @@ def only_folder(root: Path) -> Path | None:
 
 
 def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tuple[str, ...], list[LabeledFile]]:
-    """Folders below `root` that contain images, and the images."""
+    """The classes, and the images, of a folder for training."""
     names = [name for name in folders(root) if root / name not in others]
     stray = [name for name in sorted(os.listdir(root)) if is_image_name(name) and not name.startswith(".")]
     if not names:
@@ -82,17 +82,28 @@ def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tupl
         raise UserError(f"{root} has no subfolders: it needs one per class{table}")
     if stray:
         notes.append(f"{plural(len(stray), 'image is', 'images are')} outside of class folders in {root} and not used")
-    unlabeled = [name for name in names if name.casefold() in UNLABELED_FOLDERS]
-    files = list_images(root, tuple(name for name in names if name not in unlabeled), notes)
+    classes, files = used_folders(root, names, notes)
+    if not classes:
+        raise UserError(f"{root} has no images ({', '.join(sorted(SUFFIXES))})")
+    if all(name.casefold() in SPLIT_NAMES for name in classes):
+        raise UserError(
+            f"{root / classes[-1]} has no folders of classes: the images of each class must be in a folder of its own, "
+            "or listed in a table with the columns image and label"
+        )
+    if len(classes) == 1:
+        raise UserError(f"{root} has only one class, {classes[0]!r}: at least two are needed")
+    return classes, files
+
+
+def used_folders(root: Path, names: list[str], notes: list[str]) -> tuple[tuple[str, ...], list[LabeledFile]]:
+    """The folders among `names` that are classes, since they contain images, and the images."""
+    labeled = tuple(name for name in names if name.casefold() not in UNLABELED_FOLDERS)
+    files = list_images(root, labeled, notes)
     filled = {Path(file).parts[0] for file, _ in files}
     empty = [name for name in names if name not in filled]
     if empty and filled:
         notes.append(f"{plural(len(empty), 'folder is', 'folders are')} not used as classes: {listing(empty)}")
     classes = tuple(name for name in names if name in filled)
-    if not classes:
-        raise UserError(f"{root} has no images ({', '.join(sorted(SUFFIXES))})")
-    if len(classes) == 1:
-        raise UserError(f"{root} has only one class, {classes[0]!r}: at least two are needed")
     numbers = {name: number for number, name in enumerate(classes)}
     return classes, [LabeledFile(file, numbers[Path(file).parts[0]]) for file, _ in files]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from allmlp.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, is_image_name, label_order
 from allmlp.data.dataset import Data, ImageDataset, LabeledImages, evenly_spaced
-from allmlp.data.decode import Decode, as_tensor, crop_and_resize
+from allmlp.data.decode import CorruptImage, Decode, as_tensor, crop_and_resize
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset, TextExample
 from allmlp.data.splits import divide, listing
 from allmlp.data.tokenizer import TextData, TokenizerConfig
@@ -405,7 +405,11 @@ class ObjectImages:
             image = self.to_image(image, where)
         elif not hasattr(image, "getexif"):
             raise UserError(f"{where} is {type(image).__name__}, but item 0 is an image")
-        pixels = as_tensor(crop_and_resize(image, self.img_size, self.decode, uniforms))
+        try:
+            image.load()  # whole: an opened JPEG would keep the reduced size at which a crop is decoded
+            pixels = as_tensor(crop_and_resize(image, self.img_size, self.decode, uniforms))
+        except (OSError, CorruptImage) as reason:
+            raise UserError(f"{where}: {one_line(reason)}") from reason
         self.check_form(pixels, where)
         return pixels
 

@@ -19,7 +19,7 @@ from allmlp.data.splits import group_by_keys, split_by_group
 from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix, test_names
 from allmlp.data.text_files import exists, find_files, open_text, split_commas
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.spec import Count, NonNegative, Rate, Seed
 
@@ -119,7 +119,6 @@ class ParallelCorpus(TextData):
         )
 
     def load_test(self, tokenizer: Tokenizer) -> TranslationDataset:
-        """The test pairs alone, for a trained model; they stand in for the training split."""
         tests = self.read_tests()
         pairs = [pair for _, found in tests for pair in found]
         test, references = self.encode(pairs, 0, tokenizer), tuple(target for _, target in pairs)
@@ -270,12 +269,9 @@ def read_aligned(source: str, target: str) -> Iterator[tuple[str, str]]:
 
 def read_lines(file: str) -> Iterator[str]:
     """Lines without line ends; invalid UTF-8 becomes U+FFFD."""
-    try:
-        with open_text(file) as text:
-            for line in text:
-                yield line.rstrip("\r\n")
-    except OSError as reason:
-        raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
+    with open_text(file) as text:
+        for line in text:
+            yield line.rstrip("\r\n")
 
 
 EncodedPairs = list[tuple[list[int], list[int]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import tarfile
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from allmlp.threads import limit
 log = logging.getLogger("allmlp.data")
 Format = Literal["raw", "jpeg", "webp"]
 SUFFIX = {"raw": "ppm", "jpeg": "jpg", "webp": "webp"}
+LONGEST = {"jpeg": 65_500, "webp": 16_383}
+"""Most pixels on a side that can be encoded."""
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """Split of a dataset -> prefix of its shard names."""
 
@@ -60,6 +63,9 @@ def write_shards(
     """
     if not isinstance(dataset, ImageDataset):
         raise UserError("shards hold images, and these data have none")
+    for name in dataset.class_names:
+        if name.encode("utf8", "ignore").decode("utf8").strip().splitlines() != [name.strip()]:
+            raise UserError(f"the class {printable(name)!r} cannot be a line of {CLASS_NAMES}: rename it")
     splits = {name: encoded(getattr(dataset, name)) for name in SPLITS if getattr(dataset, name) is not None}
     settings = to._asdict() | {"data": dataset.checksum()}
     claim(folder, settings)
@@ -113,9 +119,12 @@ def write_shard(file: Path, source: EncodedImages, indices: list[int], first: in
 
     def convert(index: int) -> bytes | CorruptImage:
         try:
-            return encode(resize_short_side(decode_whole(source.read(index), source.decode), to.size), to)
+            pixels = resize_short_side(decode_whole(source.read(index), source.decode), to.size)
         except CorruptImage as reason:
             return reason
+        if max(pixels.shape) > LONGEST.get(to.form, math.inf):
+            return CorruptImage(f"{pixels.shape[1]} x {pixels.shape[0]} pixels are too long for {to.form}")
+        return encode(pixels, to)
 
     def write(target: Path) -> None:
         nonlocal written

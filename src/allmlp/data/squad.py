@@ -206,6 +206,11 @@ class Squad(TextData):
             raise UserError(f"{self.train} has no training question whose answer is in its context")
         return build_dataset(kept, test_questions, tokenizer, self.windows)
 
+    def load_test(self, tokenizer: Tokenizer) -> SquadDataset:
+        questions = encode(read(self.test), tokenizer, self.max_query_length)
+        test = test_split(questions, tokenizer, self.windows)
+        return SquadDataset(test, test, tokenizer, self.windows, questions, questions)
+
 
 # --- reading -----------------------------------------------------------------------------------------------
 
@@ -223,11 +228,8 @@ def read(file: str) -> list[SquadExample]:
     if not file:
         raise UserError("no files: set data.train and data.test to SQuAD's JSON files")
     path = file if "://" in file else str(expand_user(file))
-    try:
-        with open_file(path) as binary:
-            content = binary.read()
-    except OSError as reason:
-        raise UserError(f"cannot read {file}: {one_line(reason)}") from None
+    with open_file(path) as binary:
+        content = binary.read()
     try:
         found = list(parse(json.loads(content)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
@@ -258,25 +260,14 @@ def clean(text: Any) -> str:
 def encode(examples: list[SquadExample], tokenizer: Tokenizer, max_query_length: int) -> list[TokenizedQuestion]:
     """Tokenize questions and contexts, each context once."""
     contexts = {
-        context: tokenize_context(context, tokenizer)
+        context: TokenizedContext(context, *tokenizer.encode_with_offsets(context))
         for context in dict.fromkeys(example.context for example in examples)
     }
     tokens = tokenizer.encode([example.question for example in examples])
-    shortened = (replace_pad(ids[:max_query_length], tokenizer) for ids in tokens)
     return [
-        TokenizedQuestion(ids, contexts[example.context], example.answers, example.question)
-        for ids, example in zip(shortened, examples)
+        TokenizedQuestion(ids[:max_query_length], contexts[example.context], example.answers, example.question)
+        for ids, example in zip(tokens, examples)
     ]
-
-
-def tokenize_context(text: str, tokenizer: Tokenizer) -> TokenizedContext:
-    ids, offsets = tokenizer.encode_with_offsets(text)
-    return TokenizedContext(text, replace_pad(ids, tokenizer), offsets)
-
-
-def replace_pad(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Replace [PAD] in a text by [UNK], so that it is not taken for padding."""
-    return [tokenizer.unk_token_id if number == tokenizer.pad_token_id else number for number in ids]
 
 
 def answer_tokens(context: TokenizedContext, answer: ReferenceAnswer) -> tuple[int, int] | None:
@@ -305,8 +296,12 @@ def build_dataset(
     windows: WindowConfig,
 ) -> SquadDataset:
     train = InMemory(*train_batch(train_questions, tokenizer, windows), batch_type=SquadTrainBatch)
-    test = InMemory(*eval_batch(test_questions, tokenizer, windows), batch_type=SquadEvalBatch)
+    test = test_split(test_questions, tokenizer, windows)
     return SquadDataset(train, test, tokenizer, windows, train_questions, test_questions)
+
+
+def test_split(questions: list[TokenizedQuestion], tokenizer: Tokenizer, windows: WindowConfig) -> InMemory:
+    return InMemory(*eval_batch(questions, tokenizer, windows), batch_type=SquadEvalBatch)
 
 
 def train_batch(questions: Sequence[TokenizedQuestion], tokenizer: Tokenizer, windows: WindowConfig) -> SquadTrainBatch:

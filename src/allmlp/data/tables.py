@@ -100,8 +100,6 @@ def open_strictly(file: str, newline: str) -> Iterator[IO[str]]:
             yield text
     except UnicodeError as reason:
         raise UserError(f"{file} is not UTF-8 text ({one_line(reason)}): save it as UTF-8") from None
-    except OSError as reason:
-        raise UserError(f"cannot read {file}: {reason.strerror or one_line(reason)}") from reason
 
 
 def read_lines(text: IO[str], file: str) -> Iterator[str]:

@@ -31,7 +31,7 @@ ZST_CHUNK = 2**11
 """Bytes decompressed at a time: a block of five bytes may expand to 128 KiB."""
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 """JSON lines, or a JSON array."""
-PEEKED_CHARS = 2**16
+PEEKED_CHARS = PEEKED_BYTES = 2**16
 PATTERN_MARKS = "*?[{"
 ABOUT_DATA = re.compile(r"readme.*|(licen[sc]e|copying)([.-].*)?", re.IGNORECASE)
 """Names of files that accompany texts without being part of them."""
@@ -164,9 +164,9 @@ def read(file: str, sample_by: SampleBy, text_field: str) -> Iterator[str]:
 
 @contextmanager
 def open_file(file: str) -> Iterator[IO[bytes]]:
-    """Open a file for reading bytes, decompressed according to its suffix."""
+    """Open a file for reading bytes, decompressed according to its suffix; UserError if it cannot be read."""
     suffix = Path(file).suffix.lower()
-    damaged: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+    damaged: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
     with open_raw(file) as raw:
         try:
             if suffix == ".gz":
@@ -180,19 +180,30 @@ def open_file(file: str) -> Iterator[IO[bytes]]:
             else:
                 yield raw
         except damaged as reason:
-            raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
+            raise UserError(f"cannot read {file}: {getattr(reason, 'strerror', None) or one_line(reason)}") from reason
 
 
 @contextmanager
 def open_text(file: str, newline: str | None = "\n", errors: str = "replace") -> Iterator[io.TextIOWrapper]:
-    """Open a text file: UTF-16 if it starts with its byte order mark, else UTF-8, with or without one.
-
-    By default invalid bytes become U+FFFD, and lines end at line feeds only, as other separators may be in a sentence.
+    """Open a text file. By default invalid bytes become U+FFFD, and lines end at line feeds only, as other separators
+    may be in a sentence.
     """
-    with open_file(file) as binary:
-        encoding = "utf-16" if binary.read(2) in UTF16_MARKS else "utf-8-sig"
+    encoding = find_encoding(file, errors)
     with open_file(file) as binary:
         yield io.TextIOWrapper(binary, encoding=encoding, errors=errors, newline=newline)
+
+
+def find_encoding(file: str, errors: str = "replace") -> str:
+    """UTF-16 if the file starts with its byte order mark, else UTF-8, with or without one. Where invalid bytes would be
+    replaced, a NUL shows that the file is an image or other data.
+    """
+    with open_file(file) as binary:
+        start = binary.read(PEEKED_BYTES)
+    if start.startswith(UTF16_MARKS):
+        return "utf-16"
+    if errors == "replace" and b"\0" in start:
+        raise UserError(f"{file} is not text (it has NUL characters): name the files of text, such as 'texts/*.txt'")
+    return "utf-8-sig"
 
 
 def open_raw(file: str) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.dataset import Data
+from allmlp.data.dataset import Data, Dataset
 from allmlp.data.paths import cache_folder
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.errors import UserError, one_line, require
@@ -81,6 +81,10 @@ class TokenizerConfig(Spec):
 
 class TextData(Data, abstract=True):
     """Text with a field `tokenizer`; when a run starts from a model, that model's tokenizer is used."""
+
+    def load_test(self, tokenizer: Tokenizer) -> Dataset:
+        """The test examples alone, for a trained model; they stand in for the training split."""
+        raise NotImplementedError
 
     def for_model(self, folder: str) -> Self:
         config: TokenizerConfig = self.tokenizer  # type: ignore[attr-defined]
@@ -150,7 +154,7 @@ class Tokenizer:
         return self.tokenizer.get_vocab_size()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, without [CLS] and [SEP]."""
+        """Token ids of each text, without [CLS] and [SEP]. A [PAD] in the text is unknown, not padding."""
         with one_line_failures():
             try:
                 found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -158,13 +162,17 @@ class Tokenizer:
                 found = self.tokenizer.encode_batch_fast(
                     [replace_surrogates(text) for text in texts], add_special_tokens=False
                 )
-        return [one.ids for one in found]
+        return [self.without_padding(one.ids) for one in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of a text, and the (start, end) characters of each."""
+        """Token ids of a text, as in `encode`, and the (start, end) characters of each."""
         with one_line_failures():
             found = self.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
-        return found.ids, found.offsets
+        return self.without_padding(found.ids), found.offsets
+
+    def without_padding(self, ids: list[int]) -> list[int]:
+        pad, unknown = self.pad_token_id, self.unk_token_id
+        return [unknown if number == pad else number for number in ids] if pad in ids else ids
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -7,29 +7,31 @@ Threads take turns at Python's global interpreter lock: on 16 cores, 16 of them 
 Processes do not, but take a second or two to start, which they do in the background.
 
 A first process imports what `read` needs, once, and forks the others. This one, which may have threads and a CUDA
-context, is not forked, and the user's script is not imported again. Images are written to an anonymous file that all
-processes map, so that /dev/shm, which is small in containers, is not used.
+context, is not forked, and the user's script is not imported again, as multiprocessing would. Images are written to an
+anonymous file that all processes map, so that /dev/shm, which is small in containers, is not used.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import math
 import mmap
+import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import warnings
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -51,6 +53,7 @@ START = (
     "run(*map(int, sys.argv[2:]))"
 )
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+CLOSE_ON_EXEC = 1
 
 
 Function = Callable[[Any], Any]
@@ -61,21 +64,31 @@ class Workers:
     """`count` workers that compute `function`, which returns uint8 arrays of `shape`, for batches of items."""
 
     def __init__(self, function: Function, shape: Sequence[int], count: int) -> None:
-        self.function, self.shape, self.count, self.pid = function, tuple(shape), count, os.getpid()
-        self.threads = ThreadPoolExecutor(count, thread_name_prefix="decode")
-        self.lock, self.computed = threading.Lock(), 0
-        self.may_fork = count >= PROCESSES_FROM and are_processes_supported()
-        self.processes: WorkerProcesses | None = None
+        self.function, self.shape, self.count = function, tuple(shape), count
+        self.processes: WorkerProcesses | None
+        self.start()
+
+    def start(self) -> None:
+        self.threads, self.lock = ThreadPoolExecutor(self.count, thread_name_prefix="decode"), threading.Lock()
+        self.computed, self.processes = 0, None
+        self.may_fork = self.count >= PROCESSES_FROM and are_processes_supported()
+        self.pid = os.getpid()
 
     def map(self, items: Sequence[Any], portable: bool = True) -> tuple[np.ndarray, list[int]]:
         """function(item) for all items (n, *shape), and the positions of those for which it raised an error.
 
         Items that are not `portable` cannot be sent to other processes. Any number of threads may call this.
         """
+        if self.pid != os.getpid():
+            self.start()  # a fork has no threads, and leaves the processes to its parent
         processes = self.ready_processes(len(items)) if portable else None
         if processes is not None:
-            with suppress(WorkerEnded):
+            try:
                 return processes.map(items)
+            except (EOFError, ConnectionError):
+                self.give_up(processes, "one was killed")
+            except OSError as reason:  # such as no more memory
+                self.give_up(processes, one_line(reason))
         return self.map_in_threads(items)
 
     def map_in_threads(self, items: Sequence[Any]) -> tuple[np.ndarray, list[int]]:
@@ -90,11 +103,17 @@ class Workers:
             self.computed += items
             if self.processes is None and self.may_fork and self.computed >= PROCESSES_AFTER:
                 try:
-                    self.processes = WorkerProcesses(self.function, self.shape, self.count)
-                except OSError as reason:  # too many files or processes, or forbidden in this container
+                    self.processes = WorkerProcesses(self.function, self.shape, self.count, self.threads)
+                except (OSError, RuntimeError) as reason:  # too many files, processes or threads, or forbidden here
                     log.debug(NO_PROCESSES, reason)
                     self.may_fork = False
-        return self.processes if self.processes and self.processes.is_ready else None
+            return self.processes if self.processes and self.processes.is_ready else None
+
+    def give_up(self, processes: WorkerProcesses, reason: str) -> None:
+        with self.lock:
+            if self.processes is processes:
+                log.warning("the processes that decode images have ended (%s): threads decode them now", reason)
+                self.processes, self.may_fork = None, False
 
 
 def split(items: int, workers: int, most: int) -> list[range]:
@@ -115,28 +134,37 @@ def fill(found: np.ndarray, first: int, items: Sequence[Any], function: Function
 
 
 def are_processes_supported() -> bool:
-    """Whether this system can fork processes and share anonymous files."""
-    return sys.platform == "linux" and bool(sys.executable)
+    """Whether this process may start others: on Linux, unless it is a worker itself, or no plain Python."""
+    is_worker = multiprocessing.current_process().daemon  # as those of a DataLoader
+    return sys.platform == "linux" and bool(sys.executable) and not is_worker and not hasattr(sys, "frozen")
 
 
-class WorkerEnded(RuntimeError):
-    """A process has ended: it was killed."""
+class Job(NamedTuple):
+    folder: str
+    """The working directory, for relative paths."""
+    offset: int
+    shape: tuple[int, ...]
+    """Position and shape of the array for all items of the batch."""
+    first: int
+    items: Sequence[Any]
 
 
 class WorkerProcesses:
     """The processes of `Workers`; the function is sent to them by pickle."""
 
-    def __init__(self, function: Function, shape: Sequence[int], count: int) -> None:
-        self.shape, self.count, self.is_ready = shape, count, False
+    def __init__(self, function: Function, shape: Sequence[int], count: int, threads: Executor) -> None:
+        self.shape, self.count, self.threads, self.is_ready = shape, count, threads, False
         self.memory = SharedMemory()
         pairs = [socket.socketpair() for _ in range(count + 1)]
         theirs = [self.memory.file, *(pair[1].fileno() for pair in pairs)]
         process = subprocess.Popen(
-            [sys.executable, "-c", START, json.dumps(sys.path), *map(str, theirs)],
+            # Nothing is imported from the working directory (-P), unless this process does so too.
+            [sys.executable, "-P", "-c", START, json.dumps([*map(str, sys.path)]), *map(str, theirs)],
             pass_fds=theirs,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
+            start_new_session=True,  # Ctrl-C is for the process that reads the answers
         )
         for _, other in pairs:
             other.close()
@@ -144,7 +172,6 @@ class WorkerProcesses:
         self.idle: SimpleQueue[Connection] = SimpleQueue()
         for connection in connections:
             self.idle.put(connection)
-        self.pool = ThreadPoolExecutor(count, thread_name_prefix="worker-process")
         self.close = weakref.finalize(self, close, process, [control, *connections])
         threading.Thread(target=self.start, args=(control, function), name="start-workers", daemon=True).start()
 
@@ -155,85 +182,84 @@ class WorkerProcesses:
             reason = control.recv()
         except Exception as error:  # what cannot be pickled raises many types
             reason = one_line(error) or type(error).__name__
-        if reason:
-            log.debug(NO_PROCESSES, reason)
         self.is_ready = not reason
         if reason:
+            log.debug(NO_PROCESSES, reason)
             self.close()
 
     def map(self, items: Sequence[Any]) -> tuple[np.ndarray, list[int]]:
-        """As `Workers.map`. The memory is used again when nothing refers to the array any more."""
+        """As `Workers.map`; EOFError or OSError if a process has ended."""
         offset, found = self.memory.take((len(items), *self.shape))
+        folder = os.getcwd()
         jobs = [
-            self.pool.submit(self.compute, (offset, found.shape, job.start, items[job.start : job.stop]))
-            for job in split(len(items), self.count, AT_ONCE_PROCESS)
+            self.threads.submit(
+                self.compute, Job(folder, offset, found.shape, part.start, items[part.start : part.stop]), found
+            )
+            for part in split(len(items), self.count, AT_ONCE_PROCESS)
         ]
         return found, [position for job in jobs for position in job.result()]
 
-    def compute(self, job: tuple[int, tuple[int, ...], int, Sequence[Any]]) -> list[int]:
+    def compute(self, job: Job, found: np.ndarray) -> list[int]:
+        """`found` is not used again as long as a process may write to it."""
         connection = self.idle.get()
         try:
             connection.send(job)
             return connection.recv()
-        except (EOFError, OSError) as reason:
-            if self.is_ready:
-                log.warning("a process that decodes images has ended: they are now decoded by threads")
-            self.is_ready = False
-            raise WorkerEnded from reason
         finally:
             self.idle.put(connection)
 
 
 def close(process: subprocess.Popen[bytes], connections: list[Connection]) -> None:
-    """End the processes: they stop at the end of their connections."""
+    """End the processes: those that compute stop at the end of their connections."""
     for connection in connections:
-        with suppress(OSError):
-            connection.close()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-class Buffer(NamedTuple):
-    offset: int
-    length: int
-    content: mmap.mmap
+        connection.close()
+    process.kill()
+    process.wait()
 
 
 class SharedMemory:
-    """Buffers in an anonymous file that grows; a buffer is free when nothing refers to its array."""
+    """Buffers in an anonymous file that grows. Their lengths are powers of two, so that batches of varying sizes use
+    the same ones; memory is only used for what is written to them.
+    """
 
     def __init__(self) -> None:
-        self.file = os.memfd_create("allmlp") if sys.platform == "linux" else -1
-        self.size, self.lock = 0, threading.Lock()
-        self.free: deque[Buffer] = deque()
+        self.file, self.size, self.lock = create_file(), 0, threading.Lock()
+        self.free: defaultdict[int, deque[tuple[int, mmap.mmap]]] = defaultdict(deque)
         weakref.finalize(self, os.close, self.file)
 
     def take(self, shape: Sequence[int]) -> tuple[int, np.ndarray]:
-        """Offset in the file, and a uint8 array."""
+        """Offset in the file, and a uint8 array. Its buffer is used again when nothing refers to it or its views."""
         needed = math.prod(shape)
+        length = buffer_length(needed)
         with self.lock:
-            buffer = self.reuse(needed) or self.grow(needed)
-        found = np.frombuffer(buffer.content, dtype=np.uint8, count=needed).reshape(shape)
+            free = self.free[length]
+            buffer = free.pop() if free else self.grow(length)
+        offset, content = buffer
+        found = np.frombuffer(content, dtype=np.uint8, count=needed)
         # Runs in any thread, also within the lock: appending needs none.
-        weakref.finalize(found, self.free.append, buffer)
-        return buffer.offset, found
+        weakref.finalize(found, free.append, buffer)
+        return offset, found.reshape(shape)
 
-    def reuse(self, needed: int) -> Buffer | None:
-        for _ in range(len(self.free)):
-            buffer = self.free.popleft()
-            if needed <= buffer.length <= 2 * needed + mmap.ALLOCATIONGRANULARITY:
-                return buffer
-            self.free.append(buffer)
-        return None
-
-    def grow(self, needed: int) -> Buffer:
-        step = mmap.ALLOCATIONGRANULARITY
-        offset, length = self.size, max(-(-needed // step), 1) * step
+    def grow(self, length: int) -> tuple[int, mmap.mmap]:
+        offset = self.size
         os.ftruncate(self.file, offset + length)
         self.size += length
-        return Buffer(offset, length, mmap.mmap(self.file, length, offset=offset))
+        return offset, mmap.mmap(self.file, length, offset=offset)
+
+
+def buffer_length(needed: int) -> int:
+    return max(1 << (needed - 1).bit_length(), mmap.ALLOCATIONGRANULARITY)
+
+
+def create_file() -> int:
+    """An anonymous file in memory. Python has os.memfd_create only if it was built on a new system; uv's and conda's
+    were not.
+    """
+    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)  # not before glibc 2.27
+    number = create(b"allmlp", CLOSE_ON_EXEC) if create else -1
+    if number < 0:
+        raise OSError(ctypes.get_errno(), "anonymous files are not possible here")
+    return number
 
 
 # --- in the other processes ---------------------------------------------------------------------------------
@@ -241,55 +267,41 @@ class SharedMemory:
 
 def run(memory: int, first: int, *others: int) -> None:
     """Load the function, fork a process per connection, and wait for them. The arguments are file descriptors."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads the answers
+    assert sys.platform == "linux"
     warnings.simplefilter("ignore")
     control = Connection(first)
     try:
-        function = load(control)
-        if function is not None and sys.platform == "linux":
-            for place, number in enumerate(others):
-                if os.fork() == 0:
-                    for other in (first, *others[place + 1 :]):
-                        os.close(other)
-                    try:
-                        answer(Connection(number), memory, function)
-                    finally:
-                        os._exit(0)
-                os.close(number)
-            control.send("")
-            with suppress(ChildProcessError):
-                while True:
-                    os.wait()
-    except OSError as reason:  # no room for another process
-        control.send(one_line(reason))
-
-
-def load(control: Connection) -> Function | None:
-    """The function, and what it imports; None if it cannot be loaded, which the sender is told."""
-    try:
-        sent = control.recv_bytes()
-    except EOFError:  # it could not be pickled
-        return None
-    try:
-        import torch
-
-        torch.set_num_threads(1)
-        return pickle.loads(sent)
-    except Exception as reason:  # such as a class of the user's script
-        control.send(one_line(reason) or type(reason).__name__)
-        return None
+        function = pickle.loads(control.recv_bytes())
+        for place, number in enumerate(others):
+            if os.fork() == 0:
+                for other in (first, *others[place + 1 :]):
+                    os.close(other)
+                try:
+                    answer(Connection(number), memory, function)
+                finally:
+                    os._exit(0)
+            os.close(number)
+        reason = ""
+    except Exception as error:  # the function cannot be loaded, such as a class of the user's script, or no room
+        reason = one_line(error) or type(error).__name__
+    with suppress(OSError):
+        control.send(reason)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def answer(connection: Connection, memory: int, function: Function) -> None:
     """Compute jobs until the connection is closed, and answer with the positions that failed."""
-    mapped: dict[int, mmap.mmap] = {}
     while True:
-        try:
-            offset, shape, first, items = connection.recv()
-        except (EOFError, OSError):
-            return
-        length = math.prod(shape)
-        if offset not in mapped or len(mapped[offset]) < length:
-            mapped[offset] = mmap.mmap(memory, length, offset=offset)
-        found = np.frombuffer(mapped[offset], dtype=np.uint8, count=length).reshape(shape)
-        connection.send(fill(found, first, items, function))
+        job: Job = connection.recv()
+        os.chdir(job.folder)
+        needed = math.prod(job.shape)
+        found = map_buffer(memory, job.offset, buffer_length(needed))[:needed].reshape(job.shape)
+        connection.send(fill(found, job.first, job.items, function))
+
+
+@cache
+def map_buffer(memory: int, offset: int, length: int) -> np.ndarray:
+    """A buffer of `SharedMemory`; mapping it for each job would take a hundredth longer."""
+    return np.frombuffer(mmap.mmap(memory, length, offset=offset), dtype=np.uint8)

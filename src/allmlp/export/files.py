@@ -23,6 +23,7 @@ from allmlp.export.program import as_tuple, run_program, write_program
 from allmlp.export.sample_inputs import sample_inputs
 from allmlp.files import write_atomically
 from allmlp.spec import to_dict
+from allmlp.weights.bundled import model_path
 from allmlp.weights.folder import load
 
 TOLERANCE = 1e-4
@@ -67,6 +68,7 @@ def export(
         raise UserError("a .onnx file is not bound to a device: leave out --device, and choose where it is run")
     if place.type not in ("cpu", "cuda") and aot:
         raise UserError(f"torch compiles ahead of time for CPUs and CUDA GPUs, not for {place.type}: leave out --aot")
+    folder = model_path(folder)
     model = load(folder)
     settings = read_settings(folder) | {"allmlp": __version__, "config": json.dumps(to_dict(model.spec))}
     samples = sample_inputs(model, folder, on or []).to(place)

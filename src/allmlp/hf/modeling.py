@@ -288,8 +288,10 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         ids, segments, embeds = (shift(x, left) for x in (input_ids, token_type_ids, inputs_embeds))
         # Padding on the right needs no mask: a causal model does not see it.
         logits, _, hidden = self.encode(ids, None, segments, embeds, output_hidden_states, cache)
+        # Before rows are moved back, where padding would predict the first token.
+        loss = self.loss(logits, shift(labels, left), **kwargs)
         logits, *hidden = [shift(x, None if left is None else -left) for x in (logits, *(hidden or ()))]
-        return CausalLMOutputWithPast(self.loss(logits, labels, **kwargs), logits, cache, tuple(hidden) or None)
+        return CausalLMOutputWithPast(loss, logits, cache, tuple(hidden) or None)
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,

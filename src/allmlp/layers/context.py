@@ -72,6 +72,14 @@ class Cache:
         self.seen[layer] = x
         return x
 
+    def extend_mask(self, layer: nn.Module, mask: Tensor | None, x: Tensor) -> Tensor | None:
+        """The mask of all tokens so far, given that of the new ones `x` (b s ...); tokens without a mask are real."""
+        if mask is None and layer not in self.seen:
+            return None
+        if layer not in self.seen and self.length:
+            self.seen[layer] = x.new_ones(len(x), self.length, dtype=torch.bool)
+        return self.extend(layer, x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask)
+
     def once(self, layer: nn.Module, make: Callable[[], Tensor]) -> Tensor:
         """Compute a value in the first step and reuse it in all later ones."""
         if layer not in self.fixed:

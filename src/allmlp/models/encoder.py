@@ -320,10 +320,11 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         if documents is not None:
             self.check_documents(cache)
             mask = documents > 0
-        if cache is not None and mask is not None:
-            mask = cache.extend(self, mask)
+        if cache is not None:
+            mask = cache.extend_mask(self, mask, x)
         start = 0 if cache is None else cache.length
-        bias = None if self.relative is None else self.relative(start, start + x.shape[1])
+        tokens = self.spec.stem.tokens if isinstance(self.spec.stem, PatchEmbed) else x.shape[1]
+        bias = None if self.relative is None else self.relative(start, start + tokens)
         return Context(mask, memory, memory_mask, bias, cache, documents)
 
     def check_documents(self, cache: Cache | None) -> None:
@@ -367,7 +368,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
 
         `global_pool` is timm's name of the pool, which must be the model's; "" without classes removes it as well.
         """
-        head = self.spec.with_classes(num_classes) if isinstance(num_classes, int) else num_classes
+        head = num_classes if isinstance(num_classes, Head) else self.spec.with_classes(int(num_classes))
         self.check_global_pool(global_pool, head)
         if global_pool == "" and head is None:
             self.spec, self.pool = self.spec.replace(pool=None, head=None), None

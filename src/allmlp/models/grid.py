@@ -16,7 +16,7 @@ from allmlp.errors import UserError, lookup
 from allmlp.layers.stem import PatchEmbed
 from allmlp.layers.token_roles import TokenRole, token_parameters
 from allmlp.models.encoder import Encoder, EncoderModel
-from allmlp.models.model import Model, ModelSpec, follow_mode, take_over
+from allmlp.models.model import Model, ModelSpec, check_merged, follow_mode, take_over
 
 Rule = Literal["interpolate", "tile"]
 RULES: tuple[Rule, ...] = ("interpolate", "tile")
@@ -213,6 +213,7 @@ class DynamicEncoderModel(EncoderModel):
 
 def make_dynamic(model: Model, rule: Rule = "interpolate") -> DynamicEncoderModel:
     """A copy of `model` for images of any size that shares its weights."""
+    check_merged(model)
     with torch.device("meta"):
         dynamic = DynamicEncoderModel(model.spec, rule)
     return take_over(dynamic, model, model.state_dict(keep_vars=True))

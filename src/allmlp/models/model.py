@@ -152,6 +152,12 @@ class Model(nn.Module, Generic[S]):
 M = TypeVar("M", bound=Model)
 
 
+def check_merged(model: nn.Module) -> None:
+    """Raise UserError if LoRA adapters take the place of weights of the model."""
+    if any(name.endswith("lora_a") for name, _ in model.named_parameters()):
+        raise UserError("the model has LoRA adapters: merge them into its weights first, allmlp.lora.merge(model)")
+
+
 def follow_mode(model: nn.Module, other: nn.Module) -> None:
     """Copy training or evaluation mode (some modules may be frozen) and checkpointing from `other`, by module."""
     for own, source in zip(model.modules(), other.modules(), strict=True):

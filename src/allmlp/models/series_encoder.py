@@ -12,6 +12,7 @@ from allmlp.errors import UserError
 from allmlp.layers.block import Block
 from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.init import Init, TorchDefault
+from allmlp.layers.mixers.attention import RelativePositionBias
 from allmlp.layers.norm import LayerNorm, Norm, build_norm
 from allmlp.layers.scale import DropPath
 from allmlp.layers.series import (
@@ -56,6 +57,8 @@ class SeriesEncoder(ModelSpec):
             raise UserError(f"the variates are already the channels of {type(self.stem).__name__}: set variate=None")
         if self.block.cross is not None:
             raise UserError("a model of series has no cross-attention")
+        if any(isinstance(part, RelativePositionBias) for part in self.children()):
+            raise UserError("RelativePositionBias is for models of images and texts: use RotaryPositions")
 
     def build(self) -> SeriesEncoderModel:
         return SeriesEncoderModel(self)

@@ -78,7 +78,8 @@ class TimmProtocol(nn.Module):
         """
         stem, known = self.spec.stem, self.preprocessing
         if not isinstance(stem, PatchEmbed):
-            raise UserError(f"a model of {self.spec.input_spec} has no image config")
+            # Not a UserError: tracing and inspection read every attribute.
+            raise AttributeError(f"a model of {self.spec.input_spec} has no image config")
         colors = stem.in_chans == len(IMAGENET_MEAN)
         return {
             "architecture": "allmlp",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from allmlp.device import as_dtype, usable_device
-from allmlp.errors import suggest_keywords
+from allmlp.errors import UserError, suggest_keywords
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.models import timm
 from allmlp.models.catalog import CatalogEntry, matching
@@ -93,6 +93,9 @@ def create(
     reproducible and does not change torch's global generator. With `dynamic=True` an image model accepts every image
     size that is a multiple of its patch size; weights over tokens are resized in each forward pass.
     """
+    if not isinstance(model, (str, ModelSpec)):
+        hint = ": pass its `spec`" if hasattr(model, "spec") else ""
+        raise UserError(f"create() takes a model name or a spec, not {type(model).__name__}{hint}")
     spec = configure(
         preset(model).spec if isinstance(model, str) else model,
         num_classes=num_classes,

@@ -103,7 +103,9 @@ def simulate_run(work: float, interval: float, model: FailureModel, generator: r
         segment = min(interval, work - done)
         needed = segment + model.checkpoint
         if left > needed:
-            wall, left, done, written = wall + needed, left - needed, done + segment, done
+            segments = min((work - done) / segment, left / needed) // 1
+            wall, left, written = wall + segments * needed, left - segments * needed, done + (segments - 1) * segment
+            done += segments * segment
             continue
         done = written = done if left >= model.background else written
         wall, left, failures = wall + left, until_failure(), failures + 1

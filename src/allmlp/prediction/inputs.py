@@ -135,6 +135,9 @@ class Inputs:
     def lines(self) -> Iterator[Item]:
         try:
             for line in map(str.strip, sys.stdin):
+                if "\0" in line:
+                    kind = "names of images" if self.reads == "images" else "texts"
+                    raise UserError(f"standard input is not text: {STDIN} reads {kind}, one per line")
                 if line:
                     yield Item(line, (line, self.context)) if self.reads == "texts" else image_item(line)
         except UnicodeDecodeError as reason:

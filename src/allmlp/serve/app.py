@@ -181,6 +181,8 @@ def add_error_handlers(app: FastAPI) -> None:
         for fault in reason.errors():
             place = [str(part) for part in fault["loc"][1:] if part not in ("one", "many")]  # tags of a union
             message = fault["msg"].removeprefix("Value error, ")
+            if fault["type"] == "json_invalid":  # its place is that of the fault in the text
+                return error(422, f"the body is not valid JSON at character {place[0]}: {fault['ctx']['error']}")
             faults.append(f"{'.'.join(place) or 'the body'}: {message}")
         if isinstance(reason.body, bytes) and "json" not in request.headers.get("content-type", ""):
             return error(422, "the body is not read as JSON: send it with the header Content-Type: application/json")

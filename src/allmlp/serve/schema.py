@@ -123,7 +123,8 @@ class GenerateRequest(RequestModel):
     seed: Annotated[int, BeforeValidator(whole), Field(ge=0, lt=2**63)] | None = None
 
 
-PastValues = Annotated[list[Annotated[float, Field(ge=-1e30, le=1e30)] | None], Field(min_length=1, max_length=10_000)]
+PastValue = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
+PastValues = Annotated[list[PastValue | None], Field(min_length=1, max_length=10_000)]
 
 
 class ForecastRequest(RequestModel):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -27,6 +28,8 @@ from allmlp.study import records
 from allmlp.study.definition import PARENT, Overrides, Study, Trial, parent
 from allmlp.study.records import Record
 
+RUNNING = ".running"
+"""Folder of the runs in progress, removed at the end. Not "runs", where `allmlp train` puts those of the user."""
 START_UP = 60.0
 """Seconds from the start of a process to the first step, assumed before any was measured."""
 GRACE = 30.0
@@ -299,7 +302,7 @@ class Runner:
                     self.stop(active)
                     active.clear()
                 if self.minutes != 0:  # viewing the tables takes no lock: the runs may belong to another process
-                    shutil.rmtree(self.out / "runs", ignore_errors=True)
+                    shutil.rmtree(self.out / RUNNING, ignore_errors=True)
         if self.unstarted and not self.ended:
             raise UserError("; ".join(f"{row}: {reason}" for row, reason in self.unstarted.items()))
         return now
@@ -338,8 +341,7 @@ class Runner:
         return f"[{len(now.done) + len(self.active) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"
 
     def start(self, trial: Trial) -> Process:
-        name = "-".join(str(part) for part in trial.key)
-        folder = self.out / "runs" / "".join(letter if letter.isalnum() or letter in "._-=" else "_" for letter in name)
+        folder = self.out / RUNNING / re.sub(r"[^\w.=-]", "_", "-".join(map(str, trial.key)))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         environment = dict(os.environ)
@@ -378,9 +380,10 @@ class Runner:
                     self.active.remove(active)
                     self.give_up(active)
                     return
-            if self.show is not None and self.active:
+            if self.show is not None:
                 self.show(self.active[0].last_line)
-            time.sleep(0.1)
+            with suppress(subprocess.TimeoutExpired):  # of several runs, the others are looked at ten times a second
+                self.active[0].process.wait(0.1)
 
     def finish(self, active: Process) -> None:
         """Record a run that has ended."""

@@ -20,7 +20,7 @@ from allmlp.layers.context import Cache
 from allmlp.layers.head import LMHead
 from allmlp.models.model import Model, ModelSpec
 from allmlp.tasks.masked_lm import configure_text_model, perplexity, unigram_perplexity
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import MAX_TEMPERATURE, MIN_TEMPERATURE, Losses, StepContext, Task, TaskModule
 
 
 class CausalLM(Task):
@@ -92,10 +92,6 @@ class CausalLMModule(TaskModule):
         return {"perplexity": perplexity(means["loss"]), **means}
 
 
-LOWEST, HIGHEST = 1e-3, 1e3
-"""Temperatures at which probabilities can be computed in float32."""
-
-
 def generate(
     model: Model,
     tokenizer: Tokenizer,
@@ -111,8 +107,9 @@ def generate(
     temperature=0 is greedy; `top_k` samples from the k most probable tokens only, `top_p` from the smallest set whose
     probabilities, at this temperature, sum to it. Errors are raised by the call itself, not by the first iteration.
     """
-    if temperature and not LOWEST <= temperature <= HIGHEST:
-        raise UserError(f"temperature must be 0, for the most probable token, or between {LOWEST} and {HIGHEST:g}")
+    low, high = MIN_TEMPERATURE, MAX_TEMPERATURE
+    if temperature and not low <= temperature <= high:
+        raise UserError(f"temperature must be 0, for the most probable token, or between {low} and {high:g}")
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k must be at least 1, not {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
@@ -160,7 +157,8 @@ def sample(
 def truncate(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Set all but the most probable tokens to zero, without renormalizing."""
     if top_k is not None and top_k < len(probabilities):
-        probabilities = torch.where(probabilities >= probabilities.topk(top_k).values[-1], probabilities, 0)
+        kept = probabilities.topk(top_k)  # of equal ones only as many as asked for
+        probabilities = torch.zeros_like(probabilities).scatter(0, kept.indices, kept.values)
     if top_p is not None:
         ordered, order = probabilities.sort(descending=True)
         before = (ordered.cumsum(0) - ordered) / ordered.sum()

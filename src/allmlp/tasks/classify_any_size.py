@@ -8,7 +8,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from allmlp.data.dataset import ImageDataset, LabeledImages
 from allmlp.data.sampler import Batch, Stream, mix_seed
@@ -34,6 +33,10 @@ class ClassifyAnySize(Classify):
 
     train_sizes: tuple[Count, ...] = ()
     eval_sizes: tuple[Count, ...] = ()
+
+    @property
+    def against_fsdp(self) -> str:
+        return "train_sizes resizes whole token matrices, which FSDP splits" if self.train_sizes else ""
 
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return ClassifyAnySizeModule(self, model, dataset)
@@ -62,8 +65,6 @@ class ClassifyAnySizeModule(ClassifyModule):
         return round(mean(6 * measure(with_img_size(self.model.spec, size)).macs for size in self.train_sizes))
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
-        if self.forward_at and isinstance(next(self.model.parameters()), DTensor):
-            raise UserError("train_sizes resizes whole token matrices, which sharding=fsdp splits: use sharding=ddp")
         size = self.train_sizes[mix_seed(Stream.IMAGE_SIZE, batch.step) % len(self.train_sizes)]
         if size in self.forward_at:
             self.forward_at[size].follow_mode()

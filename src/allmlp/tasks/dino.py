@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from allmlp.data.augment import MultiCrop
@@ -24,9 +23,9 @@ from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.resnet import ResNet
 from allmlp.models.zoo import create
-from allmlp.spec import Count, NonNegative, Rate
+from allmlp.spec import Count, Rate
 from allmlp.tasks.probe import KnnEval, evaluate_knn, pooled_features, subsample
-from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule, Temperature
 
 
 class Dino(Task):
@@ -50,13 +49,17 @@ class Dino(Task):
     hidden_dim: Count = 2048
     bottleneck_dim: Count = 256
     momentum: Rate = 0.996
-    student_temperature: NonNegative = 0.1
-    teacher_temperature: NonNegative = 0.04
-    warmup_teacher_temperature: NonNegative = 0.04
+    student_temperature: Temperature = 0.1
+    teacher_temperature: Temperature = 0.04
+    warmup_teacher_temperature: Temperature = 0.04
     """Initial value; it moves linearly to `teacher_temperature` in the first tenth of the run."""
     freeze_last_layer: Rate = 0.01
     """Fraction of the run during which the last layer of the projection head is frozen."""
     knn: KnnEval = KnnEval()
+
+    @property
+    def against_fsdp(self) -> str:
+        return "it resizes whole token matrices, which FSDP splits"
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         if isinstance(model, ResNet):
@@ -95,8 +98,8 @@ class DinoModule(TaskModule):
             at_size = partial(pooled_features, model) if convolutional else ForwardAtSize(model, spec.crops.local_size)
             self.local_student = at_size
         self.register_buffer("center", torch.zeros(spec.out_dim))
-        # Mean teacher outputs, summed over the forward passes since the last optimizer step.
-        self.output_sum, self.passes = torch.zeros(spec.out_dim, device=model.device), 0
+        # Teacher outputs, summed over the global crops since the last optimizer step.
+        self.output_sum, self.num_outputs = torch.zeros(spec.out_dim, device=model.device), 0
 
     def pairs(self) -> tuple[tuple[nn.Module, nn.Module], ...]:
         """Teacher and student of the model and of the projection head."""
@@ -110,9 +113,7 @@ class DinoModule(TaskModule):
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         images, spec = batch.examples.images, self.spec
-        if isinstance(next(self.student.parameters()), DTensor):
-            raise UserError("DINO resizes whole token matrices, which sharding=fsdp splits: use sharding=ddp")
-        self.passes += 1
+        self.num_outputs += spec.crops.num_global * len(images)
         start, end = spec.warmup_teacher_temperature, spec.teacher_temperature
         temperature = start + min(10 * context.progress, 1.0) * (end - start)
         scalars = torch.tensor([temperature, float(context.progress >= spec.freeze_last_layer)], device=images.device)
@@ -124,7 +125,7 @@ class DinoModule(TaskModule):
         with torch.no_grad():
             outputs = self.head(self.features(self.model, global_crops)).float()
             p = ((outputs - self.center) / temperature).softmax(1)
-            self.output_sum.add_(outputs.mean(0))
+            self.output_sum.add_(outputs.sum(0))
         features = [self.features(self.student, global_crops)]
         features += [self.local_student(views) for views in local_crops if self.local_student]
         logits = self.student_head(torch.cat(features), train_last_layer).float()
@@ -139,9 +140,9 @@ class DinoModule(TaskModule):
 
     @torch.no_grad()
     def after_step(self, progress: float) -> None:
-        mean = self.output_sum / self.passes
+        mean = self.output_sum / self.num_outputs
         self.output_sum.zero_()
-        self.passes = 0
+        self.num_outputs = 0
         if dist.is_initialized():
             dist.all_reduce(mean)
             mean /= dist.get_world_size()

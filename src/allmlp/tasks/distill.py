@@ -19,7 +19,7 @@ from allmlp.models.model import Model
 from allmlp.spec import NonNegative, Rate
 from allmlp.tasks.classify import Classify, ClassifyModule
 from allmlp.tasks.probe import pool_features
-from allmlp.tasks.task import DistillationTask, Losses, Normalize, TaskModule
+from allmlp.tasks.task import DistillationTask, Losses, Normalize, TaskModule, Temperature
 from allmlp.weights.pretrained import pretrained
 
 IMAGENET_CLASSES = 1000
@@ -43,12 +43,8 @@ class Distill(DistillationTask):
     classify: Classify = Classify()
     distillation_type: Literal["hard", "soft"] = "hard"
     alpha: Rate = 0.5
-    temperature: NonNegative = 1.0
+    temperature: Temperature = 1.0
     feature_weight: NonNegative = 0.0
-
-    def check(self) -> None:
-        if not self.temperature:
-            raise UserError("Distill.temperature must be positive")
 
     @property
     def student_task(self) -> Classify:

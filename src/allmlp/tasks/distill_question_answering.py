@@ -14,11 +14,11 @@ from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.models.cost import measure
 from allmlp.models.model import Model
-from allmlp.spec import NonNegative, Rate
+from allmlp.spec import Rate
 from allmlp.tasks.distill import distillation_loss
 from allmlp.tasks.distill_masked_lm import FrozenTeacher, load_text_teacher
 from allmlp.tasks.question_answering import QuestionAnswering, QuestionAnsweringModule, span_logits, span_loss
-from allmlp.tasks.task import DistillationTask, Losses, TaskModule
+from allmlp.tasks.task import DistillationTask, Losses, TaskModule, Temperature
 
 PADDING = -1e4
 """Logit of padding: its probability is 0, and so is its contribution to the divergence."""
@@ -38,11 +38,7 @@ class DistillQuestionAnswering(DistillationTask):
     teacher: str
     answer: QuestionAnswering = QuestionAnswering()
     alpha: Rate = 0.7
-    temperature: NonNegative = 2.0
-
-    def check(self) -> None:
-        if not self.temperature:
-            raise UserError("DistillQuestionAnswering.temperature must be positive")
+    temperature: Temperature = 2.0
 
     @property
     def student_task(self) -> QuestionAnswering:

@@ -19,12 +19,11 @@ from allmlp.data.sampler import Batch
 from allmlp.data.squad import (
     SquadDataset,
     SquadEvalBatch,
+    TokenizedContext,
     TokenizedQuestion,
     WindowConfig,
     clean,
     eval_batch,
-    replace_pad,
-    tokenize_context,
 )
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.device import sum_dtype
@@ -284,8 +283,8 @@ def answer_question(
     windows = windows or WindowConfig.for_seq_len(model.spec.stem.seq_len)
     windows.check()
     check_qa_model(model, tokenizer, windows.seq_len)
-    words = replace_pad(tokenizer.encode([clean(question)])[0][: windows.max_query_length], tokenizer)
-    encoded = TokenizedQuestion(words, tokenize_context(clean(context), tokenizer))
+    words, text = tokenizer.encode([clean(question)])[0][: windows.max_query_length], clean(context)
+    encoded = TokenizedQuestion(words, TokenizedContext(text, *tokenizer.encode_with_offsets(text)))
     batch = SquadEvalBatch(*(tensor.to(model.device) for tensor in eval_batch([encoded], tokenizer, windows)))
     predictions = predict_spans(spec, model, batch, tokenizer, spec.n_best_size)
     scored = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,11 @@ from allmlp.data.dataset import Dataset, Examples, ImageDataset
 from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
 from allmlp.models.model import Model, ModelSpec
-from allmlp.spec import Spec
+from allmlp.spec import Range, Spec
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+"""Temperatures at which probabilities can be computed in float32."""
+Temperature = Annotated[float, Range(MIN_TEMPERATURE, MAX_TEMPERATURE)]
 
 
 class Losses(NamedTuple):
@@ -42,6 +46,11 @@ class Task(Spec, abstract=True):
     """The type of `dataset` in the methods below."""
     saves_trained: ClassVar[bool] = True
     """Whether the model that has gradients is the one that is evaluated and saved."""
+
+    @property
+    def against_fsdp(self) -> str:
+        """Why the task cannot be trained with sharding=fsdp; empty if it can."""
+        return ""
 
     def check_dataset(self, dataset: Dataset) -> None:
         if not isinstance(dataset, self.dataset_type):

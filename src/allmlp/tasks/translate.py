@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from allmlp.data.dataset import Dataset, InMemory, Split
@@ -48,6 +47,10 @@ class Translation(Task):
     num_beams: Count = 4
     length_penalty: NonNegative = 0.6
     eval_pairs: Count | None = None
+
+    @property
+    def against_fsdp(self) -> str:
+        return "beam search takes a different number of steps on each process"
 
     def configure_model(self, model: ModelSpec, dataset: TranslationDataset) -> ModelSpec:
         if not isinstance(model, EncoderDecoder):
@@ -91,8 +94,6 @@ class TranslationModule(TaskModule):
         return "tokens", self.tokens
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
-        if isinstance(next(self.model.parameters()), DTensor):
-            raise UserError("beam search takes a different number of steps on each process: use sharding=ddp, not fsdp")
         source, target, _ = (part.long() for part in batch.examples)
         if not self.spec.word_dropout:
             return source, target, target

@@ -93,6 +93,8 @@ def convert(
     """
     weight_format = None if to is None else lookup(to, FORMATS, "format")
     path = expand_user(target)
+    if path.exists():
+        folder.check_target(path, expand_user(source))
     if source.startswith(PREFIX):
         found = timm_pretrained(source, overrides)
     else:

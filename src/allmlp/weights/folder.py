@@ -28,7 +28,7 @@ from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.files import RUN, write_atomically, write_text_atomically
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.grid import Rule, make_dynamic
-from allmlp.models.model import Model, ModelSpec
+from allmlp.models.model import Model, ModelSpec, check_merged
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, override_all, to_json
 from allmlp.weights.bundled import model_path
@@ -64,14 +64,13 @@ def save(
     model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
     if not isinstance(model, Model):
         raise UserError(f"only models of this library can be saved, not {type(model).__name__}")
+    check_merged(model)
     state = model.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     check_shapes("the model was changed: its state dict", expected_shapes(model.spec), shapes, "its spec")
     like = None if like is None else model_path(like)
-    if like is not None and Path(folder).resolve() == like.resolve():
-        raise UserError(f"{folder} would be written over itself; name another folder")
-    if like is not None and (Path(folder) / RUN).exists():
-        raise UserError(f"{folder} holds a run, whose model would be written over; name another folder")
+    if like is not None:
+        check_target(Path(folder), like)
     path = write_model(Path(folder), model.spec, to_dtype(state, dtype))
     known, source = (model.preprocessing, model.folder) if like is None else (known_preprocessing(like), like)
     embedding = next((part for part in model.spec.children() if isinstance(part, TokenEmbed)), None)
@@ -85,6 +84,14 @@ def save(
     except OSError as reason:
         raise UserError(f"cannot write to {path}: {one_line(reason)}") from reason
     return path
+
+
+def check_target(path: Path, source: Path) -> None:
+    """Raise UserError if what is made of `source` would be written over it, or over the model of a run."""
+    if path.resolve() == source.resolve():
+        raise UserError(f"{path} would be written over itself; name another folder")
+    if (path / RUN).exists():
+        raise UserError(f"{path} holds a run, whose model would be written over; name another folder")
 
 
 def to_dtype(tensors: dict[str, torch.Tensor], dtype: torch.dtype | str | None) -> dict[str, torch.Tensor]:

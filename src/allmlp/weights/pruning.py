@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from allmlp.errors import UserError
 from allmlp.layers.token_roles import token_parameters
-from allmlp.models.model import Model
+from allmlp.models.model import Model, check_merged
 
 PRUNED = ("square", "into hidden", "out of hidden")
 
@@ -30,6 +30,7 @@ def prune(model: Model, fraction: float) -> None:
     """
     if not 0 <= fraction < 1:
         raise UserError(f"the fraction of weights to remove must be at least 0 and below 1, not {fraction:g}")
+    check_merged(model)
     state = dict(model.named_parameters())
     for name, matrix in token_matrices(model).items():
         weights = matrix != 0

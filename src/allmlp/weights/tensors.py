@@ -41,8 +41,8 @@ PLAIN = re.compile(
 """The globals in the pickle of a state dict."""
 WRAPPERS = ("model", "state_dict")
 """Keys of the weights in a training checkpoint."""
-PARALLEL = "module."
-"""Prefix of all weights that were saved from DataParallel or DDP, as those of CaiT were."""
+WRAPPED = re.compile(r"(module\.|_orig_mod\.)+")
+"""Prefix of all weights that were saved from DataParallel or DDP, as those of CaiT were, or from torch.compile."""
 
 
 def read(file: Path) -> dict[str, Tensor]:
@@ -217,8 +217,8 @@ def unwrap(content: Any) -> Any:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
             break
-    if isinstance(content, dict) and content and all(str(name).startswith(PARALLEL) for name in content):
-        return {str(name).removeprefix(PARALLEL): tensor for name, tensor in content.items()}
+    if isinstance(content, dict) and content and all(WRAPPED.match(str(name)) for name in content):
+        return {WRAPPED.sub("", str(name), count=1): tensor for name, tensor in content.items()}
     return content
 
 

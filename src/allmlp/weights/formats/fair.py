@@ -17,10 +17,10 @@ from allmlp.weights.formats.format import (
     Shapes,
     classifier,
     count_blocks,
+    infer_img_size,
     no_config_files,
     patch_kernel,
     reshape_from_source,
-    square_img_size,
     translate_key,
 )
 from allmlp.weights.formats.timm import scale_at
@@ -69,7 +69,7 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
         "block.channel.hidden": shapes["blocks.0.mlp.fc1.weight"][0],
         "stem.in_chans": colors,
         "stem.patch_size": tuple(patch_size),
-        "stem.img_size": square_img_size(shapes["blocks.0.attn.weight"][0], patch_size),
+        "stem.img_size": infer_img_size(shapes["blocks.0.attn.weight"][0], patch_size, config),
         "head": classifier(spec, shapes.get("head.weight")),
     }
     return override_all(spec, changes)

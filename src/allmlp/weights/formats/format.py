@@ -21,6 +21,7 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
 HALF = (0.5, 0.5, 0.5)
+IMG_SIZE_FIELD = "stem.img_size"
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -100,14 +101,19 @@ def check_sizes(config: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
             raise UserError(f"its configuration has {name} {config[name]!r}, its weights have {found}")
 
 
-def square_img_size(tokens: int, patch_size: list[int]) -> tuple[int, int]:
-    """The image size for a square grid of `tokens` patches; other aspect ratios cannot be inferred from weights."""
+def infer_img_size(tokens: int, patch_size: list[int], config: Mapping[str, Any]) -> tuple[int, int]:
+    """The image size for a square grid of `tokens` patches; other aspect ratios cannot be inferred from weights. If the
+    user sets it, the overrides replace this value later.
+    """
     side = math.isqrt(max(tokens, 0))
-    if side**2 != tokens:
-        raise UserError(
-            f"{tokens} tokens are not a square grid of patches, and the file does not state another image size"
-        )
-    return side * patch_size[0], side * patch_size[1]
+    if side**2 == tokens:
+        return side * patch_size[0], side * patch_size[1]
+    if IMG_SIZE_FIELD in config and tokens > 0:
+        return tokens * patch_size[0], patch_size[1]
+    raise UserError(
+        f"{tokens} tokens are not a square grid of patches, and the file does not state another image size: set "
+        f"{IMG_SIZE_FIELD}"
+    )
 
 
 def classifier(spec: Encoder, shape: Shape | None) -> ClassifierHead | None:

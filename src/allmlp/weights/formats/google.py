@@ -25,9 +25,9 @@ from allmlp.weights.formats.format import (
     Shapes,
     classifier,
     count_blocks,
+    infer_img_size,
     no_config_files,
     patch_kernel,
-    square_img_size,
 )
 from allmlp.weights.tensors import write_npz
 
@@ -105,7 +105,7 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
         "block.channel.hidden": shapes["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
         "stem.in_chans": colors,
         "stem.patch_size": (rows, columns),
-        "stem.img_size": square_img_size(tokens, [rows, columns]),
+        "stem.img_size": infer_img_size(tokens, [rows, columns], config),
         "head": PooledHead(head.num_classes) if head and "pre_logits/kernel" in shapes else head,
     }
     return override_all(spec, changes)

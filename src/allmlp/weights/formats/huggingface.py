@@ -40,8 +40,8 @@ from allmlp.weights.formats.format import (
     check_sizes,
     classifier,
     count_blocks,
+    infer_img_size,
     patch_kernel,
-    square_img_size,
 )
 from allmlp.weights.formats.timm import heads
 from allmlp.weights.tensors import read, write_safetensors
@@ -282,7 +282,7 @@ def infer_vit(shapes: Shapes, config: Mapping[str, Any], sizes: dict[str, int], 
     tokens, img_size = shapes["embeddings.position_embeddings"][1] - 1, config.get("image_size")
     spec = vit(sizes["num_hidden_layers"], width, block.token.num_heads, 1, 1)  # type: ignore[union-attr]
     stem = spec.stem.replace(
-        img_size=square_img_size(tokens, patch_size) if img_size is None else img_size,
+        img_size=infer_img_size(tokens, patch_size, config) if img_size is None else img_size,
         patch_size=tuple(patch_size),
         in_chans=colors,
     )

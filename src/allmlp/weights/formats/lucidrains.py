@@ -28,9 +28,9 @@ from allmlp.spec import override_all
 from allmlp.weights.formats.format import (
     Shapes,
     count_blocks,
+    infer_img_size,
     no_config_files,
     reshape_from_source,
-    square_img_size,
 )
 from allmlp.weights.tensors import MAX_EXPANSION, SLACK_BYTES, write_pickle
 
@@ -109,7 +109,7 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
         "block.channel.hidden": hidden,
         "stem.patch_size": (side_length, side_length),
         "stem.in_chans": colors,
-        "stem.img_size": square_img_size(tokens, [side_length, side_length]),
+        "stem.img_size": infer_img_size(tokens, [side_length, side_length], config),
         "head": ClassifierHead(shapes["to_logits.2.weight"][0]),
     }
     return override_all(gmlp(depth, width, 1, 1, attention=attention), changes)

@@ -30,10 +30,10 @@ from allmlp.weights.formats.format import (
     Shapes,
     classifier,
     count_blocks,
+    infer_img_size,
     no_config_files,
     patch_kernel,
     reshape_from_source,
-    square_img_size,
     translate_key,
 )
 from allmlp.weights.tensors import write_pickle, write_safetensors
@@ -204,7 +204,7 @@ def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encode
         spec = vit(depth, width, heads(width, config), 1, 1)
         changes |= {"stem.class_token": class_token, "pool": FirstTokenPool() if class_token else MeanPool()}
         changes |= {"block.scale": LayerScale(1e-5)} if "blocks.0.ls1.gamma" in shapes else {}
-    changes |= {"stem.patch_size": tuple(patch_size), "stem.img_size": square_img_size(tokens, patch_size)}
+    changes |= {"stem.patch_size": tuple(patch_size), "stem.img_size": infer_img_size(tokens, patch_size, config)}
     changes["head"] = classifier(spec, shapes.get("head.weight"))
     return override_all(spec, changes)
 
@@ -216,6 +216,9 @@ def heads(width: int, config: Mapping[str, Any]) -> int:
     """
     if HEADS_FIELD in config:
         return 1
+    args = config.get("model_args")
+    if isinstance(args, dict) and "num_heads" in args:
+        return args["num_heads"]
     if width not in HEADS and width % 64:
         raise UserError(f"the file does not state how many heads its ViT of width {width} has: set {HEADS_FIELD}")
     return HEADS.get(width, width // 64)
