@@ -198,6 +198,7 @@ def main() -> None:
     if options.out:
         write_json_atomically(options.out, record)
     if options.figure:
+        options.figure.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.figure, lambda file: save(figure(record), file, "png"))
 
 

@@ -256,9 +256,9 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
         write_json_atomically(arguments.out, record)
         if not missing:
             return
-        began = time.monotonic()
+        began, used = time.monotonic(), time.process_time()
         choice = choose_run(data, device=arguments.device)
-        choosing = time.monotonic() - began
+        choosing = time.monotonic() - began, time.process_time() - used
         chosen = Cell(data, choice.run.replace(seed=seed), arguments.device, seed)
         sizes = choice.run.data.load()
         measures = {"ours": ours, "probe": probe, "trainer": trainer, "simple": simple}
@@ -269,11 +269,13 @@ def measure(arguments: argparse.Namespace, name: str, seed: int, record: dict[st
             for start, cell in cells.items():
                 began, used = time.monotonic(), time.process_time()
                 accuracy = measures[method](cell)
-                seconds = time.monotonic() - began + (choosing if method == "ours" else 0.0)
+                seconds, cpu_seconds = time.monotonic() - began, time.process_time() - used
+                if method == "ours":
+                    seconds, cpu_seconds = seconds + choosing[0], cpu_seconds + choosing[1]
                 row = {"dataset": name, "seed": seed, "method": method, "accuracy": accuracy}
                 row |= {"start": None if method == "simple" else start, "train": len(sizes.train)}
                 row |= {"validation": len(sizes.validation or ()), "test": len(sizes.test)}
-                row |= {"seconds": round(seconds, 1), "cpu_seconds": round(time.process_time() - used, 1)}
+                row |= {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 1)}
                 row |= {"load": [round(value, 1) for value in os.getloadavg()]}
                 row |= {"commit": commit()}
                 record["rows"].append(row)

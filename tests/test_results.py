@@ -62,10 +62,11 @@ def test_a_typed_result_is_found() -> None:
 def test_accuracies_of_the_bundled_model_are_those_of_its_records() -> None:
     """As trained, and as stored in 8 bits."""
     trained = records.evaluation("cifar10_gmlp")["accuracy"]
-    stored = json.loads((ROOT / "docs" / "logs" / "cifar10_int8.json").read_text(encoding="utf8"))["accuracy"]
+    stored = json.loads((ROOT / "docs" / "logs" / "cifar10_int8.json").read_text(encoding="utf8"))
     found = {page: RESULT.findall((ROOT / page).read_text(encoding="utf8")) for page in (CARD, "CHANGELOG.md")}
     assert found["CHANGELOG.md"] == [f"{trained:.2%}".replace("%", " %")]
-    assert found[CARD] == [f"{accuracy:.2%}".replace("%", " %") for accuracy in (trained, stored, stored)]
+    values = trained, stored["accuracy"], stored["accuracy"], stored["calibration_error"]
+    assert found[CARD] == [f"{value:.2%}".replace("%", " %") for value in values]
 
 
 @pytest.mark.parametrize("name", recipes())
