@@ -48,10 +48,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """Workers that read images, as for predictions, with processes that are ready."""
     before, made, folder = children(), Workers(read, SHAPE, 4), tmp_path_factory.mktemp("work")
-    (folder / "json.py").write_text("raise ImportError('from the working directory')")
+    (folder / "json.py").write_text("raise ImportError('not from the working directory')")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "PROCESSES_AFTER", 0)
-        patch.setattr(sys, "path", [*sys.path, folder / "ignored by Python, as not a string"])
+        patch.setattr(sys, "path", [folder, *sys.path])  # Python ignores what is not a string
         patch.delattr(os, "memfd_create")  # as in Python of uv and conda
         patch.chdir(folder)
         made.map([])
