@@ -140,13 +140,13 @@ def test_predictions_by_processes(reading: Workers, tmp_path: Path) -> None:
 def test_in_a_fork(reading: Workers) -> None:
     """A fork has no threads, and does not end the processes of its parent."""
     reading.map([partial(time.sleep, 0.1)] * 8, portable=False)  # all threads are started
-    child = os.fork()
+    before, child = children(), os.fork()
     if child == 0:
         signal.alarm(30)
         found, failed = reading.map([partial(pixels, 1)] * 8)
         gc.collect()
         os._exit(0 if not failed and (found == 1).all() and reading.processes is None else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert os.waitpid(child, 0)[1] == 0 and children() == before
     found, failed = reading.map([partial(pixels, 2)] * 8)
     assert not failed and (found == 2).all() and reading.processes
 
