@@ -288,5 +288,7 @@ def test_folders_of_any_name(name: str, tmp_path: Path) -> None:
     make(folder / "pairs", {f"{part}.{side}": lines for part in ("train", "test") for side in ("de", "en")})
     pairs = detect_data(str(folder / "pairs"))
     assert isinstance(pairs, ParallelCorpus) and len(pairs.read_pairs(pairs.path)) == 100
-    make(folder / "shards", {f"train-{number}.tar": b"" for number in range(3)})
-    assert len(find(str(folder / "shards"))) == 3
+    shards = make(folder / "shards", {**{f"train-{number}.tar": b"" for number in range(3)}, "classes.txt": "a\nb"})
+    assert len(find(str(shards))) == 3
+    one = str(shards / "train-0.tar")
+    assert detect_data(one) == Shards(one, class_names_file=str(shards / "classes.txt"))

@@ -48,10 +48,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """Workers that read images, as for predictions, with processes that are ready."""
     before, made, folder = children(), Workers(read, SHAPE, 4), tmp_path_factory.mktemp("work")
-    (folder / "json.py").write_text("raise ImportError('from the working directory')")
+    (folder / "json.py").write_text("raise ImportError('not from the working directory')")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "PROCESSES_AFTER", 0)
-        patch.setattr(sys, "path", [*sys.path, folder / "ignored by Python, as not a string"])
+        patch.setattr(sys, "path", [folder, *sys.path])  # Python ignores what is not a string
         patch.delattr(os, "memfd_create")  # as in Python of uv and conda
         patch.chdir(folder)
         made.map([])
@@ -140,13 +140,13 @@ def test_predictions_by_processes(reading: Workers, tmp_path: Path) -> None:
 def test_in_a_fork(reading: Workers) -> None:
     """A fork has no threads, and does not end the processes of its parent."""
     reading.map([partial(time.sleep, 0.1)] * 8, portable=False)  # all threads are started
-    child = os.fork()
+    before, child = children(), os.fork()
     if child == 0:
         signal.alarm(30)
         found, failed = reading.map([partial(pixels, 1)] * 8)
         gc.collect()
         os._exit(0 if not failed and (found == 1).all() and reading.processes is None else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert os.waitpid(child, 0)[1] == 0 and children() == before
     found, failed = reading.map([partial(pixels, 2)] * 8)
     assert not failed and (found == 2).all() and reading.processes
 

@@ -89,7 +89,7 @@ def detect_files(files: list[str], place: str) -> Data:
     if official:
         return official(place)
     if name.endswith(".tar"):
-        return Shards(place)
+        return detect_shards(place, Path(files[0]).parent)
     if is_image_name(name):
         raise UserError(
             f"{place} is an image: training needs a folder with one folder of images per class, or a table with the "
@@ -125,8 +125,7 @@ def detect_folder(folder: Path) -> Data:
         return HubDataset(str(folder))
     with_images = [name for name in folders(folder) if mostly_images(folder / name)]
     if any(name.endswith(".tar") for name in names) and len(with_images) < 2:  # else an archive of these folders
-        classes = next((str(folder / name) for name in ("classes.txt", "class_names.txt") if name in names), "")
-        return Shards(str(folder), class_names_file=classes)
+        return detect_shards(str(folder), folder)
     files = [folder / name for name in names if (folder / name).is_file()]
     tables = [PeekedTable(str(file)) for file in files if is_table(file) and not is_squad(str(file))]
     listings = [table for table in tables if table.lists_images() and table.label]
@@ -146,6 +145,12 @@ def detect_folder(folder: Path) -> Data:
         or detect_aligned(files)
         or detect_text(folder)
     )
+
+
+def detect_shards(place: str, folder: Path) -> Data:
+    """Shards, with the names of the classes beside them."""
+    beside = (folder / name for name in ("classes.txt", "class_names.txt"))
+    return Shards(place, class_names_file=next((str(file) for file in beside if file.is_file()), ""))
 
 
 def mostly_images(folder: Path) -> bool:

@@ -157,9 +157,10 @@ class WorkerProcesses:
         self.memory = SharedMemory()
         pairs = [socket.socketpair() for _ in range(count + 1)]
         theirs = [self.memory.file, *(pair[1].fileno() for pair in pairs)]
+        places = [place for place in sys.path if isinstance(place, str)]  # others are ignored by Python
         process = subprocess.Popen(
             # Nothing is imported from the working directory (-P), unless this process does so too.
-            [sys.executable, "-P", "-c", START, json.dumps([*map(str, sys.path)]), *map(str, theirs)],
+            [sys.executable, "-P", "-c", START, json.dumps(places), *map(str, theirs)],
             pass_fds=theirs,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

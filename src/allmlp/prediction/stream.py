@@ -17,7 +17,7 @@ from allmlp.data.shards import Shard
 from allmlp.data.workers import Workers
 from allmlp.errors import UserError
 from allmlp.prediction.inputs import Item
-from allmlp.prediction.predictor import CPU_BATCH_SIZE, ImagePredictor, Predictor
+from allmlp.prediction.predictor import CPU_BATCH_SIZE, Predictor
 from allmlp.threads import Threads, limit
 
 T = TypeVar("T")
@@ -39,7 +39,8 @@ def predictions(
 ) -> Iterator[Answer]:
     """The `top_k` predictions of each input, in order."""
     compute = partial(predictor.predict, top_k=top_k)
-    return answers(items, predictor.decode, compute, batch_size, predictor.device, pixel_workers(predictor))
+    workers = getattr(predictor, "workers", None)  # of images
+    return answers(items, predictor.decode, compute, batch_size, predictor.device, workers)
 
 
 def features(predictor: Predictor, items: Iterable[Item], batch_size: int | None = None) -> Iterator[Answer]:
@@ -48,12 +49,8 @@ def features(predictor: Predictor, items: Iterable[Item], batch_size: int | None
     def compute(decoded: list[Any]) -> np.ndarray:
         return predictor.embed(decoded).cpu().numpy()
 
-    return answers(items, predictor.read, compute, batch_size, predictor.device, pixel_workers(predictor))
-
-
-def pixel_workers(predictor: Predictor) -> Workers | None:
-    """Workers that decode images; None for texts."""
-    return predictor.workers if isinstance(predictor, ImagePredictor) else None
+    workers = getattr(predictor, "workers", None)
+    return answers(items, predictor.read, compute, batch_size, predictor.device, workers)
 
 
 def answers(
