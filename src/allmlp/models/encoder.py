@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
-from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -369,7 +368,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
 
         `global_pool` is timm's name of the pool, which must be the model's; "" without classes removes it as well.
         """
-        head = self.spec.with_classes(int(num_classes)) if isinstance(num_classes, Integral) else num_classes
+        head = num_classes if isinstance(num_classes, Head) else self.spec.with_classes(int(num_classes))
         self.check_global_pool(global_pool, head)
         if global_pool == "" and head is None:
             self.spec, self.pool = self.spec.replace(pool=None, head=None), None
