@@ -23,6 +23,7 @@ from allmlp.layers import (
     ChannelMlp,
     ClassifierHead,
     ClassMlp,
+    GatedTokens,
     LayerNorm,
     MeanPool,
     PatchEmbed,
@@ -46,6 +47,7 @@ from allmlp.weights.folder import expected_shapes
 from tiny import randomize
 
 LINEAR = Block(TokenLinear(), channel=ChannelMlp(16), norm=Affine())
+RELATIVE = Attention(2, bias=RelativePositionBias())
 MLP = Block(TokenMlp(6), channel=ChannelMlp(24))
 GATED = Block(channel=ChannelMlp(24, inner=SpatialGatingUnit()))
 SPEC = Encoder(
@@ -153,7 +155,8 @@ def test_a_stage_without_a_merge_keeps_the_tokens() -> None:
         ({"stem": PatchEmbed((8, 12), (2, 2), class_token=True)}, "stages need a plain grid of patches"),
         ({"stem": TokenEmbed(9, 6)}, "stages need a plain grid of patches"),
         ({"stages": (Stage(9, 1, MLP, merge=None),)}, "a stage without a merge keeps 8 channels: it cannot have 9"),
-        ({"block": Block(Attention(2, bias=RelativePositionBias()))}, "it cannot be used with stages"),
+        ({"block": Block(RELATIVE)}, "it needs Attention, and no stages"),
+        ({"stages": (), "block": Block(GatedTokens(RELATIVE))}, "it needs Attention, and no stages"),
     ],
 )
 def test_what_stages_cannot_be(change: dict[str, object], message: str) -> None:

@@ -57,8 +57,9 @@ class Encoder(ModelSpec):
     def check_stages(self) -> None:
         if self.stages and (self.stem.grid is None or self.num_prefix_tokens):
             raise UserError("stages need a plain grid of patches: an image stem without a class token")
-        if self.stages and any(isinstance(part, RelativePositionBias) for part in self.children()):
-            raise UserError("RelativePositionBias is one table for the whole stack: it cannot be used with stages")
+        own = not self.stages and isinstance(self.block.token, Attention)
+        if not own and any(isinstance(part, RelativePositionBias) for part in self.children()):
+            raise UserError("RelativePositionBias is one table for the stack: it needs Attention, and no stages")
         for before, stage in pairwise(self.all_stages):
             if stage.merge is None and stage.width != before.width:
                 raise UserError(f"a stage without a merge keeps {before.width} channels: it cannot have {stage.width}")

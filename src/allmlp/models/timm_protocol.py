@@ -94,9 +94,7 @@ class TimmProtocol(nn.Module):
             "classifier": "head.proj",
         }
 
-    @property
-    def default_cfg(self) -> dict[str, Any]:
-        return self.pretrained_cfg
+    default_cfg = pretrained_cfg
 
     # --- training ----------------------------------------------------------------------------------------
 
