@@ -142,6 +142,9 @@ def test_inputs_are_real_where_there_are_any(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("the cat sat")
     own = sample_inputs(make(tmp_path / "c", "bert_base"), tmp_path / "c", [tmp_path / "one.txt"])
     assert own.description == "1 texts" and torch.equal(own.tensors[0][0], own.tensors[0][1])
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
+    with pytest.raises(allmlp.UserError, match=r"photo\.jpg is not UTF-8 text"):
+        sample_inputs(text, tmp_path / "c", [tmp_path / "photo.jpg"])
 
 
 def test_too_short_to_step() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allmlp.cli.app import app, billions, complete_model, console, examples, millions, next_command, print_json
-from allmlp.errors import UserError
+from allmlp.errors import UserError, lookup
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,7 +76,6 @@ def bench(
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
     from allmlp.device import default_dtype, own_device, warn_of_slow_format
-    from allmlp.errors import UserError, lookup
 
     own = own_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if own.type not in ("cpu", "cuda"):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli import job as shared
-from allmlp.cli.app import app, console, examples, plain_table, print_json
+from allmlp.cli.app import app, cell, console, examples, plain_table, print_json
 from allmlp.cli.job import PredictionJob, split_model
-from allmlp.errors import UserError, printable
+from allmlp.errors import UserError
 
 if TYPE_CHECKING:
     from allmlp.prediction.inputs import Item
@@ -95,9 +95,7 @@ def print_matches(matches: list[Match], reads: str, as_json: bool) -> None:
     if as_json:
         print_json([match._asdict() for match in matches])
         return
-    from rich.markup import escape
-
     table = plain_table(("cosine", reads.removesuffix("s")))
     for match in matches:
-        table.add_row(f"{match.cosine:.4f}", escape(printable(match.name)))
+        table.add_row(f"{match.cosine:.4f}", cell(match.name))
     console().print(table)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli import job as shared
-from allmlp.cli.app import app, console, examples, next_command
+from allmlp.cli.app import app, cell, console, examples, next_command
 from allmlp.cli.job import PredictionJob
 from allmlp.errors import UserError, printable
 from allmlp.files import finite
@@ -186,11 +186,7 @@ def print_lines(table: AnswerTable, answers: Iterable[Answer]) -> None:
 
 def print_table(table: AnswerTable, answers: Iterable[Answer], job: PredictionJob) -> None:
     """For a terminal: the first answers, in lines that fit."""
-    from rich.markup import escape
     from rich.table import Table
-
-    def escape_cell(text: str) -> str:
-        return escape(printable(text))
 
     rows: list[tuple[str, str, str, list[str]]] = []
     count = 0
@@ -207,7 +203,7 @@ def print_table(table: AnswerTable, answers: Iterable[Answer], job: PredictionJo
         show.add_column("then", style="dim")
     for name, label, chance, others in rows:
         kept = shorten(name, name_width, job.inputs.reads == "images")
-        show.add_row(*map(escape_cell, [kept, label, f"{chance:>6}", fitting(others, room)][: len(show.columns)]))
+        show.add_row(*map(cell, [kept, label, f"{chance:>6}", fitting(others, room)][: len(show.columns)]))
     for column in show.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
     screen.print(show)

@@ -16,7 +16,7 @@ from allmlp.errors import require
     epilog=examples(
         "allmlp serve",
         "allmlp serve runs/photos runs/reviews --port 8080",
-        "allmlp serve small=runs/a/model large=timm:mixer_b16_224 --device cuda",
+        "allmlp serve small=runs/a large=timm:mixer_b16_224 --device cuda",
         "curl --data-binary @photo.jpg http://127.0.0.1:8000/predict",
         "curl -F files=@a.jpg -F files=@b.jpg http://127.0.0.1:8000/models/photos/predict",
     )

@@ -94,18 +94,23 @@ def texts(model: Model, folder: Path, files: list[Path]) -> SampleInputs:
         raise UserError(f"{folder} has no tokenizer to read the texts of --on with: leave it out")
     if tokenizer is None:
         return SampleInputs((ids, mask), "random tokens (the folder has no tokenizer)")
-    try:
-        given = [file.read_text(encoding="utf8") for file in files]
-    except (OSError, UnicodeError) as reason:
-        raise UserError(f"cannot read the text to compare on: {reason}") from None
-    lines = given or list(islice(iter_docstrings(), COUNT))
+    lines = [read_text(file) for file in files] or list(islice(iter_docstrings(), COUNT))
     ids = torch.full((len(lines), seq_len), tokenizer.pad_token_id)
     for row, found in zip(ids, tokenizer.encode(lines)):
         whole = torch.tensor([tokenizer.cls_token_id, *found, tokenizer.sep_token_id])[:seq_len]
         row[: len(whole)] = whole
     return SampleInputs(
-        (ids, ids != tokenizer.pad_token_id), f"{len(lines)} {'texts' if given else 'docstrings of Python'}"
+        (ids, ids != tokenizer.pad_token_id), f"{len(lines)} {'texts' if files else 'docstrings of Python'}"
     )
+
+
+def read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf8")
+    except OSError as reason:
+        raise UserError(f"cannot read {file}: {reason.strerror}") from None
+    except UnicodeError:
+        raise UserError(f"{file} is not UTF-8 text, which the model reads") from None
 
 
 def matching_tokenizer(folder: Path, model: Model) -> Tokenizer | None:

@@ -55,7 +55,8 @@ def attention_routes(service: ImageService | TextService, batcher: Batcher) -> A
         @router.post("/attention", response_model=AttentionResponse)
         async def text_attention(request: AttentionRequest, layer: str = Layer) -> Any:
             """Get what each token of a text attends to, head by head; in a translation, also of its tokens."""
-            one = AttentionInput(request.text, lookup(layer, {name: name for name in known}, "layer"))
+            lookup(layer, known, "layer")
+            one = AttentionInput(request.text, layer)
             return (await batcher.submit(lambda item: item, one, read, batched=False)).value
 
     return router
