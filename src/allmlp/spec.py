@@ -51,6 +51,7 @@ Count = Annotated[int, Range(1, MAX_COUNT)]
 Depth = Annotated[int, Range(1, 10_000)]
 Rate = Annotated[float, Range(0.0, 1.0)]
 NonNegative = Annotated[float, Range(0.0, 1e9)]
+Positive = Annotated[float, Range(1e-9, 1e9)]
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 Size = tuple[Count, Count]
 """Height and width; one number sets both."""

@@ -368,7 +368,7 @@ def test_unsuitable_teachers_of_questions(teacher: tuple[Squad, Path], tmp_path:
             DistillQuestionAnswering(str(folder)).build(model, dataset)
     with pytest.raises(allmlp.UserError, match="does not answer questions"):
         DistillQuestionAnswering(str(model_path("allmlp:text"))).build(reader(data)[0], data.load())
-    with pytest.raises(allmlp.UserError, match="must be positive"):
+    with pytest.raises(allmlp.UserError, match=r"temperature must be a number between 1e-09"):
         DistillQuestionAnswering(str(folder), temperature=0.0)
 
 

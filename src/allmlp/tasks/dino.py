@@ -23,7 +23,7 @@ from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.resnet import ResNet
 from allmlp.models.zoo import create
-from allmlp.spec import Count, NonNegative, Rate
+from allmlp.spec import Count, Positive, Rate
 from allmlp.tasks.probe import KnnEval, evaluate_knn, pooled_features, subsample
 from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule
 
@@ -49,9 +49,9 @@ class Dino(Task):
     hidden_dim: Count = 2048
     bottleneck_dim: Count = 256
     momentum: Rate = 0.996
-    student_temperature: NonNegative = 0.1
-    teacher_temperature: NonNegative = 0.04
-    warmup_teacher_temperature: NonNegative = 0.04
+    student_temperature: Positive = 0.1
+    teacher_temperature: Positive = 0.04
+    warmup_teacher_temperature: Positive = 0.04
     """Initial value; it moves linearly to `teacher_temperature` in the first tenth of the run."""
     freeze_last_layer: Rate = 0.01
     """Fraction of the run during which the last layer of the projection head is frozen."""

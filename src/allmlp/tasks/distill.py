@@ -16,7 +16,7 @@ from allmlp.layers.linear import Linear
 from allmlp.models.cost import measure
 from allmlp.models.external import External
 from allmlp.models.model import Model
-from allmlp.spec import NonNegative, Rate
+from allmlp.spec import NonNegative, Positive, Rate
 from allmlp.tasks.classify import Classify, ClassifyModule
 from allmlp.tasks.probe import pool_features
 from allmlp.tasks.task import DistillationTask, Losses, Normalize, TaskModule
@@ -43,12 +43,8 @@ class Distill(DistillationTask):
     classify: Classify = Classify()
     distillation_type: Literal["hard", "soft"] = "hard"
     alpha: Rate = 0.5
-    temperature: NonNegative = 1.0
+    temperature: Positive = 1.0
     feature_weight: NonNegative = 0.0
-
-    def check(self) -> None:
-        if not self.temperature:
-            raise UserError("Distill.temperature must be positive")
 
     @property
     def student_task(self) -> Classify:

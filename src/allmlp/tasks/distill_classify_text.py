@@ -17,7 +17,7 @@ from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.models.cost import measure
 from allmlp.models.model import Model
-from allmlp.spec import NonNegative, Rate
+from allmlp.spec import Positive, Rate
 from allmlp.tasks.classify_text import ClassifyText, ClassifyTextModule, class_logits
 from allmlp.tasks.distill import distillation_loss
 from allmlp.tasks.distill_masked_lm import FrozenTeacher, load_text_teacher
@@ -41,11 +41,9 @@ class DistillClassifyText(DistillationTask):
     classify: ClassifyText = ClassifyText()
     distillation_type: Literal["hard", "soft"] = "soft"
     alpha: Rate = 0.8
-    temperature: NonNegative = 2.0
+    temperature: Positive = 2.0
 
     def check(self) -> None:
-        if not self.temperature:
-            raise UserError("DistillClassifyText.temperature must be positive")
         if self.classify.class_balance:
             raise UserError("DistillClassifyText.classify.class_balance must be 0: the teacher knows the rare classes")
 

@@ -14,7 +14,7 @@ from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.models.cost import measure
 from allmlp.models.model import Model
-from allmlp.spec import NonNegative, Rate
+from allmlp.spec import Positive, Rate
 from allmlp.tasks.distill import distillation_loss
 from allmlp.tasks.distill_masked_lm import FrozenTeacher, load_text_teacher
 from allmlp.tasks.question_answering import QuestionAnswering, QuestionAnsweringModule, span_logits, span_loss
@@ -38,11 +38,7 @@ class DistillQuestionAnswering(DistillationTask):
     teacher: str
     answer: QuestionAnswering = QuestionAnswering()
     alpha: Rate = 0.7
-    temperature: NonNegative = 2.0
-
-    def check(self) -> None:
-        if not self.temperature:
-            raise UserError("DistillQuestionAnswering.temperature must be positive")
+    temperature: Positive = 2.0
 
     @property
     def student_task(self) -> QuestionAnswering:

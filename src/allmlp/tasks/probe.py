@@ -16,7 +16,7 @@ from allmlp.errors import UserError
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.resnet import ResNet
-from allmlp.spec import Count, NonNegative
+from allmlp.spec import Count, Positive
 from allmlp.tasks.classify import Classify, ClassifyModule
 from allmlp.tasks.task import Normalize, StepContext, Task, TaskModule
 
@@ -30,12 +30,8 @@ class KnnEval(Task):
     """
 
     k: Count = 20
-    temperature: NonNegative = 0.07
+    temperature: Positive = 0.07
     bank_size: Count = 50_000
-
-    def check(self) -> None:
-        if not self.temperature:
-            raise UserError("KnnEval.temperature must be positive")
 
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return KnnEvalModule(self, model, dataset)
