@@ -263,7 +263,7 @@ def training_loop(
         result |= {"best_step": best.step} if run.keep_best else {}
         result |= {"parameters": parameters, "trained_parameters": trained, "steps": step} | meter.cost()
         result |= {"epochs": sampler.epoch(step), "seconds": seconds_spent, "evaluations": best.evaluations}
-        add_to_record(path, world, lambda: {"result": result})
+        add_to_record(path, world, {"result": result})
         log.result = result
         log.message(describe_result(path, result, floors, dataset))
     if world.is_main:
