@@ -147,9 +147,9 @@ def read_record(out: Path) -> dict[str, Any]:
 
 
 def read_run(out: Path) -> Run:
-    file = out / RUN
+    file, record = out / RUN, read_record(out)
     try:
-        run = from_dict(read_record(out).get("run"), "run")
+        run = from_dict(record.get("run"), "run")
     except ValueError as reason:
         raise UserError(f"{file}: {reason}") from None
     if not isinstance(run, Run):
