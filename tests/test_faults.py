@@ -98,6 +98,12 @@ def test_a_batch_that_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match="batch_size 1,024 needs"):
         check_training(preset("mixer_b16").spec, 1024, AdamW(), torch.device("cpu"))
     check_training(preset("mixer_b16").spec, 1024, AdamW(), torch.device("cpu"), grad_accum_steps=16)
+    monkeypatch.setattr(fits, "free_memory", lambda device: 0.6e9)
+    check_training(preset("mixer_b16").spec, 2, AdamW(), torch.device("cpu"), lora=True)
+    with pytest.raises(UserError, match="59,880,472 parameters need"):
+        check_training(preset("mixer_b16").spec, 2, AdamW(), torch.device("cpu"))
+    with pytest.raises(UserError, match="batch_size 64 needs"):
+        check_training(preset("mixer_b16").spec, 64, AdamW(), torch.device("cpu"), lora=True)
 
 
 @pytest.mark.parametrize("options", [["--samples", "1e308"], ["--samples", "1e9", "--epochs", "1e308"]])

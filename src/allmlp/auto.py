@@ -34,7 +34,7 @@ from allmlp.models.seq2seq import resmlp_seq2seq
 from allmlp.models.zoo import preset, presets
 from allmlp.optim import AdamW
 from allmlp.run import Budget, Run
-from allmlp.schedule import CosineSchedule, LinearSchedule
+from allmlp.schedule import CosineSchedule, LinearSchedule, Schedule
 from allmlp.spec import hints, override, override_all
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import Classify
@@ -223,7 +223,9 @@ def choose_batch(settings: Settings, batch_size: int) -> None:
     settings.run = settings.run.replace(eval_every=steps, save_every=steps, log_every=max(steps // 2, 1))
 
 
-def choose_compilation(settings: Settings) -> None:
+def choose_schedule(settings: Settings, schedule: Schedule) -> None:
+    """Set the schedule, and compile where the length of the run repays it."""
+    settings.run = settings.run.replace(schedule=schedule, max_grad_norm=1.0)
     budget = settings.run.budget
     steps = (budget.epochs or 10) * settings.examples / settings.run.batch_size
     pays = not settings.on_cpu and steps > 2000
@@ -316,8 +318,7 @@ def choose_images(settings: Settings) -> None:
         choose_batch(settings, 32 if few else 64 if settings.on_cpu else 1024 if many else 128)
         choose_budget(settings, 100 if few or not many else 60, 4 if few else 30)
         settings.set("optim", AdamW(lr=1e-3, weight_decay=0.05), "trains random weights well", "AdamW")
-    settings.run = settings.run.replace(schedule=CosineSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
-    choose_compilation(settings)
+    choose_schedule(settings, CosineSchedule(warmup_fraction=0.1))
 
 
 def image_size(settings: Settings, spec: ModelSpec | None) -> tuple[int, int]:
@@ -396,8 +397,7 @@ def choose_labeled_texts(settings: Settings) -> None:
         choose_batch(settings, 32)
         choose_budget(settings, 20, 3)
         settings.set("optim", AdamW(lr=2e-3, weight_decay=0.1), "trains random weights well", "AdamW")
-    settings.run = settings.run.replace(schedule=LinearSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
-    choose_compilation(settings)
+    choose_schedule(settings, LinearSchedule(warmup_fraction=0.1))
 
 
 def choose_seq_len(settings: Settings, start: Start | None) -> None:
@@ -439,8 +439,7 @@ def choose_plain_text(settings: Settings) -> None:
     choose_batch(settings, 32 if settings.on_cpu else 256)
     choose_budget(settings, 10 if settings.examples < MANY else 3, 15)
     settings.set("optim", AdamW(lr=2e-3, weight_decay=0.05), "AdamW is cheap on every device", "AdamW")
-    settings.run = settings.run.replace(schedule=LinearSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
-    choose_compilation(settings)
+    choose_schedule(settings, LinearSchedule(warmup_fraction=0.1))
 
 
 def choose_translation(settings: Settings) -> None:
@@ -455,8 +454,7 @@ def choose_translation(settings: Settings) -> None:
     choose_batch(settings, 32 if settings.on_cpu else 256)
     choose_budget(settings, 40 if settings.examples < MANY else 10, 15)
     settings.set("optim", AdamW(lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98)), "AdamW, on every device", "AdamW")
-    settings.run = settings.run.replace(schedule=CosineSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
-    choose_compilation(settings)
+    choose_schedule(settings, CosineSchedule(warmup_fraction=0.1))
 
 
 def choose_questions(settings: Settings) -> None:
@@ -468,8 +466,7 @@ def choose_questions(settings: Settings) -> None:
     choose_batch(settings, 16 if settings.on_cpu else 32)
     choose_budget(settings, 3, 15)
     settings.set("optim", AdamW(lr=5e-5, weight_decay=0.01), "low, for a trained model", "AdamW")
-    settings.run = settings.run.replace(schedule=LinearSchedule(warmup_fraction=0.1), max_grad_norm=1.0)
-    choose_compilation(settings)
+    choose_schedule(settings, LinearSchedule(warmup_fraction=0.1))
 
 
 def choose_series(settings: Settings) -> None:

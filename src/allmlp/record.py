@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def claim(out: Path, run: Run, world: World, dataset: Dataset) -> None:
 def record_data(out: Path, world: World, dataset: Dataset) -> None:
     """Add checksum and number of examples to run.json; a warning if the run began with other data."""
     found = {"sha256": dataset.checksum()} | split_sizes(dataset) if world.is_main else {}
-    add_to_record(out, world, lambda: {"data": found})
+    add_to_record(out, world, {"data": found})
     if world.is_main and (known := read_record(out)["data"]) != found:
         began, now = (
             ", ".join(f"{data[name]:,} {name}" for name in data if name != "sha256") for data in (known, found)
@@ -123,11 +123,10 @@ def split_sizes(dataset: Dataset) -> dict[str, int]:
     return {name: len(split) for name, split in splits.items() if split}
 
 
-def add_to_record(out: Path, world: World, make: Callable[[], dict[str, Any]]) -> None:
-    """Add entries to run.json. Existing ones are kept: the environment is that of the start of the run."""
+def add_to_record(out: Path, world: World, entries: dict[str, Any]) -> None:
+    """Add entries to run.json; existing ones are kept."""
     if world.is_main:
-        record = read_record(out)
-        write_record(out, make() | record)
+        write_record(out, entries | read_record(out))
 
 
 def write_record(out: Path, record: dict[str, Any]) -> None:
@@ -148,9 +147,9 @@ def read_record(out: Path) -> dict[str, Any]:
 
 
 def read_run(out: Path) -> Run:
-    file = out / RUN
+    file, record = out / RUN, read_record(out)
     try:
-        run = from_dict(read_record(out).get("run"), "run")
+        run = from_dict(record.get("run"), "run")
     except ValueError as reason:
         raise UserError(f"{file}: {reason}") from None
     if not isinstance(run, Run):

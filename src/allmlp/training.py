@@ -40,7 +40,7 @@ from allmlp.models.model import Model
 from allmlp.models.zoo import create
 from allmlp.optim import set_lr
 from allmlp.pace import Pace
-from allmlp.plan.fits import check_training
+from allmlp.plan.fits import check_training, check_weights
 from allmlp.quantization import round_weights
 from allmlp.record import add_to_record, claim, load_data, read_run, record_data, run_folder
 from allmlp.run import Run
@@ -107,8 +107,11 @@ def training_loop(
         missing = "lora adapts a trained model" if run.lora else "the run has no model"
         raise UserError(f"{missing}: name the one to start from, --model FOLDER")
     spec = run.task.configure_model(run.model or start.spec_for(dataset), dataset)  # type: ignore[union-attr]
-    options = run.sharding, run.grad_checkpointing, run.ema_decay is not None, run.grad_accum_steps
-    check_training(spec, run.batch_size, run.optim, world.device, world.size, *options)
+    if run.freeze_fraction == 1:  # most weights and activations are not kept for a backward pass
+        check_weights(spec, world.device)
+    else:
+        options = run.sharding, run.grad_checkpointing, run.ema_decay is not None, run.grad_accum_steps, bool(run.lora)
+        check_training(spec, run.batch_size, run.optim, world.device, world.size, *options)
     model = create(spec, seed=run.seed, device=world.device)
     parameters = count(model.parameters())
     if start is not None:
@@ -263,7 +266,7 @@ def training_loop(
         result |= {"best_step": best.step} if run.keep_best else {}
         result |= {"parameters": parameters, "trained_parameters": trained, "steps": step} | meter.cost()
         result |= {"epochs": sampler.epoch(step), "seconds": seconds_spent, "evaluations": best.evaluations}
-        add_to_record(path, world, lambda: {"result": result})
+        add_to_record(path, world, {"result": result})
         log.result = result
         log.message(describe_result(path, result, floors, dataset))
     if world.is_main:

@@ -139,6 +139,15 @@ def test_what_cannot_be_frozen(tmp_path: Path) -> None:
         small(freeze_fraction=0.5, sharding="fsdp")
 
 
+def test_a_frozen_model_needs_memory_for_its_weights_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small(freeze_fraction=1.0, budget=Budget(steps=1))
+    count = sum(weight.numel() for weight in allmlp.create(run.model.configure(num_classes=4)).parameters())
+    monkeypatch.setattr("allmlp.plan.fits.free_memory", lambda device: 2 * 4.0 * count)
+    train(run, tmp_path / "frozen", "cpu")
+    with pytest.raises(allmlp.UserError, match="parameters need"):
+        train(run.replace(freeze_fraction=0.0), tmp_path / "whole", "cpu")
+
+
 # --- the best weights, and the end -------------------------------------------------------------------
 
 

@@ -88,17 +88,22 @@ def check_training(
     grad_checkpointing: bool = False,
     ema: bool = False,
     grad_accum_steps: int = 1,
+    lora: bool = False,
 ) -> None:
-    """Raise UserError if a training step needs more than the available memory."""
+    """Raise UserError if a training step needs more than the available memory. With `lora`, most weights have neither
+    gradients nor optimizer state.
+    """
     shards = processes if sharding == "fsdp" and device.type == "cuda" else 1
-    check_weights(spec, device, copies=max(3 // shards, 1))
+    check_weights(spec, device, copies=1 if lora else max(3 // shards, 1))
     local = max(batch_size // processes // grad_accum_steps, 1)
     if not spec.shallow()[1] or local * input_bytes(spec) * depth(spec) < SURE:
         return
 
     def needed(examples: int) -> Memory:
         execution = Execution(device.type if device.type == "cuda" else "cpu", bfloat16=device.type == "cuda")
-        return memory(spec, examples, optim, processes, sharding, grad_checkpointing, ema, grad_accum_steps, execution)
+        options = processes, sharding, grad_checkpointing, ema, grad_accum_steps, execution
+        found = memory(spec, examples, optim, *options)
+        return found._replace(gradients=0, optimizer_state=0, largest_gradient=0, workspace=0) if lora else found
 
     try:
         whole, single = (needed(examples).peak for examples in (batch_size // processes, grad_accum_steps))
