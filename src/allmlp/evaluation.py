@@ -179,6 +179,7 @@ def evaluate_model(
             match.names,
             skipped=list(inputs.corrupt().values()),
             left_out=int((outputs.labels == LEFT_OUT).sum()),
+            notes=inputs.notes,
         )
         found.metrics.update(own_metrics(own, outputs.select(kept), world))
         return found
@@ -411,6 +412,7 @@ def summarize(
     class_names: tuple[str, ...],
     skipped: list[str] | None = None,
     left_out: int = 0,
+    notes: tuple[str, ...] = (),
 ) -> Evaluation:
     labels, predicted = outputs.labels.long(), outputs.predicted.long()
     correct, total = predicted == labels, len(labels)
@@ -431,4 +433,4 @@ def summarize(
         Confusion(class_names[label], class_names[other], count, counts[label])
         for (label, other), count in zip(pairs[:, order].T.tolist(), times[order].tolist(), strict=True)
     ]
-    return Evaluation(model, data, total, metrics, results, confusions, skipped or [], left_out)
+    return Evaluation(model, data, total, metrics, results, confusions, skipped or [], left_out, notes=notes)
