@@ -233,7 +233,12 @@ def test_texts(tmp_path: Path) -> None:
     labels = ["cat", "dog", "ship", "cat"] * 3
     predicted = [row[0].label for row in allmlp.predict(folder, texts, device="cpu")]
     assert found.metrics["accuracy"] == sum(map(str.__eq__, predicted, labels)) / 12
-    assert found.examples == 12 and found.data == str(table)
+    assert found.examples == 12 and found.data == str(table) and not found.notes
+    table.write_text(f"text,mood\n{rows}nothing said,\n", encoding="utf8")
+    guessed = evaluate_model(str(folder), str(table), device="cpu")
+    assert guessed.metrics["accuracy"] == found.metrics["accuracy"]
+    assert "label_column=mood" in guessed.notes[0]
+    assert guessed.notes[1] == "skipped 1 row without a label"
     lines = [f"{line},{'dev' if n % 4 < 3 else 'train'}" for n, line in enumerate(rows.splitlines())]
     table.write_text("\n".join(["text,label,split", *lines]), encoding="utf8")
     assert evaluate_model(str(folder), str(table), device="cpu").examples == 9, "validation rows are for testing"

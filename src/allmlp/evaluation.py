@@ -179,7 +179,7 @@ def evaluate_model(
             match.names,
             skipped=list(inputs.corrupt().values()),
             left_out=int((outputs.labels == LEFT_OUT).sum()),
-            notes=(imagenet_note(inputs.class_names, match),) if numbers else (),
+            notes=(*inputs.notes, *((imagenet_note(inputs.class_names, match),) if numbers else ())),
         )
         found.metrics.update(own_metrics(own, outputs.select(kept), world))
         return found

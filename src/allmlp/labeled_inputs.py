@@ -51,6 +51,8 @@ class LabeledInputs(NamedTuple):
     """Indices -> inputs of a predictor."""
     corrupt: Callable[[], dict[int, str]] = dict
     """Index -> name and fault of each image that `read` could not decode."""
+    notes: tuple[str, ...] = ()
+    """Notes from reading: guessed columns, skipped rows."""
 
 
 def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
@@ -147,7 +149,8 @@ def text_inputs(place: str) -> LabeledInputs:
     data = find_data(place)
     if not isinstance(data, LabeledText):
         raise UserError(f"the model classifies texts, but {place} is not a table of texts with labels")
-    rows, title = LabeledTextReader(data).read(data.test or data.path), place
+    reader, title = LabeledTextReader(data), place
+    rows = reader.read(data.test or data.path)
     last = "" if data.test else split_for_testing({row.split for row in rows})
     if data.test or last:
         title = f"the test split of {place}"
@@ -157,4 +160,5 @@ def text_inputs(place: str) -> LabeledInputs:
     class_names = tuple(sorted({row.label for row in rows}, key=label_order))
     numbers = {name: number for number, name in enumerate(class_names)}
     labels = torch.tensor([numbers[row.label] for row in rows])
-    return LabeledInputs(title, class_names, labels, lambda indices: [rows[index][:2] for index in indices])
+    notes = tuple(reader.notes())
+    return LabeledInputs(title, class_names, labels, lambda indices: [rows[i][:2] for i in indices], notes=notes)

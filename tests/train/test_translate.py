@@ -155,6 +155,16 @@ def test_suppressed_tokens_are_not_generated() -> None:
     for answer in beam_search(model, source, mask, BOS, EOS, 7, suppressed):
         assert set(answer) <= {3}
     assert beam_search(model, source[:0], mask[:0], BOS, EOS, 7) == []
+
+
+def test_searches_that_are_refused() -> None:
+    model, (source, mask) = tiny("resmlp"), sources(3, 5)
+    with pytest.raises(UserError, match="length_penalty from 0 to 10, not 1 and 10000"):
+        beam_search(model, source, mask, BOS, EOS, max_length=4, num_beams=1, length_penalty=1e4)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(UserError, match="the output of the model is NaN"):  # not an empty text
+        beam_search(model, source, mask, BOS, EOS, max_length=4, num_beams=1)
     with pytest.raises(UserError, match="num_beams >= 1"):
         beam_search(model, source, mask, BOS, EOS, 7, num_beams=0)
 

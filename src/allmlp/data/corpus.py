@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from allmlp.data.dataset import Dataset, InMemory, Split, evenly_spaced
-from allmlp.data.paths import cache_folder
+from allmlp.data.paths import cache_folder, write_once
 from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import listing, plural
 from allmlp.data.text_files import SampleBy, find_files, leave_out, read_documents
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, load_tokenizer
 from allmlp.errors import UserError
-from allmlp.files import lock
 from allmlp.spec import Count, Rate
 
 MAX_BYTES_IN_MEMORY = 2**31
@@ -159,16 +158,8 @@ def write_cached(
     key = hashlib.sha256(
         repr((stamps, given, spec.sample_by, spec.text_field, spec.test_fraction, test is None)).encode()
     ).hexdigest()[:24]
-    root = cache_folder(spec.cache) / "text"
-    folder = root / key
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        # One process tokenizes, the others wait.
-        with lock(root / f"{key}.lock"):
-            if not folder.is_dir():
-                write(folder, spec, train, test, tokenizer)
-    except OSError as reason:
-        raise UserError(f"cannot write tokens to {root}: {reason}; set data.cache to another folder") from reason
+    folder = cache_folder(spec.cache) / "text" / key
+    write_once(folder, lambda: write(folder, spec, train, test, tokenizer))
     return folder
 
 

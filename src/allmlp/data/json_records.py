@@ -9,7 +9,7 @@ from typing import IO, Any
 from allmlp.errors import UserError
 
 MAX_CHARS = 2**24
-"""A longer record is an error."""
+"""A longer record is an error, and so is a longer line or cell of a table."""
 
 
 def json_array(text: IO[str], file: str, buffer: str = "") -> Iterator[dict[str, Any]]:

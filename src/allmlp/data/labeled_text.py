@@ -322,13 +322,19 @@ def encode(
     parts: Sequence[list[TextExample]], tokenizer: Tokenizer, seq_len: int, classes: tuple[str, ...]
 ) -> InMemory:
     found = [example for part in parts for example in part]
-    firsts, seconds = (tokenizer.encode([row[side] for row in found]) for side in (0, 1))
-    encoded = [join_pair(a, b, tokenizer, seq_len) for a, b in zip(firsts, seconds)]
-    ids, segments = (torch.tensor([pair[side] for pair in encoded], dtype=torch.int32) for side in (0, 1))
+    ids, segments = join_pairs([row[:2] for row in found], tokenizer, seq_len)
     numbers = {label: number for number, label in enumerate(classes)} | {"": UNLABELED}
     labels = torch.tensor([numbers[row.label] for row in found])
     part = torch.tensor([number for number, part in enumerate(parts) for _ in part])
     return InMemory(ids, segments, labels, part, batch_type=LabeledTextBatch)
+
+
+def join_pairs(texts: list[tuple[str, str]], tokenizer: Tokenizer, seq_len: int) -> tuple[Tensor, Tensor]:
+    """Ids and segments of texts and pairs of texts, int32, n s; the second one may be empty."""
+    firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
+    rows = [join_pair(a, b, tokenizer, seq_len) for a, b in zip(firsts, seconds)]
+    ids, segments = (torch.tensor([row[side] for row in rows], dtype=torch.int32) for side in (0, 1))
+    return ids, segments
 
 
 def join_pair(first: list[int], second: list[int], tokenizer: Tokenizer, seq_len: int) -> tuple[list[int], list[int]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from allmlp.errors import UserError, one_line
-from allmlp.files import expand_user, write_atomically
+from allmlp.files import expand_user, lock, write_atomically
 
 
 def search_paths(path: str, folder: str) -> list[Path]:
@@ -27,6 +27,17 @@ def join_paths(paths: Sequence[Path]) -> str:
 def cache_folder(path: str = "") -> Path:
     """`path` if given, else $ALLMLP_CACHE or ~/.cache/allmlp."""
     return expand_user(path or os.environ.get("ALLMLP_CACHE") or "~/.cache/allmlp")
+
+
+def write_once(place: Path, write: Callable[[], None]) -> None:
+    """Write a file or folder of a cache unless it is there; one process writes, the others wait."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with lock(place.with_suffix(".lock")):
+            if not place.exists():
+                write()
+    except OSError as reason:
+        raise UserError(f"cannot write {place}: {one_line(reason)}; set data.cache to another folder") from reason
 
 
 def download(url: str, md5: str, file: Path) -> None:

@@ -30,6 +30,7 @@ from allmlp.data.frequency import (
 )
 from allmlp.data.series import SeriesDataset, SplitEnds, build_dataset
 from allmlp.data.series_columns import Roles, find_roles, plain_number, with_points
+from allmlp.data.splits import plural
 from allmlp.data.tables import MISSING, Table, read_table
 from allmlp.data.text_files import find_files
 from allmlp.data.time_parts import join_time_parts
@@ -282,7 +283,8 @@ def to_grid(
         times, notation = local_days(times), "local"
     if not counted and len(doubled := doubled_hours(times, series)):
         first = Frequency(HOUR, notation=notation).text(int(times[doubled[0]]))
-        notes.append(f"{len(doubled):,} times occur twice as clocks are set back, such as {first}: means are read")
+        twice = plural(len(doubled), "time occurs", "times occur")
+        notes.append(f"{twice} twice as clocks are set back, such as {first}: means are read")
         times, series, values = join_doubled(times, series, values, doubled)
     times = times if counted else even_times(times, series, wanted, notes)
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))

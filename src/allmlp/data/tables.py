@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from allmlp.data.frequency import is_time
-from allmlp.data.json_records import json_array
+from allmlp.data.json_records import MAX_CHARS, json_array
 from allmlp.data.text_files import open_raw, open_text
 from allmlp.errors import UserError, one_line, require
 
@@ -29,8 +29,6 @@ SAMPLE_CHARS = 2**20
 """Separator, quotes and header are found in this much of a file."""
 SAMPLE_RECORDS = 1000
 """The columns of JSON are the keys of this many records."""
-MAX_CHARS = 2**24
-"""A longer line, cell or JSON record is an error."""
 NO_SEPARATOR = "\x1f"
 """Separator of a table with one column: a character that no text has."""
 COMMA_NUMBER = re.compile(r"\s*[+-]?[$€£¥]?(\d+|\d{1,3}([. \xa0\u202f]\d{3})+)(,\d+)?[ \xa0\u202f]?[%$€£¥]?\s*")

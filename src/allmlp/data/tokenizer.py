@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.dataset import Data, Dataset
-from allmlp.data.paths import cache_folder
+from allmlp.data.paths import cache_folder, write_once
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TextPreprocessing
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import expand_user, lock, write_text_atomically
+from allmlp.files import expand_user, write_text_atomically
 from allmlp.spec import Count, Spec, to_json
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -65,17 +65,7 @@ class TokenizerConfig(Spec):
         for text in texts:
             key.update(text.encode("utf8", "replace") + b"\0")
         file = cache_folder(cache) / "tokenizers" / f"{key.hexdigest()[:24]}.json"
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            # One process trains, the others wait.
-            with lock(file.with_suffix(".lock")):
-                if not file.is_file():
-                    trained = train_tokenizer(self, texts).to_json()
-                    write_text_atomically(file, trained)
-        except OSError as reason:
-            raise UserError(
-                f"cannot write the tokenizer to {file.parent}: {one_line(reason)}; set data.cache"
-            ) from reason
+        write_once(file, lambda: write_text_atomically(file, train_tokenizer(self, texts).to_json()))
         return load_tokenizer(file)
 
 

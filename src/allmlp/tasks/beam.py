@@ -8,6 +8,10 @@ from torch import Tensor
 from allmlp.errors import UserError
 from allmlp.layers.context import Cache
 from allmlp.models.encoder_decoder import EncoderDecoderModel
+from allmlp.tasks.causal_lm import check_output
+
+MAX_LENGTH_PENALTY = 10.0
+"""Larger powers of the length of a text overflow."""
 
 
 @torch.no_grad()
@@ -29,9 +33,10 @@ def beam_search(
     Source: Wu et al., 2016, eq. 14. |Y| includes EOS and is at most `max_length`. `suppress_tokens` is a mask over the
     vocabulary, True for tokens that are never generated. num_beams=1 is greedy search.
     """
-    if num_beams < 1 or length_penalty < 0:
+    if num_beams < 1 or not 0 <= length_penalty <= MAX_LENGTH_PENALTY:
         raise UserError(
-            f"beam search needs num_beams >= 1 and length_penalty >= 0, not {num_beams} and {length_penalty:g}"
+            f"beam search needs num_beams >= 1 and length_penalty from 0 to {MAX_LENGTH_PENALTY:g}, "
+            f"not {num_beams} and {length_penalty:g}"
         )
     if not len(source):
         return []
@@ -42,6 +47,7 @@ def beam_search(
     tokens = source.new_full((len(memory), 1), bos_token_id)
     while len(tokens):
         logits = model.decode(tokens, memory, mask, cache=cache)[:, -1].float()  # (b k) v
+        check_output(logits)
         if suppress_tokens is not None:
             logits = logits.masked_fill(suppress_tokens, -torch.inf)
         parents, tokens = beams.advance(logits.log_softmax(dim=-1))

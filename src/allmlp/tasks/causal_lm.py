@@ -134,8 +134,7 @@ def continue_text(
     cache, new_ids = Cache(), torch.tensor([ids], device=model.device)
     for _ in range(count):
         logits = model(new_ids, cache=cache)[0, -1].float()
-        if logits.isnan().any():
-            raise UserError("the output of the model is NaN: it has diverged, or its dtype has too small a range")
+        check_output(logits)
         logits[suppressed] = -torch.inf
         logits[len(tokenizer) :] = -torch.inf  # of a vocabulary padded to a round size
         token = choose(logits)
@@ -143,6 +142,11 @@ def continue_text(
             return
         yield token
         new_ids = torch.tensor([[token]], device=model.device)
+
+
+def check_output(logits: Tensor) -> None:
+    if logits.isnan().any():
+        raise UserError("the output of the model is NaN: it has diverged, or its dtype has too small a range")
 
 
 def sample(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.dataset import Dataset, InMemory, labels_of
-from allmlp.data.labeled_text import LabeledTextBatch, LabeledTextDataset, join_pair
+from allmlp.data.labeled_text import LabeledTextBatch, LabeledTextDataset, join_pairs
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.device import sum_dtype
@@ -122,9 +122,8 @@ def encode_pairs(
     """Ids and segments of sentence pairs, n s, padded to the longest one, or to the model's length if padding is not
     masked; the second sentence may be empty.
     """
-    firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
-    rows = [join_pair(a, b, tokenizer, model.spec.stem.tokens) for a, b in zip(firsts, seconds)]
-    ids, segments = (torch.tensor([row[side] for row in rows], device=model.device) for side in (0, 1))
+    joined = join_pairs(texts, tokenizer, model.spec.stem.tokens)
+    ids, segments = (part.to(model.device).long() for part in joined)
     width = int((~tokenizer.padding(ids)).sum(1).max()) if mask_padding else ids.shape[1]
     return ids[:, :width], segments[:, :width]
 

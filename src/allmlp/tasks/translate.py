@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,8 @@ from allmlp.errors import UserError, require
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
 from allmlp.models.model import Model, ModelSpec
-from allmlp.spec import Count, NonNegative, Rate
-from allmlp.tasks.beam import beam_search
+from allmlp.spec import Count, Range, Rate
+from allmlp.tasks.beam import MAX_LENGTH_PENALTY, beam_search
 from allmlp.tasks.masked_lm import perplexity
 from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
 
@@ -45,7 +45,7 @@ class Translation(Task):
     label_smoothing: Rate = 0.1
     word_dropout: Rate = 0.0
     num_beams: Count = 4
-    length_penalty: NonNegative = 0.6
+    length_penalty: Annotated[float, Range(0.0, MAX_LENGTH_PENALTY)] = 0.6
     eval_pairs: Count | None = None
 
     @property
