@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -98,6 +99,14 @@ def test_processes(at_once: None) -> None:
     del made
     gc.collect()
     until(lambda: children() <= before)
+
+
+def test_a_process_that_does_not_stop_is_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        wait = process.wait
+        monkeypatch.setattr(process, "wait", lambda timeout=None: wait(timeout and 0.01))
+        workers.close(process, [])
+        assert process.returncode == -signal.SIGKILL
 
 
 @needs_processes

@@ -193,6 +193,7 @@ def close(process: subprocess.Popen[bytes], connections: list[Connection]) -> No
         process.wait(5)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
 
 
 class Buffer(NamedTuple):
