@@ -23,6 +23,7 @@ from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from tiny import tiny_model
 
+pytestmark = pytest.mark.usefixtures("onnx_registry")
 PLAIN = Capabilities("cpu")
 CPU = Capabilities("cpu", compiler=True, onnx=True)
 
@@ -146,7 +147,7 @@ def test_times_are_medians_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def series_model() -> Model:
-    return allmlp.create("patchtsmixer", seq_len=64, horizon=16, seed=0).eval()
+    return allmlp.create("patchtsmixer", seq_len=64, horizon=16, seed=0, overrides={"depth": 1}).eval()
 
 
 def test_series(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

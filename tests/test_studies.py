@@ -167,9 +167,10 @@ def test_a_study_from_its_first_run_to_its_figure(
     monkeypatch.chdir(data)
     monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=None))
-    # Compiling and drawing take longer than all of this.
+    # Compiling and drawing take longer than all of this; test_study.py draws a figure of each kind.
     monkeypatch.setattr(runner, "BENCH", ("--backends", "ours-eager", "--seconds", "0.01"))
     monkeypatch.setattr(plots, "figures", lambda report: {})
+    monkeypatch.setattr("allmlp.study.figure.save", lambda figure, file, kind: None)
     make, made = Study.trial, {}  # a study asks for its trials again after each run
 
     def trial(*arguments: Any) -> Trial:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from allmlp.data.dataset import InMemory
 from allmlp.data.digits import Digits, read_digits
 
-datasets = pytest.importorskip("sklearn.datasets")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn has the file")
 
 
 def resident(split: object) -> InMemory:
@@ -19,6 +21,7 @@ def resident(split: object) -> InMemory:
 
 def test_they_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from its file, or by its function where it has no such file."""
+    datasets = pytest.importorskip("sklearn.datasets")
     expected = datasets.load_digits(return_X_y=True)
     assert all(map(np.array_equal, read_digits(), expected))
     monkeypatch.setattr("pathlib.Path.is_file", lambda self: False)

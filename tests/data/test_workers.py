@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -112,6 +113,14 @@ def test_processes(reading: Workers) -> None:
         assert all((found[position] == item).all() for position, item in enumerate(items) if item <= 255)
     reading.map([partial(pixels, 1)], portable=False)
     assert reading.processes and reading.processes.memory.size < 4 * found.nbytes  # buffers are used again
+
+
+def test_a_process_that_does_not_stop_is_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        wait = process.wait
+        monkeypatch.setattr(process, "wait", lambda timeout=None: wait(timeout and 0.01))
+        workers.close(process, [])
+        assert process.returncode == -signal.SIGKILL
 
 
 @needs_processes
