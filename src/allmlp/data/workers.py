@@ -176,9 +176,9 @@ class WorkerProcesses:
             connection.send(job)
             return connection.recv()
         except (EOFError, OSError) as reason:
-            if self.is_ready:
+            was_ready, self.is_ready = self.is_ready, False  # before the message: other threads come here, too
+            if was_ready:
                 log.warning("a process that decodes images has ended: they are now decoded by threads")
-            self.is_ready = False
             raise WorkerEnded from reason
         finally:
             self.idle.put(connection)
