@@ -74,7 +74,7 @@ NOT_RUN = {
     "allmlp export mixer/ mixer.pt2 --device cuda": GPU,
     "allmlp serve": SERVER,
     "allmlp serve runs/photos runs/reviews --port 8080": SERVER,
-    "allmlp serve small=runs/a/model large=timm:mixer_b16_224 --device cuda": SERVER,
+    "allmlp serve small=runs/a large=timm:mixer_b16_224 --device cuda": SERVER,
     "allmlp bench mixer_b16 resmlp_s24 gmlp_s16 vit_b16 --batch-size 256": MINUTES,
     "allmlp bench mixer_s16 --batch-size 1,8 --device cpu": MINUTES,
     "allmlp bench mixer_b16 timm:resnet50 --batch-size 1-1024": MINUTES,

@@ -24,7 +24,7 @@ from allmlp.data.squad import Squad, WindowConfig
 from allmlp.data.tokenizer import TextData, TokenizerConfig, load_tokenizer
 from allmlp.device import as_dtype, sum_dtype, warn_of_slow_format
 from allmlp.errors import UserError
-from allmlp.files import RUN
+from allmlp.files import RUN, finite
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.forecast import Forecaster, series_folder
@@ -101,7 +101,7 @@ class Evaluation:
         lists = "class_results", "confusions", "origins"
         rows = {name: [row._asdict() for row in getattr(self, name)] for name in lists}
         rest = {name: value for name, value in vars(self).items() if name not in ("metrics", *rows)}
-        return rest | self.metrics | rows
+        return finite(rest | self.metrics | rows)
 
 
 class ClassifierOutputs(NamedTuple):

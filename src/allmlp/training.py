@@ -40,7 +40,7 @@ from allmlp.models.model import Model
 from allmlp.models.zoo import create
 from allmlp.optim import set_lr
 from allmlp.pace import Pace
-from allmlp.plan.fits import check_training, check_weights
+from allmlp.plan.fits import check_run
 from allmlp.quantization import round_weights
 from allmlp.record import add_to_record, claim, load_data, read_run, record_data, run_folder
 from allmlp.run import Run
@@ -107,11 +107,7 @@ def training_loop(
         missing = "lora adapts a trained model" if run.lora else "the run has no model"
         raise UserError(f"{missing}: name the one to start from, --model FOLDER")
     spec = run.task.configure_model(run.model or start.spec_for(dataset), dataset)  # type: ignore[union-attr]
-    if run.freeze_fraction == 1:  # most weights and activations are not kept for a backward pass
-        check_weights(spec, world.device)
-    else:
-        options = run.sharding, run.grad_checkpointing, run.ema_decay is not None, run.grad_accum_steps, bool(run.lora)
-        check_training(spec, run.batch_size, run.optim, world.device, world.size, *options)
+    check_run(run, spec, world.device, world.size)
     model = create(spec, seed=run.seed, device=world.device)
     parameters = count(model.parameters())
     if start is not None:

@@ -324,8 +324,10 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         if cache is not None:
             mask = cache.extend_mask(self, mask, x)
         start = 0 if cache is None else cache.length
-        tokens = self.spec.stem.tokens if isinstance(self.spec.stem, PatchEmbed) else x.shape[1]
-        bias = None if self.relative is None else self.relative(start, start + tokens)
+        bias = None
+        if self.relative is not None:
+            tokens = self.spec.stem.tokens if isinstance(self.spec.stem, PatchEmbed) else x.shape[1]
+            bias = self.relative(start, start + tokens)
         return Context(mask, memory, memory_mask, bias, cache, documents)
 
     def check_documents(self, cache: Cache | None) -> None:

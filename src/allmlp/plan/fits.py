@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +18,9 @@ from allmlp.models.model import ModelSpec
 from allmlp.optim import Optim
 from allmlp.plan.activations import FLOAT32, Execution
 from allmlp.plan.memory import Memory, Sharding, memory, weights
+
+if TYPE_CHECKING:
+    from allmlp.run import Run
 
 GIGABYTE = 1e9
 SURE = 2**28
@@ -76,6 +80,14 @@ def check_weights(spec: ModelSpec, device: torch.device, copies: int = 1) -> Non
             f"{count:,} parameters need {copies * FLOAT32 * count / GIGABYTE:,.1f} GB, and {free / GIGABYTE:,.1f} GB "
             f"of {device.type} memory are free: lower the {largest_fields(spec)} of the model"
         )
+
+
+def check_run(run: Run, spec: ModelSpec, device: torch.device, processes: int) -> None:
+    """Raise UserError if a training step of `run` with the model `spec` needs more than the available memory."""
+    if run.freeze_fraction == 1:  # hardly anything is kept for a backward pass
+        return check_weights(spec, device)
+    options = run.sharding, run.grad_checkpointing, run.ema_decay is not None, run.grad_accum_steps, bool(run.lora)
+    return check_training(spec, run.batch_size, run.optim, device, processes, *options)
 
 
 def check_training(
