@@ -17,8 +17,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import allmlp
 
 
-def main(folder: str, epochs: int = 3) -> None:
+def main(folder: str) -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train(folder)
+    # After `train`, so that its DistributedDataParallel has been freed: afterwards it may wait forever for gloo.
+    dist.destroy_process_group()
+
+
+def train(folder: str, epochs: int = 3) -> None:
     device = torch.device("cuda", dist.get_rank()) if torch.cuda.is_available() else torch.device("cpu")
     pixels, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(pixels).float().view(-1, 1, 8, 8) / 16, torch.tensor(labels))
@@ -36,7 +42,6 @@ def main(folder: str, epochs: int = 3) -> None:
             optimizer.step()
     if dist.get_rank() == 0:
         allmlp.save(model.module, folder)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -171,6 +171,7 @@ wrapped = DistributedDataParallel(allmlp.load(folder).train())
 x = torch.randn(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
 (loss(wrapped, x[rank::2]) / 2).backward()
 torch.save(gradients(wrapped.module), f"{out}/{rank}.pt")
+del wrapped  # freed after its group is destroyed, it can wait forever for a thread of gloo that waits for Python's lock
 dist.destroy_process_group()
 """
 
