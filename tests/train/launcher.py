@@ -65,11 +65,19 @@ class Launcher:
         environment = {**os.environ, **ENVIRONMENT}
         lines = [(list(arguments), str(log), environment) for arguments, log in launches]
         print(json.dumps(lines), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
+        try:
+            answer = self.process.stdout.readline()
+        except BaseException:  # the time limit of a test: the next launch does not wait for what hangs
+            self.kill()
+            raise
         assert answer, f"the launcher has ended with {self.process.wait()}"
         return json.loads(answer)
 
     def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
+            self.process = None
