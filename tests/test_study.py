@@ -719,7 +719,7 @@ def test_a_real_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     def start(command: list[str], **options: Any) -> Any:
         return (subprocess.Popen if "val_size=0" in command else InProcess)(command, **options)
 
-    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=start, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
     monkeypatch.chdir(tmp_path)
     arguments = ("digits_gmlp", "--sweep", "optim.lr=1e-3,3e-3", "--seeds", "1", "--set", "budget.steps=2")
     code, out, err = run_command(capsys, *arguments, "--device", "cpu", "--jobs", "3")
