@@ -286,9 +286,10 @@ def run(memory: int, first: int, *others: int) -> None:
         reason = one_line(error) or type(error).__name__
     with suppress(OSError):
         control.send(reason)
-    with suppress(ChildProcessError):
-        while sys.platform == "linux":
-            os.wait()
+    if sys.platform == "linux":
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()
 
 
 def answer(connection: Connection, memory: int, function: Function) -> None:
