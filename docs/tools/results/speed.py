@@ -162,14 +162,14 @@ def cpu() -> str:
     return table((what, "timm eager", "ours eager", "compiled", "ours fast", "ours in ONNX Runtime"), rows)
 
 
-def edge() -> str:
+def edge(name: str = "edge") -> str:
     """Small models at about equal multiply-adds on one core: every side in milliseconds, and the fastest of each."""
-    found = document("edge")["rows"]
+    found = document(name)["rows"]
     rows = []
-    for name in dict.fromkeys(row["row"] for row in found):
+    for size in dict.fromkeys(row["row"] for row in found):
         models: dict[str, dict[str, Record]] = {}
         for row in found:
-            if row["row"] == name:
+            if row["row"] == size:
                 models.setdefault(row["model"], {})[row["side"]] = row
         ours, peer = (min(sides.values(), key=lambda row: median(row["calls_s"])) for sides in models.values())
         for model, sides in models.items():
@@ -186,9 +186,9 @@ def edge() -> str:
     return table((*header, "times as fast as the other, fastest of each"), rows)
 
 
-def edge_int8() -> str:
+def edge_int8(name: str = "edge") -> str:
     """The bundled model on one core: speed against timm in eager mode, and accuracy."""
-    found = document("edge")["bundled"]
+    found = document(name)["bundled"]
     eager, rows = {"calls_s": found["calls_s"]["timm eager"]}, []
     for side, times in found["calls_s"].items():
         right = found["right"].get(side)
@@ -227,6 +227,8 @@ BLOCKS = {
     "feeding-cpu": partial(feeding, "feeding_cpu"),
     "edge": edge,
     "edge-int8": edge_int8,
+    "edge-x86": partial(edge, "edge_x86"),
+    "edge-x86-int8": partial(edge_int8, "edge_x86"),
     "bench-inference": inference,
     "bench-vit": against_vit,
     "bench-training": training,
