@@ -151,15 +151,16 @@ def against_vit() -> str:
     return commands(*AGAINST_VIT) + table(("model", "against", "times"), rows)
 
 
-def cpu() -> str:
+def cpu(name: str = "cpu") -> str:
     rows = []
-    for cell in cells(BENCHMARKS / "cpu.json"):
-        eager = cell.sides["timm eager"]
+    for cell in cells(BENCHMARKS / f"{name}.json"):
+        assert cell.peer is not None
         others = [cell.sides.get(f"ours {mode}") for mode in ("eager", "compiled", "fast", "onnx")]
-        sides = [f"{ratio(one, eager)}, {percent(one['mfu'], 0)}" if one else NOTHING for one in others]
-        rows.append((f"{cell.model}, batch {cell.batch}", percent(eager["mfu"], 0), *sides))
-    what = "times as fast as timm eager, and share of the matrix rate"
-    return table((what, "timm eager", "ours eager", "compiled", "ours fast", "ours in ONNX Runtime"), rows)
+        sides = [f"{ratio(one, cell.peer)}, {percent(one['mfu'], 0)}" if one else NOTHING for one in others]
+        peer = f"{cell.peer['backend'].split()[1]}, {percent(cell.peer['mfu'], 0)}"
+        rows.append((f"{cell.model}, batch {cell.batch}", peer, *sides))
+    what = "times as fast as timm, and share of the matrix rate"
+    return table((what, "timm", "ours eager", "compiled", "ours fast", "ours in ONNX Runtime"), rows)
 
 
 def edge(name: str = "edge") -> str:
@@ -235,4 +236,5 @@ BLOCKS = {
     "bench-pretraining": pretraining,
     "bench-latency": latency,
     "bench-cpu": cpu,
+    "bench-cpu-x86": partial(cpu, "cpu_x86"),
 }
