@@ -17,6 +17,7 @@ PAGES = (
     "docs/results.md",
     "docs/further_results.md",
     "docs/study_tables.md",
+    "docs/guides/adapting.md",
     "docs/guides/properties.md",
     "benchmarks/README.md",
     "weights/text/README.md",

@@ -21,7 +21,7 @@ def few_shot_images() -> dict[str, Run]:
 
     allmlp train few_shot_images --set data.path=photos/ --set train_per_class=4
     allmlp study few_shot_images --set data.path=photos/ --seeds 5
-    Each seed draws other images. `--model FOLDER` starts from another model. Not run here.
+    Each seed draws other images. `--model FOLDER` starts from another model. Results: docs/guides/adapting.md.
     """
     crop = RandomResizedCrop(scale=(0.5, 1.0), size=(128, 128))
     mean = std = (0.5, 0.5, 0.5)
