@@ -140,7 +140,8 @@ def watch(
         ended = process.poll() is not None  # before the last look at its record
         text = made.read_text(encoding="utf8") if made.is_file() else '{"rows": []}'
         if len(rows := json.loads(text)["rows"]) > done:
-            write_text_atomically(record, text)
+            # Its command names a folder "bench" instead of the temporary one.
+            write_text_atomically(record, text.replace(json.dumps(str(made.parent)), '"bench"'))
             for row in rows[done:]:
                 rate = f"{row['rate_per_s']:,.0f} {row['unit']}/s" if row["rate_per_s"] else row["note"]
                 print(f"{row['model']}, {row['backend']}, batch {row['batch']}: {rate}", flush=True)
