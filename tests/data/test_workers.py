@@ -30,7 +30,7 @@ from allmlp.data.decode import Decode
 from allmlp.data.image_folder import ImageFolder
 from allmlp.data.shards import Shard, Shards
 from allmlp.data.workers import Dispatcher, Job, SharedMemory, Workers, split
-from allmlp.prediction.inputs import Inputs, fetch
+from allmlp.prediction.inputs import Inputs, ShardPart
 from allmlp.prediction.predictor import read_image
 from allmlp.prediction.stream import is_portable
 
@@ -176,7 +176,7 @@ def test_predictions_by_processes(reading: Workers, tmp_path: Path) -> None:
     """What `predict` sends: paths, and functions that read bytes of shards."""
     file = tmp_path / "one.png"
     save(9, file)
-    sources = file, tmp_path / "none.png", partial(fetch, partial(Shard(str(file)).read, 0, 10**6))
+    sources = file, tmp_path / "none.png", ShardPart(Shard(str(file)), 0, 10**6)
     found, failed = reading.map(sources)
     assert failed == [1] and (found[[0, 2]] == 9).all()
 

@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allmlp.errors import one_line
+from allmlp.threads import limit
 
 log = logging.getLogger("allmlp.data")
 PROCESSES_FROM = 4
@@ -117,6 +118,11 @@ class Workers:
             if self.processes is processes:
                 log.warning("the processes that decode images have ended (%s): threads decode them now", reason)
                 self.processes, self.may_fork = None, False
+
+
+def own_cores() -> int:
+    """The cores of this process: those that torchrun starts on a machine share them."""
+    return math.ceil(limit() / int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def split(items: int, workers: int, most: int) -> list[range]:

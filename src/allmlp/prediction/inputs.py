@@ -55,6 +55,17 @@ class Item(NamedTuple):
     """Cells of a table row that are copied to the answer."""
 
 
+class ShardPart(NamedTuple):
+    """A file in a shard; called, it returns its bytes."""
+
+    shard: Shard
+    offset: int
+    size: int
+
+    def __call__(self) -> bytes:
+        return fetch(partial(self.shard.read, self.offset, self.size))
+
+
 class Columns(NamedTuple):
     """Columns of tables; where they are not named, they are found by common names."""
 
@@ -233,8 +244,7 @@ class Inputs:
             with shard.open() as file:
                 for member in members(file):
                     if os.path.splitext(member.name)[1].lower() in wanted:
-                        source = partial(fetch, partial(shard.read, member.offset, member.size))
-                        yield Item(f"{shard}/{member.name}", source)
+                        yield Item(f"{shard}/{member.name}", ShardPart(shard, member.offset, member.size))
         except (OSError, tarfile.TarError) as reason:
             raise UserError(f"{shard} is damaged or not a tar file: {one_line(reason)}") from reason
 
