@@ -57,7 +57,7 @@ def members(file: IO[bytes]) -> Iterator[Member]:
 def plain_size(header: bytes) -> int | None:
     """The size in a header; None if it is not a plain number, or if the checksum is wrong."""
     try:
-        size, checksum = (int(header[start:end].partition(b"\0")[0], 8) for start, end in ((124, 136), (148, 156)))
+        size, checksum = int(header[124:136].rstrip(b"\0 "), 8), int(header[148:156].rstrip(b"\0 "), 8)
     except ValueError:
         return None
     is_whole = len(header) == BLOCK and sum(header) - sum(header[148:156]) + 8 * ord(" ") == checksum
@@ -69,8 +69,9 @@ def padded(size: int) -> int:
 
 
 def full_name(header: bytes) -> str:
-    name, prefix = (
-        header[start:end].partition(b"\0")[0].decode(tarfile.ENCODING, "surrogateescape")
-        for start, end in ((0, 100), (345, 500))
-    )
+    name, prefix = text(header[:100]), text(header[345:500])
     return f"{prefix}/{name}" if prefix else name
+
+
+def text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(tarfile.ENCODING, "surrogateescape")
