@@ -100,6 +100,13 @@ def test_jobs_cover_all_items(items: int) -> None:
     assert all(1 <= len(job) <= 4 for job in jobs) and (items < 6 or len(jobs) >= 6)
 
 
+def test_processes_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "limit", lambda: 15)
+    assert workers.own_cores() == 15
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert workers.own_cores() == 2
+
+
 def test_threads() -> None:
     made = Workers(fill, SHAPE, 4)
     found, failed = made.map([1, 300, 3])

@@ -69,6 +69,24 @@ def test_ten_thousand_inputs_in_flat_memory() -> None:
     assert count == 10_000 and BATCH // 2 < Decoded.most <= MOST
 
 
+def test_a_gpu_computes_the_next_batch_while_answers_are_made() -> None:
+    events = []
+
+    def start(batch: list[int]) -> Results:
+        events.append(f"start {batch[0]}")
+
+        def results() -> list[int]:
+            events.append(f"wait {batch[0]}")
+            return batch
+
+        return results
+
+    items = [Item(str(number), number) for number in range(7)]
+    found = answers(items, lambda number: number, start, 3, torch.device("meta"))
+    assert [answer.value for answer in found] == [*range(7)]
+    assert events == ["start 0", "start 3", "wait 0", "start 6", "wait 3", "wait 6"]
+
+
 def test_stopping_early_ends_the_threads() -> None:
     before = threading.active_count()
     found = answers((Item(str(number), number) for number in range(1000)), decode, compute, BATCH)

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +66,12 @@ def features(predictor: Predictor, items: Iterable[Item], batch_size: int | None
 
     def start(decoded: Any) -> Results:
         wait = start_copies(predictor.embed(decoded))
-        return lambda: wait()[0].numpy()  # noqa: PLW0108 - it waits
+
+        def results() -> np.ndarray:
+            (found,) = wait()
+            return found.numpy().copy()  # page-locked memory is not kept
+
+        return results
 
     workers = predictor.workers if isinstance(predictor, ImagePredictor) else None
     return answers(items, predictor.read, start, batch_size, predictor.device, workers)
