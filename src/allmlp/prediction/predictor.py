@@ -9,7 +9,7 @@ import copy
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,8 +53,8 @@ CPU_BATCH_SIZE = 32
 MAX_PADDING = 1024
 Rows = list[list[Prediction]]
 """The answer to one input: one row, best first; a text with several [MASK] tokens has a row for each."""
-Images = Sequence[Tensor]
-"""Pixels (uint8, c h w): a list, or a tensor with one more axis, which may be on the device already."""
+Images = list[Tensor] | Tensor
+"""Pixels (uint8): a list of c h w, or n c h w, which may be on the device already."""
 
 
 class ImagePredictor:
@@ -162,10 +162,10 @@ class ImagePredictor:
         outputs = self.outputs(images)
         labels = self.name_outputs(outputs)
         if self.task == "values":
-            name, results = name_values, start_copies(outputs.flatten(1))
-        else:
-            name, results = name_classes, start_copies(*outputs.softmax(1).topk(min(top_k, outputs.shape[1])))
-        return lambda: [[row] for row in name(*results(), labels)]
+            values = start_copies(outputs.flatten(1))
+            return lambda: [[row] for row in name_values(values()[0], labels)]
+        best = start_copies(*outputs.softmax(1).topk(min(top_k, outputs.shape[1])))
+        return lambda: [[row] for row in name_classes(labels, *best())]
 
     @cached_property
     def encoder(self) -> Callable[[Tensor], Tensor]:
