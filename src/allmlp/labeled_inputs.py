@@ -148,7 +148,10 @@ def text_inputs(place: str) -> LabeledInputs:
     """The test split of labeled texts, or all texts of data without splits."""
     data = find_data(place)
     if not isinstance(data, LabeledText):
-        raise UserError(f"the model classifies texts, but {place} is not a table of texts with labels")
+        raise UserError(
+            f"the model classifies texts, but {place} is neither a table of texts with labels nor a folder of text "
+            "files per class"
+        )
     reader, title = LabeledTextReader(data), place
     rows = reader.read(data.test or data.path)
     last = "" if data.test else split_for_testing({row.split for row in rows})

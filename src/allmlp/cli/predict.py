@@ -202,7 +202,7 @@ def print_table(table: AnswerTable, answers: Iterable[Answer], job: PredictionJo
     if any(fitting(others, room) for *_, others in rows):
         show.add_column("then", style="dim")
     for name, label, chance, others in rows:
-        kept = shorten(name, name_width, job.inputs.reads == "images")
+        kept = shorten(name, name_width, job.inputs.reads == "images" or job.inputs.whole_files)
         show.add_row(*map(cell, [kept, label, f"{chance:>6}", fitting(others, room)][: len(show.columns)]))
     for column in show.columns:
         column.no_wrap, column.overflow = True, "ellipsis"

@@ -2,8 +2,8 @@
 
 A folder is, in this order: a dataset in its official layout (CIFAR-10, CIFAR-100, MNIST, Oxford Pets, Flowers-102), a
 dataset saved by the `datasets` package, tar shards, a table of images, folders of images, other tables, SQuAD files,
-aligned files of two languages, plain text. A table is, in this order: images with labels, translations, time series
-(times and numbers, no texts), labeled texts, plain text.
+aligned files of two languages, folders of texts, plain text. A table is, in this order: images with labels,
+translations, time series (times and numbers, no texts), labeled texts, plain text.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
 from allmlp.data.text_files import PEEKED_BYTES, file_system, find_encoding, find_files, open_file
+from allmlp.data.text_folder import TextFolder
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
 
@@ -143,7 +144,7 @@ def detect_folder(folder: Path) -> Data:
     return (
         detect_squad(folder, [str(file) for file in files if is_squad(str(file))])
         or detect_aligned(files)
-        or detect_text(folder)
+        or (LabeledText(str(folder)) if TextFolder(folder).has_classes() else detect_text(folder))
     )
 
 
