@@ -26,6 +26,7 @@ from allmlp.data.columns import (
 )
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Data
+from allmlp.data.digits import Digits
 from allmlp.data.flowers import Flowers102, is_flowers
 from allmlp.data.frequency import is_time
 from allmlp.data.hub_dataset import HubDataset
@@ -45,6 +46,16 @@ from allmlp.data.text_folder import TextFolder
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
 
+NAMED: dict[str, Data] = {
+    "cifar10": Cifar10(),
+    "cifar100": Cifar100(),
+    "mnist": Mnist(),
+    "fashion_mnist": Mnist(variant="fashion"),
+    "digits": Digits(),
+    "pets": OxfordPets(),
+    "flowers102": Flowers102(),
+}
+"""Data by name, at their default locations."""
 OFFICIAL = (
     (r"cifar-10-(batches|binary|python).*|data_batch_1(\.bin)?|cifar10-train1\.zip", Cifar10),
     (r"cifar-100-(binary|python).*|cifar100-train1\.zip", Cifar100),
@@ -66,10 +77,14 @@ SOURCE_FIRST = ("source", "src")
 
 
 def detect_data(place: str) -> Data:
-    """Detect the dataset at a file, folder, pattern or URL, two aligned files joined by +, or hf:NAME on the Hub."""
+    """Detect the dataset at a file, folder, pattern or URL, two aligned files joined by +, hf:NAME on the Hub, or one
+    of `NAMED`.
+    """
     if place.startswith("hf:"):
         return detect_hub(place.removeprefix("hf:"))
     path = expand_user(place)
+    if place in NAMED and not path.exists():
+        return NAMED[place]
     if "://" not in place and path.is_dir():
         return detect_folder(path)
     if "+" in place and not path.exists() and all(expand_user(side).is_file() for side in split_pair(place)):
