@@ -62,6 +62,14 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
         {**{f"images/{n}.png": "" for n in range(4)}, "labels.csv": LISTED},
         ImageTable("D/labels.csv"),
     ),
+    "images without suffixes in a table": (
+        {**{f"images/{n}.png": "" for n in range(4)}, "labels.csv": LISTED.replace("image", "id").replace(".png", "")},
+        ImageTable("D/labels.csv"),
+    ),
+    "images of a contest": (
+        {**images("train", "test"), "labels.csv": "image,label\ntrain/0.png,a\ntrain/1.png,b\n"},
+        ImageTable("D/labels.csv"),
+    ),
     "tables of images": (
         {**{f"{n}.png": "" for n in range(4)}, "train.csv": LISTED, "test.csv": LISTED},
         ImageTable("D/train.csv", test="D/test.csv"),
@@ -175,7 +183,8 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     """For the kinds whose files here are complete."""
     pytest.importorskip("tokenizers")
     monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
-    for kind in ("class folders", "images and a table", "one table", "splits of texts", "aligned files", "text"):
+    complete = ("class folders", "images without suffixes in a table", "one table", "splits of texts", "aligned files")
+    for kind in (*complete, "text"):
         root = make(tmp_path / kind / "D", FOLDERS[kind][0])
         for number, file in enumerate(root.rglob("*.png")):
             Image.new("RGB", (8, 8), (number, 0, 1)).save(file)

@@ -104,6 +104,8 @@ def test_tables_of_image_files_without_suffix_or_folder(photos: Path) -> None:
         "0.png",
         "no",
     ]
+    by_stem = write(photos / "ids.csv", [{"id": name, "who": "a"} for name in ("2", "3")])
+    assert names(by_stem) == [str(photos / "2.png"), str(photos / "b/3.png")]
 
 
 def test_shards_and_object_stores(photos: Path, images: Path) -> None:

@@ -30,8 +30,8 @@ from allmlp.data.digits import Digits
 from allmlp.data.flowers import Flowers102, is_flowers
 from allmlp.data.frequency import is_time
 from allmlp.data.hub_dataset import HubDataset
-from allmlp.data.image_folder import ImageFolder, folders
-from allmlp.data.image_table import FileFinder, ImageTable
+from allmlp.data.image_folder import ImageFolder, folders, split_folders
+from allmlp.data.image_table import LOOKED_UP, FileFinder, ImageTable, stem_column
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus, split_pair
@@ -144,8 +144,10 @@ def detect_folder(folder: Path) -> Data:
         return detect_shards(str(folder), folder)
     files = [folder / name for name in names if (folder / name).is_file()]
     tables = [PeekedTable(str(file)) for file in files if is_table(file) and not is_squad(str(file))]
-    listings = [table for table in tables if table.lists_images() and table.label]
-    if listings and len(with_images) > 1:
+    classes = [name for name in with_images if name.casefold() not in SPLIT_NAMES or split_folders(folder)]
+    by_stem = len(classes) < 2 and (bool(with_images) or any(map(is_image_name, names)))
+    listings = [table for table in tables if table.lists_images(by_stem) and table.label]
+    if listings and len(classes) > 1:
         raise UserError(
             f"{folder} has folders of images and a table of images, {Path(listings[0].file).name}: for the table, name "
             f'it, {listings[0].file}; for the folders, set data={{"kind": "ImageFolder", "path": "{folder}"}}'
@@ -293,13 +295,15 @@ class PeekedTable:
         """A label column; any one if there are several."""
         return self.named(LABEL_COLUMNS) or next((sample.name for sample in self.samples if sample.is_label), None)
 
-    def lists_images(self) -> bool:
-        """Whether a column names existing image files."""
+    def lists_images(self, by_stem: bool = False) -> bool:
+        """Whether a column names existing image files; with `by_stem` also one of another name, without suffixes."""
         if "://" in self.file:
             return False
         column, finder = self.named(IMAGE_COLUMNS), FileFinder(Path(self.file).parent)
         chosen = [sample for sample in self.samples if sample.is_image or sample.name == column]
-        return any(finder.find(value.strip()) for sample in chosen for value in sample.values[:10])
+        if any(finder.find(value.strip()) for sample in chosen for value in sample.values[:LOOKED_UP]):
+            return True
+        return by_stem and stem_column(self.samples, finder) is not None
 
 
 def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
@@ -328,7 +332,7 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
         return LabeledText(train, test, val)
     if text and table_suffix(first.file) not in (".csv", ".tsv"):
         return Corpus(train, test, text_field=text)
-    if any(sample.is_image for sample in first.samples):
+    if any(sample.is_image for sample in first.samples) or first.lists_images(by_stem=True):
         return ImageTable(train, test=test, val=val)  # whose error says which files are missing
     if time:
         raise UserError(

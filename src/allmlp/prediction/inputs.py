@@ -296,9 +296,16 @@ def read_url(url: str) -> bytes:
 
 
 def image_column(table: Table, wanted: str) -> str:
-    """The requested column, else one with names of image files, else one with a common name."""
-    found = [] if wanted else [sample.name for sample in sample_columns(table) if sample.is_image]
-    column = found[0] if found else named_column(table.columns, wanted, IMAGE_COLUMNS, table.file)
+    """The requested column, else one with names of image files, else one with a common name, else one whose values are
+    names of images without their suffix.
+    """
+    samples = [] if wanted else sample_columns(table)
+    column = next((sample.name for sample in samples if sample.is_image), None)
+    column = column or named_column(table.columns, wanted, IMAGE_COLUMNS, table.file)
+    if column is None and "://" not in table.file:
+        from allmlp.data.image_table import FileFinder, stem_column
+
+        column = stem_column(samples, FileFinder(Path(table.file).parent))
     if column is None:
         raise UserError(f"{table.file}: none of {', '.join(table.columns)} names image files: set --column")
     return column
