@@ -128,7 +128,7 @@ def stem_column(samples: Sequence[ColumnSample], finder: FileFinder) -> str | No
     """The column whose values are different names of images without their suffix."""
     for sample in samples:
         values = [value.strip() for value in sample.values[:LOOKED_UP]]
-        if len({*values}) == len(values) > 1 and all(map(finder.find, values)):
+        if 1 < len(sample.values) == sample.distinct and all(map(finder.find, values)):
             return sample.name
     return None
 
