@@ -697,7 +697,7 @@ def test_command(
     assert code == 0 and out == "study digits_mixer: 0 of 4 runs done, 4 left\n" and not err
     timed = ("--set", "budget.minutes=5", "--minutes", "1", "--val-size", "90")
     code, out, err = run_command(capsys, *sweeping, *timed)
-    assert code == 0 and "4 left, about 24:00 in 4 portions of 1 minutes; continue with: allmlp" in out and not err
+    assert code == 0 and "4 left, about 24:00 in 4 portions of 1 minute; continue with: allmlp" in out and not err
     code, out, err = run_command(capsys, *sweeping, "--val-size", "90")
     assert code == 0 and out.splitlines()[-1] == "study digits_mixer: complete, 4 runs" and err.count("started") == 4
     assert all(c["data.path"] == "x" for c in calls(fake)) and "50.50" in out and "50.50 ±" not in out

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli.app import app, cell, complete_name, console, examples, next_command, plain_table, print_json
-from allmlp.errors import UserError, lookup
+from allmlp.errors import UserError, lookup, plural
 
 if TYPE_CHECKING:
     from allmlp.plan.check import Comparison
@@ -276,7 +276,7 @@ def print_estimate(found: Estimate) -> None:
     title = f" on {job.gpus:,} {job.card.name}, {type(job.optim).__name__}, {job.precision}, {mode}"
     screen.print(Text.assemble((job.name, "bold"), title))
     print(
-        f"{job.samples:,.0f} samples x {job.epochs:g} epochs, batch size {job.batch_size:,} "
+        f"{job.samples:,.0f} samples x {job.epochs:g} epoch{'s' * (job.epochs != 1)}, batch size {job.batch_size:,} "
         f"({job.local_batch_size:,} per GPU)"
     )
     heading(f"Memory per GPU in GB ({USABLE * job.card.memory / GIGABYTE:.0f} usable; ckpt: gradient checkpointing)")
@@ -305,7 +305,7 @@ def print_estimate(found: Estimate) -> None:
         f"{1e3 * step.exposed:,.1f} ms are not overlapped; {step.hiding_bandwidth / 1e9:,.1f} GB/s per GPU would "
         "hide all of it",
     )
-    line("step", f"{1e3 * step.seconds:,.1f} ms, {found.throughput:,.0f} samples/s; {job.steps:,} steps")
+    line("step", f"{1e3 * step.seconds:,.1f} ms, {found.throughput:,.0f} samples/s; {plural(job.steps, 'step')}")
     line(
         "data",
         f"{found.sample_bytes:,.0f} bytes per sample: {found.read_bandwidth / 1e9:,.2f} GB/s from the object store, "

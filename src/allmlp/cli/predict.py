@@ -15,7 +15,7 @@ import typer
 from allmlp.cli import job as shared
 from allmlp.cli.app import app, cell, console, examples, next_command
 from allmlp.cli.job import PredictionJob
-from allmlp.errors import UserError, printable
+from allmlp.errors import UserError, plural, printable
 from allmlp.files import finite
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
     known = forecaster.known
     if out is not None:
         shown = write_forecasts(forecasts, forecaster, Path(out))
-        print(f"wrote {out}: {forecaster.horizon} steps of {known.frequency} after the last of each series")
+        print(f"wrote {out}: {plural(forecaster.horizon, 'step')} of {known.frequency} after the last of each series")
         draw_forecasts(shown, forecaster, Path(out).with_suffix(".png"))
         print(f"wrote {Path(out).with_suffix('.png')}")
         next_command("serve", model)

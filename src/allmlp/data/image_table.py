@@ -24,10 +24,10 @@ from allmlp.data.columns import (
 )
 from allmlp.data.dataset import ImageDataset
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
-from allmlp.data.splits import listing, plural
+from allmlp.data.splits import listing
 from allmlp.data.tables import read_table
 from allmlp.data.text_files import find_files
-from allmlp.errors import UserError, did_you_mean
+from allmlp.errors import UserError, did_you_mean, plural
 from allmlp.files import expand_user
 
 MAX_MISSING = 0.1
@@ -119,9 +119,7 @@ class ImageTable(ImageFileData):
                     "data.folder to the folder of the images"
                 )
             if missing:
-                notes.append(
-                    f"skipped {plural(len(missing), 'image', 'images')} not in {finder.root}: {listing(missing)}"
-                )
+                notes.append(f"skipped {plural(len(missing), 'image')} not in {finder.root}: {listing(missing)}")
 
 
 def stem_column(samples: Sequence[ColumnSample], finder: FileFinder) -> str | None:

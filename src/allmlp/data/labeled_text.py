@@ -30,19 +30,12 @@ from allmlp.data.columns import (
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.splits import (
-    group_by_keys,
-    overlap_notes,
-    plural,
-    similar_class_note,
-    single_example_note,
-    split_by_group,
-)
+from allmlp.data.splits import group_by_keys, overlap_notes, similar_class_note, single_example_note, split_by_group
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table, test_names
 from allmlp.data.text_files import find_files, open_text
 from allmlp.data.text_folder import TextFolder
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
-from allmlp.errors import UserError, did_you_mean
+from allmlp.errors import UserError, did_you_mean, plural
 from allmlp.files import expand_user
 from allmlp.spec import Count, Rate, Seed
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from allmlp.data.columns import SPLIT_NAMES
 from allmlp.data.image_folder import UNLABELED_FOLDERS, folders, only_folder, split_folders
-from allmlp.data.splits import listing, plural
+from allmlp.data.splits import listing
 from allmlp.data.tables import COMPRESSED, Table, TableRow
 from allmlp.data.text_files import ABOUT_DATA, read_documents
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, one_line, plural
 
 CLASS_SUFFIXES = (".txt", *(f".txt{suffix}" for suffix in COMPRESSED))
 MAX_STRAY = 0.1
