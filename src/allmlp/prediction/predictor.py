@@ -35,7 +35,7 @@ from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
-from allmlp.models.model import Model
+from allmlp.models.model import Model, uncompiled
 from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
 from allmlp.prediction.staging import Staging
 from allmlp.tasks.task import Normalize
@@ -402,7 +402,7 @@ def open_predictor(
     fast model on a GPU. Device and dtype of a loaded model are its own by default.
     """
     dtype = None if dtype is None else as_dtype(dtype)
-    model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
+    model = uncompiled(model)
     if isinstance(model, Model):
         return loaded_predictor(model, device, dtype, fast)
     if not isinstance(model, str | os.PathLike):
