@@ -180,9 +180,7 @@ def print_scaling(found: Scaling) -> None:
     print(f"95 % intervals: E {found.floor_range[0]:.4g} to {found.floor_range[1]:.4g}, alpha {low:.3g} to {high:.3g}")
     if found.held_out_error is not None:
         count = len(found.held_out)
-        print(
-            f"held out: {count} run{'s' * (count > 1)} predicted from smaller ones, off by {found.held_out_error:.2%}"
-        )
+        print(f"held out: {plural(count, 'run')} predicted from smaller ones, off by {found.held_out_error:.2%}")
     else:
         print("held out: no run has enough smaller ones to be predicted from")
     ahead = found.next
@@ -309,7 +307,7 @@ def print_estimate(found: Estimate) -> None:
     line(
         "data",
         f"{found.sample_bytes:,.0f} bytes per sample: {found.read_bandwidth / 1e9:,.2f} GB/s from the object store, "
-        f"{found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({found.nodes:,} nodes); "
+        f"{found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({plural(found.nodes, 'node')}); "
         f"{found.host_memory / 1e9:,.1f} GB of host memory per process for the sampler and the index",
     )
     writing = f"{failures.checkpoint:,.1f} s to write"
