@@ -138,6 +138,8 @@ def test_text_files_in_folders_of_classes(tmp_path: Path) -> None:
     parts = spec.replace(path=str(tmp_path / "train"), test=str(tmp_path / "test")).load()
     assert parts.checksum() == data.checksum() and parts.test_names == ("test",)
     assert len(spec.replace(val_fraction=0.34).load().validation) == 2
+    (tmp_path / "train" / "pos" / "1.txt").write_bytes(b"caf\xe9")
+    assert spec.load().notes[2] == "1 file is not UTF-8, so that letters are missing: train/pos/1.txt"
     (tmp_path / "test" / "new").mkdir()
     (tmp_path / "test" / "new" / "1.txt").write_text("x")
     with pytest.raises(UserError, match="unknown label 'new'"):

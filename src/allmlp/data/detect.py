@@ -343,7 +343,7 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
     what = (
         "column of labels, called label or with few different values" if texts else "column of texts, images or times"
     )
-    hint = "" if texts else ", or write a row for each time and name them date"
+    hint = "" if texts else ", or image and label, or write a row for each time and name them date"
     some = ", ".join([*columns[:10], *(["..."] if len(columns) > 10 else [])])
     raise UserError(f"{first.file} has no {what}, among {some}: name the columns text and label{hint}")
 

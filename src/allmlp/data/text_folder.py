@@ -18,6 +18,8 @@ from allmlp.errors import UserError, one_line, plural
 CLASS_SUFFIXES = (".txt", *(f".txt{suffix}" for suffix in COMPRESSED))
 MAX_STRAY = 0.1
 """Fraction of the text files that may be outside of class folders, in a folder without splits."""
+REPLACED = "\ufffd"
+"""In the place of bytes that are not UTF-8."""
 MIN_TEXTS = 2
 """Texts per class, on average."""
 
@@ -37,6 +39,8 @@ class TextFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = root = path
+        self.not_utf8 = set[str]()
+        """Files that have been read and are not UTF-8."""
         while inner := only_folder(root):
             root = inner
         splits = split_folders(root)
@@ -75,6 +79,8 @@ class TextFolder:
             for folder, split, files in self.classes:
                 for name in files:
                     text = next(read_documents([str(folder / name)], "document"), "")
+                    if REPLACED in text:
+                        self.not_utf8.add(str((folder / name).relative_to(self.path)))
                     yield {"text": text, "label": folder.name, "split": split}
 
         return Table(str(self.path), ("text", "label", "split"), rows)
@@ -88,6 +94,9 @@ class TextFolder:
         if self.strays:
             are = plural(len(self.strays), "text file is", "text files are")
             found.append(f"{are} outside of class folders and not used: {listing(self.strays)}")
+        if self.not_utf8:
+            are = plural(len(self.not_utf8), "file is", "files are")
+            found.append(f"{are} not UTF-8, so that letters are missing: {listing(sorted(self.not_utf8))}")
         return found
 
 
