@@ -73,6 +73,8 @@ from allmlp.train_step import RecordedStep, TrainStep
 HEIGHT, WIDTH, QUALITY = 375, 500, 90
 DISTINCT = 256
 """Images that are made; others are copies of them."""
+REPEATS = 16
+"""Times that the shards are read in one pass: between two passes nothing is read ahead."""
 CLASSES = 10
 SHORT_SIDE = 256
 TURNS = 2
@@ -371,8 +373,8 @@ def text(seconds: float, batch_size: int = 256) -> dict[str, float]:
 # --- all ---------------------------------------------------------------------------------------------------
 
 
-def sources(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Shards, bool]]:
-    """Name -> shards, and whether Pillow decodes them though simplejpeg is installed."""
+def sources(options: argparse.Namespace, folder: Path) -> dict[str, tuple[str, bool]]:
+    """Name -> folder of shards, and whether Pillow decodes them though simplejpeg is installed."""
     given = folder / "jpeg"
     given.mkdir()
     if options.source:
@@ -381,13 +383,13 @@ def sources(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Shards
     else:
         write_photographs(given, options.images)
     dataset = Shards(str(given)).load()
-    found = {"JPEG, Pillow": (Shards(str(given)), True)}
+    found = {"JPEG, Pillow": (str(given), True)}
     if direct.simplejpeg():
-        found["JPEG, simplejpeg"] = (Shards(str(given)), False)
+        found["JPEG, simplejpeg"] = (str(given), False)
     for form in ("jpeg", "raw"):
         place = folder / f"{form}_{SHORT_SIDE}"
         write_shards(dataset, place, ShardFormat(SHORT_SIDE, form))
-        found[f"{form} {SHORT_SIDE}".replace("jpeg", "JPEG")] = (Shards(str(place)), False)
+        found[f"{form} {SHORT_SIDE}".replace("jpeg", "JPEG")] = (str(place), False)
     return found
 
 
@@ -397,8 +399,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if size is None:
         raise UserError(f"{options.model} does not read images")
     made = {
-        name: (shards.replace(img_size=size, num_workers=options.workers), pillow)
-        for name, (shards, pillow) in sources(options, folder).items()
+        name: (Shards(",".join([place] * REPEATS), img_size=size, num_workers=options.workers), pillow)
+        for name, (place, pillow) in sources(options, folder).items()
     }
     print(f"images made after {time.perf_counter() - began:.0f} s", flush=True)
     first = next(iter(made.values()))[0].load()
@@ -422,6 +424,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if "predict" in uses:
                 predictor = predicting.predictor
                 assert isinstance(predictor, ImagePredictor)
+                vars(predictor).pop("workers", None)  # those of the last source may decode by another library
                 first_batch = partial(deque, islice(predicting.fed(dataset), 1), 0)
                 wait_for_processes(partial(getattr, predictor, "workers"), first_batch)
             for use, one in uses.items():

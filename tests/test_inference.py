@@ -79,6 +79,23 @@ def test_same_outputs_with_the_linear_kernel(name: str, monkeypatch: pytest.Monk
     assert len(calls) == len(model.blocks)
 
 
+@pytest.mark.parametrize("name", ["wide gmlp", "multiplicative", "layernorm resmlp", "scaled mixer"])
+def test_same_outputs_with_norms_folded_into_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for batches of many tokens."""
+    monkeypatch.setattr(gpu, "FEW_TOKENS", 0)
+    mix, folded = gpu.reference_mix.token_mix, list[Any]()
+
+    def spied(x: Tensor, matrix: Any, epilogue: Any, *args: Any) -> Tensor:
+        folded.extend([epilogue] if epilogue.mean is not None else [])
+        return mix(x, matrix, epilogue, *args)
+
+    monkeypatch.setattr(gpu.reference_mix, "token_mix", spied)
+    model = perturbed(*MODELS[name])
+    (x,) = model.dummy_inputs(3)
+    assert_same_outputs(model, GpuFastEncoder(model, torch.float64), x)
+    assert len(folded) == len(model.blocks)
+
+
 @pytest.mark.parametrize("encoder", [CpuFastEncoder, GpuFastEncoder])
 @pytest.mark.parametrize("name", ["mixer", "resmlp", "gmlp", "wide gmlp"])
 def test_empty_batch(name: str, encoder: type[FastEncoder]) -> None:

@@ -2,8 +2,8 @@
 
 The blocks of a stage run the same code with different weights, so "blocks" compiles one of them and uses it for all:
 the time to the first step hardly depends on depth. Augmentation before the model, and head and loss after its features,
-are compiled as separate graphs; stem and final norm stay eager. "step" compiles everything as one graph, which fuses
-across blocks and takes longer.
+are separate graphs, compiled if they are large; stem and final norm stay eager. "step" compiles everything as one
+graph, which fuses across blocks and takes longer.
 
 Compiled graphs and kernels are cached on disk by PyTorch, by default in a temporary folder of the user, so that the
 same run compiles faster the next time. Set TORCHINDUCTOR_CACHE_DIR (and TRITON_CACHE_DIR, which is inside it unless
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.fx import GraphModule
 
 from allmlp.device import has_cpp_compiler
 from allmlp.errors import UserError
@@ -34,6 +36,10 @@ Region = Literal["blocks", "step"]
 BACKEND: Any = "inductor"
 GRAPHS_PER_STAGE = 8
 """Limit per stage, for training and evaluation with several batch sizes; torch's own limit for a function."""
+SMALL_GRAPH, SMALL_BYTES = 16, 2**20
+"""Graphs beside the blocks with at most so many operations and bytes of results are not compiled: it would take a
+second and save microseconds per step.
+"""
 
 
 @contextmanager
@@ -97,4 +103,16 @@ def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool 
             stack.forward_features = torch.compiler.disable(stack.forward_features)  # type: ignore[method-assign]
             for block in stack.blocks:
                 block.forward = partial(block_forward, block)  # type: ignore[arg-type]
+    if BACKEND == "inductor" and region == "blocks" and not cuda_graphs:
+        options["backend"] = compile_if_large
     task.compute_loss = torch.compile(task.compute_loss, **options)  # type: ignore[method-assign]
+
+
+def compile_if_large(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    """A backend of torch.compile that leaves small graphs as they are."""
+    nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")]
+    results = (node.meta.get("example_value") for node in nodes)
+    size = sum(result.nbytes for result in results if isinstance(result, Tensor))
+    if len(nodes) <= SMALL_GRAPH and size <= SMALL_BYTES:
+        return graph.forward
+    return torch._dynamo.lookup_backend(BACKEND)(graph, inputs)

@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +29,8 @@ from allmlp.data import workers
 from allmlp.data.decode import Decode
 from allmlp.data.image_folder import ImageFolder
 from allmlp.data.shards import Shard, Shards
-from allmlp.data.workers import SharedMemory, Workers, split
-from allmlp.prediction.inputs import Inputs, fetch
+from allmlp.data.workers import Dispatcher, Job, SharedMemory, Workers, split
+from allmlp.prediction.inputs import Inputs, ShardPart
 from allmlp.prediction.predictor import read_image
 from allmlp.prediction.stream import is_portable
 
@@ -97,6 +100,13 @@ def test_jobs_cover_all_items(items: int) -> None:
     assert all(1 <= len(job) <= 4 for job in jobs) and (items < 6 or len(jobs) >= 6)
 
 
+def test_processes_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "limit", lambda: 15)
+    assert workers.own_cores() == 15
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert workers.own_cores() == 2
+
+
 def test_threads() -> None:
     made = Workers(fill, SHAPE, 4)
     found, failed = made.map([1, 300, 3])
@@ -119,8 +129,41 @@ def test_a_process_that_does_not_stop_is_killed_and_waited_for(monkeypatch: pyte
     with subprocess.Popen(["sleep", "60"]) as process:
         wait = process.wait
         monkeypatch.setattr(process, "wait", lambda timeout=None: wait(timeout and 0.01))
-        workers.close(process, [])
+        workers.end(process)
         assert process.returncode == -signal.SIGKILL
+
+
+@needs_processes
+def test_a_process_has_its_next_job_while_it_computes_one() -> None:
+    """So it need not wait for a process that is busy; and a process that ends does not leave a call waiting."""
+    pairs = [multiprocessing.Pipe() for _ in range(3)]
+    dispatcher = Dispatcher(subprocess.Popen(["true"]), *(ours for ours, _ in pairs))
+    control, *processes = (theirs for _, theirs in pairs)
+    control.send("")
+    thread = threading.Thread(target=dispatcher.run, args=(fill,), daemon=True)
+    thread.start()
+    jobs = [Job("", 0, (), number, ()) for number in range(8)]
+
+    def received(process: Any) -> int:
+        assert process.poll(5)
+        return process.recv().first
+
+    with ThreadPoolExecutor(1) as pool, processes[0]:
+        call = pool.submit(dispatcher.compute, np.empty(0), jobs[:5])
+        assert [[received(process) for _ in range(2)] for process in processes] == [[0, 2], [1, 3]]
+        assert not any(process.poll(0.01) for process in processes)
+        processes[1].send([13, 12])
+        assert received(processes[1]) == 4
+        for process in (*processes, *processes):
+            process.send([1] if process is processes[0] else [])
+        assert call.result(5) == [1, 1, 12, 13]
+        call = pool.submit(dispatcher.compute, np.empty(0), jobs[5:])
+        until(processes[1].poll)
+        processes[0].close()
+        assert isinstance(call.exception(5), EOFError)
+    thread.join(5)
+    with pytest.raises(EOFError):
+        dispatcher.compute(np.empty(0), jobs)
 
 
 @needs_processes
@@ -140,7 +183,7 @@ def test_predictions_by_processes(reading: Workers, tmp_path: Path) -> None:
     """What `predict` sends: paths, and functions that read bytes of shards."""
     file = tmp_path / "one.png"
     save(9, file)
-    sources = file, tmp_path / "none.png", partial(fetch, partial(Shard(str(file)).read, 0, 10**6))
+    sources = file, tmp_path / "none.png", ShardPart(Shard(str(file)), 0, 10**6)
     found, failed = reading.map(sources)
     assert failed == [1] and (found[[0, 2]] == 9).all()
 

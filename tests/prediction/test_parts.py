@@ -76,16 +76,16 @@ def test_what_is_done_is_not_done_again(
 ) -> None:
     out = tmp_path / "out"
     arguments = ("predict", images, many, "--out", f"{out}/", *OPTIONS)
-    predict, calls = ImagePredictor.predict, 0
+    outputs, calls = ImagePredictor.outputs, 0
 
     def watch(self: ImagePredictor, *more: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 6:
             raise KeyboardInterrupt
-        return predict(self, *more, **options)
+        return outputs(self, *more, **options)
 
-    monkeypatch.setattr(ImagePredictor, "predict", watch)
+    monkeypatch.setattr(ImagePredictor, "outputs", watch)
     assert command(*arguments)[0] == 130
     before = stamps(out)
     assert len(before) == 2, "the third part was not finished"

@@ -286,16 +286,16 @@ def test_many_broken_files_are_not_all_listed(images: Path, tmp_path: Path, comm
 def test_a_file_is_there_completely_or_not_at_all(
     images: Path, photos: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict, calls = ImagePredictor.predict, 0
+    outputs, calls = ImagePredictor.outputs, 0
 
     def crash(self: ImagePredictor, *arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise allmlp.UserError("out of luck")
-        return predict(self, *arguments, **options)
+        return outputs(self, *arguments, **options)
 
-    monkeypatch.setattr(ImagePredictor, "predict", crash)
+    monkeypatch.setattr(ImagePredictor, "outputs", crash)
     out = tmp_path / "out"
     for kind in ("csv", "jsonl", "parquet"):
         calls = 0

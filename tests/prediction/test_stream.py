@@ -13,11 +13,11 @@ import torch
 from allmlp import UserError
 from allmlp.prediction import open_predictor
 from allmlp.prediction.inputs import Inputs, Item
-from allmlp.prediction.stream import answers, predictions
+from allmlp.prediction.stream import Results, answers, predictions
 
 BATCH = 16
-AHEAD = 4 * BATCH + 1
-"""One batch that is answered, one that is computed, two that are decoded, and the next input."""
+MOST = 5 * BATCH + 1
+"""One batch that is answered, one that is computed, three that are decoded, and the next input."""
 
 
 class Decoded:
@@ -44,10 +44,11 @@ def decode(number: int) -> Decoded:
     return Decoded(number)
 
 
-def compute(batch: list[Decoded]) -> list[int]:
+def compute(batch: list[Decoded]) -> Results:
     assert threading.current_thread() is threading.main_thread() and 0 < len(batch) <= BATCH
     assert len({one.number // BATCH for one in batch}) == 1, "consecutive inputs are one batch, without the broken ones"
-    return [one.number**2 for one in batch]
+    squares = [one.number**2 for one in batch]
+    return lambda: squares
 
 
 def test_ten_thousand_inputs_in_flat_memory() -> None:
@@ -62,10 +63,28 @@ def test_ten_thousand_inputs_in_flat_memory() -> None:
     Decoded.alive = Decoded.most = 0
     count = 0
     for number, answer in enumerate(answers(items(), decode, compute, BATCH)):
-        assert answer.item.name == str(number) and listed - number <= AHEAD
+        assert answer.item.name == str(number) and listed - number <= MOST
         assert answer.error == "broken" if number % 7 == 3 else answer.value == number**2
         count += 1
-    assert count == 10_000 and BATCH // 2 < Decoded.most <= AHEAD
+    assert count == 10_000 and BATCH // 2 < Decoded.most <= MOST
+
+
+def test_a_gpu_computes_the_next_batch_while_answers_are_made() -> None:
+    events = []
+
+    def start(batch: list[int]) -> Results:
+        events.append(f"start {batch[0]}")
+
+        def results() -> list[int]:
+            events.append(f"wait {batch[0]}")
+            return batch
+
+        return results
+
+    items = [Item(str(number), number) for number in range(7)]
+    found = answers(items, lambda number: number, start, 3, torch.device("meta"))
+    assert [answer.value for answer in found] == [*range(7)]
+    assert events == ["start 0", "start 3", "wait 0", "start 6", "wait 3", "wait 6"]
 
 
 def test_stopping_early_ends_the_threads() -> None:

@@ -503,6 +503,30 @@ def test_the_blocks_of_a_stack_are_compiled_once(checkpointing: bool, monkeypatc
     assert compiled_graphs(2, "step", checkpointing, monkeypatch) == 1
 
 
+@pytest.mark.parametrize(
+    ("shape", "operations", "compiled"), [((4, 8), 1, 0), ((4, 8), 20, 1), ((600, 512), 1, 1)], ids=str
+)
+def test_a_small_graph_beside_the_blocks_is_not_compiled(
+    shape: tuple[int, int], operations: int, compiled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.reset()
+    monkeypatch.setattr(compilation, "BACKEND", counter := CompileCounter())
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(operations):
+            x = x * 2
+        return x
+
+    doubled_by_graph = torch.compile(doubled, backend=compilation.compile_if_large)
+    x = torch.ones(shape, requires_grad=True)
+    y = doubled_by_graph(x)
+    y.sum().backward()
+    assert torch.equal(y, x * 2**operations)
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full(shape, 2.0**operations))
+    assert counter.frame_count == compiled
+
+
 @pytest.mark.slow
 @hides_warning
 def test_a_compiled_run_has_the_same_losses(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -18,10 +16,9 @@ from torch import Tensor
 
 from allmlp.data.dataset import LabeledImages, evenly_spaced
 from allmlp.data.decode import CorruptImage, Decode, decode_pixels
-from allmlp.data.workers import Workers
+from allmlp.data.workers import Workers, own_cores
 from allmlp.errors import UserError, printable
 from allmlp.spec import Range
-from allmlp.threads import limit
 
 log = logging.getLogger("allmlp.data")
 LOCK = threading.Lock()
@@ -113,9 +110,8 @@ class EncodedImages:
         """The workers, created on first use."""
         with LOCK:
             if self._workers is None:
-                # Processes that torchrun has started on one machine share its cores.
-                count = self.num_workers or math.ceil(limit() / int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-                self._workers = Workers(partial(read_pixels, self), (self.decode.channels, *self.img_size), count)
+                shape, count = (self.decode.channels, *self.img_size), self.num_workers or own_cores()
+                self._workers = Workers(partial(read_pixels, self), shape, count)
             return self._workers
 
     def __getstate__(self) -> dict[str, Any]:

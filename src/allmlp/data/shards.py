@@ -12,10 +12,8 @@ import io
 import json
 import os
 import re
-import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -27,6 +25,7 @@ from allmlp.data.decode import SUFFIXES, Decode
 from allmlp.data.encoded_images import EncodedImages, NumWorkers
 from allmlp.data.paths import cache_folder
 from allmlp.data.splits import divide
+from allmlp.data.tar_members import Member, members
 from allmlp.data.text_files import glob_remote, split_commas
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user, read_regular, write_atomically
@@ -34,6 +33,8 @@ from allmlp.spec import Rate, Seed, Size
 from allmlp.threads import limit
 
 MAX_CLASSES = 1_000_000
+MAX_LABEL = 2**24
+"""Bytes of a label that are read."""
 INDEX_VERSION = 1
 MANIFEST = "shards.json"
 """File in a folder written by `allmlp shards`: its settings, and whether it is complete."""
@@ -300,34 +301,24 @@ def read_index(file: Path, stamp_text: str, size: int) -> ShardIndex | None:
         return None
 
 
-@contextmanager
-def open_tar(shard: Shard) -> Iterator[tarfile.TarFile]:
-    """Open a shard for listing its members; raises ReadError at the end if it is truncated or damaged."""
-    with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
-        yield tar
-        # tarfile treats a damaged header as the end of the archive, which is a block of zeros.
-        file.seek(tar.offset)
-        if file.read(512) != bytes(512):
-            raise tarfile.ReadError(f"truncated or damaged at byte {tar.offset:,}")
-
-
 def scan(shard: Shard, label: str) -> ShardIndex:
     """Read a shard's headers and labels."""
     samples: dict[str, dict[str, Any]] = {}
     try:
-        with open_tar(shard) as tar:
-            for member in tar:
+        with shard.open() as file:
+            for member in members(file):
                 key, suffix = split_name(member.name)
-                if not member.isfile() or not suffix:
+                if not suffix:
                     continue
                 sample = samples.setdefault(key, {})
                 if suffix in SUFFIXES:
                     if "image" in sample:
                         raise UserError(f"{shard}: {key} has two images")
-                    sample["image"] = member.offset_data, member.size
+                    sample["image"] = member.offset, member.size
                 elif suffix in (".cls", ".json"):
-                    source = tar.extractfile(member)
-                    sample[suffix] = read_label(source.read(2**24) if source else b"", suffix, label, shard, member)
+                    file.seek(member.offset)
+                    content = file.read(min(member.size, MAX_LABEL))
+                    sample[suffix] = read_label(content, suffix, label, shard, member)
     except UserError:
         raise
     except Exception as reason:  # tarfile and file systems raise many types
@@ -351,7 +342,7 @@ def split_name(name: str) -> tuple[str, str]:
     return f"{folder}/{key}", os.path.splitext(file)[1].lower() if dot and key else ""
 
 
-def read_label(data: bytes, suffix: str, name: str, shard: Shard, member: tarfile.TarInfo) -> int | UserError:
+def read_label(data: bytes, suffix: str, name: str, shard: Shard, member: Member) -> int | UserError:
     """A label, or what is wrong with it."""
     try:
         value = int(data) if suffix == ".cls" else json.loads(data)[name]

@@ -21,6 +21,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import selectors
 import socket
 import subprocess
 import sys
@@ -29,16 +30,17 @@ import warnings
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from itertools import chain
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from allmlp.errors import one_line
+from allmlp.threads import limit
 
 log = logging.getLogger("allmlp.data")
 PROCESSES_FROM = 4
@@ -47,6 +49,8 @@ PROCESSES_AFTER = 1000
 """Items that threads compute first: fewer take less time than the start of the processes."""
 AT_ONCE_THREAD, AT_ONCE_PROCESS = 4, 16
 """Maximum number of items in one job. A job of one takes a tenth longer in a thread, as it is handed over."""
+QUEUED = 2
+"""Jobs that a process has: the one it computes, and the next."""
 NO_PROCESSES = "images are decoded by threads, because processes cannot start: %s"
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from allmlp.data.workers import run; "
@@ -103,7 +107,7 @@ class Workers:
             self.computed += items
             if self.processes is None and self.may_fork and self.computed >= PROCESSES_AFTER:
                 try:
-                    self.processes = WorkerProcesses(self.function, self.shape, self.count, self.threads)
+                    self.processes = WorkerProcesses(self.function, self.shape, self.count)
                 except (OSError, RuntimeError) as reason:  # too many files, processes or threads, or forbidden here
                     log.debug(NO_PROCESSES, reason)
                     self.may_fork = False
@@ -114,6 +118,11 @@ class Workers:
             if self.processes is processes:
                 log.warning("the processes that decode images have ended (%s): threads decode them now", reason)
                 self.processes, self.may_fork = None, False
+
+
+def own_cores() -> int:
+    """The cores of this process: those that torchrun starts on a machine share them."""
+    return math.ceil(limit() / int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def split(items: int, workers: int, most: int) -> list[range]:
@@ -152,8 +161,8 @@ class Job(NamedTuple):
 class WorkerProcesses:
     """The processes of `Workers`; the function is sent to them by pickle."""
 
-    def __init__(self, function: Function, shape: Sequence[int], count: int, threads: Executor) -> None:
-        self.shape, self.count, self.threads, self.is_ready = shape, count, threads, False
+    def __init__(self, function: Function, shape: Sequence[int], count: int) -> None:
+        self.shape, self.count = shape, count
         self.memory = SharedMemory()
         pairs = [socket.socketpair() for _ in range(count + 1)]
         theirs = [self.memory.file, *(pair[1].fileno() for pair in pairs)]
@@ -169,53 +178,124 @@ class WorkerProcesses:
         )
         for _, other in pairs:
             other.close()
-        control, *connections = (Connection(ours.detach()) for ours, _ in pairs)
-        self.idle: SimpleQueue[Connection] = SimpleQueue()
-        for connection in connections:
-            self.idle.put(connection)
-        self.close = weakref.finalize(self, close, process, [control, *connections])
-        threading.Thread(target=self.start, args=(control, function), name="start-workers", daemon=True).start()
+        self.close = weakref.finalize(self, end, process)
+        self.dispatcher = Dispatcher(process, *(Connection(ours.detach()) for ours, _ in pairs))
+        # The thread does not refer to this object: the processes end when nothing else does.
+        threading.Thread(target=self.dispatcher.run, args=(function,), name="dispatch", daemon=True).start()
 
-    def start(self, control: Connection, function: Function) -> None:
-        """Send the function, and wait until it is loaded."""
-        try:
-            control.send_bytes(pickle.dumps(function, pickle.HIGHEST_PROTOCOL))
-            reason = control.recv()
-        except Exception as error:  # what cannot be pickled raises many types
-            reason = one_line(error) or type(error).__name__
-        self.is_ready = not reason
-        if reason:
-            log.debug(NO_PROCESSES, reason)
-            self.close()
+    @property
+    def is_ready(self) -> bool:
+        return self.dispatcher.is_ready
 
     def map(self, items: Sequence[Any]) -> tuple[np.ndarray, list[int]]:
         """As `Workers.map`; EOFError or OSError if a process has ended."""
         offset, found = self.memory.take((len(items), *self.shape))
         folder = os.getcwd()
         jobs = [
-            self.threads.submit(
-                self.compute, Job(folder, offset, found.shape, part.start, items[part.start : part.stop]), found
-            )
+            Job(folder, offset, found.shape, part.start, items[part.start : part.stop])
             for part in split(len(items), self.count, AT_ONCE_PROCESS)
         ]
-        return found, [position for job in jobs for position in job.result()]
-
-    def compute(self, job: Job, found: np.ndarray) -> list[int]:
-        """`found` is not used again as long as a process may write to it."""
-        connection = self.idle.get()
-        try:
-            connection.send(job)
-            return connection.recv()
-        finally:
-            self.idle.put(connection)
+        return found, self.dispatcher.compute(found, jobs)
 
 
-def close(process: subprocess.Popen[bytes], connections: list[Connection]) -> None:
-    """End the processes: those that compute stop at the end of their connections."""
-    for connection in connections:
-        connection.close()
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the first process. The dispatcher sees that and closes the connections, which ends the others."""
     process.kill()
     process.wait()
+
+
+class Call:
+    """A call of `map`, done when all of its jobs are. It refers to the array as long as a process may write to that."""
+
+    def __init__(self, found: np.ndarray, jobs: int) -> None:
+        self.found, self.jobs, self.done = found, jobs, threading.Event()
+        self.failed: list[int] = []
+
+    def add(self, failed: list[int]) -> None:
+        self.failed += failed
+        self.jobs -= 1
+        if not self.jobs:
+            self.done.set()
+
+
+class Dispatcher:
+    """Hands jobs to the processes, and their answers to the threads that wait for them.
+
+    One thread reads all answers. It may have to wait for the interpreter lock; meanwhile processes have another job.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], control: Connection, *connections: Connection) -> None:
+        self.process, self.control, self.lock = process, control, threading.Lock()
+        self.is_ready = self.has_ended = False
+        self.waiting: deque[tuple[bytes, Call]] = deque()
+        self.running: dict[Connection, deque[Call]] = {connection: deque() for connection in connections}
+        """The calls to which the jobs of each process belong, in their order."""
+
+    def run(self, function: Function) -> None:
+        """Start the processes, and read answers until one of them ends."""
+        try:
+            reason = self.start(function)
+            if reason:
+                log.debug(NO_PROCESSES, reason)
+            else:
+                self.is_ready = True
+                self.read_answers()
+        except (EOFError, OSError):
+            pass  # those who wait are told
+        finally:
+            self.stop()
+
+    def start(self, function: Function) -> str:
+        """Send the function, and wait until it is loaded; returns why it cannot be."""
+        try:
+            self.control.send_bytes(pickle.dumps(function, pickle.HIGHEST_PROTOCOL))
+            return self.control.recv()
+        except Exception as error:  # what cannot be pickled raises many types
+            return one_line(error) or type(error).__name__
+
+    def compute(self, found: np.ndarray, jobs: Sequence[Job]) -> list[int]:
+        """Have the jobs fill `found`; returns the positions that failed."""
+        call, messages = Call(found, len(jobs)), [pickle.dumps(job, pickle.HIGHEST_PROTOCOL) for job in jobs]
+        with self.lock:
+            if self.has_ended:
+                raise EOFError
+            self.waiting.extend((message, call) for message in messages)
+            self.hand_out()
+        if jobs:
+            call.done.wait()
+        if call.jobs:
+            raise EOFError
+        return sorted(call.failed)
+
+    def hand_out(self) -> None:
+        """Send waiting jobs to the processes that have the fewest."""
+        while self.waiting:
+            connection = min(self.running, key=lambda connection: len(self.running[connection]))
+            if len(self.running[connection]) == QUEUED:
+                return
+            message, call = self.waiting.popleft()
+            self.running[connection].append(call)
+            connection.send_bytes(message)
+
+    def read_answers(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for connection in (self.control, *self.running):
+                selector.register(connection, selectors.EVENT_READ, connection)
+            while True:
+                for key, _ in selector.select():
+                    failed = key.data.recv()
+                    with self.lock:
+                        self.running[key.data].popleft().add(failed)
+                        self.hand_out()
+
+    def stop(self) -> None:
+        with self.lock:
+            self.has_ended = True
+            for call in chain(*self.running.values(), (call for _, call in self.waiting)):
+                call.done.set()
+            for connection in (self.control, *self.running):
+                connection.close()
+        end(self.process)
 
 
 class SharedMemory:

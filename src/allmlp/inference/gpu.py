@@ -1,8 +1,8 @@
 """Fast inference on a GPU: cuBLAS products with fused epilogues, or kernels of this library where they are faster, all
 replayed as one CUDA graph.
 
-LayerNorm is one pass, or only its statistics where a fused product over tokens follows. The last biases of channel MLPs
-are deferred: every kernel that reads z adds `deferred_bias`.
+LayerNorm is one pass, or only its statistics where a fused product over many tokens follows. The last biases of channel
+MLPs are deferred: every kernel that reads z adds `deferred_bias`.
 
 In fp8 (e4m3: 3 mantissa bits, maximum 448) a channel MLP after LayerNorm needs no calibration data to find its scales.
 For a normalized token x, without weight and bias, |x| <= sqrt(c) as a vector and thus in every channel, so
@@ -45,6 +45,8 @@ FP8_ROUNDING = 1.15
 """Bound on how much rounding two vectors to fp8 can grow their product: (1 + 1/16)^2 and a margin."""
 LINEAR_MAX_CHANNELS, LINEAR_MIN_TOKENS = 384, 16384
 """Limits within which our linear kernel with an activation is faster than cuBLAS on an H200."""
+FEW_TOKENS = 4096
+"""Tokens of a batch up to which LayerNorm is a pass of its own: fewer kernels are then faster than fewer bytes."""
 GATE_COMBINE: dict[str, Combine] = {
     "split": "multiply",
     "multiplicative": "multiply",
@@ -85,6 +87,11 @@ def cublas_fuses(act: ActivationName, dtype: torch.dtype, device: torch.device) 
     return device.type == "cuda" and (act != "gelu" or dtype.itemsize <= 2)
 
 
+def has_few_tokens(x: Tensor) -> bool:
+    """Whether the time of kernels is their start, for tokens b s c."""
+    return x.shape[0] * x.shape[1] <= FEW_TOKENS
+
+
 class GpuFastEncoder(FastEncoder):
     """With `fp8` the channel MLPs of a Mixer run in fp8 and everything else in `dtype`."""
 
@@ -122,7 +129,7 @@ class GpuFastEncoder(FastEncoder):
     def compute(self, x: Tensor) -> Tensor:
         if x.is_cuda and not self.graphs.groups and not torch.cuda.is_current_stream_capturing():
             # First call: compile and tune all kernels, so that later batch sizes do not have to.
-            for batch_size in (1, self.large_batch_size()):
+            for batch_size in self.tuned_batch_sizes():
                 super().compute(x.new_zeros(batch_size, *x.shape[1:]))
         return super().compute(x)
 
@@ -142,14 +149,15 @@ class GpuFastEncoder(FastEncoder):
             return super().finish(z)
         return pooled if model.head is None else model.head(pooled, model.embedding)
 
-    def large_batch_size(self) -> int:
-        """Number of examples from which every kernel runs as with large batches."""
-        sms = num_sms(self.device)
-        sizes = [(ctx.tokens, ctx.channels) for ctx in self.spec.build_contexts]
-        return max(
-            max(-(-max(LINEAR_MIN_TOKENS, 128 * sms) // tokens), -(-sms // (-(-tokens // 256) * -(-channels // 128))))
-            for tokens, channels in sizes
-        )
+    def tuned_batch_sizes(self) -> list[int]:
+        """Numbers of examples that use every kernel there is for this model, with few and with many of them."""
+        sms, sizes = num_sms(self.device), {1}
+        for ctx in self.spec.build_contexts:
+            few = FEW_TOKENS // ctx.tokens
+            tiles = -(-ctx.tokens // 256) * -(-ctx.channels // 128)
+            large = max(-(-max(LINEAR_MIN_TOKENS, 128 * sms) // ctx.tokens), -(-sms // tiles))
+            sizes |= {max(few, 1), few + 1, large}
+        return sorted(sizes)
 
 
 class GpuModule(FusedModule):
@@ -198,12 +206,16 @@ class GpuTokenProduct(GpuModule):
 
     def forward(self, x: Tensor, other: Tensor | None = None, stats: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """`stats` are mean and rstd of LayerNorm, if known."""
-        if stats is None and self.eps is not None:
-            stats = self.kernels.norm_stats(x, self.eps, self.deferred_bias)
-        mean, rstd = stats or (None, None)
-        epilogue = TokenMixEpilogue(
-            self.bias, self.norm_weight, self.norm_bias, mean, rstd, self.deferred_bias, other, self.layer_scale
-        )
+        if stats is None and self.eps is not None and has_few_tokens(x):
+            x = self.kernels.norm(x, self.norm_weight, self.norm_bias, self.eps, self.deferred_bias)
+            epilogue = TokenMixEpilogue(self.bias, other=other, layer_scale=self.layer_scale)
+        else:
+            if stats is None and self.eps is not None:
+                stats = self.kernels.norm_stats(x, self.eps, self.deferred_bias)
+            mean, rstd = stats or (None, None)
+            epilogue = TokenMixEpilogue(
+                self.bias, self.norm_weight, self.norm_bias, mean, rstd, self.deferred_bias, other, self.layer_scale
+            )
         return self.kernels.token_mix(x, PackedMatrix(self.weight, self.row_sum), epilogue, self.act, self.combine)
 
 
@@ -366,7 +378,7 @@ class GpuGate(GpuModule):
         self.fuses_stats = up.has_kernel and self.is_split and len(up.weight) % (2 * EPILOGUE_N) == 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fuses_stats and self.product.eps is not None:
+        if self.fuses_stats and self.product.eps is not None and not has_few_tokens(x):
             hidden, stats = self.up.with_stats(x, self.product.eps)
         else:
             hidden, stats = self.up.cublas(x), None

@@ -46,9 +46,12 @@ def name_values(outputs: Tensor, names: tuple[str, ...]) -> list[list[Prediction
 
 def most_probable(probabilities: Tensor, class_names: tuple[str, ...], top_k: int) -> list[list[Prediction]]:
     """The `top_k` classes of each row, with their index as label if they have no names."""
-    found = probabilities.topk(min(top_k, probabilities.shape[1]))
     names = class_names or tuple(map(str, range(probabilities.shape[1])))
+    return name_classes(names, *probabilities.topk(min(top_k, probabilities.shape[1])))
+
+
+def name_classes(names: tuple[str, ...], probabilities: Tensor, indices: Tensor) -> list[list[Prediction]]:
     return [
-        [Prediction(names[index], probability) for index, probability in zip(indices, values, strict=True)]
-        for indices, values in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        [Prediction(names[index], probability) for index, probability in zip(*row, strict=True)]
+        for row in zip(indices.tolist(), probabilities.tolist(), strict=True)
     ]

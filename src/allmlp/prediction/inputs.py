@@ -27,8 +27,9 @@ from allmlp.data.columns import (
     sample_columns,
 )
 from allmlp.data.decode import SUFFIXES
-from allmlp.data.shards import Shard, expand_range, open_tar
+from allmlp.data.shards import Shard, expand_range
 from allmlp.data.tables import Table, is_table, read_table
+from allmlp.data.tar_members import members
 from allmlp.data.text_files import file_system, read_documents
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
@@ -52,6 +53,17 @@ class Item(NamedTuple):
     """Argument of `Predictor.decode`."""
     columns: Mapping[str, str] = MappingProxyType({})
     """Cells of a table row that are copied to the answer."""
+
+
+class ShardPart(NamedTuple):
+    """A file in a shard; called, it returns its bytes."""
+
+    shard: Shard
+    offset: int
+    size: int
+
+    def __call__(self) -> bytes:
+        return fetch(partial(self.shard.read, self.offset, self.size))
 
 
 class Columns(NamedTuple):
@@ -235,11 +247,10 @@ class Inputs:
         """Images, or texts, of a tar file; only its headers are read now."""
         wanted = SUFFIXES if self.reads == "images" else frozenset({".txt"})
         try:
-            with open_tar(shard) as tar:
-                for member in tar:
-                    if member.isfile() and os.path.splitext(member.name)[1].lower() in wanted:
-                        source = partial(fetch, partial(shard.read, member.offset_data, member.size))
-                        yield Item(f"{shard}/{member.name}", source)
+            with shard.open() as file:
+                for member in members(file):
+                    if os.path.splitext(member.name)[1].lower() in wanted:
+                        yield Item(f"{shard}/{member.name}", ShardPart(shard, member.offset, member.size))
         except (OSError, tarfile.TarError) as reason:
             raise UserError(f"{shard} is damaged or not a tar file: {one_line(reason)}") from reason
 

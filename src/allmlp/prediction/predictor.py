@@ -29,17 +29,16 @@ from allmlp.data.preprocessing import (
     read_preprocessing,
 )
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
-from allmlp.data.workers import Workers
+from allmlp.data.workers import Workers, own_cores
 from allmlp.device import as_dtype, own_device, warn_of_slow_format
 from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model, uncompiled
-from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_values
-from allmlp.prediction.staging import Staging
+from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_classes, name_values
+from allmlp.prediction.staging import Staging, start_copies
 from allmlp.tasks.task import Normalize
-from allmlp.threads import limit
 from allmlp.weights.bundled import model_path
 from allmlp.weights.folder import CONFIG, WEIGHTS, load
 from allmlp.weights.pretrained import pretrained
@@ -55,6 +54,8 @@ CPU_BATCH_SIZE = 32
 MAX_PADDING = 1024
 Rows = list[list[Prediction]]
 """The answer to one input: one row, best first; a text with several [MASK] tokens has a row for each."""
+Images = list[Tensor] | Tensor
+"""Pixels (uint8): a list of c h w, or n c h w, which may be on the device already."""
 
 
 class ImagePredictor:
@@ -134,29 +135,38 @@ class ImagePredictor:
     def workers(self) -> Workers:
         """Workers that read images."""
         return Workers(
-            partial(read_image, self.img_size, self.decoding), (self.decoding.channels, *self.img_size), limit()
+            partial(read_image, self.img_size, self.decoding), (self.decoding.channels, *self.img_size), own_cores()
         )
 
     @torch.inference_mode()
-    def outputs(self, images: list[Tensor]) -> Tensor:
+    def outputs(self, images: Images) -> Tensor:
         """Outputs of the model for decoded images, float32, n k."""
         return self.model(self.collate(images)).float()
 
-    def collate(self, images: list[Tensor]) -> Tensor:
+    def collate(self, images: Images) -> Tensor:
+        if isinstance(images, Tensor):
+            return self.normalize(images.to(self.device))
         on_gpu = self.device.type == "cuda"
         return self.normalize(self.staging.stack(images) if on_gpu else torch.stack(images).to(self.device))
 
-    def probabilities(self, images: list[Tensor]) -> Tensor:
+    def probabilities(self, images: Images) -> Tensor:
         """Class probabilities, n k."""
         return self.outputs(images).softmax(1)
 
-    def predict(self, images: list[Tensor], top_k: int = 5) -> list[Rows]:
+    def predict(self, images: Images, top_k: int = 5) -> list[Rows]:
         """The `top_k` most probable classes of each image; all values for a regression."""
+        return self.start_predicting(images, top_k)()
+
+    @torch.inference_mode()
+    def start_predicting(self, images: Images, top_k: int) -> Callable[[], list[Rows]]:
+        """As `predict`: the computation starts on a GPU, and the function that is returned waits for the answers."""
         outputs = self.outputs(images)
         labels = self.name_outputs(outputs)
         if self.task == "values":
-            return [[row] for row in name_values(outputs.flatten(1), labels)]
-        return [[row] for row in most_probable(outputs.softmax(1), labels, top_k)]
+            values = start_copies(outputs.flatten(1))
+            return lambda: [[row] for row in name_values(values()[0], labels)]
+        best = start_copies(*outputs.softmax(1).topk(min(top_k, outputs.shape[1])))
+        return lambda: [[row] for row in name_classes(labels, *best())]
 
     @cached_property
     def encoder(self) -> Callable[[Tensor], Tensor]:
@@ -169,7 +179,7 @@ class ImagePredictor:
         return lambda images: pooled_features(model, images.to(dtype))
 
     @torch.inference_mode()
-    def embed(self, images: list[Tensor]) -> Tensor:
+    def embed(self, images: Images) -> Tensor:
         """Pooled features before the head, float32, n c."""
         features = self.encoder(self.collate(images)).float()
         return features.mean(1) if features.ndim == 3 else features

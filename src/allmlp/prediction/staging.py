@@ -1,9 +1,9 @@
-"""Staging of batches for a GPU: copied once, while the GPU computes."""
+"""Copies of batches to a GPU, and of results from it, while it computes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,19 @@ from torch import Tensor
 
 BUFFERS = 2
 """One is filled while the GPU reads the other."""
+
+
+def start_copies(*results: Tensor) -> Callable[[], list[Tensor]]:
+    """Start to copy results to the CPU; the function returned waits for them, but not for kernels launched later."""
+    copies = [result.to("cpu", non_blocking=True) for result in results]
+    done = torch.cuda.current_stream(results[0].device).record_event() if results[0].is_cuda else None
+
+    def wait() -> list[Tensor]:
+        if done is not None:
+            done.synchronize()
+        return copies
+
+    return wait
 
 
 class Staging:

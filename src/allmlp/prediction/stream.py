@@ -1,30 +1,33 @@
-"""Answers for any number of inputs in bounded memory: workers decode the next batches while the model computes one."""
+"""Answers for any number of inputs in bounded memory: workers decode the next batches while the model computes one.
+
+On a GPU the answers of a batch are made while it computes the next one.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from allmlp.data.prefetch import read_ahead
-from allmlp.data.shards import Shard
+from allmlp.data.prefetch import Moving, Transfer, read_ahead
 from allmlp.data.workers import Workers
 from allmlp.errors import UserError
-from allmlp.prediction.inputs import Item
-from allmlp.prediction.predictor import CPU_BATCH_SIZE, Predictor
+from allmlp.prediction.inputs import Item, ShardPart
+from allmlp.prediction.predictor import CPU_BATCH_SIZE, ImagePredictor, Predictor
+from allmlp.prediction.staging import start_copies
 from allmlp.threads import Threads, limit
 
 T = TypeVar("T")
 GPU_BATCH_SIZE = 256
 """By default."""
-AHEAD = 2
-"""Batches that are decoded while one is computed."""
 
 
 class Answer(NamedTuple):
@@ -34,65 +37,100 @@ class Answer(NamedTuple):
     error: str = ""
 
 
+class Pixels(NamedTuple):
+    images: Tensor
+    """uint8, b c h w."""
+
+
+Results = Callable[[], Iterable[Any]]
+"""Waits for the results of a batch that is being computed."""
+
+
 def predictions(
     predictor: Predictor, items: Iterable[Item], top_k: int = 5, batch_size: int | None = None
 ) -> Iterator[Answer]:
     """The `top_k` predictions of each input, in order."""
-    compute = partial(predictor.predict, top_k=top_k)
-    workers = getattr(predictor, "workers", None)  # of images
-    return answers(items, predictor.decode, compute, batch_size, predictor.device, workers)
+    if isinstance(predictor, ImagePredictor):
+        start = partial(predictor.start_predicting, top_k=top_k)
+        return answers(items, predictor.decode, start, batch_size, predictor.device, predictor.workers)
+
+    def compute(texts: list[Any]) -> Results:
+        found = predictor.predict(texts, top_k)
+        return lambda: found
+
+    return answers(items, predictor.decode, compute, batch_size, predictor.device)
 
 
 def features(predictor: Predictor, items: Iterable[Item], batch_size: int | None = None) -> Iterator[Answer]:
     """The features of each input, a float32 array of c numbers, in order."""
 
-    def compute(decoded: list[Any]) -> np.ndarray:
-        return predictor.embed(decoded).cpu().numpy()
+    def start(decoded: Any) -> Results:
+        wait = start_copies(predictor.embed(decoded))
 
-    workers = getattr(predictor, "workers", None)
-    return answers(items, predictor.read, compute, batch_size, predictor.device, workers)
+        def results() -> np.ndarray:
+            (found,) = wait()
+            return found.numpy().copy()  # page-locked memory is not kept
+
+        return results
+
+    workers = predictor.workers if isinstance(predictor, ImagePredictor) else None
+    return answers(items, predictor.read, start, batch_size, predictor.device, workers)
 
 
 def answers(
     items: Iterable[Item],
     decode: Callable[[Any], Any],
-    compute: Callable[[list[Any]], Iterable[Any]],
+    start: Callable[[Any], Results],
     batch_size: int | None,
     device: torch.device = torch.device("cpu"),
     workers: Workers | None = None,
 ) -> Iterator[Answer]:
-    """Yield the results of compute(batch) on decoded inputs; an error for inputs that cannot be decoded.
+    """Yield the results of start(batch)() on decoded inputs; an error for inputs that cannot be decoded.
 
     Inputs i batch_size to (i + 1) batch_size are one batch, even if some cannot be decoded. They are decoded by
-    `workers`, if there are any: tensors of uint8.
+    `workers`, if there are any: the batch is a tensor on the device.
     """
     is_cpu = device.type == "cpu"
     size = batch_size or (CPU_BATCH_SIZE if is_cpu else GPU_BATCH_SIZE)
     threads, threads_before = Threads(active=is_cpu), torch.get_num_threads()
-    pool = ThreadPoolExecutor(limit(), thread_name_prefix="decode")
+    pool, transfer = ThreadPoolExecutor(limit(), thread_name_prefix="decode"), Transfer(device)
 
-    def read(batch: list[Item]) -> tuple[list[Item], list[Any]]:
+    def read(batch: list[Item]) -> tuple[list[Item], dict[int, str], Any]:
+        """The batch, errors by position, and what could be decoded."""
         sources = [item.source for item in batch]
         if workers is None:
-            return batch, [*pool.map(partial(attempt, decode), sources)]
+            decoded = [*pool.map(partial(attempt, decode), sources)]
+            errors = {place: str(value) for place, value in enumerate(decoded) if isinstance(value, UserError)}
+            return batch, errors, [value for value in decoded if not isinstance(value, UserError)]
         pixels, failed = workers.map(sources, portable=all(map(is_portable, sources)))
-        decoded: list[Any] = [*torch.from_numpy(pixels)]
-        for position in failed:
-            decoded[position] = attempt(decode, sources[position])
-        return batch, decoded
+        images, errors = torch.from_numpy(pixels), {}
+        for place in failed:
+            value = attempt(decode, sources[place])
+            if isinstance(value, UserError):
+                errors[place] = str(value)
+            else:
+                images[place] = value
+        if errors:
+            images = images[[place for place in range(len(batch)) if place not in errors]]
+        return batch, errors, transfer.send(Pixels(images))
 
-    batches = read_ahead(read, chunks(items, size), AHEAD)
+    def finish(batch: list[Item], errors: dict[int, str], results: Results) -> Iterator[Answer]:
+        found = iter(results())
+        for place, item in enumerate(batch):
+            yield Answer(item, None, errors[place]) if place in errors else Answer(item, next(found))
+
+    batches, started = read_ahead(read, chunks(items, size)), deque[tuple[list[Item], dict[int, str], Results]]()
     try:
-        for batch, decoded in batches:
-            usable = [value for value in decoded if not isinstance(value, UserError)]
+        for batch, errors, found in batches:
+            decoded = transfer.receive(found).images if isinstance(found, Moving) else found
             try:
                 with threads:
-                    results = iter(compute(usable) if usable else ())
+                    started.append((batch, errors, start(decoded) if len(errors) < len(batch) else tuple))
             except torch.OutOfMemoryError as reason:
                 raise UserError(f"batches of {size} do not fit into memory: use a smaller --batch-size") from reason
-            for item, value in zip(batch, decoded, strict=True):
-                failed = isinstance(value, UserError)
-                yield Answer(item, None, str(value)) if failed else Answer(item, next(results))
+            while len(started) > (0 if is_cpu else 1):
+                yield from finish(*started.popleft())
+        yield from chain.from_iterable(finish(*one) for one in started)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         batches.close()
@@ -102,10 +140,9 @@ def answers(
 
 
 def is_portable(source: Any) -> bool:
-    """Whether a forked process can read a source: a path, or a part of a shard on a local disk (see `Inputs`)."""
-    if isinstance(source, partial):
-        owner = getattr(getattr(source.args[0], "func", None), "__self__", None)
-        return isinstance(owner, Shard) and not owner.remote
+    """Whether a forked process can read a source: a path, or a part of a shard on a local disk."""
+    if isinstance(source, ShardPart):
+        return not source.shard.remote
     return isinstance(source, (str, os.PathLike))
 
 
