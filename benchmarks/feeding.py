@@ -47,6 +47,7 @@ from allmlp.compilation import compile_task
 from allmlp.data import direct
 from allmlp.data.dataset import ImageDataset, LabeledImages
 from allmlp.data.decode import random_box, reduction
+from allmlp.data.detect import detect_data
 from allmlp.data.docstrings import Docstrings, docstrings
 from allmlp.data.prefetch import Transfer
 from allmlp.data.preprocessing import ImagePreprocessing
@@ -58,7 +59,6 @@ from allmlp.data.workers import PROCESSES_AFTER, Workers
 from allmlp.device import default_dtype
 from allmlp.errors import UserError
 from allmlp.files import write_json_atomically
-from allmlp.labeled_inputs import find_data
 from allmlp.optim import AdamW
 from allmlp.parallel import World
 from allmlp.prediction.inputs import Inputs
@@ -378,7 +378,7 @@ def sources(options: argparse.Namespace, folder: Path) -> dict[str, tuple[str, b
     given = folder / "jpeg"
     given.mkdir()
     if options.source:
-        dataset = find_data(options.source).load()
+        dataset = detect_data(options.source).load()
         write_shards(dataset, given, ShardFormat(65535, "jpeg"))
     else:
         write_photographs(given, options.images)

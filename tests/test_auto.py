@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import allmlp
-from allmlp.auto import Choice, TrainOptions, choose_run
+from allmlp.auto import Choice, TrainOptions, choose_run, show_budget
 from allmlp.auto_start import probe_accuracy
 from allmlp.cli import main
 from allmlp.data.augment import Translate
@@ -168,6 +168,10 @@ def test_uneven_classes_are_balanced(here: Path) -> None:
     assert fields(made)["task.class_balance"] == "0.5"
     even = choose(photos(here / "even", {"cat": 30, "dog": 6}), model=trained(here / "model"))
     assert isinstance(even.run.task, Classify) and even.run.task.class_balance == 0
+
+
+def test_one_epoch_and_several() -> None:
+    assert [show_budget(Budget(epochs=epochs)) for epochs in (0.5, 1, 2)] == ["0.5 epochs", "1 epoch", "2 epochs"]
 
 
 def test_images_that_no_bundled_model_reads() -> None:

@@ -67,7 +67,7 @@ def test_real_labels(imagenet: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         ("[[1], [1000]]", "is not the file real.json"),
         ('{"a": [1]}', "is not the file real.json"),
         ("[[1]", "cannot read"),
-        ("[[1]]", "there are labels of 1 images only"),
+        ("[[1]]", "there are labels of 1 image only"),
         ("[[], []]", "has no image ILSVRC2012_val_"),
     ],
 )

@@ -176,6 +176,8 @@ def test_list_of_recipes_is_searched_and_wrapped(
     _, out, _ = run(capsys, "list", "recipes")
     assert max(map(len, out.splitlines())) <= 60 and "..." not in out
     monkeypatch.delenv("COLUMNS")
+    _, out, err = run(capsys, "list", "studies", "corrupted")
+    assert out.startswith("robust  ") and err == "next: allmlp study robust\n"
     _, out, _ = run(capsys, "list", "recipes", "digits_*", "--json")
     assert json.loads(out)["digits_mixer"] == recipes()["digits_mixer"].text
     _, out, _ = run(capsys, "list", "weights", "mixer_b32")
@@ -247,7 +249,9 @@ def test_expected_time_is_that_of_the_measured_speed() -> None:
         (["analyze", "mixer_nano", "."], ". is a folder: name the image files in it, such as ./*.jpg"),
         (["tables", "--paper", "000"], "unknown paper '000': choose one of mixer, gmlp, resmlp, transformer"),
         (["list", "recipes", "no such recipe"], "no recipe matches 'no such recipe'"),
-        (["list", "zebra"], "no model matches 'zebra'"),
+        (["list", "zebra"], "no model matches 'zebra' (`allmlp list recipes`, `list studies` and `list weights` show"),
+        (["list", "study"], "no model matches 'study'; did you mean 'studies'"),
+        (["list", "studies", "zebra"], "no study matches 'zebra'"),
         (["list", "recipes", "digits_mixr"], "no recipe matches 'digits_mixr'; did you mean 'digits_mixer'"),
         (["list", "mixer", "gmlp"], "more words are only for"),
         (["serve", "--timeout", "inf"], "'--timeout': Input should be less than or equal to 86400"),

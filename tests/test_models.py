@@ -25,6 +25,12 @@ def small(name: str) -> EncoderModel:
     return model
 
 
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, "a", 1.5])
+def test_a_seed_that_is_none(seed: object) -> None:
+    with pytest.raises(allmlp.UserError, match=r"seed must be a whole number from 0 to 2\*\*63 - 1, not"):
+        allmlp.create("gmlp_nano", seed=seed)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_intermediates_are_those_of_the_forward_pass(name: str, checkpointing: bool) -> None:

@@ -145,6 +145,8 @@ def test_a_part_of_a_folder_has_all_classes(tmp_path: Path) -> None:
     assert len(load_test_images(to_json(data), 99, ("a", "b")).labels) == 12
     with pytest.raises(allmlp.UserError, match="other classes than the model, or in another order"):
         load_test_images(to_json(data), 99, ("b", "a"))
+    assert load_test_images(str(tmp_path), 4, size=(6, 6)).images.shape == (4, 3, 6, 6)
+    assert load_test_images("digits", 10, size=(8, 8)).images.shape == (10, 1, 8, 8)
 
 
 def test_a_regression_has_no_accuracy_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import allmlp
 from allmlp.auto import TrainOptions
 from allmlp.cli import main
+from allmlp.data.digits import Digits
 from allmlp.data.image_folder import ImageFolder
 from allmlp.models.encoder import Encoder
 from allmlp.recipes import runs
@@ -100,6 +101,11 @@ def test_a_record_is_the_same_run_again(here: Path) -> None:
     assert resolve("old", overrides={"seed": "4"}, out=Path("new"))["old"].folder == Path("new")
     with pytest.raises(allmlp.UserError, match=r"is the run itself.*--resume old"):
         resolve("old", out=Path("old"))
+
+
+def test_data_by_name(here: Path) -> None:
+    found = resolve("digits", device="cpu")["digits"]
+    assert isinstance(found.run.data, Digits) and found.folder == Path("runs/digits")
 
 
 def test_what_is_nothing_of_it(here: Path) -> None:

@@ -96,6 +96,7 @@ BELOW = {
     "messages": {
         "accuracy",
         "device",
+        "errors",
         "layers",
         "models",
         "data",

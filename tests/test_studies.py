@@ -110,7 +110,7 @@ class InProcess:
     """Stands for `subprocess.Popen`: runs `allmlp train` and `allmlp bench` in this process."""
 
     def __init__(self, command: list[str], stdout: Any, **_: Any) -> None:
-        assert command[1:3] == ["-m", "allmlp"] and command[3] in ("train", "bench")
+        assert command[1:3] == ["-m", "allmlp.study.process"] and command[3] in ("train", "bench")
         self.returncode = 0
         with (
             open(stdout.name, "a", encoding="utf8") as log,

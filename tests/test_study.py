@@ -27,6 +27,7 @@ from allmlp.studies import studies
 from allmlp.study import records, runner
 from allmlp.study.definition import Row, Study, Trial, Tuning, grid, sweep
 from allmlp.study.figure import costs_figure, curves_figure, draw, pareto_front
+from allmlp.study.process import lifeline
 from allmlp.study.runner import Progress, Runner, expected_seconds, portions, progress
 from allmlp.study.statistics import interval, paired_difference, seconds_to, t_quantile
 from allmlp.study.summary import at_the_edge, final_table, summarize, write
@@ -276,6 +277,17 @@ def test_an_interrupted_run_leaves_neither_process_nor_record(
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
     assert not read(tmp_path / "out")
+
+
+def test_a_run_ends_with_a_study_that_was_killed() -> None:
+    script = "from allmlp.study.process import end_with_study; import time; end_with_study(); time.sleep(60)"
+    with lifeline() as stdin:
+        process = subprocess.Popen([sys.executable, "-c", script], stdin=stdin)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+    assert process.wait(30) == -signal.SIGTERM
+    command = Runner(small(), Path("out"), {}).bench_command(Path("run"), 1)
+    assert command[1:4] == ["-m", "allmlp.study.process", "bench"]
 
 
 def test_an_interrupted_measurement_loses_no_run_and_leaves_no_process(
@@ -685,7 +697,7 @@ def test_command(
     assert code == 0 and out == "study digits_mixer: 0 of 4 runs done, 4 left\n" and not err
     timed = ("--set", "budget.minutes=5", "--minutes", "1", "--val-size", "90")
     code, out, err = run_command(capsys, *sweeping, *timed)
-    assert code == 0 and "4 left, about 24:00 in 4 portions of 1 minutes; continue with: allmlp" in out and not err
+    assert code == 0 and "4 left, about 24:00 in 4 portions of 1 minute; continue with: allmlp" in out and not err
     code, out, err = run_command(capsys, *sweeping, "--val-size", "90")
     assert code == 0 and out.splitlines()[-1] == "study digits_mixer: complete, 4 runs" and err.count("started") == 4
     assert all(c["data.path"] == "x" for c in calls(fake)) and "50.50" in out and "50.50 ±" not in out

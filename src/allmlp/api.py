@@ -125,12 +125,12 @@ def transform(model: PathLike | Model, inputs: Any, *, context: str = "") -> Any
     Images become a tensor [N, C, H, W]: resized, cropped, normalized. Texts become the keyword arguments of the model,
     each [N, S]: ids `x`, `mask` and, if used, `segments`, as in `model(**model.transform("a text"))`.
     """
-    from allmlp.prediction import open_predictor
+    from allmlp.prediction import inputs_of, open_predictor
     from allmlp.prediction.inputs import as_items
 
     predictor = open_predictor(model)
     decoded: list[Any] = []
-    for item in as_items(inputs, predictor.reads, context, predictor.task == "span"):
+    for item in as_items(inputs, inputs_of(predictor.preprocessing), context):
         try:
             decoded.append(predictor.read(item.source))
         except UserError as reason:
@@ -166,12 +166,12 @@ def predict(
     `device`, `dtype`, `batch_size` and `fast` are those of `allmlp predict`; by default, a loaded model predicts on its
     own device and in its own dtype. It is never modified.
     """
-    from allmlp.prediction import open_predictor
+    from allmlp.prediction import inputs_of, open_predictor
     from allmlp.prediction.inputs import as_items
     from allmlp.prediction.stream import predictions, values
 
     predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
-    items = as_items(inputs, predictor.reads, context, predictor.task == "span")
+    items = as_items(inputs, inputs_of(predictor.preprocessing), context)
     return [row for rows in values(predictions(predictor, items, top_k, batch_size)) for row in rows]
 
 
@@ -194,12 +194,12 @@ def embed(
     """
     import numpy as np
 
-    from allmlp.prediction import open_predictor
+    from allmlp.prediction import inputs_of, open_predictor
     from allmlp.prediction.inputs import as_items
     from allmlp.prediction.stream import features, values
 
     predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
-    items = as_items(inputs, predictor.reads, context, predictor.task == "span")
+    items = as_items(inputs, inputs_of(predictor.preprocessing), context)
     found = list(values(features(predictor, items, batch_size)))
     if not found:
         raise UserError(f"there are no {predictor.reads}")

@@ -24,7 +24,7 @@ from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing
 from allmlp.data.series import SeriesDataset
 from allmlp.data.squad import SquadDataset
 from allmlp.device import own_device
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.head_init import HeadInit
 from allmlp.log import announced
 from allmlp.models.encoder import Encoder
@@ -182,7 +182,7 @@ def choose_validation(settings: Settings) -> None:
         settings.reload()
     if settings.dataset.validation is not None:
         size = len(settings.dataset.validation)
-        count = f"{size:,} validation example{'s' * (size > 1)}"
+        count = plural(size, "validation example")
         settings.set("keep_best", True, f"the best weights on {count} are kept and tested")
         settings.set("patience", 6, "evaluations without improvement before the run ends")
 
@@ -210,8 +210,9 @@ def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
 
 
 def show_budget(budget: Budget) -> str:
-    parts = [f"{budget.epochs:g} epochs" if budget.epochs else "", f"{budget.minutes:g} min" if budget.minutes else ""]
-    return ", ".join(filter(None, parts))
+    parts = [f"{budget.epochs:g} epoch{'s' * (budget.epochs != 1)}"] if budget.epochs else []
+    parts += [f"{budget.minutes:g} min"] if budget.minutes else []
+    return ", ".join(parts)
 
 
 def choose_batch(settings: Settings, batch_size: int) -> None:

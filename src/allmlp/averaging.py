@@ -17,7 +17,7 @@ from torch import Tensor
 
 from allmlp import checkpoint
 from allmlp.data.preprocessing import known_preprocessing
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.files import RUN
 from allmlp.quantization import round_weights
 from allmlp.record import read_run
@@ -50,7 +50,9 @@ def average_checkpoints(run: Path, last: int, target: Path) -> Path:
     """Save the average of the last checkpoints of a finished run; of their EMA weights, if the run has any."""
     found = checkpoint.complete(run)[-last:]
     if len(found) < last:
-        raise UserError(f"{run} has {len(found)} checkpoints, not {last}: train with --set keep_checkpoints={last}")
+        raise UserError(
+            f"{run} has {plural(len(found), 'checkpoint')}, not {last}: train with --set keep_checkpoints={last}"
+        )
     return save_average(run, map(model_weights, found), target)
 
 

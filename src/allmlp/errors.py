@@ -192,3 +192,8 @@ def one_line(error: object) -> str:
 def printable(text: object) -> str:
     """Escape control characters, which a terminal would execute, and lone surrogates, which it cannot show."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Count and noun: 1 run, 2,000 runs."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"

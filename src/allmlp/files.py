@@ -39,7 +39,8 @@ def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text_atomically(file: Path, text: str) -> None:
-    write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf8"))
+    """Write UTF-8; lone surrogates, as in names that are not UTF-8, are escaped."""
+    write_atomically(file, lambda temporary: temporary.write_bytes(text.encode("utf8", "backslashreplace")))
 
 
 def write_json_atomically(file: Path, value: Any) -> None:
@@ -52,7 +53,7 @@ def write_csv_atomically(file: Path, header: Iterable[str], rows: Iterable[Itera
     """Write a table; None is an empty cell."""
 
     def write(temporary: Path) -> None:
-        with open(temporary, "w", encoding="utf8", newline="") as target:
+        with open(temporary, "w", encoding="utf8", errors="backslashreplace", newline="") as target:
             writer = csv.writer(target)
             writer.writerow(header)
             writer.writerows(rows)
@@ -84,13 +85,18 @@ def read_regular(file: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
         return source.read(limit)
 
 
+def encodable(cell: Any) -> Any:
+    """Text in UTF-8; lone surrogates, as in names of files that are not UTF-8, are escaped: caf\\udce9.png."""
+    return cell.encode("utf8", "backslashreplace").decode("utf8") if isinstance(cell, str) else cell
+
+
 def finite(value: Any) -> Any:
-    """`value` for JSON, which has neither NaN nor infinity: None stands for them."""
+    """`value` for JSON, which has neither NaN nor infinity: None stands for them. Texts are made `encodable`."""
     if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
+        return {encodable(name): finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [*map(finite, value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else encodable(value)
 
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:

@@ -10,34 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.cifar import Cifar10, Cifar100
 from allmlp.data.columns import label_order, split_for_testing
-from allmlp.data.dataset import Data, ImageDataset, labels_of
+from allmlp.data.dataset import ImageDataset, labels_of
 from allmlp.data.detect import detect_data
-from allmlp.data.digits import Digits
 from allmlp.data.encoded_images import EncodedImages
-from allmlp.data.flowers import Flowers102
 from allmlp.data.image_files import ImageFiles, LabeledFile
 from allmlp.data.image_folder import ImageFolder, folders, only_folder, split_folders, used_folders
 from allmlp.data.image_table import ImageTable
 from allmlp.data.labeled_text import LabeledText, LabeledTextReader
-from allmlp.data.mnist import Mnist
-from allmlp.data.pets import OxfordPets
 from allmlp.data.shards import Shards, by_name, find, read_class_names
 from allmlp.errors import UserError
 from allmlp.files import expand_user
 from allmlp.prediction import ImagePredictor
-
-NAMED: dict[str, Data] = {
-    "cifar10": Cifar10(),
-    "cifar100": Cifar100(),
-    "mnist": Mnist(),
-    "fashion_mnist": Mnist(variant="fashion"),
-    "digits": Digits(),
-    "pets": OxfordPets(),
-    "flowers102": Flowers102(),
-}
-"""Data by name, at their default locations."""
 
 
 class LabeledInputs(NamedTuple):
@@ -57,7 +41,7 @@ class LabeledInputs(NamedTuple):
 
 def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
     """The test split of image data, or all images of data without splits, preprocessed for the model."""
-    data = find_data(place)
+    data = detect_data(place)
     decode = predictor.decoding.replace(on_corrupt="skip")
     if isinstance(data, ImageFolder | ImageTable):
         title, root, files, class_names = folder_images(data) if isinstance(data, ImageFolder) else table_images(data)
@@ -93,12 +77,6 @@ def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
         return {index: f"{split.name(index)}: {reason}" for index, reason in known.items()}
 
     return LabeledInputs(title, class_names, labels_of(split), read, corrupt)
-
-
-def find_data(place: str) -> Data:
-    if place in NAMED and not Path(place).exists():
-        return NAMED[place]
-    return detect_data(place)
 
 
 class LabeledFiles(NamedTuple):
@@ -146,9 +124,12 @@ def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -
 
 def text_inputs(place: str) -> LabeledInputs:
     """The test split of labeled texts, or all texts of data without splits."""
-    data = find_data(place)
+    data = detect_data(place)
     if not isinstance(data, LabeledText):
-        raise UserError(f"the model classifies texts, but {place} is not a table of texts with labels")
+        raise UserError(
+            f"the model classifies texts, but {place} is neither a table of texts with labels nor a folder of text "
+            "files per class"
+        )
     reader, title = LabeledTextReader(data), place
     rows = reader.read(data.test or data.path)
     last = "" if data.test else split_for_testing({row.split for row in rows})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from functools import cache
-from typing import Literal, Self
+from collections.abc import Callable, Collection, Iterator
+from functools import cache, partialmethod
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,16 @@ def adapt(module: LinearMap, rank: int, scale: float, generator: torch.Generator
     module.__class__ = adapted(type(module))  # type: ignore[bad-argument-type]
 
 
+def reduce(module: nn.Module, make: Callable[[type[nn.Module]], type[nn.Module]], kind: type[nn.Module]) -> Any:
+    """How to pickle a module whose class is made by `make`: pickle finds only classes that have a name in a file."""
+    return empty, (make, kind), module.__dict__
+
+
+def empty(make: Callable[[type[nn.Module]], type[nn.Module]], kind: type[nn.Module]) -> nn.Module:
+    made = make(kind)
+    return made.__new__(made)
+
+
 class FrozenNorm(nn.Module):
     """BatchNorm in evaluation mode, whatever the mode of the model."""
 
@@ -106,7 +116,7 @@ class FrozenNorm(nn.Module):
 
 @cache
 def frozen(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Frozen{kind.__name__}", (FrozenNorm, kind), {})
+    return type(f"Frozen{kind.__name__}", (FrozenNorm, kind), {"__reduce__": partialmethod(reduce, frozen, kind)})
 
 
 @cache
@@ -118,4 +128,5 @@ def adapted(kind: type[nn.Module]) -> type[nn.Module]:
     def weight(self: nn.Module) -> Tensor:
         return self.base_weight + self.lora_scale * (self.lora_b @ self.lora_a)  # type: ignore[operator]
 
-    return type(f"Lora{kind.__name__}", (kind,), {"weight": property(weight)})
+    members = {"weight": property(weight), "__reduce__": partialmethod(reduce, adapted, kind)}
+    return type(f"Lora{kind.__name__}", (kind,), members)

@@ -12,8 +12,8 @@ from allmlp import checkpoint
 from allmlp.accuracy import wilson_interval
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Sampler
-from allmlp.data.splits import plural
 from allmlp.device import slow_format
+from allmlp.errors import plural
 from allmlp.log import format_duration, format_values
 from allmlp.models.model import ModelSpec
 from allmlp.models.zoo import short_name
@@ -43,8 +43,10 @@ def header(
     """Model, data, device, start, length and folder of a run, a line each."""
     sizes = ", ".join(f"{count:,} {name}" for name, count in split_sizes(dataset).items())
     batches = " to ".join(f"{size:,}" for size in dict.fromkeys((sampler.batch_size(0), run.batch_size)))
-    minutes = f"{run.budget.minutes:g} minutes" if run.budget.minutes is not None else ""
-    count = f"{steps:,} step{'s' * (steps > 1)} ({sampler.epoch(steps):,.3g} epochs)" if steps else ""
+    limit = run.budget.minutes
+    minutes = f"{limit:g} minute{'s' * (limit != 1)}" if limit is not None else ""
+    epochs = sampler.epoch(steps) if steps else 0.0
+    count = f"{plural(steps, 'step')} ({epochs:,.3g} epoch{'s' * (epochs != 1)})" if steps else ""
     part = "" if trained == parameters else f" ({trained:,} trained)"
     rows = {
         "model": f"{short_name(spec)}, {parameters:,} parameters{part}, {spec.input_spec}",
@@ -103,7 +105,7 @@ def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float],
         simple = {name: result[split][name] for name in floors if name in result[split]}
         lines += [f"{'':10} {format_values(simple)}  without a model"] if simple else []
     best = f"the weights of step {result['best_step']}, " if "best_step" in result else ""
-    steps = f"{result['steps']:,} step{'s' * (result['steps'] > 1)} in {format_duration(result['seconds'])}"
+    steps = f"{plural(result['steps'], 'step')} in {format_duration(result['seconds'])}"
     return "\n".join([*lines, f"saved {best}after {steps}: {out}"])
 
 
@@ -113,9 +115,9 @@ def describe_examples(values: dict[str, float], split: Split, is_classified: boo
     """
     accuracy = values.get("accuracy", math.nan)
     if not is_classified or math.isnan(accuracy):
-        return f"({plural(len(split), 'example', 'examples')})"
+        return f"({plural(len(split), 'example')})"
     part = getattr(getattr(split, "examples", None), "test_set", None)
     examples = len(split) if part is None else int((part == 0).sum())
     low, high = wilson_interval(round(accuracy * examples), examples)
-    counted = plural(examples, "example", "examples")
+    counted = plural(examples, "example")
     return f"({counted}: accuracy {low:.1%} to {high:.1%} with 95% confidence)"

@@ -15,7 +15,7 @@ from allmlp.accuracy import wilson_interval
 from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names
 from allmlp.data.columns import is_image_name
 from allmlp.data.image_files import ImageFiles, LabeledFile
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, one_line, plural
 from allmlp.evaluation import UNREADABLE, Evaluation, predictor_outputs
 from allmlp.files import read_regular
 from allmlp.labeled_inputs import LabeledInputs
@@ -89,7 +89,7 @@ def validation_images(folder: Path, count: int) -> list[LabeledFile]:
         for name in sorted(filter(is_image_name, names)):
             number = IMAGE.fullmatch(name)
             if number and not 1 <= int(number[1]) <= count:
-                raise UserError(f"{folder / below / name}: there are labels of {count} images only")
+                raise UserError(f"{folder / below / name}: there are labels of {plural(count, 'image')} only")
             if number:
                 found.append(LabeledFile((below / name).as_posix(), int(number[1]) - 1))
     return found

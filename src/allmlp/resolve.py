@@ -3,7 +3,7 @@
 1. the name of a recipe (`allmlp list recipes`), or NAME/ROW for one run of a table
 2. FILE.py:NAME, a `Run` in a Python file, or a function that returns one or a table of them
 3. a run.json, or the folder of a run: the same run again
-4. data, detected by `allmlp.data.detect`, with settings chosen by `allmlp.auto`
+4. data, by name (`digits`) or detected by `allmlp.data.detect`, with settings chosen by `allmlp.auto`
 
 A name that is both a recipe and a file or folder here is refused: `recipe:NAME` is the recipe, `./NAME` the path.
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from allmlp import recipes
 from allmlp.auto import Reason, TrainOptions, choose_run, show
-from allmlp.data.detect import detect_data
+from allmlp.data.detect import NAMED, detect_data
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.tables import is_table
 from allmlp.errors import UserError, did_you_mean, lookup
@@ -78,8 +78,8 @@ def resolve(
         return changed({name: read_run(folder)}, options, overrides, out)
     if (path / CONFIG).is_file():
         raise UserError(f"{source} is a model: name the data to train it on, allmlp train DATA --model {source}")
-    if not path.exists() and re.fullmatch(r"[\w./-]+", source):
-        hint = did_you_mean(source, [*recipes.recipes(), *(file.name for file in Path().iterdir())])
+    if not path.exists() and source not in NAMED and re.fullmatch(r"[\w./-]+", source):
+        hint = did_you_mean(source, [*recipes.recipes(), *NAMED, *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
     # Overrides of the data come first: without them data may be unreadable, as with two possible label columns.
     names = (name for name in overrides if name.startswith("data.") and name not in Run.aliases)

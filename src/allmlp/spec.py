@@ -393,3 +393,9 @@ def read_scalar(text: str) -> Any:
         except ValueError:
             continue
     return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def check_seed(seed: Any) -> None:
+    """Raise UserError unless torch's generators take this seed."""
+    if not hasattr(seed, "__index__") or not -(2**63) <= seed.__index__() < 2**64:
+        raise UserError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from allmlp.data.dataset import ImageDataset, Split
+from allmlp.data.detect import NAMED, detect_data
 from allmlp.errors import UserError
 from allmlp.head_init import Features, HeadInit, fit_holding_out, sample_classes
-from allmlp.labeled_inputs import NAMED, find_data, fit
+from allmlp.labeled_inputs import fit
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.threads import Threads
 
@@ -76,7 +77,7 @@ def probe_datasets(
 
 
 def load_images(place: str, predictor: ImagePredictor) -> ImageDataset:
-    data = find_data(place)
+    data = detect_data(place)
     if hasattr(data, "decode"):
         data = data.replace(img_size=predictor.img_size, decode=predictor.decoding)
     dataset = data.load()

@@ -96,7 +96,7 @@ def test_a_large_matrix_is_drawn_as_the_means_of_blocks() -> None:
 
 
 def test_names_are_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dollar signs in the names of files and models are those signs."""
+    """Dollar signs in the names of files and models are those signs, and bytes that are not UTF-8 are escaped."""
     named = ("saliency", "neighbors")
     monkeypatch.setattr(
         output_folder, "save", lambda figure, file, kind: file.name[1:].startswith(named) and save(figure, file, kind)
@@ -105,10 +105,11 @@ def test_names_are_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     name, target = "from_$5_to_$9", AnalysisTarget("a_$1_$", model, True, default_preprocessing(model.spec))
     size = model.spec.input_size
     assert size is not None
-    images = NamedImages((f"{name}.png", "b"), torch.rand(1, 3, *size).repeat(2, 1, 1, 1))
+    images = NamedImages((f"{name}.png", "caf\udce9"), torch.rand(1, 3, *size).repeat(2, 1, 1, 1))
     analyze(target, tmp_path, images)
     for figure in named:
-        assert name in (tmp_path / f"{figure}.svg").read_text()
+        drawing = (tmp_path / f"{figure}.svg").read_text()
+        assert name in drawing and "caf\\udce9" in drawing
 
 
 def test_the_largest_value_is_inside_its_chart() -> None:

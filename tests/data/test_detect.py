@@ -47,6 +47,10 @@ def images(*classes: str) -> dict[str, str | bytes]:
     return {f"{name}/{number}.png": "" for name in classes for number in range(4)}
 
 
+def texts(*folders: str) -> dict[str, str | bytes]:
+    return {f"{name}/{number}.txt": f"{name} {number}\n\nis a text\n" for name in folders for number in range(4)}
+
+
 LISTED = "image,label\n" + "".join(f"{n}.png,{n % 2}\n" for n in range(4))
 
 FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
@@ -56,6 +60,14 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
     "classes and notes": ({**images("cat", "dog"), "prices.csv": REVIEWS, "notes.txt": WORDS}, ImageFolder("D")),
     "images and a table": (
         {**{f"images/{n}.png": "" for n in range(4)}, "labels.csv": LISTED},
+        ImageTable("D/labels.csv"),
+    ),
+    "images without suffixes in a table": (
+        {**{f"images/{n}.png": "" for n in range(4)}, "labels.csv": LISTED.replace("image", "id").replace(".png", "")},
+        ImageTable("D/labels.csv"),
+    ),
+    "images of a contest": (
+        {**images("train", "test"), "labels.csv": "image,label\ntrain/0.png,a\ntrain/1.png,b\n"},
         ImageTable("D/labels.csv"),
     ),
     "tables of images": (
@@ -104,6 +116,15 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
     "MNIST": ({"train-images-idx3-ubyte.gz": b""}, Mnist("D")),
     "saved by datasets": ({"dataset_dict.json": "{}", "train/x.arrow": b""}, HubDataset("D")),
     "text": ({"a.txt": WORDS, "deep/b.txt": WORDS, "c.md": WORDS}, Corpus("D/**/*.md,D/**/*.txt")),
+    "texts in folders of classes": (texts("neg", "pos"), LabeledText("D")),
+    "splits of texts": (
+        {**texts("train/neg", "train/pos", "train/unsup", "test/neg", "test/pos"), "imdbEr.txt": WORDS},
+        LabeledText("D"),
+    ),
+    "classes and one other text": ({**texts("neg", "pos"), "notes.txt": WORDS}, LabeledText("D")),
+    "text in splits": (texts("train", "test"), Corpus("D/**/*.txt")),
+    "text in parts": ({**texts("a", "b"), "1.txt": WORDS, "2.txt": WORDS}, Corpus("D/**/*.txt")),
+    "a text per folder": ({"a/1.txt": WORDS, "b/1.txt": WORDS, "c/1.txt": WORDS}, Corpus("D/**/*.txt")),
     "packed text": ({"a.txt.xz": lzma.compress(WORDS.encode())}, Corpus("D/**/*.txt.xz")),
 }
 
@@ -162,7 +183,8 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     """For the kinds whose files here are complete."""
     pytest.importorskip("tokenizers")
     monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
-    for kind in ("class folders", "images and a table", "one table", "three splits in parts", "aligned files", "text"):
+    complete = ("class folders", "images without suffixes in a table", "one table", "splits of texts", "aligned files")
+    for kind in (*complete, "text"):
         root = make(tmp_path / kind / "D", FOLDERS[kind][0])
         for number, file in enumerate(root.rglob("*.png")):
             Image.new("RGB", (8, 8), (number, 0, 1)).save(file)

@@ -254,7 +254,7 @@ def test_images_of_a_table_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no column 'fiel'; did you mean 'file'"):
         read_table(table(tmp_path, "file,label", rows), image_column="fiel")
     with pytest.raises(UserError, match=r"none of a, b holds names of images: set data\.image_column"):
-        read_table(table(tmp_path, "a,b", ["x,1", "y,2"]))
+        read_table(table(tmp_path, "a,b", ["x,one", "y,two"]))
     test = table(tmp_path / "images", "file,label", ["0.png,w"], "test.csv")
     train = table(tmp_path / "images", "file,label", rows)
     with pytest.raises(UserError, match="unknown label 'w' in the test split"):

@@ -19,6 +19,7 @@ import torch
 from allmlp.data.labeled_text import LabeledText, LabeledTextReader, join_pair, label_order
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.errors import UserError
+from allmlp.spec import from_json
 
 pytest.importorskip("tokenizers")
 SST2 = "sentence\tlabel\nvery good\t1\nvery bad\t0\n\nan emoji 🐑\t1\n"
@@ -113,6 +114,36 @@ def test_equal_texts_stay_together_and_are_told(tmp_path: Path) -> None:
     given = opened(tmp_path, SST2, SST2.replace("very bad", "quite bad"))
     assert given.notes == ("2 of 3 test texts are also training texts",) and given.validation is None
     assert len(opened(tmp_path, SST2, SST2, val_fraction=0.3).validation) == 1
+
+
+def test_text_files_in_folders_of_classes(tmp_path: Path) -> None:
+    for split, label, count in itertools.product(("train", "test"), ("neg", "pos", "unsup"), range(4)):
+        file = tmp_path / split / label / f"{count}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{label} {count % 3}\n\n{'seen' if count == 1 else split}\n" if count else "\n")
+    (tmp_path / "train" / "urls_pos.txt").write_text("http\n")
+    spec = LabeledText(str(tmp_path), tokenizer=TokenizerConfig(vocab_size=100), seq_len=12, cache=str(tmp_path / "c"))
+    data = spec.load()
+    assert data.class_names == ("neg", "pos") and len(data.train) == len(data.test) == 6 and data.validation is None
+    assert texts(data, data.train) == {
+        "",
+        *(f"{label} {rest}" for label in data.class_names for rest in ("1 seen", "2 train", "0 train")),
+    }
+    assert data.train.examples.labels.bincount().tolist() == [3, 3]
+    assert from_json(data.files()["preprocessing.json"]).whole_files  # type: ignore[attr-defined]
+    every, strays, skipped, shared = data.notes
+    assert every.startswith("every folder of text files is a class, every file a text: neg, pos; for a language model")
+    assert strays.startswith("9 text files are outside of class folders and not used: test/unsup/0.txt, ")
+    assert skipped == "skipped 4 files without a text" and shared == "2 of 6 test texts are also training texts"
+    parts = spec.replace(path=str(tmp_path / "train"), test=str(tmp_path / "test")).load()
+    assert parts.checksum() == data.checksum() and parts.test_names == ("test",)
+    assert len(spec.replace(val_fraction=0.34).load().validation) == 2
+    (tmp_path / "train" / "pos" / "1.txt").write_bytes(b"caf\xe9")
+    assert spec.load().notes[2] == "1 file is not UTF-8, so that letters are missing: train/pos/1.txt"
+    (tmp_path / "test" / "new").mkdir()
+    (tmp_path / "test" / "new" / "1.txt").write_text("x")
+    with pytest.raises(UserError, match="unknown label 'new'"):
+        spec.load()
 
 
 def test_a_column_of_splits(tmp_path: Path) -> None:

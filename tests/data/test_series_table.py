@@ -274,7 +274,7 @@ def test_rows_without_values_at_the_end(tmp_path: Path) -> None:
     found = read_series(table(tmp_path, rows, "date,shop,sales"))
     assert found.lengths == [21, 22, 4] and np.isnan(found.values[[5, 26], 0]).all()
     assert found.frequency.text(int(found.ends[1])) == "2024-01-22"
-    assert found.notes[0] == "17 rows without values at the end of series are left out"
+    assert found.notes[0] == "17 rows are left out, at the end of series and without values"
 
 
 def test_names_of_series_in_two_columns(tmp_path: Path) -> None:

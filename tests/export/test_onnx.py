@@ -266,7 +266,7 @@ def test_comparing_on_one_image(suffix: str, tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit) as end:
         main(["export", str(tmp_path / "model"), str(tmp_path / f"m{suffix}"), "--on", str(tmp_path / "red.png")])
     told = capsys.readouterr().out
-    assert end.value.code == 0 and "any batch size" in told and "on 1 images" in told
+    assert end.value.code == 0 and "any batch size" in told and "on 1 image" in told
 
 
 def test_bundled_models_keep_their_preprocessing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

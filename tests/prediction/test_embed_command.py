@@ -14,12 +14,13 @@ import torch
 from torch.nn import functional as F
 
 import allmlp
+from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.data.tokenizer import load_tokenizer
 from allmlp.prediction import open_predictor
 from allmlp.prediction.neighbors import NamedFeatures, nearest, read_features
 from data.sample_images import encode, scene
 from prediction.conftest import Command
-from serve.folders import text_folder
+from serve.folders import image_folder, text_folder
 
 FILES = ("0.png", "2.png", "4.png", "6.png", "b/1.png", "b/3.png", "b/5.png")
 
@@ -136,15 +137,18 @@ def test_damaged_features_are_named(images: Path, photos: Path, tmp_path: Path, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are UTF-8")
-def test_names_of_files_that_are_not_utf8(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
+def test_names_of_files_and_classes_that_are_not_utf8(photos: Path, tmp_path: Path, command: Command) -> None:
     pytest.importorskip("pyarrow")
+    images = image_folder(tmp_path / "model")
     for name in ("3.png", "5.png"):
         os.replace(photos / "b" / name, os.fsencode(photos / "b") + b"/\xe9" + name.encode())
     expected = str(photos / "b/\\udce93.png")
+    write_preprocessing(images, ImagePreprocessing((0.4,) * 3, (0.2,) * 3, ("caf\udce9", "dog", "ship")))
     for file in ("answers.csv", "answers.tsv", "answers.jsonl", "answers.parquet", "answers"):
-        assert command("predict", images, photos, "--out", tmp_path / file)[0] == 0
+        assert command("predict", images, photos, "--probabilities", "--out", tmp_path / file)[0] == 0
+    assert "caf\\udce9" in json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])["probabilities"]
     rows = list(csv.DictReader((tmp_path / "answers.csv").read_text(encoding="utf8").splitlines()))
-    assert len(rows) == 7 and rows[5]["input"] == expected
+    assert len(rows) == 7 and rows[5]["input"] == expected and rows[5]["p(caf\\udce9)"]
     for file in ("features.npy", "features.parquet"):
         assert command("embed", images, photos, "--out", tmp_path / file)[0] == 0
         assert expected in [name for names, _ in read_features(tmp_path / file) for name in names]

@@ -19,6 +19,7 @@ from PIL import Image
 from allmlp import UserError
 from allmlp.prediction import open_predictor
 from allmlp.prediction.inputs import Columns, Inputs, as_items, guess_reads
+from allmlp.prediction.predictor import ModelInputs
 from data.sample_images import encode, scene
 
 TABLES = ("reviews.csv", "reviews.tsv", "reviews.jsonl", "reviews.parquet")
@@ -103,6 +104,8 @@ def test_tables_of_image_files_without_suffix_or_folder(photos: Path) -> None:
         "0.png",
         "no",
     ]
+    by_stem = write(photos / "ids.csv", [{"id": name, "who": "a"} for name in ("2", "3")])
+    assert names(by_stem) == [str(photos / "2.png"), str(photos / "b/3.png")]
 
 
 def test_shards_and_object_stores(photos: Path, images: Path) -> None:
@@ -199,6 +202,8 @@ def test_pairs_files_of_lines_and_standard_input(tmp_path: Path, monkeypatch: py
     (tmp_path / "lines.txt").write_text("one two\n\nthree, four\n")
     assert names(tmp_path / "lines.txt", reads="texts") == ["one two", "three, four"]
     assert names(tmp_path, reads="texts") == ["one two", "three, four", "who sat?", "where?"]
+    (whole,) = Inputs([str(tmp_path / "lines.txt")], "texts", context="x", whole_files=True)
+    assert whole.name == str(tmp_path / "lines.txt") and whole.source() == ("one two\n\nthree, four", "x")
     monkeypatch.setattr(sys, "stdin", io.StringIO("dev.tsv\nand/or\n"))
     assert names("-", reads="texts") == ["dev.tsv", "and/or"]
     (tmp_path / "a.png").write_bytes(encode(scene()))
@@ -228,14 +233,14 @@ def test_inputs_of_a_call(photos: Path, images: Path, tmp_path: Path) -> None:
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     expected = predictor.decode(file)
     for one in (file, str(file), file.read_bytes(), picture, pixels, tensor):
-        (item,) = as_items(one, "images")
-        (listed,) = as_items([one], "images")
+        (item,) = as_items(one, ModelInputs("images"))
+        (listed,) = as_items([one], ModelInputs("images"))
         assert torch.equal(predictor.decode(item.source), expected), type(one)
         assert torch.equal(predictor.decode(listed.source), expected), type(one)
-    assert len(list(as_items(torch.stack([tensor, tensor]), "images"))) == 2
-    assert len(list(as_items([photos, file], "images"))) == 8
+    assert len(list(as_items(torch.stack([tensor, tensor]), ModelInputs("images")))) == 2
+    assert len(list(as_items([photos, file], ModelInputs("images")))) == 8
     with pytest.raises(UserError, match="the inputs must be images, not int"):
-        list(as_items(3, "images"))
+        list(as_items(3, ModelInputs("images")))
     with pytest.raises(UserError, match=r"pixels must be uint8 from 0 to 255, not float32"):
         predictor.decode(pixels.astype(np.float32))
     with pytest.raises(UserError, match=r"not \[3, 20\]|not \[20, 30, 5\]"):
@@ -245,9 +250,9 @@ def test_inputs_of_a_call(photos: Path, images: Path, tmp_path: Path) -> None:
 def test_a_string_from_python_is_a_text_and_a_path_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = write(tmp_path / "dev.tsv", ROWS)
-    assert [item.source for item in as_items("dev.tsv", "texts", "x")] == [("dev.tsv", "x")]
-    assert [item.source for item in as_items(["-", ("a", "b")], "texts")] == [("-", ""), ("a", "b")]
-    assert [item.name for item in as_items(file, "texts")] == [row["text"] for row in ROWS]
+    assert [item.source for item in as_items("dev.tsv", ModelInputs("texts"), "x")] == [("dev.tsv", "x")]
+    assert [item.source for item in as_items(["-", ("a", "b")], ModelInputs("texts"))] == [("-", ""), ("a", "b")]
+    assert [item.name for item in as_items(file, ModelInputs("texts"))] == [row["text"] for row in ROWS]
 
 
 def test_which_model_an_input_is_for(photos: Path, tmp_path: Path) -> None:

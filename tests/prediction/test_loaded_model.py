@@ -57,6 +57,9 @@ def test_images_as_by_the_command(images: Path, photos: Path, command: Command, 
 def test_compiled_and_foreign_models(images: Path, photos: Path) -> None:
     files, model = sorted(photos.rglob("[0-9].png")), allmlp.load(images)
     assert allmlp.predict(torch.compile(model), files) == allmlp.predict(model, files)
+    compiled: Any = torch.compile(model)
+    assert allmlp.resize_model(compiled, img_size=(8, 16)).spec.input_size == (8, 16)
+    assert allmlp.fast(compiled, batch_size=8).spec == model.spec
     with pytest.raises(allmlp.UserError, match="not a Linear"):
         allmlp.predict(torch.nn.Linear(2, 2), files)  # type: ignore[arg-type]
 

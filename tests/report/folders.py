@@ -16,11 +16,11 @@ LIVELY = "<img src=x onerror=\"document.title='caught'\">"
 
 
 class NamedBlobs(Data):
-    """Blobs with class names that are markup."""
+    """Blobs with class names that are markup, one of them not UTF-8."""
 
     def load(self) -> ImageDataset:
         blobs = Blobs().load()
-        return ImageDataset(blobs.train, blobs.test, (EVIL, LIVELY, "'c\"", "d & d"), blobs.mean, blobs.std)
+        return ImageDataset(blobs.train, blobs.test, (EVIL, LIVELY, "'c\"", "d & d\udce9"), blobs.mean, blobs.std)
 
 
 def trained(folder: Path, run: Run | None = None) -> Path:

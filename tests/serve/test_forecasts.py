@@ -8,6 +8,7 @@ import shutil
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -52,6 +53,17 @@ def test_the_steps_after_the_last(folder: Path) -> None:
         np.testing.assert_allclose(one["forecast"], values[:, column], rtol=1e-5)
         assert list(one["quantiles"]) == ["0.1", "0.5", "0.9"]
         np.testing.assert_allclose(one["quantiles"]["0.9"], quantiles[:, column, 2], rtol=1e-5)
+
+
+def test_the_columns_of_a_table(folder: Path, tmp_path: Path) -> None:
+    """Which the page reads tables by."""
+    known = read_preprocessing(folder)
+    assert isinstance(known, SeriesPreprocessing)
+    shutil.copytree(folder, tmp_path / "shops")
+    write_preprocessing(tmp_path / "shops", known.replace(id_columns=("shop",)))
+    with running(tmp_path / "shops") as port, urlopen(f"http://127.0.0.1:{port}/models/shops/model") as answer:
+        found = json.load(answer)
+    assert [found[name] for name in ("columns", "time_column", "id_columns")] == [["heat", "load"], "day", ["shop"]]
 
 
 def test_business_days(folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright.sync_api import sync_playwright
 
+from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.serve.batching import Batcher
 from allmlp.serve.limits import RequestLimits
 from data.sample_images import encode, scene
@@ -345,12 +346,22 @@ def test_forced_colors(browser: Any, tmp_path: Path, scheme: str) -> None:
 
 
 def test_series(page: Any, tmp_path: Path) -> None:
-    with running(series_folder(tmp_path / "series")) as port:
+    folder = series_folder(tmp_path / "series")
+    known = read_preprocessing(folder)
+    assert isinstance(known, SeriesPreprocessing)
+    write_preprocessing(folder, known.replace(id_columns=("shop",)))
+    with running(folder) as port:
         page.goto(f"http://127.0.0.1:{port}/")
         answer(page, "series")
         assert page.locator(".chart svg").count() == 2 and page.locator("h3", has_text="load").count() == 1
         page.locator("summary").click()
         assert page.locator("#result tr").count() == 1 + 4
+        page.locator("#first").fill("shop,day,heat,load\na,2026-01-01,1,2\na,2026-01-02,3,4")
+        page.locator("#submit").click()
+        page.locator("#result td", has_text="2026-01-03").wait_for(state="attached")
+        page.locator("#first").fill("shop,day,heat,load\na,2026-01-01,1,2\nb,2026-01-02,3,4")
+        page.locator("#submit").click()
+        assert error(page) == "The table has 2 series, such as a and b. Keep the rows of one."
         page.locator("#first").fill("heat,load\n1,2\n3,many")
         page.locator("#submit").click()
         assert error(page) == '"many" is not a number.' and page.locator("#retry").is_hidden()

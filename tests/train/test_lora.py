@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,7 @@ def test_frozen_batch_norm_is_in_evaluation_mode_until_the_merge() -> None:
     kinds = [type(module) for module in model.modules()]
     fresh = "blocks.1.token.norm.weight"
     Lora(rank=2).apply(model, fresh=[fresh])
-    model = copy.deepcopy(model).train()
+    model = pickle.loads(pickle.dumps(copy.deepcopy(model))).train()
     modes = {
         name: module.training for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm1d)
     }

@@ -28,6 +28,7 @@ from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.target import AnalysisTarget, NamedImages
 from allmlp.analysis.toeplitz import Grid
 from allmlp.analysis.token_filters import evenly_spaced, token_weights
+from allmlp.errors import plural
 from allmlp.layers.token_roles import token_parameters
 from allmlp.models.encoder import Encoder
 from allmlp.models.external import ExternalModel
@@ -65,9 +66,9 @@ def attention_section(
         text = f"not known for {', '.join(unknown)}, which has no attention_weights"
         return Section("attention", text if unknown else "the model has no attention")
     if images is not None:
-        inputs, read = [(target.normalize(images.pixels),)], f"{len(images.pixels)} images"
+        inputs, read = [(target.normalize(images.pixels),)], plural(len(images.pixels), "image")
     elif texts:
-        inputs, read = [text.inputs for text in texts], f"{len(texts)} texts"
+        inputs, read = [text.inputs for text in texts], plural(len(texts), "text")
     else:
         with torch.random.fork_rng():
             torch.manual_seed(0)

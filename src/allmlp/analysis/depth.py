@@ -13,6 +13,7 @@ from allmlp.analysis.module_path import branch
 from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.sparsity import Sparsity, sparsity
 from allmlp.analysis.target import AnalysisTarget, NamedImages
+from allmlp.errors import plural
 
 
 def sparsity_section(target: AnalysisTarget, output: OutputFolder) -> Section:
@@ -52,7 +53,7 @@ def matrix_name(one: Sparsity) -> str:
 
 def activation_section(target: AnalysisTarget, output: OutputFolder, images: NamedImages | None) -> Section:
     if images is not None:
-        inputs, read = (target.normalize(images.pixels),), f"{len(images.pixels)} images"
+        inputs, read = (target.normalize(images.pixels),), plural(len(images.pixels), "image")
     else:
         with torch.random.fork_rng():
             torch.manual_seed(0)

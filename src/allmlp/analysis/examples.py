@@ -10,7 +10,7 @@ from allmlp.analysis.neighbors import MIN_COSINE, agreement, features, nearest_n
 from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.saliency import SQUARES, occlusion_squares, patch_grid, saliency
 from allmlp.analysis.target import AnalysisTarget, NamedImages, affordable_images
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 
 EXAMPLES = 8
 """The largest number of images that are explained, and of queries."""
@@ -53,7 +53,7 @@ def saliency_section(
     side = int((occlusion_squares(patch_grid(target.model.spec), squares)[0] == 0).sum())
     output.figure("saliency", figures.saliency_maps(images.pixels, found, titles, side))
     mapped = found[0].class_map is not None
-    text = f"occlusion, gradient{', class map' if mapped else ''} of {len(found)} images"
+    text = f"occlusion, gradient{', class map' if mapped else ''} of {plural(len(found), 'image')}"
     text += f" (the first of {available})" if available > len(found) else ""
     return output.section("saliency", text if mapped else f"{text}; class maps need mean pooling and a linear head")
 
@@ -91,7 +91,7 @@ def neighbor_section(
         + [(known.pixels[near.index], f"{caption(known, near.index)}\n{near.cosine:.2f}") for near in row]
         for query, row in enumerate(found)
     ]
-    text = f"{len(queries.names)} queries in {len(known.names)} images"
+    text = f"{plural(len(queries.names), 'query', 'queries')} in {plural(len(known.names), 'image')}"
     alone = sum(not row for row in found)
     if alone:
         text += f", {alone} without a neighbor"

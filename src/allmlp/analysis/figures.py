@@ -16,6 +16,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from allmlp.analysis.saliency import Saliency
 from allmlp.errors import require
+from allmlp.files import encodable
 from allmlp.models.cost import Cost
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def new_figure(width: float, height: float) -> Figure:
 
 def save(figure: Figure, file: Path, kind: str) -> None:
     """Write a png or svg file; the same figure gives the same bytes."""
+    for text in figure.findobj(require("matplotlib.text", "analysis").Text):
+        text.set_text(encodable(text.get_text()))  # matplotlib has no letters for surrogates
     with require("matplotlib", "analysis").rc_context(STYLE):
         figure.savefig(file, format=kind, metadata={"Software": None} if kind == "png" else {"Date": None})
 

@@ -48,7 +48,7 @@ class OutputFolder:
         plain = [[round_off(value) for value in row] for row in rows]
 
         def as_csv(file: Path) -> None:
-            with open(file, "w", encoding="utf8", newline="") as target:
+            with open(file, "w", encoding="utf8", errors="backslashreplace", newline="") as target:
                 writer = csv.writer(target)
                 writer.writerow(columns)
                 writer.writerows(plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from allmlp.analysis.figures import COLORS, new_figure, styled
 from allmlp.analysis.token_filters import evenly_spaced
 from allmlp.data.dataset import Data, ImageDataset, LabeledImages
+from allmlp.data.detect import NAMED, detect_data
 from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.errors import UserError
 from allmlp.models.model import Model
@@ -34,12 +36,20 @@ class PruningPoint(NamedTuple):
     accuracy: float
 
 
-def load_test_images(data: str, count: int, class_names: tuple[str, ...] = ()) -> LabeledImages:
-    """Test images of a dataset, evenly spaced, since those of a folder are sorted by class. `data` is its kind, such as
-    Cifar10, or its JSON. The dataset must have the model's `class_names`, if there are any.
+def load_test_images(
+    data: str, count: int, class_names: tuple[str, ...] = (), size: tuple[int, int] | None = None
+) -> LabeledImages:
+    """Test images of a dataset, evenly spaced, since those of a folder are sorted by class. `data` is as for `allmlp
+    eval`, with images of the model's `size`, or a kind such as Cifar10, or its JSON. The dataset must have the model's
+    `class_names`, if there are any.
     """
     discover("allmlp.data")
-    dataset = parse(data, Data, "--data").load()
+    if data.startswith("{") or (data.isidentifier() and data not in NAMED and not Path(data).exists()):
+        spec = parse(data, Data, "--data")
+    else:
+        spec = detect_data(data)
+        spec = spec.replace(img_size=size) if size and hasattr(spec, "img_size") else spec
+    dataset = spec.load()
     if not isinstance(dataset, ImageDataset) or not dataset.class_names:
         raise UserError(f"{data} is not a dataset of images with class labels")
     if class_names and class_names != dataset.class_names:

@@ -12,6 +12,7 @@ from allmlp.analysis import figures
 from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.target import AnalysisTarget
 from allmlp.analysis.token_filters import token_weights
+from allmlp.errors import plural
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.series import ForecastHeadLayer, SeriesPatches, SeriesPatchesLayer
 from allmlp.layers.variate import VariateMlpLayer
@@ -109,5 +110,6 @@ def series_sections(target: AnalysisTarget, output: OutputFolder) -> list[Sectio
         ]
         output.table("variates", ("layer", "to", "from", "weight"), cells, "|W2| |W1| over the variates.")
         output.figure("variates", figures.heatmaps(panels, text))
-        sections.append(output.section("variates", f"{len(maps)} layers mix {model.spec.stem.in_chans} variates"))
+        count = plural(model.spec.stem.in_chans, "variate")
+        sections.append(output.section("variates", f"{plural(len(maps), 'layer mixes', 'layers mix')} {count}"))
     return sections

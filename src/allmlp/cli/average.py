@@ -9,7 +9,7 @@ import typer
 
 from allmlp.cli.app import app, examples, next_command
 from allmlp.cli.job import DeviceOption
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 
 
 @app.command(
@@ -43,7 +43,7 @@ def average(
         average_checkpoints(folders[0], last, out)
     else:
         average_models(folders, out)
-    print(f"{out}: the average of {f'{last} checkpoints' if last else f'{len(folders)} models'}")
+    print(f"{out}: the average of {plural(last, 'checkpoint') if last else plural(len(folders), 'model')}")
     if is_run:
         from allmlp.log import format_values
         from allmlp.training import evaluate_checkpoint

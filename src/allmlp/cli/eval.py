@@ -20,7 +20,7 @@ from allmlp.cli.app import (
     print_json,
 )
 from allmlp.cli.job import DTYPES, DeviceOption, torch_dtype
-from allmlp.errors import UserError, printable
+from allmlp.errors import UserError, plural, printable
 
 if TYPE_CHECKING:
     from allmlp.evaluation import Evaluation
@@ -130,7 +130,8 @@ def print_evaluation(found: Evaluation, per_class: bool) -> None:
     noun = "forecast" if found.origins else "example"
     print(printable(f"{found.model} on {found.data}: {found.examples:,} {noun}{'s' * (found.examples != 1)}"))
     if found.left_out:
-        print(f"{found.left_out:,} examples of classes without a counterpart are left out")
+        are = plural(found.left_out, "example is", "examples are")
+        print(f"{are} left out, of classes without a counterpart")
     values = {name: format_value(name, value) for name, value in found.metrics.items()}
     if "accuracy_low" in values:
         values["accuracy"] = format_accuracy(round(found.metrics["accuracy"] * found.examples), found.examples)

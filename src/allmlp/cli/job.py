@@ -85,7 +85,7 @@ class PredictionJob:
     ) -> None:
         from allmlp.device import own_device
         from allmlp.prediction.inputs import Inputs
-        from allmlp.prediction.predictor import answers_questions, model_reads, open_predictor
+        from allmlp.prediction.predictor import model_inputs, open_predictor
 
         wanted = torch_dtype(dtype)
         self.arguments, self.out, self.part_size = [*arguments], out, part_size or PART_SIZE
@@ -93,7 +93,8 @@ class PredictionJob:
         self.rank, self.processes = self.process
         self.is_folder = out is not None and (out.endswith("/") or Path(out).is_dir() or not Path(out).suffix)
         self.model, rest = split_model(arguments)
-        self.inputs = Inputs(rest, model_reads(self.model), columns, context, answers_questions(self.model))
+        reads, questions, whole_files = model_inputs(self.model)
+        self.inputs = Inputs(rest, reads, columns, context, questions, whole_files)
         refuse_unused(self.inputs, fast, part_size if not self.is_folder else None)
         if self.processes > 1 and not (self.is_folder and self.inputs.repeatable):
             raise UserError("several processes need inputs other than - and a folder to write parts to: --out FOLDER/")
@@ -155,7 +156,8 @@ class PredictionJob:
         from allmlp.prediction.inputs import Inputs
 
         inputs = self.inputs
-        found = list(islice(Inputs([text], inputs.reads, inputs.columns, inputs.context, inputs.questions), 2))
+        options = inputs.reads, inputs.columns, inputs.context, inputs.questions, inputs.whole_files
+        found = list(islice(Inputs([text], *options), 2))
         if len(found) > 1:
             raise UserError(f"{text} has several {self.inputs.reads}: name one")
         return found[0]

@@ -19,33 +19,37 @@ from allmlp.errors import UserError, did_you_mean
         "allmlp list 'resmlp_s12*'",
         "allmlp list hf: --json",
         "allmlp list recipes cifar10",
+        "allmlp list studies glue",
         "allmlp list weights",
     ),
 )
 def list_command(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="A word in model names, a shell pattern, or: recipes, weights.")
+        str, typer.Argument(metavar="WHAT", help="A word in model names, a pattern, or: recipes, studies, weights.")
     ] = "*",
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="WORD",
-            help="For recipes, words in the name or description; for weights, a word in the name or a shell pattern.",
+            help="For recipes and studies, words in the name or description; for weights, a word in the name or a "
+            "shell pattern.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List models with input, size, cost and published figures; or recipes; or published weights.
+    """List models with input, size, cost and published figures; or recipes; studies; or published weights.
 
-    `list recipes` lists what `allmlp train` can run, and `list weights` what `allmlp convert` can download.
+    `list recipes` lists what `allmlp train` can run, `list studies` what `allmlp study` can, and `list weights` what
+    `allmlp convert` can download.
     """
     words = words or []
-    if what == "recipes":
-        list_recipes(words, as_json)
+    if what in ("recipes", "studies"):
+        list_declared(what, words, as_json)
         return
     if len(words) > (what == "weights"):
         raise UserError(
-            f"more words are only for `list recipes` and `list weights`, not for {' '.join([what, *words])!r}"
+            "more words are only for `list recipes`, `list studies` and `list weights`, not for "
+            f"{' '.join([what, *words])!r}"
         )
     if what == "weights":
         list_weights(words[0] if words else "*", as_json)
@@ -58,7 +62,11 @@ def select(names: list[str], pattern: str, noun: str) -> list[str]:
 
     found = matching(names, pattern)
     if not found:
-        raise UserError(f"no {noun} matches {pattern!r}{did_you_mean(pattern, names)}")
+        others = ("recipes", "studies", "weights") if noun == "model" else ()
+        hint = did_you_mean(pattern, [*others, *names])
+        if others and not hint:
+            hint = " (`allmlp list recipes`, `list studies` and `list weights` show what is no model)"
+        raise UserError(f"no {noun} matches {pattern!r}{hint}")
     return found
 
 
@@ -83,21 +91,25 @@ def list_models(pattern: str, as_json: bool) -> None:
     next_command("show", entries[0].name)
 
 
-def list_recipes(words: list[str], as_json: bool) -> None:
+def list_declared(what: str, words: list[str], as_json: bool) -> None:
+    """Recipes or studies with these words."""
     from allmlp.models.catalog import matching
     from allmlp.recipes import recipes
+    from allmlp.studies import studies
 
-    texts = {name: declared.text for name, declared in recipes().items()}
+    declared = recipes() if what == "recipes" else studies()
+    texts = {name: one.text for name, one in declared.items()}
     for word in words:
         named = matching(texts, word)
         texts = {name: text for name, text in texts.items() if name in named or word.lower() in text.lower()}
     if not texts:
-        raise UserError(f"no recipe matches {' '.join(words)!r}{did_you_mean(words[0], recipes())}")
+        noun = "recipe" if what == "recipes" else "study"
+        raise UserError(f"no {noun} matches {' '.join(words)!r}{did_you_mean(words[0], declared)}")
     if as_json:
         print(json.dumps(texts, indent=2))
         return
     print_described(texts, width())
-    next_command("show", next(iter(texts)))
+    next_command("show" if what == "recipes" else "study", next(iter(texts)))
 
 
 def list_weights(pattern: str, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allmlp.cli.app import app, cell, complete_name, console, examples, next_command, plain_table, print_json
-from allmlp.errors import UserError, lookup
+from allmlp.errors import UserError, lookup, plural
 
 if TYPE_CHECKING:
     from allmlp.plan.check import Comparison
@@ -180,9 +180,7 @@ def print_scaling(found: Scaling) -> None:
     print(f"95 % intervals: E {found.floor_range[0]:.4g} to {found.floor_range[1]:.4g}, alpha {low:.3g} to {high:.3g}")
     if found.held_out_error is not None:
         count = len(found.held_out)
-        print(
-            f"held out: {count} run{'s' * (count > 1)} predicted from smaller ones, off by {found.held_out_error:.2%}"
-        )
+        print(f"held out: {plural(count, 'run')} predicted from smaller ones, off by {found.held_out_error:.2%}")
     else:
         print("held out: no run has enough smaller ones to be predicted from")
     ahead = found.next
@@ -276,7 +274,7 @@ def print_estimate(found: Estimate) -> None:
     title = f" on {job.gpus:,} {job.card.name}, {type(job.optim).__name__}, {job.precision}, {mode}"
     screen.print(Text.assemble((job.name, "bold"), title))
     print(
-        f"{job.samples:,.0f} samples x {job.epochs:g} epochs, batch size {job.batch_size:,} "
+        f"{job.samples:,.0f} samples x {job.epochs:g} epoch{'s' * (job.epochs != 1)}, batch size {job.batch_size:,} "
         f"({job.local_batch_size:,} per GPU)"
     )
     heading(f"Memory per GPU in GB ({USABLE * job.card.memory / GIGABYTE:.0f} usable; ckpt: gradient checkpointing)")
@@ -305,11 +303,11 @@ def print_estimate(found: Estimate) -> None:
         f"{1e3 * step.exposed:,.1f} ms are not overlapped; {step.hiding_bandwidth / 1e9:,.1f} GB/s per GPU would "
         "hide all of it",
     )
-    line("step", f"{1e3 * step.seconds:,.1f} ms, {found.throughput:,.0f} samples/s; {job.steps:,} steps")
+    line("step", f"{1e3 * step.seconds:,.1f} ms, {found.throughput:,.0f} samples/s; {plural(job.steps, 'step')}")
     line(
         "data",
         f"{found.sample_bytes:,.0f} bytes per sample: {found.read_bandwidth / 1e9:,.2f} GB/s from the object store, "
-        f"{found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({found.nodes:,} nodes); "
+        f"{found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({plural(found.nodes, 'node')}); "
         f"{found.host_memory / 1e9:,.1f} GB of host memory per process for the sampler and the index",
     )
     writing = f"{failures.checkpoint:,.1f} s to write"

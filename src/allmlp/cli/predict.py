@@ -15,7 +15,7 @@ import typer
 from allmlp.cli import job as shared
 from allmlp.cli.app import app, cell, console, examples, next_command
 from allmlp.cli.job import PredictionJob
-from allmlp.errors import UserError, printable
+from allmlp.errors import UserError, plural, printable
 from allmlp.files import finite
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
     known = forecaster.known
     if out is not None:
         shown = write_forecasts(forecasts, forecaster, Path(out))
-        print(f"wrote {out}: {forecaster.horizon} steps of {known.frequency} after the last of each series")
+        print(f"wrote {out}: {plural(forecaster.horizon, 'step')} of {known.frequency} after the last of each series")
         draw_forecasts(shown, forecaster, Path(out).with_suffix(".png"))
         print(f"wrote {Path(out).with_suffix('.png')}")
         next_command("serve", model)
@@ -202,7 +202,7 @@ def print_table(table: AnswerTable, answers: Iterable[Answer], job: PredictionJo
     if any(fitting(others, room) for *_, others in rows):
         show.add_column("then", style="dim")
     for name, label, chance, others in rows:
-        kept = shorten(name, name_width, job.inputs.reads == "images")
+        kept = shorten(name, name_width, job.inputs.reads == "images" or job.inputs.whole_files)
         show.add_row(*map(cell, [kept, label, f"{chance:>6}", fitting(others, room)][: len(show.columns)]))
     for column in show.columns:
         column.no_wrap, column.overflow = True, "ellipsis"

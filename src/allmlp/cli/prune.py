@@ -16,7 +16,7 @@ from allmlp.errors import UserError
     epilog=examples(
         "allmlp prune mixer/ pruned/ --fraction 0.5",
         "allmlp prune runs/a runs/a_pruned --fraction 0.9",
-        "allmlp prune runs/a --curve --data Cifar10 --images 2000 --figure curve.png",
+        "allmlp prune runs/a --curve --data cifar10 --images 2000 --figure curve.png",
     )
 )
 def prune(
@@ -26,7 +26,7 @@ def prune(
         float | None, typer.Option(help="Fraction of the weights of every token-mixing matrix to set to zero.")
     ] = None,
     curve: Annotated[bool, typer.Option("--curve", help="Print accuracies as CSV instead of writing a model.")] = False,
-    data: Annotated[str | None, typer.Option(help="With --curve: Cifar10, or any dataset of labeled images.")] = None,
+    data: Annotated[str | None, typer.Option(help="With --curve: images, as for eval: digits, a folder.")] = None,
     images: Annotated[int, typer.Option(help="With --curve: number of test images.", min=1)] = 500,
     figure: Annotated[Path | None, typer.Option(help="With --curve: plot it to this .png or .svg file.")] = None,
     device: DeviceOption = None,
@@ -34,7 +34,7 @@ def prune(
     """Set the smallest token-mixing weights to zero, or measure accuracy under pruning and low rank (--curve)."""
     if curve:
         if data is None or target is not None or fraction is not None:
-            raise UserError("--curve needs --data (such as Cifar10) and writes no model: no target, no --fraction")
+            raise UserError("--curve needs --data (digits, a folder) and writes no model: no target, no --fraction")
         print_curve(folder, data, images, figure, device)
         return
     if target is None or fraction is None or any(option is not None for option in (data, figure, device)):
@@ -62,7 +62,8 @@ def print_curve(folder: Path, data: str, count: int, file: Path | None, device: 
     model, preprocessing = pretrained(str(folder), device=own_device(device))
     if preprocessing.task != "classes":
         raise UserError(f"the model in {folder} outputs {preprocessing.task}, not classes: it has no accuracy")
-    points, test_images = [], load_test_images(data, count, preprocessing.class_names)
+    points = []
+    test_images = load_test_images(data, count, preprocessing.class_names, model.spec.input_size)
     print("method,removed,accuracy")
     for point in pruning_curve(model, preprocessing, test_images):
         print(f"{point.method},{point.removed:.2f},{point.accuracy:.4f}", flush=True)

@@ -10,6 +10,7 @@ import typer
 
 from allmlp.cli.app import app, examples, next_command
 from allmlp.cli.job import DeviceOption
+from allmlp.errors import plural
 
 
 @app.command(
@@ -59,5 +60,5 @@ def report(
     count, skipped = write(runs, out, max_examples, suspect_labels, progress, device)
     for reason in skipped:
         print(f"skipped: {reason}")
-    print(f"{count} {'run' if count == 1 else 'runs'}, {out.stat().st_size / 1e6:.2f} MB: {out}")
+    print(f"{plural(count, 'run')}, {out.stat().st_size / 1e6:.2f} MB: {out}")
     next_command("analyze", runs[0] if count == 1 else "RUN")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from allmlp.cli.app import app, examples, next_command
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 
 
 class Stored(StrEnum):
@@ -52,11 +52,11 @@ def shards(
             dataset,
             out,
             ShardFormat(size, form.value, quality, per_shard),
-            lambda name, images: print(f"{out / name}: {images:,} images so far", file=sys.stderr),
+            lambda name, images: print(f"{out / name}: {plural(images, 'image')} so far", file=sys.stderr),
         )
     except BlockingIOError:
         raise UserError(f"another process is writing shards to {out}") from None
     gigabytes = sum(file.stat().st_size for file in out.glob("*.tar")) / 1e9
     rest = f", {found.left_out:,} left out" if found.left_out else ""
-    print(f"{out}: {found.images:,} images{rest}, {gigabytes:.3g} GB")
+    print(f"{out}: {plural(found.images, 'image')}{rest}, {gigabytes:.3g} GB")
     next_command("train", f"{out}{os.sep}")

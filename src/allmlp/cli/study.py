@@ -21,7 +21,7 @@ from allmlp.cli.app import (
     print_described,
     width,
 )
-from allmlp.errors import UserError, did_you_mean
+from allmlp.errors import UserError, did_you_mean, plural
 
 if TYPE_CHECKING:
     from allmlp.study.definition import Overrides, Study
@@ -189,7 +189,7 @@ def report(now: Progress, runner: Runner) -> None:
     left = [*now.ready, *now.later]
     total = len(now.done) + len(left)
     if not left:
-        print(f"study {summary.study.name}: complete, {total} runs")
+        print(f"study {summary.study.name}: complete, {plural(total, 'run')}")
         next_command("study", "--list")
         return
     text = f"study {summary.study.name}: {len(now.done)} of {total} runs done, {len(left)} left"
@@ -204,7 +204,7 @@ def report(now: Progress, runner: Runner) -> None:
         text += f", about {format_duration(sum(known) / runner.jobs)}"
         if runner.minutes:
             count = portions(known, 60 * runner.minutes, runner.jobs)
-            text += f" in {count} {'portion' if count == 1 else 'portions'} of {runner.minutes:g} minutes"
+            text += f" in {plural(count, 'portion')} of {runner.minutes:g} minute{'s' * (runner.minutes != 1)}"
     print(text if runner.minutes == 0 else f"{text}; continue with: {repeat()}")
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from allmlp.data.dataset import Dataset, InMemory, Split, evenly_spaced
 from allmlp.data.paths import cache_folder, write_once
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.splits import listing, plural
+from allmlp.data.splits import listing
 from allmlp.data.text_files import SampleBy, find_files, leave_out, read_documents
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, TokenizerConfig, load_tokenizer
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.spec import Count, Rate
 
 MAX_BYTES_IN_MEMORY = 2**31

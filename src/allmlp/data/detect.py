@@ -2,8 +2,8 @@
 
 A folder is, in this order: a dataset in its official layout (CIFAR-10, CIFAR-100, MNIST, Oxford Pets, Flowers-102), a
 dataset saved by the `datasets` package, tar shards, a table of images, folders of images, other tables, SQuAD files,
-aligned files of two languages, plain text. A table is, in this order: images with labels, translations, time series
-(times and numbers, no texts), labeled texts, plain text.
+aligned files of two languages, folders of texts, plain text. A table is, in this order: images with labels,
+translations, time series (times and numbers, no texts), labeled texts, plain text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from allmlp.data.columns import (
 )
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Data
+from allmlp.data.digits import Digits
 from allmlp.data.flowers import Flowers102, is_flowers
 from allmlp.data.frequency import is_time
 from allmlp.data.hub_dataset import HubDataset
-from allmlp.data.image_folder import ImageFolder, folders
-from allmlp.data.image_table import FileFinder, ImageTable
+from allmlp.data.image_folder import ImageFolder, folders, split_folders
+from allmlp.data.image_table import LOOKED_UP, FileFinder, ImageTable, stem_column
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.mnist import Mnist
 from allmlp.data.parallel_corpus import ParallelCorpus, split_pair
@@ -41,9 +42,20 @@ from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
 from allmlp.data.text_files import PEEKED_BYTES, file_system, find_encoding, find_files, open_file
+from allmlp.data.text_folder import TextFolder
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
 
+NAMED: dict[str, Data] = {
+    "cifar10": Cifar10(),
+    "cifar100": Cifar100(),
+    "mnist": Mnist(),
+    "fashion_mnist": Mnist(variant="fashion"),
+    "digits": Digits(),
+    "pets": OxfordPets(),
+    "flowers102": Flowers102(),
+}
+"""Data by name, at their default locations."""
 OFFICIAL = (
     (r"cifar-10-(batches|binary|python).*|data_batch_1(\.bin)?|cifar10-train1\.zip", Cifar10),
     (r"cifar-100-(binary|python).*|cifar100-train1\.zip", Cifar100),
@@ -65,10 +77,14 @@ SOURCE_FIRST = ("source", "src")
 
 
 def detect_data(place: str) -> Data:
-    """Detect the dataset at a file, folder, pattern or URL, two aligned files joined by +, or hf:NAME on the Hub."""
+    """Detect the dataset at a file, folder, pattern or URL, two aligned files joined by +, hf:NAME on the Hub, or one
+    of `NAMED`.
+    """
     if place.startswith("hf:"):
         return detect_hub(place.removeprefix("hf:"))
     path = expand_user(place)
+    if place in NAMED and not path.exists():
+        return NAMED[place]
     if "://" not in place and path.is_dir():
         return detect_folder(path)
     if "+" in place and not path.exists() and all(expand_user(side).is_file() for side in split_pair(place)):
@@ -128,8 +144,10 @@ def detect_folder(folder: Path) -> Data:
         return detect_shards(str(folder), folder)
     files = [folder / name for name in names if (folder / name).is_file()]
     tables = [PeekedTable(str(file)) for file in files if is_table(file) and not is_squad(str(file))]
-    listings = [table for table in tables if table.lists_images() and table.label]
-    if listings and len(with_images) > 1:
+    classes = [name for name in with_images if name.casefold() not in SPLIT_NAMES or split_folders(folder)]
+    by_stem = len(classes) < 2 and (bool(with_images) or any(map(is_image_name, names)))
+    listings = [table for table in tables if table.lists_images(by_stem) and table.label]
+    if listings and len(classes) > 1:
         raise UserError(
             f"{folder} has folders of images and a table of images, {Path(listings[0].file).name}: for the table, name "
             f'it, {listings[0].file}; for the folders, set data={{"kind": "ImageFolder", "path": "{folder}"}}'
@@ -143,7 +161,7 @@ def detect_folder(folder: Path) -> Data:
     return (
         detect_squad(folder, [str(file) for file in files if is_squad(str(file))])
         or detect_aligned(files)
-        or detect_text(folder)
+        or (LabeledText(str(folder)) if TextFolder(folder).has_classes() else detect_text(folder))
     )
 
 
@@ -277,13 +295,15 @@ class PeekedTable:
         """A label column; any one if there are several."""
         return self.named(LABEL_COLUMNS) or next((sample.name for sample in self.samples if sample.is_label), None)
 
-    def lists_images(self) -> bool:
-        """Whether a column names existing image files."""
+    def lists_images(self, by_stem: bool = False) -> bool:
+        """Whether a column names existing image files; with `by_stem` also one of another name, without suffixes."""
         if "://" in self.file:
             return False
         column, finder = self.named(IMAGE_COLUMNS), FileFinder(Path(self.file).parent)
         chosen = [sample for sample in self.samples if sample.is_image or sample.name == column]
-        return any(finder.find(value.strip()) for sample in chosen for value in sample.values[:10])
+        if any(finder.find(value.strip()) for sample in chosen for value in sample.values[:LOOKED_UP]):
+            return True
+        return by_stem and stem_column(self.samples, finder) is not None
 
 
 def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
@@ -312,7 +332,7 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
         return LabeledText(train, test, val)
     if text and table_suffix(first.file) not in (".csv", ".tsv"):
         return Corpus(train, test, text_field=text)
-    if any(sample.is_image for sample in first.samples):
+    if any(sample.is_image for sample in first.samples) or first.lists_images(by_stem=True):
         return ImageTable(train, test=test, val=val)  # whose error says which files are missing
     if time:
         raise UserError(
@@ -323,7 +343,7 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
     what = (
         "column of labels, called label or with few different values" if texts else "column of texts, images or times"
     )
-    hint = "" if texts else ", or write a row for each time and name them date"
+    hint = "" if texts else ", or image and label, or write a row for each time and name them date"
     some = ", ".join([*columns[:10], *(["..."] if len(columns) > 10 else [])])
     raise UserError(f"{first.file} has no {what}, among {some}: name the columns text and label{hint}")
 

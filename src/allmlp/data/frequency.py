@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.spec import Range, Spec
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
@@ -132,10 +132,6 @@ class Frequency(Spec):
             return str(moment.astype("datetime64[D]"))
         text = str(moment.astype("datetime64[s]") if time % 1000 == 0 else moment).replace("T", " ")
         return text + "Z" * (self.notation == "zone")
-
-
-def plural(count: int, name: str) -> str:
-    return f"{count} {name}{'s' * (count > 1)}"
 
 
 class ParsedTimes(NamedTuple):

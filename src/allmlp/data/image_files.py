@@ -22,12 +22,11 @@ from allmlp.data.splits import (
     group_by_keys,
     listing,
     overlap_notes,
-    plural,
     similar_class_note,
     single_example_note,
     split_by_group,
 )
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, one_line, plural
 from allmlp.files import read_regular
 from allmlp.spec import Rate, Seed, Size
 from allmlp.threads import limit
@@ -129,7 +128,7 @@ class ImageFileData(Data, abstract=True):
             if len(corrupt) == len(split.files):
                 raise UserError(f"no image in {split.root} can be read, such as {split.path(0)}: {reasons[0]}")
             named = [f"{split.path(index)} ({reasons[index]})" for index in corrupt]
-            notes.append(f"skipped {plural(len(corrupt), 'file', 'files')} that cannot be read: {listing(named)}")
+            notes.append(f"skipped {plural(len(corrupt), 'file')} that cannot be read: {listing(named)}")
         return split.take([index for index, reason in enumerate(reasons) if not reason])
 
     def make_splits(
@@ -141,7 +140,7 @@ class ImageFileData(Data, abstract=True):
         together = [stem for stem, size in sizes.items() if size > 1]
         if together:
             notes.append(
-                f"{plural(len(together), 'group', 'groups')} of files by their names, such as {together[0]} "
+                f"{plural(len(together), 'group')} of files by their names, such as {together[0]} "
                 f"({sizes[together[0]]} files), are kept in one split (--set data.group_by_name=false turns this off)"
             )
         keys: list[tuple[Hashable, Hashable]] = [(("name", stem), content) for stem, content in zip(stems, contents)]

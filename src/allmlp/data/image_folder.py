@@ -9,8 +9,8 @@ from allmlp.data.columns import SPLIT_NAMES, is_image_name
 from allmlp.data.dataset import ImageDataset
 from allmlp.data.decode import SUFFIXES
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
-from allmlp.data.splits import listing, plural
-from allmlp.errors import UserError, did_you_mean, one_line
+from allmlp.data.splits import listing
+from allmlp.errors import UserError, did_you_mean, one_line, plural
 from allmlp.files import expand_user
 
 UNLABELED_FOLDERS = ("unlabeled", "unlabelled", "unsorted", "unsup", "__macosx")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from allmlp.data.columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
     NO_LABEL,
+    ColumnSample,
     check_classes,
     find_split,
     guess_label,
@@ -23,14 +24,16 @@ from allmlp.data.columns import (
 )
 from allmlp.data.dataset import ImageDataset
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
-from allmlp.data.splits import listing, plural
+from allmlp.data.splits import listing
 from allmlp.data.tables import read_table
 from allmlp.data.text_files import find_files
-from allmlp.errors import UserError, did_you_mean
+from allmlp.errors import UserError, did_you_mean, plural
 from allmlp.files import expand_user
 
 MAX_MISSING = 0.1
 """Fraction of files that may be missing."""
+LOOKED_UP = 10
+"""Values of a column that are looked up, to see whether it names images."""
 
 
 class ImageTable(ImageFileData):
@@ -85,9 +88,11 @@ class ImageTable(ImageFileData):
         for file in find_files(paths):
             table, guessed = read_table(file), dict[str, str]()
             samples = sample_columns(table)
+            finder = FileFinder(root if self.folder else Path(file).parent)
             image = named_column(table.columns, self.image_column, IMAGE_COLUMNS, file)
             if image is None:
                 image = next((sample.name for sample in samples if sample.is_image), None)
+                image = image or stem_column(samples, finder)
                 if image is None:
                     raise UserError(
                         f"{file}: none of {', '.join(table.columns)} holds names of images: set data.image_column"
@@ -99,7 +104,6 @@ class ImageTable(ImageFileData):
                 guessed["label_column"] = label
             if guessed:
                 notes.append(guess_note(guessed))
-            finder = FileFinder(root if self.folder else Path(file).parent)
             split, missing, count = find_split(samples), list[str](), 0
             for row in table:
                 if row[label].strip() in NO_LABEL or not row[image].strip():
@@ -115,9 +119,16 @@ class ImageTable(ImageFileData):
                     "data.folder to the folder of the images"
                 )
             if missing:
-                notes.append(
-                    f"skipped {plural(len(missing), 'image', 'images')} not in {finder.root}: {listing(missing)}"
-                )
+                notes.append(f"skipped {plural(len(missing), 'image')} not in {finder.root}: {listing(missing)}")
+
+
+def stem_column(samples: Sequence[ColumnSample], finder: FileFinder) -> str | None:
+    """The column whose values are different names of images without their suffix."""
+    for sample in samples:
+        values = [value.strip() for value in sample.values[:LOOKED_UP]]
+        if 1 < len(sample.values) == sample.distinct and all(map(finder.find, values)):
+            return sample.name
+    return None
 
 
 class FileFinder:

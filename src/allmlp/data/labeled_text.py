@@ -1,4 +1,6 @@
-"""Labeled texts and pairs of texts in tables: CSV, TSV, JSON lines, Parquet; GLUE's files among them."""
+"""Labeled texts and pairs of texts in tables (CSV, TSV, JSON lines, Parquet; GLUE's files among them), and in folders
+of text files.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,13 @@ from allmlp.data.columns import (
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.splits import (
-    group_by_keys,
-    overlap_notes,
-    plural,
-    similar_class_note,
-    single_example_note,
-    split_by_group,
-)
+from allmlp.data.splits import group_by_keys, overlap_notes, similar_class_note, single_example_note, split_by_group
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table, test_names
 from allmlp.data.text_files import find_files, open_text
+from allmlp.data.text_folder import TextFolder
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
-from allmlp.errors import UserError, did_you_mean
+from allmlp.errors import UserError, did_you_mean, plural
+from allmlp.files import expand_user
 from allmlp.spec import Count, Rate, Seed
 
 UNLABELED = -1
@@ -72,6 +69,8 @@ class LabeledTextDataset(Dataset):
     """int64: the group of each labeled training example, see `text_groups`."""
     unlabeled: int = 0
     """Number of training texts without a label; they come last."""
+    whole_files: bool = False
+    """Whether every text was a file."""
 
     def split_validation(self, examples: int) -> LabeledTextDataset:
         """Hold out whole groups of the labeled texts, at most `examples` texts, so that no text is in both splits."""
@@ -98,11 +97,14 @@ class LabeledTextDataset(Dataset):
         )
 
     def files(self) -> dict[str, str]:
-        return self.tokenizer.files(TextPreprocessing("classes", self.seq_len, self.class_names))
+        return self.tokenizer.files(
+            TextPreprocessing("classes", self.seq_len, self.class_names, whole_files=self.whole_files)
+        )
 
 
 class LabeledText(TextData):
-    """Tables (`data.tables`) for training (`path`), validation (`val`) and testing (`test`), separated by commas.
+    """Tables (`data.tables`) for training (`path`), validation (`val`) and testing (`test`), separated by commas; or
+    each of them one folder of text files in folders of classes (`data.text_folder.TextFolder`).
 
     Columns that are not given are found by their names, as in GLUE, else by their content: the label has few different
     values, the text is the longest, and two columns of text are a pair. Rows without a label are skipped.
@@ -134,7 +136,7 @@ class LabeledText(TextData):
         reader = LabeledTextReader(self)
         train = reader.read(self.path)
         label_column = reader.columns.label
-        tests = [(file, reader.read(file)) for file in (find_files(self.test) if self.test else [])]
+        tests = [(place, reader.read(place)) for place in (find_places(self.test) if self.test else [])]
         validation = reader.read(self.val) if self.val else []
         extra = [
             row
@@ -147,7 +149,8 @@ class LabeledText(TextData):
             if not found:
                 raise UserError(f"{name} has no labeled texts")
         check_classes([row.label for row in train], label_column, self.path)
-        return self.assemble(train, validation, tests, extra, reader.notes())
+        dataset = self.assemble(train, validation, tests, extra, reader.notes())
+        return replace(dataset, whole_files=reader.whole_files)
 
     def assemble(
         self,
@@ -237,23 +240,37 @@ class ExampleColumns(NamedTuple):
 
 
 class LabeledTextReader:
-    """Reads examples from tables, using the columns found in the first one."""
+    """Reads examples from tables, using the columns found in the first one, and from folders of text files."""
 
     def __init__(self, spec: LabeledText) -> None:
         self.spec = spec
         self.columns = ExampleColumns("", "", "", "")
         self.guessed: dict[str, str] = {}
         self.skipped: Counter[str] = Counter()
+        self.folders: dict[str, TextFolder] = {}
+
+    @property
+    def whole_files(self) -> bool:
+        """Whether every text was a file."""
+        return bool(self.folders)
 
     def notes(self) -> list[str]:
-        skipped = [f"skipped {plural(count, 'row', 'rows')} without a {what}" for what, count in self.skipped.items()]
-        return [*([guess_note(self.guessed)] if self.guessed else []), *skipped]
+        notes = [note for folder in self.folders.values() for note in folder.notes()]
+        notes += [guess_note(self.guessed)] if self.guessed else []
+        what = ("file", "files") if self.whole_files else ("row", "rows")
+        return [*notes, *(f"skipped {plural(count, *what)} without a {part}" for part, count in self.skipped.items())]
 
     def read(self, paths: str) -> list[TextExample]:
-        return [row for file in find_files(paths) for row in self.read_file(file)]
+        return [row for place in find_places(paths) for row in self.read_place(place)]
 
-    def read_file(self, file: str) -> Iterator[TextExample]:
-        table = read_table(file) if is_table(file) else read_separated(file, SEPARATORS[".tsv"])
+    def open(self, place: str) -> Table:
+        if expand_user(place).is_dir():
+            self.folders[place] = TextFolder(expand_user(place))
+            return self.folders[place].table()
+        return read_table(place) if is_table(place) else read_separated(place, SEPARATORS[".tsv"])
+
+    def read_place(self, place: str) -> Iterator[TextExample]:
+        table = self.open(place)
         if not self.columns.label or not {*self.columns[:3]} - {""} <= {*table.columns}:
             self.columns = self.find_columns(table)
         first, second, label, split = self.columns
@@ -264,7 +281,7 @@ class LabeledTextReader:
                 self.skipped["text"] += 1
             else:
                 texts = row[first].strip(), row.get(second, "").strip()
-                yield TextExample(*texts, row[label].strip(), split_of_row(row, split, file))
+                yield TextExample(*texts, row[label].strip(), split_of_row(row, split, place))
 
     def find_columns(self, table: Table) -> ExampleColumns:
         spec, names = self.spec, table.columns
@@ -282,6 +299,12 @@ class LabeledTextReader:
             if others:
                 second = self.guessed["text_pair_column"] = others[0]
         return ExampleColumns(first, second or "", label, find_split(samples))
+
+
+def find_places(paths: str) -> list[str]:
+    """The files at `paths`, or `paths` itself if it is a folder of text files in folders of classes."""
+    path = expand_user(paths)
+    return [paths] if path.is_dir() and TextFolder(path).classes else find_files(paths)
 
 
 def text_key(example: TextExample) -> tuple[str, str]:

@@ -38,6 +38,8 @@ class TextPreprocessing(Spec):
     """Whether padding is masked in classification and question answering; a model trained without masking reads rows of
     exactly `seq_len` tokens.
     """
+    whole_files: bool = False
+    """Whether a text file is one text, as in training; else every line is one."""
 
 
 class SeriesPreprocessing(Spec):

@@ -30,12 +30,11 @@ from allmlp.data.frequency import (
 )
 from allmlp.data.series import SeriesDataset, SplitEnds, build_dataset
 from allmlp.data.series_columns import Roles, find_roles, plain_number, with_points
-from allmlp.data.splits import plural
 from allmlp.data.tables import MISSING, Table, read_table
 from allmlp.data.text_files import find_files
 from allmlp.data.time_parts import join_time_parts
 from allmlp.data.uneven_times import even_times
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.spec import Count, Range
 
 MAX_SEQ_LEN = 512
@@ -351,7 +350,8 @@ def in_order(
     if np.isnan(values[lasts]).all(1).any():
         kept = before_the_end(series, values)
         empty = int((~kept).sum())
-        notes += [f"{empty:,} rows without values at the end of series are left out"] if empty else []
+        are = plural(empty, "row is", "rows are")
+        notes += [f"{are} left out, at the end of series and without values"] if empty else []
         times, series, values = times[kept], series[kept], values[kept]
     return times, series, values
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from allmlp.data.dataset import Split, labels_of, subset
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 
 SHOWN = 3
 """Examples named in a note."""
@@ -145,10 +145,6 @@ def overlap_notes(train: Iterable[Hashable], others: Mapping[str, Sequence[Hasha
         for name, count in found.items()
         if count
     ]
-
-
-def plural(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
 
 
 def listing(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from allmlp.data.decode import read_images
 from allmlp.data.docstrings import iter_docstrings
 from allmlp.data.preprocessing import ImagePreprocessing, known_preprocessing
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
-from allmlp.errors import MissingExtra, UserError, require
+from allmlp.errors import MissingExtra, UserError, plural, require
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.model import Model
@@ -60,7 +60,7 @@ def images(model: Model, folder: Path, files: list[Path], size: tuple[int, int])
         raise UserError(f"--on takes images of 1 or 3 channels, and the model reads {channels}: leave it out")
     try:
         if files:
-            pixels, description = read_images(files, size, preprocessing), f"{len(files)} images"
+            pixels, description = read_images(files, size, preprocessing), plural(len(files), "image")
         else:
             pixels, description = photo_crops(size, channels), f"{COUNT} crops of photographs"
     except MissingExtra:

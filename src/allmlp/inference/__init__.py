@@ -18,7 +18,7 @@ from allmlp.layers.stem import PatchEmbed
 from allmlp.models.cost import measure as measure_cost
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.grid import DynamicEncoderModel
-from allmlp.models.model import Model
+from allmlp.models.model import Model, uncompiled
 from allmlp.models.series_encoder import SeriesEncoderModel
 
 SMALL_MACS = 5 * 10**9
@@ -98,6 +98,7 @@ def check_arguments(
     model: Model, dtype: torch.dtype | None, batch_size: int | None
 ) -> tuple[EncoderModel | SeriesEncoderModel, torch.dtype | None]:
     """The model with plain weights, and the dtype."""
+    model = uncompiled(model)
     if not isinstance(model, (EncoderModel, SeriesEncoderModel)):
         raise UserError(f"fast() takes an encoder of this library, not a {type(model).__name__}")
     if isinstance(model, DynamicEncoderModel):

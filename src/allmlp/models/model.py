@@ -152,6 +152,11 @@ class Model(nn.Module, Generic[S]):
 M = TypeVar("M", bound=Model)
 
 
+def uncompiled(model: Any) -> Any:
+    """The model inside the wrapper of torch.compile."""
+    return getattr(model, "_orig_mod", model)
+
+
 def check_merged(model: nn.Module) -> None:
     """Raise UserError if LoRA adapters take the place of weights of the model."""
     if any(name.endswith("lora_a") for name, _ in model.named_parameters()):

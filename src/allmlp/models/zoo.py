@@ -19,7 +19,7 @@ from allmlp.models.external import External
 from allmlp.models.grid import make_dynamic
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset, preset, presets
-from allmlp.spec import override_all
+from allmlp.spec import check_seed, override_all
 
 __all__ = ["build_catalog", "configure", "create", "family", "list_models", "preset", "presets"]
 
@@ -108,6 +108,8 @@ def create(
         drop_path=drop_path,
         overrides=overrides,
     )
+    if seed is not None:
+        check_seed(seed)
     place = torch.get_default_device() if device is None else usable_device(device)
     with torch.random.fork_rng(enabled=seed is not None), place:
         if seed is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allmlp.prediction.answers import Prediction, check_classes, most_probable
-from allmlp.prediction.predictor import ImagePredictor, Predictor, TextPredictor, generate, open_predictor
+from allmlp.prediction.predictor import ImagePredictor, Predictor, TextPredictor, generate, inputs_of, open_predictor
 
 __all__ = [
     "ImagePredictor",
@@ -12,6 +12,7 @@ __all__ = [
     "TextPredictor",
     "check_classes",
     "generate",
+    "inputs_of",
     "most_probable",
     "open_predictor",
 ]

@@ -33,7 +33,7 @@ from allmlp.data.tar_members import members
 from allmlp.data.text_files import file_system, read_documents
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
-from allmlp.prediction.predictor import Reads
+from allmlp.prediction.predictor import ModelInputs, Reads
 
 STDIN = "-"
 TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst")
@@ -84,9 +84,10 @@ class Inputs:
     """The inputs for a model that reads images or texts; every iteration lists them again.
 
     An image model takes image files, tables with a column of paths, and WebDataset shards; in folders, images and
-    shards are found at any depth. A text model takes tables with a column of texts, text files with one text per line,
-    and anything else as a text. `context` belongs to every text that has no second one of its own. Where texts are
-    `questions`, a column called context is the second one; a classifier is not trained on such a column.
+    shards are found at any depth. A text model takes tables with a column of texts, text files with one text per line
+    (or one text in all, with `whole_files`), and anything else as a text. `context` belongs to every text that has no
+    second one of its own. Where texts are `questions`, a column called context is the second one; a classifier is not
+    trained on such a column.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Inputs:
         columns: Columns = Columns(),
         context: str = "",
         questions: bool = True,
+        whole_files: bool = False,
     ) -> None:
         self.reads, self.columns, self.context, self.questions = reads, columns, context, questions
+        self.whole_files = whole_files
         self.places = [(argument, self.resolve(argument)) for argument in arguments]
 
     def __iter__(self) -> Iterator[Item]:
@@ -186,6 +189,9 @@ class Inputs:
         return self.documents(path)
 
     def documents(self, file: str) -> Iterator[Item]:
+        if self.whole_files:
+            yield Item(file, lambda: (next(read_documents([file], "document"), ""), self.context))
+            return
         for text in read_documents([file], "line"):
             yield Item(text, (text, self.context))
 
@@ -301,9 +307,16 @@ def read_url(url: str) -> bytes:
 
 
 def image_column(table: Table, wanted: str) -> str:
-    """The requested column, else one with names of image files, else one with a common name."""
-    found = [] if wanted else [sample.name for sample in sample_columns(table) if sample.is_image]
-    column = found[0] if found else named_column(table.columns, wanted, IMAGE_COLUMNS, table.file)
+    """The requested column, else one with names of image files, else one with a common name, else one whose values are
+    names of images without their suffix.
+    """
+    samples = [] if wanted else sample_columns(table)
+    column = next((sample.name for sample in samples if sample.is_image), None)
+    column = column or named_column(table.columns, wanted, IMAGE_COLUMNS, table.file)
+    if column is None and "://" not in table.file:
+        from allmlp.data.image_table import FileFinder, stem_column
+
+        column = stem_column(samples, FileFinder(Path(table.file).parent))
     if column is None:
         raise UserError(f"{table.file}: none of {', '.join(table.columns)} names image files: set --column")
     return column
@@ -343,11 +356,12 @@ def text_columns(table: Table, wanted: Columns, questions: bool) -> tuple[str, s
 # --- from Python --------------------------------------------------------------------------------------------
 
 
-def as_items(inputs: Any, reads: Reads, context: str = "", questions: bool = True) -> Iterator[Item]:
+def as_items(inputs: Any, kind: ModelInputs, context: str = "") -> Iterator[Item]:
     """The inputs of a call from Python: one or a sequence. Paths may be anything that the command line takes.
 
     For a text model a string is a text, whatever it looks like, a pair of strings is a pair, and a `Path` is a file.
     """
+    reads, questions, whole_files = kind
     is_array = getattr(inputs, "ndim", 4) < 4
     single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array
     try:
@@ -356,7 +370,7 @@ def as_items(inputs: Any, reads: Reads, context: str = "", questions: bool = Tru
         raise UserError(f"the inputs must be {reads}, not {type(inputs).__name__}") from None
     for number, source in enumerate(sources):
         if isinstance(source, os.PathLike) or (isinstance(source, str) and reads == "images"):
-            yield from Inputs([os.fspath(source)], reads, context=context, questions=questions)
+            yield from Inputs([os.fspath(source)], reads, Columns(), context, questions, whole_files)
         elif isinstance(source, str):
             yield Item(source, (source, context))
         else:

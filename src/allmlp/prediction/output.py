@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allmlp.errors import UserError, one_line, require
-from allmlp.files import finite, write_atomically
+from allmlp.files import encodable, finite, write_atomically
 from allmlp.prediction.answers import Prediction
 from allmlp.prediction.inputs import Item
 from allmlp.prediction.stream import Answer, chunks
@@ -116,11 +116,6 @@ def ranked(name: str, number: int) -> str:
     return name if number == 1 else f"{name}_{number}"
 
 
-def encodable(text: str) -> str:
-    """The text in UTF-8; lone surrogates, as in names of files that are not UTF-8, are escaped: caf\\udce9.png."""
-    return text.encode("utf8", "backslashreplace").decode("utf8")
-
-
 # --- one file -----------------------------------------------------------------------------------------------
 
 
@@ -191,7 +186,7 @@ def write_file(file: Path, writers: dict[str, Callable[[Path], None]]) -> None:
 
 
 def write_csv(file: Path, columns: Iterable[str], records: Iterable[Record], separator: str) -> None:
-    with open(file, "w", encoding="utf8", newline="") as target:
+    with open(file, "w", encoding="utf8", errors="backslashreplace", newline="") as target:
         writer = csv.DictWriter(target, list(columns), delimiter=separator, lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
@@ -208,9 +203,10 @@ def write_parquet(
 ) -> None:
     pa, pq = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     types = {str: pa.string(), float: pa.float64(), np.ndarray: pa.list_(pa.float32())}
-    schema = pa.schema([(name, types[kind]) for name, kind in columns.items()], metadata)
+    schema = pa.schema([(encodable(name), types[kind]) for name, kind in columns.items()], metadata)
+    plain = ({encodable(name): encodable(cell) for name, cell in row.items()} for row in records)
     with pq.ParquetWriter(file, schema) as writer:
-        for rows in chunks(records, ROW_GROUP):
+        for rows in chunks(plain, ROW_GROUP):
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 
 

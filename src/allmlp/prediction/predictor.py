@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from allmlp.data.preprocessing import (
     PREPROCESSING_FILE,
     TOKENIZER_FILES,
     ImagePreprocessing,
+    Preprocessing,
     SeriesPreprocessing,
     TextPreprocessing,
     read_preprocessing,
@@ -34,7 +35,7 @@ from allmlp.errors import UserError, one_line, require
 from allmlp.files import read_regular
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
-from allmlp.models.model import Model
+from allmlp.models.model import Model, uncompiled
 from allmlp.prediction.answers import Prediction, check_classes, most_probable, name_classes, name_values
 from allmlp.prediction.staging import Staging, start_copies
 from allmlp.tasks.task import Normalize
@@ -267,9 +268,10 @@ class TextPredictor:
         """A text and its second text, or ""; threads may call this.
 
         `source` is a text, a pair (the second sentence, or the paragraph with the answer to a question), or a function
-        that returns the bytes of a text.
+        that returns either or the bytes of a text.
         """
-        source = source().decode("utf8", "replace").strip() if callable(source) else source
+        source = source() if callable(source) else source
+        source = source.decode("utf8", "replace").strip() if isinstance(source, bytes) else source
         if not isinstance(source, (str, tuple)):
             raise UserError(f"the model in {self.name} reads text, not {type(source).__name__}")
         text, context = (source, "") if isinstance(source, str) else source
@@ -356,18 +358,26 @@ class TextPredictor:
 Predictor = ImagePredictor | TextPredictor
 
 
-def model_reads(model: str | os.PathLike[str]) -> Reads:
-    """The input type of a model, images or texts, without loading it."""
-    folder = model_folder(os.fspath(model))
-    is_text = folder is not None and isinstance(read_preprocessing(folder), TextPreprocessing)
-    return "texts" if is_text else "images"
+class ModelInputs(NamedTuple):
+    """What a model reads."""
+
+    reads: Reads
+    questions: bool = False
+    """Whether the texts are questions, which need a context."""
+    whole_files: bool = False
+    """Whether a text file is one text."""
 
 
-def answers_questions(model: str | os.PathLike[str]) -> bool:
-    """Whether a model finds the answers to questions, without loading it."""
+def inputs_of(preprocessing: Preprocessing | None) -> ModelInputs:
+    if isinstance(preprocessing, TextPreprocessing):
+        return ModelInputs("texts", preprocessing.task == "span", preprocessing.whole_files)
+    return ModelInputs("images")
+
+
+def model_inputs(model: str | os.PathLike[str]) -> ModelInputs:
+    """What a model reads, without loading it."""
     folder = model_folder(os.fspath(model))
-    known = None if folder is None else read_preprocessing(folder)
-    return isinstance(known, TextPreprocessing) and known.task == "span"
+    return inputs_of(None if folder is None else read_preprocessing(folder))
 
 
 def model_folder(name: str) -> Path | None:
@@ -402,7 +412,7 @@ def open_predictor(
     fast model on a GPU. Device and dtype of a loaded model are its own by default.
     """
     dtype = None if dtype is None else as_dtype(dtype)
-    model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
+    model = uncompiled(model)
     if isinstance(model, Model):
         return loaded_predictor(model, device, dtype, fast)
     if not isinstance(model, str | os.PathLike):

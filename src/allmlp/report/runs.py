@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from allmlp.checkpoint import complete
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, one_line, plural
 from allmlp.files import RUN
 from allmlp.log import METRICS
 from allmlp.models.cost import Cost, measure
@@ -206,7 +206,7 @@ def read_records(file: Path) -> tuple[list[MetricRecord], str | None]:
     except OSError as reason:
         return records, f"{METRICS} cannot be read: {one_line(reason)}"
     if damaged:
-        lost = "1 line" if damaged == 1 else f"{damaged:,} lines"
+        lost = plural(damaged, "line")
         return records, f"{METRICS} is damaged: {lost} of {len(records) + damaged:,} skipped"
     return records, None if records else f"{METRICS} is empty: no curves"
 

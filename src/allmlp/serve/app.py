@@ -142,6 +142,7 @@ def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dic
 
 def model_info(service: Service, name: str, limits: RequestLimits, batcher: Batcher) -> ModelInfo:
     images = service if isinstance(service, ImageService) else None
+    series = service.predictor.known if isinstance(service, SeriesService) else None
     return ModelInfo(
         name=name,
         endpoint=service.endpoint,
@@ -151,7 +152,9 @@ def model_info(service: Service, name: str, limits: RequestLimits, batcher: Batc
         crop_pct=images.preprocessing.crop_pct if images else 1.0,
         grid_size=images.grid_size if images else None,
         class_names=list(service.class_names),
-        columns=list(service.predictor.known.columns) if isinstance(service, SeriesService) else [],
+        columns=list(series.columns) if series else [],
+        time_column=series.time_column if series else "",
+        id_columns=list(series.id_columns) if series else [],
         layers=layers(service.model),
         max_body_bytes=limits.max_body,
         max_inputs=min(MAX_INPUTS, batcher.max_concurrency),

@@ -290,6 +290,9 @@ class ModelInfo(ResponseModel):
     class_names: list[str]
     columns: list[str]
     """Columns of a time-series model."""
+    time_column: str
+    id_columns: list[str]
+    """Columns of the tables that it was trained on."""
     layers: list[LayerInfo]
     """Layers that mix tokens with fixed weights (`maps`), then those that attend (kind `attention`)."""
     max_body_bytes: int

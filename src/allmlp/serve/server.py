@@ -25,7 +25,7 @@ import torch
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.serve.app import Service, create_app, load_service
 from allmlp.serve.batching import Batcher
 from allmlp.serve.engine import GPU_THREADS, BatchingEngine
@@ -371,7 +371,7 @@ def run(
         listed = ", ".join(describe(name, service) for name, service in services.items())
         print(f"Serving {listed} at {address(listener)}; press Ctrl-C to stop", flush=True)
         server.run([listener])
-    print(f"{batcher.accepted:,} inputs accepted, {batcher.in_flight} unfinished", flush=True)
+    print(f"{plural(batcher.accepted, 'input')} accepted, {batcher.in_flight} unfinished", flush=True)
 
 
 def warm_up(engine: BatchingEngine, services: Iterable[Service]) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import IO, Any
 
 from allmlp.best import MINIMIZED
 from allmlp.checkpoint import FOLDER as CHECKPOINTS
@@ -26,6 +26,7 @@ from allmlp.record import read_record
 from allmlp.spec import to_dict
 from allmlp.study import records
 from allmlp.study.definition import PARENT, Overrides, Study, Trial, parent
+from allmlp.study.process import lifeline
 from allmlp.study.records import Record
 
 RUNNING = ".running"
@@ -38,6 +39,7 @@ LAST = 5
 """Number of latest start-up times considered."""
 MEASURING = 60.0
 """Seconds for measuring an inference rate."""
+ALLMLP = (sys.executable, "-m", "allmlp.study.process")
 BENCH = ("--backends", "ours-compiled,ours-fast")
 """Options of `allmlp bench`; the faster backend counts as a model's inference rate."""
 LAST_LINES = 20
@@ -271,6 +273,8 @@ class Runner:
         self.unstarted: dict[str, str] = {}
         self.ended = 0
         self.active: list[Process] = []
+        self.stdin = subprocess.DEVNULL
+        """Standard input of the processes, which end when it closes."""
         self.wanted = self.study.with_needed(self.rows) if self.rows else {*self.study.rows}
         if self.jobs > 1 and self.study.compared == "seconds":
             raise UserError(
@@ -289,7 +293,7 @@ class Runner:
 
     def run(self) -> Progress:
         """Start trials until none fits into the portion. Interrupted runs leave no record."""
-        with terminations():
+        with terminations(), lifeline() as self.stdin:
             try:
                 while True:
                     now = self.progress()
@@ -350,21 +354,24 @@ class Runner:
         log = folder.with_name(f"{folder.name}.log")
         with open(log, "wb") as target:
             command = self.command(trial, folder)
-            process = subprocess.Popen(command, stdout=target, stderr=subprocess.STDOUT, env=environment)
+            process = self.launch(command, target, environment)
         where = folder / trial.recipe.partition("/")[2]
         return Process(trial, where, log, process, time.monotonic())
+
+    def launch(self, command: list[str], log: IO[bytes], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdin=self.stdin, stdout=log, stderr=subprocess.STDOUT, env=env)
 
     def command(self, trial: Trial, folder: Path) -> list[str]:
         overrides = {**trial.overrides, **self.locations}
         for name, value in trial.overrides.items():
             if value.startswith(PARENT):
                 overrides[name] = str(model_folder(self.out / "models", *parent(value, trial.seed)))
-        words = [sys.executable, "-m", "allmlp", "train", trial.recipe, "--out", str(folder)]
+        words = [*ALLMLP, "train", trial.recipe, "--out", str(folder)]
         words += ["--device", self.device] if self.device else []
         return words + [word for item in overrides.items() for word in ("--set", "=".join(item))]
 
     def bench_command(self, folder: Path, batch: int) -> list[str]:
-        words = [sys.executable, "-m", "allmlp", "bench", str(folder), "--batch-size", str(batch)]
+        words = [*ALLMLP, "bench", str(folder), "--batch-size", str(batch)]
         words += ["--device", self.device] if self.device else []
         return [*words, *BENCH, "--out", str(folder / "bench")]
 
@@ -419,7 +426,7 @@ class Runner:
         """Inference rate of a finished run's model, measured once per model, now that the device is free."""
         trial, batch = active.trial, self.study.inference_batch or 1
         with open(active.log, "ab") as log:
-            bench = subprocess.Popen(self.bench_command(active.folder, batch), stdout=log, stderr=subprocess.STDOUT)
+            bench = self.launch(self.bench_command(active.folder, batch), log)
             try:
                 bench.wait()
             except KeyboardInterrupt:  # sent to the study alone, if it is terminated

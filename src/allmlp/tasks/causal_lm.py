@@ -19,6 +19,7 @@ from allmlp.errors import UserError
 from allmlp.layers.context import Cache
 from allmlp.layers.head import LMHead
 from allmlp.models.model import Model, ModelSpec
+from allmlp.spec import check_seed
 from allmlp.tasks.masked_lm import configure_text_model, perplexity, unigram_perplexity
 from allmlp.tasks.task import MAX_TEMPERATURE, MIN_TEMPERATURE, Losses, StepContext, Task, TaskModule
 
@@ -114,6 +115,8 @@ def generate(
         raise UserError(f"top_k must be at least 1, not {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top_p must be above 0 and at most 1, not {top_p:g}")
+    if seed is not None:
+        check_seed(seed)
     seq_len = model.spec.stem.seq_len
     ids = [tokenizer.cls_token_id, *(tokenizer.encode([prompt])[0] if prompt else [])]
     if len(ids) >= seq_len:

@@ -28,7 +28,7 @@ from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.files import RUN, write_atomically, write_text_atomically
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.grid import Rule, make_dynamic
-from allmlp.models.model import Model, ModelSpec, check_merged
+from allmlp.models.model import Model, ModelSpec, check_merged, uncompiled
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, override_all, to_json
 from allmlp.weights.bundled import model_path
@@ -61,7 +61,7 @@ def save(
     is the precision of the file, by default the model's; torch.int8 takes a quarter of the size of float32 (see
     `allmlp.weights.int8`).
     """
-    model = getattr(model, "_orig_mod", model)  # inside the wrapper of torch.compile
+    model = uncompiled(model)
     if not isinstance(model, Model):
         raise UserError(f"only models of this library can be saved, not {type(model).__name__}")
     check_merged(model)

@@ -10,6 +10,7 @@ from typing import Any
 
 from allmlp import __version__
 from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing, SeriesPreprocessing, TextPreprocessing
+from allmlp.errors import plural
 from allmlp.files import RUN
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.cost import measure
@@ -97,7 +98,7 @@ def summary(spec: ModelSpec, inputs: Preprocessing | None) -> str:
     if inputs is None or not inputs.class_names:
         return text
     shown = ", ".join(inputs.class_names[:20]) + (", ..." if len(inputs.class_names) > 20 else "")
-    return f"{text} {len(inputs.class_names)} classes: {shown}."
+    return f"{text} {plural(len(inputs.class_names), 'class', 'classes')}: {shown}."
 
 
 def usage(title: str, spec: ModelSpec) -> str:
@@ -165,7 +166,7 @@ def results(found: Any) -> list[str]:
     if not table:
         return []
     rows = [["", *splits], ["---"] * (1 + len(splits)), *([name, *shown] for name, shown in table.items())]
-    steps = f"The saved weights are those after {found.get('best_step', found.get('steps'))} steps."
+    steps = f"The saved weights are those after {plural(found.get('best_step', found.get('steps')), 'step')}."
     return ["## Results", "\n".join(f"| {' | '.join(row)} |" for row in rows), steps]
 
 

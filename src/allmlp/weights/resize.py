@@ -16,7 +16,7 @@ from allmlp.layers.stem import LearnedPositionsLayer, PatchEmbed, TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.grid import GridResize, Rule, with_img_size
-from allmlp.models.model import Model, ModelSpec, check_merged, take_over
+from allmlp.models.model import Model, ModelSpec, check_merged, take_over, uncompiled
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.weights.look_back import resize_look_back, with_look_back
 
@@ -38,6 +38,7 @@ def resize_model(
     The mode and precision of the model stay the same. `rule` is "interpolate", or MLP-Mixer's "tile" for multiples of
     the size. With `copy=False` both models share the weights that stay the same.
     """
+    model = uncompiled(model)
     check_merged(model)
     if seq_len is not None and rule is not None:
         raise UserError("the rules 'interpolate' and 'tile' apply to images, not to a sequence length")

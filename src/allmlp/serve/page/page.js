@@ -370,9 +370,11 @@ function submitText(endpoint) {
   return submit(send, (response) => SHOW[endpoint](response, body));
 }
 
-/** A table of past values as a request: columns of numbers, and the time of the last row from a column that is none of the model's. */
+/** A table of past values of one series as a request: columns of numbers, the time of the last row, and the id. */
 function seriesBody(text) {
-  const rows = text.trim().split(/\r?\n/).map((line) => line.split(/[,;\t]/).map((cell) => cell.trim()));
+  const lines = text.trim().split(/\r?\n/);
+  const separator = ["\t", ";", ","].find((mark) => lines[0].includes(mark)) ?? ",";
+  const rows = lines.map((line) => line.split(separator).map((cell) => cell.trim()));
   const header = rows[0].some((cell) => model.columns.includes(cell)) ? rows.shift() : model.columns;
   if (!rows.length) throw new RequestError("The table has no values.", false);
   const number = (cell) => {
@@ -380,10 +382,16 @@ function seriesBody(text) {
     if (Number.isNaN(Number(cell))) throw new RequestError(`"${cell}" is not a number.`, false);
     return Number(cell);
   };
+  const cells = (name) => rows.map((row) => row[header.indexOf(name)] ?? "");
   const columns = {};
-  header.forEach((name, index) => { if (model.columns.includes(name)) columns[name] = rows.map((row) => number(row[index])); });
-  const time = header.findIndex((name) => !model.columns.includes(name));
-  return { columns, last_time: time < 0 ? "" : rows.at(-1)[time] };
+  for (const name of model.columns) if (header.includes(name)) columns[name] = cells(name).map(number);
+  const parts = model.id_columns.every((name) => header.includes(name)) ? model.id_columns.map(cells) : [];
+  const escaped = (cell) => (parts.length > 1 ? cell.replace(/[\\/]/g, "\\$&") : cell);
+  const ids = new Set(rows.map((_, place) => parts.map((part) => escaped(part[place])).join("/")));
+  if (ids.size > 1) throw new RequestError(`The table has ${ids.size} series, such as ${[...ids].slice(0, 2).join(" and ")}. Keep the rows of one.`, false);
+  const others = header.filter((name) => ![...model.columns, ...model.id_columns].includes(name));
+  const time = others.includes(model.time_column) ? model.time_column : others.find((name) => new Set(cells(name)).size === rows.length);
+  return { columns, last_time: time === undefined ? "" : cells(time).at(-1), id: [...ids][0] };
 }
 
 /** Past values, forecast, and a band between the outermost quantiles. */
