@@ -199,8 +199,8 @@ def edge_int8(name: str = "edge") -> str:
 
 
 def feeding(name: str = "feeding") -> str:
-    """Images from shards: processor time of each stage, what workers prepare together, and the share of the speed on
-    tensors that each use reaches."""
+    """Images from shards: processor time of each stage, what workers prepare together, the share of the speed on
+    tensors that each use reaches, and the cores that would feed training at the speed per core of the most workers."""
     found = document(name)
     uses = [use for use in ("train", "eval", "predict") if use in found["rows"][0]]
     stages = ("read", "decode", "resize", "store")
@@ -212,6 +212,9 @@ def feeding(name: str = "feeding") -> str:
         for use in uses:
             fed, tensors = row[use]["fed"], row[use]["tensors"]
             cells.append(f"{fed:,.0f} of {tensors:,.0f}, {percent(fed / tensors, 0)}")
+        if uses:
+            most, rate = list(row["workers"].items())[-1]
+            cells.append(f"{row['train']['tensors'] * int(most) / rate:.0f}")
         rows.append((row["source"], *cells))
     workers = ["images/s of 1 worker", *(f"of {count}" for count in found["rows"][0]["workers"] if count != "1")]
     header = ("kB", *(f"{stage}, ms" for stage in stages), *workers)
@@ -220,7 +223,7 @@ def feeding(name: str = "feeding") -> str:
         times = text["packed_per_s"] / text["tokenized_per_s"]
         words = f"\n\nText: {times:,.0f} times as many tokens per second are read from a file of tokens as "
         words += f"{text['threads']:.0f} threads tokenize."
-    return table(("images from", *header, *uses), rows) + words
+    return table(("images from", *header, *uses, *(["cores to feed train"] if uses else [])), rows) + words
 
 
 BLOCKS = {
