@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from allmlp.data.dataset import LabeledImages
-from allmlp.data.prefetch import Transfer, read_ahead
+from allmlp.data.prefetch import Transfer, copy_alone, read_ahead
 
 
 def test_order_and_errors() -> None:
@@ -49,6 +49,15 @@ def test_a_transfer_on_a_cpu() -> None:
     transfer = Transfer(torch.device("cpu"))
     found = transfer.receive(transfer.send(examples))
     assert isinstance(found, LabeledImages) and torch.equal(found.labels, examples.labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (0, 3), (4, 3, 5)])
+def test_copies_by_one_thread(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    source = torch.randint(2, shape).to(dtype).permute([*reversed(range(len(shape)))])
+    target = torch.empty(source.shape, dtype=dtype)
+    copy_alone(source, target)
+    assert torch.equal(target, source)
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ import torch
 from allmlp import UserError
 from allmlp.prediction import open_predictor
 from allmlp.prediction.inputs import Inputs, Item
-from allmlp.prediction.stream import Results, answers, predictions
+from allmlp.prediction.stream import Results, answers, features, predictions
 
 BATCH = 16
 MOST = 5 * BATCH + 1
@@ -112,6 +112,8 @@ def test_errors_that_are_no_fault_of_an_input_end_it() -> None:
         list(answers(items, crash, compute, BATCH))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="batches of 16 do not fit into memory: use a smaller --batch-size"):
         list(answers(items, decode, exhaust, BATCH))
+    with pytest.raises(UserError, match="batches of 16 do not fit into memory"):
+        list(answers(items, exhaust, compute, BATCH))  # type: ignore[arg-type]  # as a copy to a GPU may
     assert threading.active_count() == before
     assert [answer.error for answer in answers([Item("3", 3)] * 40, decode, compute, BATCH)] == ["broken"] * 40
 
@@ -128,3 +130,21 @@ def test_a_broken_image_leaves_the_answers_of_others_as_they_are(images: Path, p
         else:
             expected = [(p.label, pytest.approx(p.probability, rel=1e-5), None) for p in whole[one.item.name][0]]
             assert [tuple(p) for p in one.value[0]] == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_answers_as_a_cpu(images: Path, photos: Path) -> None:
+    (photos / "2.png").write_bytes(b"not an image")
+    found, embedded = {}, {}
+    for device in ("cpu", "cuda"):
+        predictor = open_predictor(images, device=device)
+        inputs = Inputs([str(photos)] * 50, "images")
+        found[device] = list(predictions(predictor, inputs, 3, 3))
+        embedded[device] = list(features(predictor, inputs, 3))
+    for one, other in zip(found["cpu"], found["cuda"], strict=True):
+        assert one.item == other.item and one.error == other.error and bool(one.error) == (other.value is None)
+        if one.value:
+            assert [p.probability for p in other.value[0]] == pytest.approx([p.probability for p in one.value[0]], 0.01)
+    for one, other in zip(embedded["cpu"], embedded["cuda"], strict=True):
+        assert one.error == other.error and (one.error or other.value == pytest.approx(one.value, 0.01, 0.01))

@@ -15,7 +15,7 @@ BUFFERS = 2
 
 def start_copies(*results: Tensor) -> Callable[[], list[Tensor]]:
     """Start to copy results to the CPU; the function returned waits for them, but not for kernels launched later."""
-    copies = [result.to("cpu", non_blocking=True) for result in results]
+    copies = [result.to("cpu", non_blocking=result.is_cuda) for result in results]
     done = torch.cuda.current_stream(results[0].device).record_event() if results[0].is_cuda else None
 
     def wait() -> list[Tensor]:

@@ -123,14 +123,13 @@ def answers(
     try:
         for batch, errors, found in batches:
             decoded = transfer.receive(found).images if isinstance(found, Moving) else found
-            try:
-                with threads:
-                    started.append((batch, errors, start(decoded) if len(errors) < len(batch) else tuple))
-            except torch.OutOfMemoryError as reason:
-                raise UserError(f"batches of {size} do not fit into memory: use a smaller --batch-size") from reason
+            with threads:
+                started.append((batch, errors, start(decoded) if len(errors) < len(batch) else tuple))
             while len(started) > (0 if is_cpu else 1):
                 yield from finish(*started.popleft())
         yield from chain.from_iterable(finish(*one) for one in started)
+    except torch.OutOfMemoryError as reason:
+        raise UserError(f"batches of {size} do not fit into memory: use a smaller --batch-size") from reason
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         batches.close()
