@@ -17,7 +17,7 @@ from allmlp.data.class_names import ClassMatch, imagenet_numbers, match_classes,
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Split
 from allmlp.data.parallel_corpus import ParallelCorpus
-from allmlp.data.prefetch import read_ahead
+from allmlp.data.prefetch import Moving, Transfer, read_ahead
 from allmlp.data.sampler import eval_batches
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import Squad, WindowConfig
@@ -29,6 +29,7 @@ from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.forecast import Forecaster, series_folder
 from allmlp.prediction.predictor import check_vocabulary
+from allmlp.prediction.stream import Pixels
 from allmlp.record import read_run
 from allmlp.report.predictions import calibrate
 from allmlp.run import Run
@@ -164,7 +165,7 @@ def evaluate_model(
                 raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
             return evaluate_text_task(predictor, model, data, world, dtype, batch_size)
         inputs = text_inputs(data) if isinstance(predictor, TextPredictor) else image_inputs(data, predictor)
-        num_classes = predictor.probabilities([inputs.read(range(1))[0]]).shape[1]
+        num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
         names = model_class_names(predictor.preprocessing.class_names, num_classes)
         numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
         match = match_classes(inputs.class_names, names, read_class_table(classes) if classes else numbers)
@@ -298,9 +299,16 @@ def predictor_outputs(
     threads = Threads(active=world.device.type == "cpu")
     starts = range(world.rank * batch_size, total, world.size * batch_size)
     parts = [range(start, min(start + batch_size, total)) for start in starts]
-    for indices, batch in zip(parts, read_ahead(inputs.read, parts), strict=True):
+    transfer = Transfer(world.device)
+
+    def read(part: range) -> Any:
+        found = inputs.read(part)
+        return transfer.send(Pixels(found)) if isinstance(found, Tensor) else found
+
+    for indices, batch in zip(parts, read_ahead(read, parts), strict=True):
+        decoded = transfer.receive(batch).images if isinstance(batch, Moving) else batch
         with threads:
-            probabilities = predictor.probabilities(batch)
+            probabilities = predictor.probabilities(decoded)
         found, merged = classifier_outputs(probabilities, labels[indices].to(world.device), match)
         rows[:, indices] = torch.stack([values.to(wide) for values in found]).cpu()
         if keep:

@@ -31,8 +31,8 @@ class LabeledInputs(NamedTuple):
     class_names: tuple[str, ...]
     labels: Tensor
     """int64, n: index in `class_names`."""
-    read: Callable[[range], list[Any]]
-    """Indices -> inputs of a predictor."""
+    read: Callable[[range], Any]
+    """Indices -> inputs of a predictor: a list of texts, or a tensor of images (uint8)."""
     corrupt: Callable[[], dict[int, str]] = dict
     """Index -> name and fault of each image that `read` could not decode."""
     notes: tuple[str, ...] = ()
@@ -66,9 +66,9 @@ def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
             raise UserError(f"{predictor.name} reads images, but {place} holds none")
         title, split, class_names = f"the test split of {place}", dataset.test, dataset.class_names
 
-    def read(indices: range) -> list[Tensor]:
+    def read(indices: range) -> Tensor:
         images = split.fetch(torch.tensor(indices)).images
-        return list(fit(images, predictor.img_size, predictor.decoding.crop_pct, predictor.decoding.channels))
+        return fit(images, predictor.img_size, predictor.decoding.crop_pct, predictor.decoding.channels)
 
     def corrupt() -> dict[int, str]:
         if not isinstance(split, EncodedImages):
