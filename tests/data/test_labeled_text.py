@@ -333,8 +333,8 @@ def test_the_longer_text_is_truncated() -> None:
     tokenizer = TokenizerConfig(vocab_size=60).build(["a b c d"])
 
     def sizes(a: int, b: int, length: int) -> tuple[int, int]:
-        ids, segments = join_pair([9] * a, [10] * b, tokenizer, length)
-        assert len(ids) == len(segments) == length
+        ids, start = join_pair([9] * a, [10] * b, tokenizer, length)
+        assert len(ids) <= length and 10 not in ids[:start] and 9 not in ids[start:]
         return ids.count(9), ids.count(10)
 
     assert sizes(3, 3, 12) == (3, 3) and sizes(20, 0, 12) == (10, 0)

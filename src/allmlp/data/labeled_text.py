@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -354,14 +356,19 @@ def encode(
 
 def join_pairs(texts: list[tuple[str, str]], tokenizer: Tokenizer, seq_len: int) -> tuple[Tensor, Tensor]:
     """Ids and segments of texts and pairs of texts, int32, n s; the second one may be empty."""
-    firsts, seconds = (tokenizer.encode([pair[side] for pair in texts]) for side in (0, 1))
-    rows = [join_pair(a, b, tokenizer, seq_len) for a, b in zip(firsts, seconds)]
-    ids, segments = (torch.tensor([row[side] for row in rows], dtype=torch.int32) for side in (0, 1))
-    return ids, segments
+    first, second = ([pair[side] for pair in texts] for side in (0, 1))
+    encoded = zip(tokenizer.encode(first), tokenizer.encode(second) if any(second) else repeat([]))
+    ids = np.full((len(texts), seq_len), tokenizer.pad_token_id, np.int32)
+    segments = np.zeros_like(ids)
+    for row, (a, b) in enumerate(encoded):
+        joined, start = join_pair(a, b, tokenizer, seq_len)
+        ids[row, : len(joined)] = joined
+        segments[row, start : len(joined)] = 1
+    return torch.from_numpy(ids), torch.from_numpy(segments)
 
 
-def join_pair(first: list[int], second: list[int], tokenizer: Tokenizer, seq_len: int) -> tuple[list[int], list[int]]:
-    """Ids and segments of one or two texts; the longer one is truncated until both fit."""
+def join_pair(first: list[int], second: list[int], tokenizer: Tokenizer, seq_len: int) -> tuple[list[int], int]:
+    """Ids of one or two texts, and where the second segment begins; the longer one is truncated until both fit."""
     room = seq_len - (3 if second else 2)
     if room < 1:
         raise UserError(f"rows of {seq_len} tokens have no room for text: raise data.seq_len")
@@ -369,9 +376,5 @@ def join_pair(first: list[int], second: list[int], tokenizer: Tokenizer, seq_len
     keep = max(min(len(first), room - room // 2), min(len(first), room - len(second)))
     first, second = first[:keep], second[: room - keep]
     ids = [tokenizer.cls_token_id, *first, tokenizer.sep_token_id]
-    segments = [0] * len(ids)
-    if second:
-        ids += [*second, tokenizer.sep_token_id]
-        segments += [1] * (len(second) + 1)
-    padding = seq_len - len(ids)
-    return ids + [tokenizer.pad_token_id] * padding, segments + [0] * padding
+    start = len(ids)
+    return ids + ([*second, tokenizer.sep_token_id] if second else []), start
