@@ -69,7 +69,7 @@ NOT_RUN = {
     "allmlp convert mixer_b16.google_in1k mixer/": NETWORK,
     "allmlp convert timm:gmlp_s16_224.ra3_in1k gmlp/": NETWORK,
     "allmlp convert google-bert/bert-base-uncased bert/": NETWORK,
-    "allmlp prune runs/a --curve --data Cifar10 --images 2000 --figure curve.png": MINUTES,
+    "allmlp prune runs/a --curve --data cifar10 --images 2000 --figure curve.png": MINUTES,
     "allmlp export mixer/ mixer.pt2 --aot": MINUTES,
     "allmlp export mixer/ mixer.pt2 --device cuda": GPU,
     "allmlp serve": SERVER,

@@ -166,7 +166,7 @@ def test_a_study_from_its_first_run_to_its_figure(
     pytest.importorskip("matplotlib"), pytest.importorskip("tokenizers"), pytest.importorskip("sacrebleu")
     monkeypatch.chdir(data)
     monkeypatch.setenv("ALLMLP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=None))
+    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=None, DEVNULL=None))
     # Compiling and drawing take longer than all of this; test_study.py draws a figure of each kind.
     monkeypatch.setattr(runner, "BENCH", ("--backends", "ours-eager", "--seconds", "0.01"))
     monkeypatch.setattr(plots, "figures", lambda report: {})

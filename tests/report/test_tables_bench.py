@@ -183,12 +183,12 @@ def test_every_speed_that_is_missing_can_be_measured(tmp_path: Path) -> None:
 
 
 def test_records_of_other_tables_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ResMLP-24 at batch size 256 is in another record of an H200; a compiled CaiT-M48 is left of ResMLP's table 1."""
+    """ResMLP-24 at batch size 256 is in another record of an H200, and every row of ResMLP's table 1 ran eagerly."""
     monkeypatch.setattr(bench, "environment", lambda device: {"device": "NVIDIA H200"})
     portion = bench.Portion(tmp_path, bench.torch.device("cpu"), 0.0)
     left = {
         eager: [cell.model for group in groups("resmlp_table1", eager, portion) for cell in group]
         for eager in (True, False)
     }
-    assert left == {True: ["timm:dm_nfnet_f6@576"], False: ["cait_m48_448"]}
+    assert not left[True] and "resmlp_s24" not in left[False]
     assert "resmlp_s24" not in [cell.model for group in groups("gmlp_table2", True, portion) for cell in group]

@@ -107,13 +107,13 @@ def test_wandb_continues_a_resumed_run(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_id_of_a_tracker_is_not_lost_where_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(file: Path, text: str, **options: Any) -> None:
-        file.write_bytes(b"")
+    def full(file: Path, content: bytes) -> None:
+        file.touch()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(sys.modules, "wandb", FakeWandB())
     (tmp_path / "wandb.txt").write_text("abc")
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     Callbacks(trackers("wandb")).call("on_start", tmp_path, {}, 4)
     assert (tmp_path / "wandb.txt").read_text() == "abc" and "No space left" in caplog.text
 
