@@ -2,12 +2,15 @@
 
 python benchmarks/compile.py                                        an 18-block gMLP for text, batch 256
 python benchmarks/compile.py --model gmlp_s16 --batch-size 128
+python benchmarks/compile.py --recipe stdlib_gmlp                   also `allmlp train` from its start to the first step
 python benchmarks/compile.py --model mixer_nano --batch-size 8 --device cpu --steps 3 --rounds 1     a trial
 
 Every measurement is a process of its own, in alternating order. "first step" counts from the model being built (torch's
 compiler is loaded then, as by `allmlp train` while it reads its data) to the end of the first step, with an empty
 compile cache; "cached" is the same again with the cache that this has left. On a GPU the step runs in bfloat16 and is
 recorded as a CUDA graph, as in `allmlp train`.
+
+Python must be able to keep its bytecode (PYTHONDONTWRITEBYTECODE unset), or all of torch is compiled at every start.
 """
 
 from __future__ import annotations
@@ -72,6 +75,41 @@ def run(options: argparse.Namespace, region: str, cache: str) -> dict[str, float
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def from_start(options: argparse.Namespace, cache: str) -> float:
+    """Seconds from the start of `allmlp train` to the end of its first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [
+            "train",
+            options.recipe,
+            "--out",
+            folder,
+            "--device",
+            options.device,
+            "--set",
+            f"model={options.model}",
+        ]
+        words += ["--set", f"batch_size={options.batch_size}", "--set", "compile=true", "--set", "log_every=1"]
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "allmlp", *words],
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        lines = list[str]()
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if "step 1/" in line:
+                    return time.perf_counter() - start
+        finally:
+            process.kill()
+            process.wait()
+    sys.exit(f"no first step: {''.join(lines[-5:])}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gmlp_l18")
@@ -79,6 +117,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="timed steps")
     parser.add_argument("--rounds", type=int, default=2, help="measurements per variant")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--recipe", help="measure `allmlp train RECIPE` with the model, too")
     parser.add_argument("--region", choices=REGIONS, help="measure this one in this process, and print JSON")
     options = parser.parse_args()
     if options.region:
@@ -96,6 +135,14 @@ def main() -> None:
         rates = [one["rate"] for pair in pairs for one in pair]
         spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
         print(f"{region:7} first step {first:6.1f} s   cached {cached:6.1f} s   examples/s {spread}")
+    if options.recipe:
+        cold, warm = list[float](), list[float]()
+        for _ in range(options.rounds):
+            with tempfile.TemporaryDirectory() as cache:
+                cold.append(from_start(options, cache))
+                warm.append(from_start(options, cache))
+        print(f"allmlp train {options.recipe}, from its start to the first step: {statistics.median(cold):.1f} s")
+        print(f"with the compile cache that this has left: {statistics.median(warm):.1f} s")
 
 
 if __name__ == "__main__":
