@@ -145,8 +145,9 @@ def test_data_have_a_folder_of_their_own(here: Path) -> None:
     (found,) = resolve("my photos.v2", device="cpu").values()
     assert found.folder == Path("runs/my_photos") and found.reasons
     assert "keep_best" in {reason.field for reason in found.reasons}
-    (set_,) = resolve("my photos.v2", overrides={"keep_best": "false", "patience": "none"}, device="cpu").values()
-    assert not {"keep_best", "patience"} & {reason.field for reason in set_.reasons}
+    changes = {"keep_best": "false", "patience": "none", "budget.steps": "3"}
+    (set_,) = resolve("my photos.v2", overrides=changes, device="cpu").values()
+    assert not {"keep_best", "patience", "budget"} & {reason.field for reason in set_.reasons}
     found.folder.mkdir(parents=True)
     (found.folder / "run.json").write_text(json.dumps({"run": to_dict(found.run)}))
     assert free_folder("my_photos", found.run) == Path("runs/my_photos")

@@ -118,10 +118,15 @@ class Pace:
         if elapsed >= self.seconds:
             steps = step
         # At the end of the plan progress is 1: another step would have learning rate 0.
-        elif step < self.steps and before and (own_steps > WARMUP_STEPS or elapsed > self.seconds / CHECKS):
+        elif (step < self.steps and before) and (
+            own_steps > WARMUP_STEPS or elapsed > self.seconds / CHECKS or len(self.plans) > 1
+        ):
             interval = step - before[0]
             per_step = (now - before[1]) / interval
-            steps = min(step + round((self.seconds - elapsed) / per_step), self.limit or sys.maxsize)
+            left = round((self.seconds - elapsed) / per_step)
+            if left == 1 and own_steps <= WARMUP_STEPS:
+                left = 2  # this step may have compiled: the next one shows whether there is time for more
+            steps = min(step + left, self.limit or sys.maxsize)
         if abs(steps - self.steps) > TOLERANCE * (self.steps - step):
             self.plans.append(Plan(step, self.progress(step), steps))
         self.next_check = step + max(min(2 * interval, (steps - step) // CHECKS), 1)

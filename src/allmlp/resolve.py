@@ -90,7 +90,7 @@ def resolve(
     run = override_all(choice.run, overrides)
     check_sizes(run, overrides)
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
-    changes = {*overrides, *("task" for field in overrides if field.startswith("task."))}
+    changes = {*overrides, *(field.partition(".")[0] for field in overrides if field.startswith(("task.", "budget.")))}
     reasons = [reason for reason in choice.reasons if reason.field not in changes]
     return {name: Resolved(run, out or free_folder(name, run), reasons)}
 

@@ -138,8 +138,10 @@ def test_too_little_text(spec: Corpus, tmp_path: Path) -> None:
     Path(spec.test).write_text("\n\n  \n")
     with pytest.raises(UserError, match="there is no text in the test split: give more"):
         spec.load()
-    with pytest.raises(UserError, match=r"test split: set data\.test, .* or set data\.sample_by=line"):
+    with pytest.raises(UserError, match=r"test split: set data\.test or .*, or set data\.sample_by=line"):
         spec.replace(test="", test_fraction=0.0).load()
+    with pytest.raises(UserError, match=r"raise data\.test_fraction$"):
+        spec.replace(test="", test_fraction=0.0, sample_by="line").load()
     Path(spec.path).write_text("")
     with pytest.raises(UserError, match="cannot train a tokenizer"):
         spec.load()

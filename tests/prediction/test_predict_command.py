@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import allmlp
+from allmlp.cli.app import next_prediction
 from allmlp.cli.job import most_frequent
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.prediction import ImagePredictor
@@ -231,14 +232,17 @@ def test_top_k_and_threshold_are_checked(images: Path, photos: Path, tmp_path: P
         (("predict", "runs/no-model", photos), "runs/no-model is neither a model folder nor an input"),
         (("predict", f"{images}s", photos), f"nor an input; did you mean '{images}'"),
         (("predict", images, tmp_path / "no.png"), "there is no file"),
+        (("predict", tmp_path / "model.onnx", "a text"), "is an exported model: name the folder it was exported from"),
         (("predict", masked, "the [MASK]", "--probabilities"), "--probabilities is for classifiers"),
     ):
         code, out, err = command(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1) and message in err, err
 
 
-def test_tokens_of_every_mask(tmp_path: Path, command: Command) -> None:
+def test_tokens_of_every_mask(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     masked = text_folder(tmp_path / "masked", "text")
+    next_prediction(masked)
+    assert capsys.readouterr().err == f"next: allmlp predict {masked} 'TEXT WITH [MASK]'\n"
     text = "the [MASK] sat on the [MASK] mat"
     rows = allmlp.predict(masked, text, top_k=2, device="cpu")
     assert command("predict", masked, text, "--top-k", 2, "--out", tmp_path / "a.csv", "--device", "cpu")[0] == 0

@@ -328,6 +328,8 @@ def next_prediction(folder: Path) -> None:
         next_command("predict", folder, "QUESTION", "--context", "TEXT")
     elif known.task == "text" and block is not None and block.causal:
         next_command("generate", folder, "--prompt", "TEXT")
+    elif known.task == "text":
+        next_command("predict", folder, "TEXT WITH [MASK]")
     else:
         next_command("predict", folder, "TEXT")
 

@@ -234,6 +234,8 @@ def split_model(arguments: list[str]) -> tuple[str, list[str]]:
         if len(arguments) == 1:
             raise UserError(f"name the input of {first}: an image file, a folder, a table or a text")
         return first, arguments[1:]
+    if first.endswith((".onnx", ".pt2")):
+        raise UserError(f"{first} is an exported model: name the folder it was exported from")
     if len(arguments) > 1 and not os.path.exists(first) and "/" in first and not any(map(str.isspace, first)):
         beside = Path(first).parent.glob("*") if Path(first).parent.is_dir() else ()
         hint = did_you_mean(os.path.normpath(first), map(str, beside))

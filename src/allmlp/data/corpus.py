@@ -206,7 +206,8 @@ def load_split(folder: Path, name: str, tokenizer: Tokenizer, spec: Corpus) -> S
     if seq_len < 3:
         raise UserError("a row needs at least three tokens: [CLS], one of the text, [SEP]; raise data.seq_len")
     if not len(ends) or not ends[-1]:
-        how = "give more" if spec.test else "set data.test, raise data.test_fraction, or set data.sample_by=line"
+        smaller = ", or set data.sample_by=line" if spec.sample_by != "line" else ""
+        how = "give more" if spec.test else f"set data.test or raise data.test_fraction{smaller}"
         raise UserError(f"there is no text in the {name} split: {how}")
     tokens = np.memmap(file, dtype=dtype, mode="r")
     bounds = row_bounds(ends, seq_len - 2, spec.packing and not spec.separate_documents)
