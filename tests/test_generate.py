@@ -171,7 +171,7 @@ def test_settings_of_sampling_are_checked() -> None:
     ("task", "causal", "command"),
     [
         ("text", True, "generate {} --prompt TEXT"),
-        ("text", False, "predict {} TEXT"),
+        ("text", False, "predict {} 'TEXT WITH [MASK]'"),
         ("classes", True, "predict {} TEXT"),
         ("span", False, "predict {} QUESTION --context TEXT"),
     ],
