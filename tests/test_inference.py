@@ -96,6 +96,14 @@ def test_same_outputs_with_norms_folded_into_products(name: str, monkeypatch: py
     assert len(folded) == len(model.blocks)
 
 
+def test_kernels_are_tuned_for_few_and_for_many_tokens() -> None:
+    model = perturbed("gmlp_nano")
+    tokens = model.spec.build_contexts[0].tokens
+    few, many = [1, gpu.FEW_TOKENS // tokens], [gpu.FEW_TOKENS // tokens + 1, -(-gpu.LINEAR_MIN_TOKENS // tokens)]
+    assert GpuFastEncoder(model, torch.float32).tuned_batch_sizes() == few + many
+    assert [gpu.has_few_tokens(torch.empty(size, tokens, 1)) for size in few + many] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("encoder", [CpuFastEncoder, GpuFastEncoder])
 @pytest.mark.parametrize("name", ["mixer", "resmlp", "gmlp", "wide gmlp"])
 def test_empty_batch(name: str, encoder: type[FastEncoder]) -> None:

@@ -109,7 +109,7 @@ def compile_task(task: TaskModule, region: Region = "blocks", cuda_graphs: bool 
 
 
 def compile_if_large(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """A backend of torch.compile that leaves small graphs as they are."""
+    """A backend of torch.compile that compiles all graphs but small ones, which stay eager."""
     nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")]
     results = (node.meta.get("example_value") for node in nodes)
     size = sum(result.nbytes for result in results if isinstance(result, Tensor))

@@ -348,6 +348,7 @@ def test_the_longer_text_is_truncated() -> None:
     [
         (SST2, SST2.replace("bad\t0", "bad\tmaybe"), "unknown label 'maybe'"),
         (SST2.replace("\t0", "\t1"), SST2, "has only one class, '1'"),
+        (SST2.replace("very bad", ""), SST2, r"has only one class, '1' \(skipped 1 row without a text\): at least"),
         ("sentence\tlabel\n", SST2, "has no labeled texts"),
         ("a\tb\tlabel\n1\t2\tx\n1\t3\ty\n", SST2, "none of a, b, label is known as the text: set data.text_column"),
         ("a\tb\tc\tlabel\nx 1\tx 2\tx 3\tx\ny 1\ty 2\ty 3\ty\n", SST2, "a, b, c all could be the text: set"),

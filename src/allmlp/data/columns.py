@@ -151,11 +151,14 @@ def split_for_testing(splits: Collection[str]) -> str:
     return next((name for name in ("test", "validation") if name in splits), "")
 
 
-def check_classes(labels: Sequence[str], column: str, source: str) -> None:
-    """Raise UserError unless the labels are classes: more than one, and not different in almost every row."""
+def check_classes(labels: Sequence[str], column: str, source: str, notes: Sequence[str] = ()) -> None:
+    """Raise UserError unless the labels are classes: more than one, and not different in almost every row. `notes` may
+    explain a missing class.
+    """
     distinct = len(set(labels))
     if distinct == 1:
-        raise UserError(f"{source} has only one class, {labels[0]!r}: at least two are needed")
+        why = "".join(f" ({note})" for note in notes)
+        raise UserError(f"{source} has only one class, {labels[0]!r}{why}: at least two are needed")
     numbers = all(map(is_number, set(labels))) and not all(float(label).is_integer() for label in set(labels))
     if distinct > MAX_SCATTER and (numbers or 2 * distinct > len(labels)):
         raise UserError(

@@ -150,7 +150,7 @@ class LabeledText(TextData):
         for name, found in ((self.path, train), *tests, *([(self.val, validation)] if self.val else [])):
             if not found:
                 raise UserError(f"{name} has no labeled texts")
-        check_classes([row.label for row in train], label_column, self.path)
+        check_classes([row.label for row in train], label_column, self.path, reader.skipped_notes())
         dataset = self.assemble(train, validation, tests, extra, reader.notes())
         return replace(dataset, whole_files=reader.whole_files)
 
@@ -258,9 +258,11 @@ class LabeledTextReader:
 
     def notes(self) -> list[str]:
         notes = [note for folder in self.folders.values() for note in folder.notes()]
-        notes += [guess_note(self.guessed)] if self.guessed else []
-        what = ("file", "files") if self.whole_files else ("row", "rows")
-        return [*notes, *(f"skipped {plural(count, *what)} without a {part}" for part, count in self.skipped.items())]
+        return [*notes, *([guess_note(self.guessed)] if self.guessed else []), *self.skipped_notes()]
+
+    def skipped_notes(self) -> list[str]:
+        what = "file" if self.whole_files else "row"
+        return [f"skipped {plural(count, what)} without a {part}" for part, count in self.skipped.items()]
 
     def read(self, paths: str) -> list[TextExample]:
         return [row for place in find_places(paths) for row in self.read_place(place)]

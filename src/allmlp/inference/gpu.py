@@ -88,7 +88,7 @@ def cublas_fuses(act: ActivationName, dtype: torch.dtype, device: torch.device) 
 
 
 def has_few_tokens(x: Tensor) -> bool:
-    """Whether the time of kernels is their start, for tokens b s c."""
+    """Whether launching a kernel takes longer than what it computes, for tokens b s c."""
     return x.shape[0] * x.shape[1] <= FEW_TOKENS
 
 
