@@ -68,10 +68,13 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     return {"first": first, "rate": options.steps * options.batch_size / seconds(options.steps)}
 
 
+def caching_in(folder: str) -> dict[str, str]:
+    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+
+
 def run(options: argparse.Namespace, region: str, cache: str) -> dict[str, float]:
     command = [sys.executable, __file__, *sys.argv[1:], "--region", region]
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=caching_in(cache), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -92,7 +95,7 @@ def from_start(options: argparse.Namespace, cache: str) -> float:
         start = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, "-m", "allmlp", *words],
-            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache},
+            env=caching_in(cache),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

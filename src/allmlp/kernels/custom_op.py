@@ -11,18 +11,26 @@ from typing import Any
 
 import torch
 
+from allmlp.kernels.ahead import compile_launches
+
 LIBRARY = torch.library.Library("allmlp", "DEF")
 
 
 def define_op(function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Register `function` as the op allmlp::NAME; it must neither mutate its inputs nor return any of them.
 
-    `fake` returns empty outputs for the same arguments.
+    `fake` returns empty outputs for the same arguments. The first time that torch.compile asks it, the kernels that
+    `function` would launch are compiled in the background.
     """
     name = function.__name__
     LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
     LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"allmlp::{name}", fake, lib=LIBRARY)
+
+    def fake_outputs(*args: Any) -> Any:
+        compile_launches(function, args)
+        return fake(*args)
+
+    torch.library.register_fake(f"allmlp::{name}", fake_outputs, lib=LIBRARY)
     return getattr(torch.ops.allmlp, name).default
 
 

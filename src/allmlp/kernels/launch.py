@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allmlp.kernels import ahead
+
 AUTOTUNE = os.environ.get("ALLMLP_AUTOTUNE", "1") != "0"
 """Whether kernels try all their configurations once per shape, or always use their default one."""
 
@@ -74,6 +76,8 @@ class launching(naming_errors):
         self.guard = device_guard(x.device)
 
     def __enter__(self) -> None:
+        if not ahead.RECORDING.active:
+            ahead.wait_for_kernels()
         LAUNCHING.acquire()
         self.guard.__enter__()
 
@@ -94,7 +98,8 @@ class fused_multiply_add:
         self.kernel = kernel
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return partial(self.kernel[grid], enable_fp_fusion=True)
+        launch = partial(ahead.compile_kernel, self.kernel) if ahead.RECORDING.active else self.kernel[grid]
+        return partial(launch, enable_fp_fusion=True)
 
 
 def autotune(configs: list[Any], default: int, key: list[str]) -> Callable[[Any], Any]:
