@@ -16,19 +16,24 @@ from torch import Tensor
 from allmlp.kernels.activation.triton import (
     BLOCK_C,
     NUM_STAGES,
-    ROWS_PER_PROGRAM,
     act_code,
     activate,
     activate_with_grad,
 )
-from allmlp.kernels.launch import fused_multiply_add, launching
+from allmlp.kernels.launch import fused_multiply_add, launching, num_sms
 from allmlp.kernels.row_sum.triton import sum_rows
+
+GATE_BLOCK_R = 8
+NORM_WARPS_PER_SM = 8
+"""Warps of the norm's backward pass that one multiprocessor runs at a time: each holds many registers."""
 
 
 def empty_partial_sums(h: Tensor) -> Tensor:
     """One row per program of the backward pass: its sums of dH1, dH2, and of the norm's dweight and dbias, n 4 c."""
-    programs = -(-h.shape[0] * h.shape[1] // ROWS_PER_PROGRAM)
-    return torch.empty(programs, 4, h.shape[2] // 2, dtype=torch.float32, device=h.device)
+    rows, channels = h.shape[0] * h.shape[1], h.shape[2] // 2
+    per_sm = max(1, NORM_WARPS_PER_SM // backward_tile(int(triton.next_power_of_2(channels)))["num_warps"])
+    programs = min(per_sm * num_sms(h.device), -(-rows // GATE_BLOCK_R))
+    return torch.empty(programs, 4, channels, dtype=torch.float32, device=h.device)
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -61,14 +66,13 @@ def gate(h: Tensor, f: Tensor, b: Tensor, act: str) -> Tensor:
 @triton.jit(do_not_specialize=["R"])
 def gate_backward_kernel(
     h_ptr, f_ptr, b_ptr, dg_ptr, g_ptr, df_ptr, dh_ptr, db_ptr, sum_ptr, R, C, S, stride_h,
-    ACT: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    ACT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     # Rows are spread over warps, so reducing over them synchronizes the warps: do it once, after the loop.
     dh_sum = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    for start in tl.range(0, ROWS_PER_PROGRAM, BLOCK_R, num_stages=NUM_STAGES):
-        rows = tl.program_id(0) * ROWS_PER_PROGRAM + start + tl.arange(0, BLOCK_R)
+    for start in tl.range(tl.program_id(0) * BLOCK_R, R, tl.num_programs(0) * BLOCK_R, num_stages=NUM_STAGES):
+        rows = start + tl.arange(0, BLOCK_R)
         in_bounds, rows_64 = (rows < R)[:, None] & (cols < C)[None, :], rows.to(tl.int64)[:, None]
         h = tl.load(h_ptr + rows_64 * stride_h + cols[None, :], in_bounds, 0.0).to(tl.float32)
         z, act_grad = activate_with_grad(h, ACT)
@@ -96,19 +100,19 @@ def gate_backward(
     with launching("gate_backward", h):
         run[(len(partial_sums), col_blocks)](
             h, f, b, dg, g, df, dh, db, partial_sums, rows, channels, f.shape[1], h.stride(1),
-            ACT=act_code(act, h.dtype), ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK_C=BLOCK_C, BLOCK_R=4,
-            NUM_STAGES=NUM_STAGES, num_warps=4,
+            ACT=act_code(act, h.dtype), BLOCK_C=BLOCK_C, BLOCK_R=GATE_BLOCK_R, NUM_STAGES=NUM_STAGES, num_warps=4,
         )  # fmt: skip
     return g, df, sum_rows(db.view(-1, f.shape[1]), b.dtype)
 
 
-def rows_and_warps(block_c: int, backward: bool = False) -> dict[str, int]:
-    """The tile of a program that holds whole rows, so that it fits into registers."""
-    if backward:
-        rows, warps = 2 if 512 < block_c <= 2048 else 1, 1 if block_c <= 512 else 4
-    else:
-        rows, warps = max(1, min(4, 4096 // block_c)), 4
-    return {"BLOCK_R": rows, "num_warps": 8 if block_c > 4096 else warps}
+def forward_tile(block_c: int) -> dict[str, int]:
+    """Whole rows, 32 numbers for each thread."""
+    return {"BLOCK_R": max(1, 1024 // block_c), "num_warps": min(8, max(1, block_c // 1024))}
+
+
+def backward_tile(block_c: int) -> dict[str, int]:
+    """Two whole rows, at most 32 numbers for each thread; sums over the rows stay within a thread."""
+    return {"BLOCK_R": 2 if block_c <= 4096 else 1, "num_warps": min(8, max(1, block_c // 512))}
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -140,7 +144,7 @@ def norm(
     n = h.new_empty(batch, tokens, channels)
     mean, rstd = (torch.empty(batch, tokens, dtype=torch.float32, device=h.device) for _ in range(2))
     block_c, run = int(triton.next_power_of_2(channels)), fused_multiply_add(norm_kernel)
-    tile = rows_and_warps(block_c)
+    tile = forward_tile(block_c)
     with launching("gated_mlp_norm", h):
         run[(triton.cdiv(batch * tokens, tile["BLOCK_R"]),)](
             h[..., channels:], mask, weight, bias, n, mean, rstd, batch * tokens, channels, h.stride(1), eps,
@@ -149,11 +153,15 @@ def norm(
     return n, mean, rstd
 
 
+@triton.jit
+def add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
 @triton.jit(do_not_specialize=["R"])
 def norm_backward_kernel(
     h_ptr, mask_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dn_ptr, n_ptr, dh_ptr, sum_ptr, R, C, stride_h,
-    ACT: tl.constexpr, HAS_MASK: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, NUM_STAGES: tl.constexpr,
+    ACT: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     cols = tl.arange(0, BLOCK_C)
     in_cols = cols < C
@@ -162,8 +170,8 @@ def norm_backward_kernel(
     dweight = tl.zeros((BLOCK_C,), dtype=tl.float32)
     dbias = tl.zeros((BLOCK_C,), dtype=tl.float32)
     dh_sum = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    for start in tl.range(0, ROWS_PER_PROGRAM, BLOCK_R, num_stages=NUM_STAGES):
-        rows = tl.program_id(0) * ROWS_PER_PROGRAM + start + tl.arange(0, BLOCK_R)
+    for start in tl.range(tl.program_id(0) * BLOCK_R, R, tl.num_programs(0) * BLOCK_R, num_stages=NUM_STAGES):
+        rows = start + tl.arange(0, BLOCK_R)
         in_rows, rows_64 = rows < R, rows.to(tl.int64)[:, None]
         in_bounds = in_rows[:, None] & in_cols[None, :]
         h = tl.load(h_ptr + rows_64 * stride_h + cols[None, :], in_bounds, 0.0).to(tl.float32)
@@ -179,7 +187,9 @@ def norm_backward_kernel(
         dweight += tl.sum(dn * x, 0)
         dbias += tl.sum(dn, 0)
         dx = dn * weight
-        dz = rstd * (dx - tl.sum(dx, 1)[:, None] / C - x * (tl.sum(dx * x, 1)[:, None] / C))
+        # Both sums in one reduction, so that the warps meet once.
+        dx_sum, dx_x_sum = tl.reduce((dx, dx * x), 1, add_pairs)
+        dz = rstd * (dx - dx_sum[:, None] / C - x * (dx_x_sum[:, None] / C))
         dh = tl.where(in_bounds, dz * act_grad, 0.0)
         tl.store(dh_ptr + rows_64 * stride_h + cols[None, :], dh.to(dh_ptr.dtype.element_ty), in_bounds)
         dh_sum += tl.sum(dh, 0)
@@ -208,7 +218,7 @@ def norm_backward(
         run[(len(partial_sums),)](
             h[..., channels:], mask, weight, bias, mean, rstd, dn, n, dh[..., channels:], partial_sums,
             dn.shape[0] * dn.shape[1], channels, h.stride(1),
-            ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, ROWS_PER_PROGRAM=ROWS_PER_PROGRAM,
-            BLOCK_C=block_c, NUM_STAGES=NUM_STAGES, **rows_and_warps(block_c, backward=True),
+            ACT=act_code(act, h.dtype), HAS_MASK=mask is not None, BLOCK_C=block_c, NUM_STAGES=NUM_STAGES,
+            **backward_tile(block_c),
         )  # fmt: skip
     return n
