@@ -37,7 +37,7 @@ from test_studies import InProcess
 FAKE_TRAIN = """
 import json, os, sys, time
 recipe, out = sys.argv[1], os.path.join(sys.argv[2], sys.argv[1].partition("/")[2]).rstrip("/")
-sets = dict(word.split("=", 1) for word in sys.argv[3:] if word != "--set")
+sets = dict(word.split("=", 1) for word in sys.argv[3:] if "=" in word)
 with open(os.environ["CALLS"], "a") as calls: calls.write(json.dumps([recipe, sets]) + "\\n")
 seed, lr = int(sets["seed"]), float(sets.get("optim.lr", 0))
 os.makedirs(out, exist_ok=True)
@@ -190,6 +190,51 @@ def test_jobs_run_side_by_side(fake: Path, tmp_path: Path, monkeypatch: pytest.M
     study = small(rows={"mixer": Row("digits_mixer")}, reference="", seeds=2)
     now, _ = work(study, tmp_path / "out", jobs=2)
     assert len(now.done) == 2 and max(record["wall"] for record in read(tmp_path / "out")) < 20
+
+
+@pytest.fixture
+def mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for nvidia-cuda-mps-control; the file of what it was told."""
+    told = tmp_path / "told"
+    control = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    control.parent.mkdir()
+    control.write_text(
+        f'#!/bin/sh\necho "$* $(cat) ${{CUDA_VISIBLE_DEVICES-all}} $CUDA_MPS_PIPE_DIRECTORY" >> {told}\n',
+        encoding="utf8",
+    )
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{control.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("FAKE", "write('mps', [os.environ.get('CUDA_MPS_PIPE_DIRECTORY')])")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr("allmlp.study.mps.CLIENT", "pass")
+    monkeypatch.setattr("allmlp.study.mps.DEFAULT_PIPES", tmp_path / "none")
+    return told
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+def test_jobs_share_a_gpu(fake: Path, tmp_path: Path, mps: Path) -> None:
+    study = small(rows={"mixer": Row("digits_mixer")}, reference="", seeds=2)
+    work(study, tmp_path / "out", jobs=2, keep_models=True)
+    begin, end = (line.split() for line in mps.read_text(encoding="utf8").splitlines())
+    assert begin[:2] == ["-d", "all"] and end[:2] == ["quit", "all"] and begin[2] == end[2]
+    used = [json.loads((tmp_path / "out" / "models" / f"mixer-{seed}" / "mps").read_bytes()) for seed in (0, 1)]
+    assert used == [[begin[2]]] * 2 and not Path(begin[2]).exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+def test_one_job_does_not_share_and_a_service_that_fails_is_left(
+    fake: Path, tmp_path: Path, mps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = small(rows={"mixer": Row("digits_mixer")}, reference="", seeds=2)
+    work(study, tmp_path / "one")
+    work(study, tmp_path / "cpu", jobs=2, device="cpu")
+    assert not mps.exists()
+    monkeypatch.setattr("allmlp.study.mps.CLIENT", "raise SystemExit(1)")
+    now, said = work(study, tmp_path / "out", jobs=2, keep_models=True)
+    assert len(now.done) == 2 and any("take turns" in line for line in said)
+    assert [line.split()[0] for line in mps.read_text(encoding="utf8").splitlines()] == ["-d", "quit"]
+    assert json.loads((tmp_path / "out" / "models" / "mixer-0" / "mps").read_bytes()) == [None]
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 STDIN = 0
 
@@ -24,6 +25,20 @@ def lifeline() -> Iterator[int]:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+@contextmanager
+def terminations() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, so that the processes of a study do not outlive it."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def end_with_study() -> None:

@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import IO, Any
+from typing import IO
 
 from allmlp.best import MINIMIZED
 from allmlp.checkpoint import FOLDER as CHECKPOINTS
@@ -26,7 +26,8 @@ from allmlp.record import read_record
 from allmlp.spec import to_dict
 from allmlp.study import records
 from allmlp.study.definition import PARENT, Overrides, Study, Trial, parent
-from allmlp.study.process import lifeline
+from allmlp.study.mps import multi_process_service
+from allmlp.study.process import lifeline, terminations
 from allmlp.study.records import Record
 
 RUNNING = ".running"
@@ -275,6 +276,9 @@ class Runner:
         self.active: list[Process] = []
         self.stdin = subprocess.DEVNULL
         """Standard input of the processes, which end when it closes."""
+        self.open = ExitStack()
+        self.shared: dict[str, str] | None = None
+        """Variables of processes that share a GPU, from the first start on."""
         self.wanted = self.study.with_needed(self.rows) if self.rows else {*self.study.rows}
         if self.jobs > 1 and self.study.compared == "seconds":
             raise UserError(
@@ -293,7 +297,7 @@ class Runner:
 
     def run(self) -> Progress:
         """Start trials until none fits into the portion. Interrupted runs leave no record."""
-        with terminations(), lifeline() as self.stdin:
+        with terminations(), lifeline() as self.stdin, self.open:
             try:
                 while True:
                     now = self.progress()
@@ -351,6 +355,10 @@ class Runner:
         environment = dict(os.environ)
         if self.jobs > 1:
             environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self.jobs, 1)))
+            if self.shared is None:
+                on_cpu = self.device == "cpu"
+                self.shared = {} if on_cpu else self.open.enter_context(multi_process_service(self.say))
+            environment |= self.shared
         log = folder.with_name(f"{folder.name}.log")
         with open(log, "wb") as target:
             command = self.command(trial, folder)
@@ -477,17 +485,3 @@ class Runner:
         except subprocess.TimeoutExpired:
             active.process.kill()
             active.process.wait()
-
-
-@contextmanager
-def terminations() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that the processes of a study do not outlive it."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
