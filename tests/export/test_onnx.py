@@ -18,17 +18,24 @@ from torch import Tensor
 
 import allmlp
 from allmlp.cli import main
-from allmlp.data.preprocessing import image_preprocessing, write_preprocessing
+from allmlp.data.preprocessing import TextPreprocessing, image_preprocessing, write_preprocessing
+from allmlp.data.tokenizer import load_tokenizer
 from allmlp.export import files
 from allmlp.export.files import ExportedFile, export
+from allmlp.layers.head import ClassifierHead
+from allmlp.layers.pool import MeanPool
 from allmlp.models.encoder_decoder import EncoderDecoderModel
-from export.folders import REPRESENTATIVES, kind, make
+from allmlp.tasks.causal_lm import generate
+from allmlp.tasks.masked_lm import fill_masks
+from allmlp.tasks.translate import translate
+from export.folders import REPRESENTATIVES, kind, make, shallow
+from tiny import randomize
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.usefixtures("onnx_registry", "uncached_operators")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def session(file: Path) -> Any:
@@ -182,7 +189,7 @@ def test_example_prints_the_values_of_a_regression(exported: Callable[[str], Exp
     assert [float(value) for value in found.values()] == pytest.approx([one.value for one in expected], abs=1e-4)
 
 
-def run_example(model: Path, images: list[str]) -> list[str]:
+def run_example(model: Path, images: list[str], example: str = "onnx_predict.py") -> list[str]:
     """The lines printed by the example where torch and allmlp cannot be imported."""
     code = f"""
 import runpy, sys
@@ -190,12 +197,57 @@ class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "allmlp"): raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
-sys.argv = ["onnx_predict.py", {str(model)!r}, *{images!r}, "--top-k", "5"]
-runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+sys.argv = [{example!r}, {str(model)!r}, *{images!r}, "--top-k", "5"]
+runpy.run_path({str(EXAMPLES / example)!r}, run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def parts(line: str) -> list[tuple[str, float]]:
+    """Labels and probabilities in a line of an example."""
+    words = [part.rpartition(" ") for part in line.split(": ")[1].split("  ")]
+    return [(label, float(chance.rstrip("%")) / 100) for label, _, chance in words]
+
+
+def test_example_fills_in_words_and_classifies_texts(tmp_path: Path, exported: Callable[[str], Exported]) -> None:
+    folder, model, (made,) = exported("gmlp_l18")
+    tokenizer = load_tokenizer(folder / "model")
+    (line,) = run_example(made.file, ["the [MASK] sat"], "onnx_text.py")
+    ((expected,),) = fill_masks(model, tokenizer, ["the [MASK] sat"], 5)
+    assert [label for label, _ in parts(line)] == [token for token, _ in expected]
+    assert [chance for _, chance in parts(line)] == pytest.approx([chance for _, chance in expected], abs=1e-3)
+
+    spec = shallow("bert_base", vocab_size=len(tokenizer), seq_len=12)
+    classifier = spec.replace(pool=MeanPool(), head=ClassifierHead(3)).build().eval()
+    randomize(classifier)
+    allmlp.save(classifier, tmp_path / "model")
+    shutil.copy(folder / "model" / "tokenizer.json", tmp_path / "model")
+    write_preprocessing(tmp_path / "model", TextPreprocessing("classes", 12, ("a", "b", "c")))
+    (made,) = export(tmp_path / "model", tmp_path / "m.onnx")
+    texts = ["the cat sat", "a dog ran over the hill and the cats and dogs do not like the rain"]
+    for second in (None, "a dog ran over the cats and dogs"):
+        lines = run_example(made.file, [*texts, *(["--pair", second] if second else [])], "onnx_text.py")
+        for line, text in zip(lines, texts, strict=True):
+            (expected,) = allmlp.predict(tmp_path / "model", [(text, second) if second else text])
+            assert [label for label, _ in parts(line)] == [one.label for one in expected]
+            assert [chance for _, chance in parts(line)] == pytest.approx(
+                [one.probability for one in expected], abs=1e-3
+            )
+
+
+@pytest.mark.slow
+def test_example_continues_and_translates(exported: Callable[[str], Exported]) -> None:
+    prompt = "the cat sat"
+    folder, model, made = exported("gmlp_causal_tiny")
+    tokenizer = load_tokenizer(folder / "model")
+    found = "\n".join(run_example(made[0].file, [prompt], "onnx_text.py"))
+    assert found == prompt + tokenizer.decode(generate(model, tokenizer, prompt, 20, temperature=0))
+    name = next(name for name in REPRESENTATIVES if kind(name) == "translation")
+    folder, model, made = exported(name)
+    (line,) = run_example(made[0].file, [prompt], "onnx_text.py")
+    assert line == f"{prompt}: {translate(model, load_tokenizer(folder / 'model'), [prompt], num_beams=1)[0]}".rstrip()
 
 
 @pytest.mark.slow
