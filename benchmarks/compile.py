@@ -123,6 +123,8 @@ def main() -> None:
     parser.add_argument("--recipe", help="measure `allmlp train RECIPE` with the model, too")
     parser.add_argument("--region", choices=REGIONS, help="measure this one in this process, and print JSON")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
     if options.region:
         print(json.dumps(measure(options)))
         return

@@ -287,6 +287,14 @@ def test_padding_is_not_read(saved: dict[str, Path]) -> None:
             assert (together[:, length:] < -1e30).all()
 
 
+def test_texts_of_whole_files_stay_whole(folders: dict[str, Path], tmp_path: Path) -> None:
+    place = shutil.copytree(folders["classes"], tmp_path / "classes")
+    known = json.loads((place / "preprocessing.json").read_text())
+    (place / "preprocessing.json").write_text(json.dumps(known | {"whole_files": True}))
+    allmlp.hf.wrap(place).save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "preprocessing.json").read_text())["whole_files"]
+
+
 def test_padding_that_a_model_was_trained_to_read(folders: dict[str, Path], tmp_path: Path) -> None:
     for name in ("classes", "span"):
         place = shutil.copytree(folders[name], tmp_path / name)

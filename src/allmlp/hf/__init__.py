@@ -158,8 +158,10 @@ def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, op
             "decoder_start_token_id": tokens.cls_token_id,
         }
         known = model.preprocessing
-        if isinstance(known, TextPreprocessing) and known.task in READ_PADDING:
-            fields["mask_padding"] = known.mask_padding
+        if isinstance(known, TextPreprocessing):
+            fields["whole_files"] = known.whole_files
+            if known.task in READ_PADDING:
+                fields["mask_padding"] = known.mask_padding
     return AllMlpConfig(**fields | options)
 
 

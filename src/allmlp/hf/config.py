@@ -51,6 +51,8 @@ class AllMlpConfig(PreTrainedConfig):
     mask_padding: bool = True
     """False for a classifier, or a model that answers questions, which was trained to read padding: see
     `TextPreprocessing`."""
+    whole_files: bool = False
+    """Whether a text file is one text, as in training: see `TextPreprocessing`."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.spec is not None:
@@ -108,7 +110,7 @@ class AllMlpConfig(PreTrainedConfig):
             span, translation = isinstance(head, QAHead), isinstance(spec, EncoderDecoder)
             task = "classes" if classifies else "span" if span else "translation" if translation else "text"
             masked = self.mask_padding or task not in READ_PADDING
-            return TextPreprocessing(task, self.encoder.stem.tokens, class_names, masked)
+            return TextPreprocessing(task, self.encoder.stem.tokens, class_names, masked, self.whole_files)
         if self.image_mean is None or self.image_std is None:
             return None
         task = "values" if self.problem_type == "regression" else "classes"
