@@ -175,7 +175,7 @@ def training_loop(
         def evaluate_weights() -> dict[str, float]:
             if step:
                 threads.apply()  # the same number in a resumed run, before its first step
-            with meter.paused():
+            with log.during("evaluation"), meter.paused():
                 with ema.swap() as averaged:
                     values = evaluate(task, averaged, evaluated, world, run, metrics, interrupts.over)
                     best.update(step, values, averaged, seconds_spent)
@@ -246,7 +246,7 @@ def training_loop(
         # 5. the model folder, the curves, and the result
         if best.is_exhausted:
             log.message(f"no improvement in {best.waited} evaluations: the run ends at step {step}")
-        with ema.swap() as averaged:
+        with ema.swap() as averaged, log.during("the last evaluation"):
             if run.keep_best:
                 best.restore(averaged)
                 results = best.results

@@ -80,10 +80,13 @@ def test_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         return original(step, batches)
 
     monkeypatch.setattr(loop.TrainStep, "__call__", slow)
+    evaluate = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda *args: time.sleep(0.8) or evaluate(*args))
     loop.train(small(log_every=100, budget=Budget(steps=3)), tmp_path, "cpu")
     text = capsys.readouterr().err
     assert re.search(r"train step 0/3  the first step has taken \d s so far", text)
     assert re.search(r"train step [12]/3  left 0:0\d", text)
+    assert re.search(r"train step 3/3  (the last )?evaluation has taken \d s so far", text)
     assert [record["step"] for record in log.read_metrics(tmp_path / log.METRICS) if record["kind"] == "train"] == [3]
 
 
