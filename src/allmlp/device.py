@@ -93,6 +93,11 @@ def has_cpu_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def has_amx() -> bool:
+    """Whether the CPU has matrix units for bfloat16 (Intel's AMX), with which training in it is faster."""
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_amx_tile_supported()
+
+
 @cache  # warns once per device and dtype
 def warn_of_slow_format(device: torch.device, dtype: torch.dtype | None) -> None:
     if text := slow_format(device, dtype):

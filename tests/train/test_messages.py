@@ -124,16 +124,20 @@ def test_the_time_left_is_that_of_what_ends_first(tmp_path: Path, monkeypatch: p
     assert both.seconds_left(2) == 170.0
 
 
-def test_a_long_run_is_warned_about() -> None:
+def test_a_long_run_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "has_amx", lambda: True)
     assert messages.describe_duration(small(), CPU, 75.0) == "about 1:15 to go"
     run = small(optim=Muon(), compile=True, init_from="somewhere")
     text = messages.describe_duration(run, CPU, 54455.0)
     assert text.startswith("warning: about 15:07:35 to go on this device; quicker with")
-    for setting in ("budget.minutes=30", "compile=false", "optim=AdamW", "freeze_fraction=1"):
+    for setting in ("budget.minutes=30", "precision=bfloat16", "compile=false", "optim=AdamW", "freeze_fraction=1"):
         name, _, value = setting.partition("=")
         assert setting in text
         allmlp.spec.override(run, name, value)  # the advice can be followed
-    assert "compile" not in messages.describe_duration(small(), CPU, 54455.0)
+    plain = small(precision="float32")
+    assert not re.search("compile|bfloat16", messages.describe_duration(plain, CPU, 54455.0))
+    monkeypatch.setattr(messages, "has_amx", lambda: False)
+    assert "bfloat16" not in messages.describe_duration(run, CPU, 54455.0)
 
 
 @pytest.mark.curves
