@@ -8,9 +8,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import allmlp
+from allmlp.errors import UserError
 from allmlp.layers import (
     Cache,
     ClassifierHead,
@@ -21,7 +22,9 @@ from allmlp.layers import (
     QAHead,
     RelativePositionBias,
     TokenLstm,
+    channel,
 )
+from allmlp.layers.mixers import mlp
 from allmlp.models.encoder_decoder import EncoderDecoderModel
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, to_json
@@ -108,6 +111,45 @@ def test_every_parameter_is_initialized(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "empty", lambda *size, **kwargs: empty(*size, **kwargs).fill_(float("nan")))
     uninitialized = [key for key, tensor in SPECS[name].build().state_dict().items() if not tensor.isfinite().all()]
     assert not uninitialized
+
+
+class Adapted(nn.Module):
+    """What PEFT puts in place of a linear layer: `weight` is that of the layer without the adapter."""
+
+    def __init__(self, base_layer: nn.Linear, change: Tensor) -> None:
+        super().__init__()
+        self.base_layer, self.change = base_layer, change
+        self.in_features, self.out_features = base_layer.in_features, base_layer.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self.base_layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + x @ self.change.T
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_linear_layers_can_be_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other libraries put adapters or 8-bit layers in place of linear layers: all of these are called, on a GPU too."""
+    for module in (channel, mlp):
+        monkeypatch.setattr(module, "training_dtype", lambda x, act="none": x.dtype)
+    changed = copy.deepcopy(model := tiny_model(name))
+    for path, layer in [pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear)]:
+        change = torch.randn_like(layer.weight) / layer.in_features**0.5
+        changed.get_submodule(path).weight.data += change
+        model.set_submodule(path, Adapted(layer, change))
+    x = inputs(model)
+    shorter = [(x[0][:, :-2], *x[1:])] if name in TEXTS else []
+    for batch in (x, *shorter):
+        assert close(model(*batch), changed(*batch), 1e-4)  # norms of the fused operators are in float32
+    if any(isinstance(layer, Adapted) for layer in model.modules()):
+        with pytest.raises(UserError, match="merge_and_unload"):
+            allmlp.save(model, "unused")
 
 
 @pytest.mark.parametrize("name", presets())

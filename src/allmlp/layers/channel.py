@@ -12,7 +12,7 @@ from allmlp.kernels.gated_mlp.reference import GatedMlpWeights
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.dropout import dropout
-from allmlp.layers.linear import Linear
+from allmlp.layers.linear import Linear, is_standard
 from allmlp.layers.mixers.gate import SpatialGatingUnit, SpatialGatingUnitLayer
 from allmlp.layers.norm import AffineLayer
 from allmlp.spec import Count, Rate, Spec
@@ -92,7 +92,12 @@ class ChannelMlpLayer(nn.Module):
         self.inner = spec.inner.build(ctx, spec.hidden) if spec.inner else None
         width = spec.inner.width(spec.hidden) if spec.inner else spec.hidden
         self.down = Linear(width, ctx.channels, ctx.init, spec.linear_bias)
-        self.is_plain = not spec.glu and spec.linear_bias
+        self.linear_bias = spec.linear_bias
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the fused operators compute these layers."""
+        return not self.glu and self.linear_bias and is_standard(self.up) and is_standard(self.down)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         dtype = training_dtype(x, self.act)

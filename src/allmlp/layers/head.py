@@ -10,7 +10,7 @@ from allmlp.errors import UserError
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import BuildContext
 from allmlp.layers.init import Init
-from allmlp.layers.linear import Linear
+from allmlp.layers.linear import Linear, is_standard
 from allmlp.layers.norm import LayerNorm, Norm
 from allmlp.spec import Count, Rate, Spec
 
@@ -143,6 +143,8 @@ class LMHeadLayer(HeadLayer):
     def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
         if self.transform is not None and self.norm is not None:
             x = self.norm(self.act(self.transform(x)))
+        if self.proj is not None and not is_standard(self.proj):
+            return self.proj(x) if self.bias is None else self.proj(x) + self.bias
         weight = embedding if self.proj is None else self.proj.weight
         assert weight is not None, "a tied head is called with the embedding"
         return F.linear(x, weight, self.bias)

@@ -25,6 +25,14 @@ class Linear(nn.Linear):
             self.init.bias.fill(self.bias, self.in_features)
 
 
+def is_standard(linear: nn.Module) -> bool:
+    """Whether `linear` is a product with its `weight`, which others may then compute in its place.
+
+    Layers that other libraries put here (adapters of PEFT, 8-bit layers of bitsandbytes) are not: they must be called.
+    """
+    return isinstance(linear, nn.Linear) and type(linear).forward is nn.Linear.forward
+
+
 class Conv2d(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, kernel: int, init: Init, **kwargs: Any) -> None:
         self.init = init

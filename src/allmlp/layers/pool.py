@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from allmlp.layers.block import Block, Residual
 from allmlp.layers.channel import ChannelMlp
 from allmlp.layers.context import BuildContext, Context
-from allmlp.layers.linear import Linear
+from allmlp.layers.linear import Linear, is_standard
 from allmlp.layers.mixers.attention import attend, divide, weights_of
 from allmlp.layers.norm import build_norm
 from allmlp.layers.token_roles import TokenRole
@@ -140,8 +140,12 @@ class ClassGather(nn.Module):
 
     def forward(self, c: Tensor, x: Tensor, context: Context) -> Tensor:
         tokens = torch.cat([self.norm(c), context.zero_padding(self.norm(x))], dim=1)
-        row = self.mix.weight[:, : tokens.shape[1]]
-        return c + self.scale(row @ tokens + self.mix.bias)
+        if is_standard(self.mix):
+            row = self.mix.weight[:, : tokens.shape[1]] @ tokens + self.mix.bias
+        else:  # replaced by another library
+            missing = self.mix.in_features - tokens.shape[1]
+            row = self.mix(F.pad(tokens.transpose(1, 2), (0, missing))).transpose(1, 2)
+        return c + self.scale(row)
 
 
 class ClassAttentionGather(nn.Module):

@@ -13,7 +13,7 @@ from allmlp.errors import UserError
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import BuildContext
 from allmlp.layers.init import Distribution, Init, Normal, TruncatedNormal
-from allmlp.layers.linear import Embedding, Linear
+from allmlp.layers.linear import Embedding, Linear, is_standard
 from allmlp.layers.norm import Norm, build_norm
 from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import MAX_COUNT, Count, Rate, Size, Spec
@@ -151,7 +151,7 @@ def patch_view(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
 
 def embed_patches(images: Tensor, proj: Linear, patch_size: tuple[int, int], kernel: int | None) -> Tensor:
     """W patch_i + b: b s c."""
-    if kernel is None:
+    if kernel is None or not is_standard(proj):
         return proj(split_patches(images, patch_size, kernel))
     weight = proj.weight.unflatten(1, (images.shape[1], kernel, kernel))
     padding = window_padding(patch_size, kernel)

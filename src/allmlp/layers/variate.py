@@ -51,9 +51,8 @@ class VariateMlpLayer(nn.Module):
         self.down = Linear(hidden, ctx.variates, ctx.init)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        z = x.reshape(-1, self.variates, x.shape[1] * x.shape[2])  # b v (s c)
+        z = x.reshape(-1, self.variates, x.shape[1] * x.shape[2]).transpose(1, 2)  # b (s c) v
         if self.gate is not None:
-            z = z * (self.gate.weight @ z + self.gate.bias[:, None]).softmax(1)
-        h = ACTS[self.act](self.up.weight @ z + self.up.bias[:, None])  # b d (s c)
-        h = dropout(h, self.dropout, self.training)
-        return (self.down.weight @ h + self.down.bias[:, None]).view_as(x)
+            z = z * self.gate(z).softmax(-1)
+        h = dropout(ACTS[self.act](self.up(z)), self.dropout, self.training)  # b (s c) d
+        return self.down(h).transpose(1, 2).reshape(x.shape)

@@ -158,9 +158,11 @@ def uncompiled(model: Any) -> Any:
 
 
 def check_merged(model: nn.Module) -> None:
-    """Raise UserError if LoRA adapters take the place of weights of the model."""
+    """Raise UserError if adapters take the place of weights of the model: those of `allmlp.lora`, or of PEFT."""
     if any(name.endswith("lora_a") for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them into its weights first, allmlp.lora.merge(model)")
+    if any(path.endswith(".base_layer") for path, _ in model.named_modules()):
+        raise UserError("the model has adapters of PEFT: merge them into its weights first, with merge_and_unload()")
 
 
 def follow_mode(model: nn.Module, other: nn.Module) -> None:

@@ -13,7 +13,7 @@ from allmlp.kernels.token_matmul.op import token_matmul
 from allmlp.layers.act import ACTS, Act
 from allmlp.layers.context import BuildContext, Context, check_tokens
 from allmlp.layers.dropout import dropout
-from allmlp.layers.linear import Linear
+from allmlp.layers.linear import Linear, is_standard
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.token_roles import TokenRole
 from allmlp.spec import Count, NonNegative, Rate
@@ -65,6 +65,8 @@ class TokenMlpLayer(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x, tokens = context.zero_padding(x), x.shape[1]
+        if not (is_standard(self.up) and is_standard(self.down)):
+            return self.through_modules(x)
         check_tokens(tokens, self.up.weight.shape[1])
         up, down, shift = self.up.weight[:, :tokens], self.down.weight[:tokens], self.down.bias[:tokens]
         dtype = training_dtype(x, self.act)
@@ -75,3 +77,10 @@ class TokenMlpLayer(nn.Module):
         h = ACTS[self.act](F.linear(x.transpose(1, 2), up, self.up.bias))  # b c d
         h = dropout(h, self.dropout, self.training)
         return F.linear(h, down, shift).transpose(1, 2)
+
+    def through_modules(self, x: Tensor) -> Tensor:
+        """The same where another library has replaced `up` or `down`: zeros take the place of missing tokens."""
+        tokens, size = x.shape[1], self.up.in_features
+        check_tokens(tokens, size)
+        h = ACTS[self.act](self.up(F.pad(x.transpose(1, 2), (0, size - tokens))))
+        return self.down(dropout(h, self.dropout, self.training))[..., :tokens].transpose(1, 2)
