@@ -134,12 +134,19 @@ class Adapted(nn.Module):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_linear_layers_can_be_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other libraries put adapters or 8-bit layers in place of linear layers: all of these are called, on a GPU too."""
+def test_linear_layers_have_hooks_and_can_be_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear layers with hooks, and adapters that others put in their place, are called by all models, on a GPU too."""
     for module in (channel, mlp):
         monkeypatch.setattr(module, "training_dtype", lambda x, act="none": x.dtype)
     changed = copy.deepcopy(model := tiny_model(name))
-    for path, layer in [pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear)]:
+    layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    called = set[nn.Module]()
+    handles = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for _, layer in layers]
+    model(*inputs(model))
+    assert called == {layer for _, layer in layers}, "hooks"
+    for handle in handles:
+        handle.remove()
+    for path, layer in layers:
         change = torch.randn_like(layer.weight) / layer.in_features**0.5
         changed.get_submodule(path).weight.data += change
         model.set_submodule(path, Adapted(layer, change))

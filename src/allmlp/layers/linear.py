@@ -28,9 +28,13 @@ class Linear(nn.Linear):
 def is_standard(linear: nn.Module) -> bool:
     """Whether `linear` is a product with its `weight`, which others may then compute in its place.
 
-    Layers that other libraries put here (adapters of PEFT, 8-bit layers of bitsandbytes) are not: they must be called.
+    Layers that other libraries put here (adapters of PEFT, 8-bit layers of bitsandbytes) and layers with hooks (captured
+    activations, counters of operations) must be called.
     """
-    return isinstance(linear, nn.Linear) and type(linear).forward is nn.Linear.forward
+    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+        return False
+    hooks = linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks
+    return not any(hooks)
 
 
 class Conv2d(nn.Conv2d):
