@@ -28,8 +28,8 @@ class Linear(nn.Linear):
 def is_standard(linear: nn.Module) -> bool:
     """Whether `linear` is a product with its `weight`, which others may then compute in its place.
 
-    Layers that other libraries put here (adapters of PEFT, 8-bit layers of bitsandbytes) and layers with hooks (captured
-    activations, counters of operations) must be called.
+    Layers that other libraries put here (adapters of PEFT, 8-bit layers of bitsandbytes) and layers with hooks
+    (captured activations, counters of operations) must be called.
     """
     if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
         return False
