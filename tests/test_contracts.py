@@ -24,7 +24,8 @@ from allmlp.layers import (
     TokenLstm,
     channel,
 )
-from allmlp.layers.mixers import mlp
+from allmlp.layers.linear import Linear
+from allmlp.layers.mixers import mlp, projection
 from allmlp.models.encoder_decoder import EncoderDecoderModel
 from allmlp.models.zoo import presets
 from allmlp.spec import from_json, to_json
@@ -133,20 +134,18 @@ class Adapted(nn.Module):
         return self.base_layer(x) + x @ self.change.T
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_linear_layers_have_hooks_and_can_be_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linear layers with hooks, and adapters that others put in their place, are called by all models, on a GPU too."""
-    for module in (channel, mlp):
+def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train with the fused operators, as on a GPU."""
+    for module in (channel, mlp, projection):
         monkeypatch.setattr(module, "training_dtype", lambda x, act="none": x.dtype)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_replaced_linear_layers_are_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters of PEFT take part wherever a model could compute with the weights alone."""
+    fuse(monkeypatch)
     changed = copy.deepcopy(model := tiny_model(name))
-    layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    called = set[nn.Module]()
-    handles = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for _, layer in layers]
-    model(*inputs(model))
-    assert called == {layer for _, layer in layers}, "hooks"
-    for handle in handles:
-        handle.remove()
-    for path, layer in layers:
+    for path, layer in [pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear)]:
         change = torch.randn_like(layer.weight) / layer.in_features**0.5
         changed.get_submodule(path).weight.data += change
         model.set_submodule(path, Adapted(layer, change))
@@ -157,6 +156,30 @@ def test_linear_layers_have_hooks_and_can_be_replaced(name: str, monkeypatch: py
     if any(isinstance(layer, Adapted) for layer in model.modules()):
         with pytest.raises(UserError, match="merge_and_unload"):
             allmlp.save(model, "unused")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_hooks_are_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of every kind of layer, with and without fused operators."""
+    model = tiny_model(name).train()
+    x = inputs(model)
+
+    def called(layers: type[nn.Module]) -> set[str]:
+        found = set[str]()
+        for path, layer in model.named_modules():
+            if type(layer) is layers:
+                layer.register_forward_hook(lambda *_, path=path: found.add(path))
+        model(*x)
+        for layer in model.modules():
+            layer._forward_hooks.clear()
+        return found
+
+    classes = {type(layer) for layer in model.modules()}
+    expected = {cls: called(cls) for cls in classes}
+    assert expected.get(Linear, set()) == {path for path, layer in model.named_modules() if type(layer) is Linear}
+    fuse(monkeypatch)
+    for cls in classes:
+        assert called(cls) == expected[cls], cls
 
 
 @pytest.mark.parametrize("name", presets())

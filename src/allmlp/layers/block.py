@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from allmlp.layers.channel import ChannelMixer, ChannelMlpLayer
 from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.dropout import dropout
+from allmlp.layers.linear import has_hooks
 from allmlp.layers.mixers.attention import CrossAttention
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.mixers.projection import TokenProjection
@@ -76,6 +77,8 @@ class Residual(nn.Module):
         if self.order != "pre" or self.dropout or not isinstance(self.mix, FOLDS):
             return None
         if not isinstance(self.norm, AffineLayer) or not isinstance(self.scale, LayerScaleLayer):
+            return None
+        if has_hooks(self.norm, self.mix, self.scale):
             return None
         y = None if self.scale.beta is not None else self.mix.folded(x, context, self.norm, self.scale.gamma)
         return None if y is None else self.drop_path(y)

@@ -106,8 +106,9 @@ class ChannelMlpLayer(nn.Module):
                 return channel_mlp(
                     x.to(dtype), self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.act
                 )
-            if isinstance(self.inner, SpatialGatingUnitLayer) and self.inner.is_plain and not context.is_special():
-                return self.gated(x.to(dtype), self.inner, context)
+            gate = self.inner
+            if isinstance(gate, SpatialGatingUnitLayer) and gate.is_plain and not context.is_special():
+                return self.gated(x.to(dtype), gate, context)
         h = self.up(x)  # b s f
         if self.glu:
             gate, h = h.chunk(2, dim=-1)

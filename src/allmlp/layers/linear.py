@@ -31,10 +31,15 @@ def is_standard(linear: nn.Module) -> bool:
     Layers that other libraries put here (adapters of PEFT, 8-bit layers of bitsandbytes) and layers with hooks
     (captured activations, counters of operations) must be called.
     """
-    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
-        return False
-    hooks = linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks
-    return not any(hooks)
+    return isinstance(linear, nn.Linear) and type(linear).forward is nn.Linear.forward and not has_hooks(linear)
+
+
+def has_hooks(*modules: nn.Module) -> bool:
+    """Whether calling the modules does more than their `forward`."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        for module in modules
+    )
 
 
 class Conv2d(nn.Conv2d):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from allmlp.errors import UserError
 from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.init import Constant, Init, Normal
+from allmlp.layers.linear import has_hooks
 from allmlp.layers.mixers.attention import TinyAttention
 from allmlp.layers.mixers.projection import Dense, Projection, TokenProjection
 from allmlp.layers.norm import LayerNorm, Norm, build_norm
@@ -52,10 +53,15 @@ class SpatialGatingUnitLayer(nn.Module):
         if spec.variant == "split" and hidden % 2:
             raise UserError(f"SpatialGatingUnit('split') needs an even number of hidden channels, not {hidden}")
         width = spec.width(hidden)
-        self.variant, self.is_plain = spec.variant, spec.is_plain
+        self.spec, self.variant = spec, spec.variant
         self.norm = build_norm(spec.norm, width)
         self.proj = TokenProjection(spec.projection, ctx.tokens, spec.causal, spec.init)
         self.attention = spec.attention.build(ctx, width, spec.causal) if spec.attention else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the fused operator of gMLP's block computes this gate."""
+        return self.spec.is_plain and not has_hooks(self, self.norm, self.proj)
 
     def forward(self, z: Tensor, x: Tensor, context: Context) -> Tensor:
         u, v = z.chunk(2, dim=-1) if self.variant == "split" else (z, z)
