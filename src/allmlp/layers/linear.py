@@ -35,9 +35,13 @@ def is_standard(linear: nn.Module) -> bool:
 
 
 def has_hooks(*modules: nn.Module) -> bool:
-    """Whether calling the modules does more than their `forward`."""
+    """Whether calling the modules does more than the `forward` of their class (accelerate replaces that of a module)."""
     return any(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
         for module in modules
     )
 
