@@ -44,8 +44,9 @@ from allmlp.layers import (
     Zeros,
 )
 from allmlp.layers.channel import ChannelMixer
-from allmlp.layers.context import BuildContext
+from allmlp.layers.context import BuildContext, Context
 from allmlp.layers.init import Distribution
+from allmlp.layers.linear import has_hooks, is_standard
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import Norm
@@ -381,3 +382,12 @@ def test_talking_heads_ignore_padding_on_the_left() -> None:
     alone, padded = layer(x[:, 2:], Context()), layer(x, Context(mask))
     assert padded.isfinite().all() and torch.allclose(padded[:, 2:], alone)
     assert layer.attention_weights(x, Context(mask)).isfinite().all()
+
+
+def test_a_forward_that_accelerate_replaced_is_a_hook() -> None:
+    layer, seen = allmlp.create("mixer_nano").blocks[0].token.mix, list[int]()
+    original = layer.up.forward
+    assert not has_hooks(layer.up) and is_standard(layer.up)
+    layer.up.forward = lambda x: (seen.append(1), original(x))[1]
+    layer(torch.randn(1, 64, 8), Context())
+    assert seen and has_hooks(layer.up)

@@ -35,7 +35,7 @@ def is_standard(linear: nn.Module) -> bool:
 
 
 def has_hooks(*modules: nn.Module) -> bool:
-    """Whether calling the modules does more than the `forward` of their class (accelerate replaces that of a module)."""
+    """Whether calling the modules does more than the `forward` of their class (accelerate puts its own in place)."""
     return any(
         module._forward_hooks
         or module._forward_pre_hooks
