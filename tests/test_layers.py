@@ -44,7 +44,7 @@ from allmlp.layers import (
     Zeros,
 )
 from allmlp.layers.channel import ChannelMixer
-from allmlp.layers.context import BuildContext, Context
+from allmlp.layers.context import BuildContext
 from allmlp.layers.init import Distribution
 from allmlp.layers.linear import has_hooks, is_standard
 from allmlp.layers.mixers.mixer import TokenMixer

@@ -7,7 +7,7 @@ from textwrap import indent
 
 from allmlp.study.summary import show_interval
 from paper_tables.vision import TABLES
-from results.markdown import NOTHING, accuracy, log, over_seeds, percent, table
+from results.markdown import NOTHING, accuracy, log, percent, table
 from results.records import LOGS, Record, document, epochs, evaluation, seeds, study
 from results.studies import summary
 
@@ -32,13 +32,6 @@ DISTILLED = {
     "teacher": "ResNet-18, the teacher",
 }
 """Rows of the study of distillation."""
-FEW_SHOT = {
-    "probe": "logistic regression on the features",
-    "last_layer": "the head",
-    "lora": "adapters and the head",
-    "full": "all weights",
-}
-"""Rows of the few-label recipes."""
 FLAT = ("gmlp", "resmlp")
 """Rows of the study of CIFAR-10 to compare them with."""
 EARLIER = {
@@ -107,18 +100,6 @@ def distillation() -> str:
         for row, what in DISTILLED.items()
     ]
     return table(("training", "parameters", "n", "epochs", "test accuracy", "to labels alone"), rows)
-
-
-def few_shot() -> str:
-    """Four ways to adapt the bundled image encoder: test accuracy, and the difference to the probe by seed."""
-    found = {row: study("few_shot_images", row) for row in FEW_SHOT}
-    values = {row: {one["seed"]: 100 * one["result"]["test"]["accuracy"] for one in found[row]} for row in FEW_SHOT}
-    rows = []
-    for row, what in FEW_SHOT.items():
-        gains = [value - values["probe"][seed] for seed, value in values[row].items() if row != "probe"]
-        trained = f"{found[row][0]['result']['trained_parameters']:,}"
-        rows.append((f"`{row}`", what, trained, accuracy(found[row]), over_seeds(gains, 2)))
-    return table(("row", "trained", "parameters trained", "test accuracy", "to the probe"), rows)
 
 
 def cifar10_short() -> str:
@@ -228,7 +209,6 @@ def demo() -> str:
 
 
 BLOCKS = {
-    "few-shot": few_shot,
     "demo": demo,
     "cifar10": cifar10,
     "staged": staged,

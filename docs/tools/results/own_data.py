@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from results.markdown import over_seeds, percent, table
-from results.records import Record, document, run_record
+from results.records import Record, document, run_record, study
 
 DATA = {
     "imagenette": "Imagenette, 3 classes",
@@ -14,6 +16,14 @@ DATA = {
     "sick": "SICK, entailment of pairs",
     "mrpc": "MRPC, paraphrases",
 }
+
+FEW_SHOT = {
+    "probe": "logistic regression on the features",
+    "last_layer": "the head",
+    "lora": "adapters and the head",
+    "full": "all weights",
+}
+"""Rows of the few-label recipes."""
 
 
 def rows(data: str, method: str, start: str | None = None) -> list[Record]:
@@ -110,4 +120,33 @@ def image_card() -> str:
     )
 
 
-BLOCKS = {"own-data": own_data, "text-card": text_card, "image-card": image_card}
+def few_shot(study_name: str) -> str:
+    """Four ways to adapt a bundled encoder: test accuracy, and the difference to the probe by seed."""
+    found = {row: study(study_name, row) for row in FEW_SHOT}
+    values = {row: {one["seed"]: 100 * one["result"]["test"]["accuracy"] for one in found[row]} for row in FEW_SHOT}
+    lines = []
+    for row, what in FEW_SHOT.items():
+        gains = [value - values["probe"][seed] for seed, value in values[row].items() if row != "probe"]
+        trained = f"{found[row][0]['result']['trained_parameters']:,}"
+        lines.append((f"`{row}`", what, trained, over_seeds(list(values[row].values()), 2), over_seeds(gains, 2)))
+    return table(("row", "trained", "parameters trained", "test accuracy, %", "to the probe"), lines)
+
+
+def few_shot_texts() -> str:
+    anchor = document("few_shot_texts_sst2")
+    between = f"{percent(anchor['accuracy_low'], 1)} to {percent(anchor['accuracy_high'], 1)}"
+    note = (
+        f"Without any of these labels, the bundled classifier of SST-2's sentences (`allmlp eval allmlp:text reviews.csv`)"
+        f" is right on {percent(anchor['accuracy'], 1)} of all {anchor['examples']:,} reviews"
+        f" (95 % interval {between}; [record](../logs/few_shot_texts_sst2.json))."
+    )
+    return f"{few_shot('few_shot_texts')}\n\n{note}"
+
+
+BLOCKS = {
+    "few-shot": partial(few_shot, "few_shot_images"),
+    "few-shot-texts": few_shot_texts,
+    "own-data": own_data,
+    "text-card": text_card,
+    "image-card": image_card,
+}
