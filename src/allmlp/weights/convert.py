@@ -42,19 +42,20 @@ from allmlp.models.zoo import preset
 from allmlp.spec import Spec, override_all
 from allmlp.weights import folder
 from allmlp.weights.fetch import locate
-from allmlp.weights.formats import fair, google, huggingface, lucidrains, timm
+from allmlp.weights.formats import huggingface, timm
+from allmlp.weights.formats.fair import Fair
 from allmlp.weights.formats.format import Format, Shapes
+from allmlp.weights.formats.google import Google
+from allmlp.weights.formats.lucidrains import Lucidrains
 from allmlp.weights.tensors import read
 
 FORMATS: dict[str, Format] = {
-    "google": google,
-    "timm": timm,
-    "fair": fair,
-    "hf": huggingface,
-    "lucidrains": lucidrains,
+    "google": Google(),
+    "timm": timm.Timm(),
+    "fair": Fair(),
+    "hf": huggingface.HuggingFace(),
+    "lucidrains": Lucidrains(),
 }
-NORMALIZERS = (google.normalize_keys, huggingface.normalize_keys, lucidrains.normalize_keys)
-"""Map the variants of a format's keys to one; tensors of other formats are returned unchanged."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_KEY_LENGTH = 200
 INIT_FIELDS = {"init", "dropout", "drop_path", "value", "init_value"}
@@ -145,8 +146,8 @@ def import_state(
     """Convert the weights of another library. `tensors` is emptied, so that no weight is stored twice."""
     try:
         check_names(tensors)
-        for normalize in NORMALIZERS:
-            changed = normalize(tensors)
+        for weight_format in FORMATS.values():
+            changed = weight_format.normalize_keys(tensors)
             tensors.clear()
             tensors.update(changed)
             del changed

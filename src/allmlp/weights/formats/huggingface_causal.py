@@ -34,9 +34,16 @@ from allmlp.layers.norm import LayerNorm, RMSNorm
 from allmlp.layers.stem import LearnedPositions, TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.gpt2 import SPREAD
-from allmlp.weights.formats.format import Shape, Shapes, check_sizes, count_blocks
+from allmlp.weights.formats.format import (
+    NativeName,
+    Shapes,
+    Signatures,
+    check_sizes,
+    check_supported,
+    count_blocks,
+)
 
-SIGNATURES: dict[str, dict[str, int]] = {
+SIGNATURES: Signatures = {
     "GPT-2": {"wte.weight": 2, "wpe.weight": 2, "h.0.attn.c_attn.weight": 2, "h.0.mlp.c_fc.weight": 2},
     "Llama": {
         "embed_tokens.weight": 2,
@@ -77,7 +84,7 @@ BLOCK: dict[str, dict[str, tuple[str, ...]]] = {
 """Native module, relative to its block -> the modules of transformers that are stacked in it."""
 BUFFERS = re.compile(r"(h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq)")
 """Masks and frequencies that older versions stored."""
-UNSUPPORTED = {
+REQUIRED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
@@ -100,29 +107,22 @@ def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def keys(family: str, name: str) -> tuple[str, ...]:
-    block = re.match(r"blocks\.(\d+)\.", name)
-    module, _, kind = (name[block.end() :] if block else name).rpartition(".")
+    block, module, parameter = NativeName.of(name)
     if not block:
-        return (f"{OUTER[family][module]}.{kind}",)
+        return (f"{OUTER[family][module]}.{parameter}",)
     stack = "h" if family == "GPT-2" else "layers"
-    return tuple(f"{stack}.{block.group(1)}.{part}.{kind}" for part in BLOCK[family][module])
+    return tuple(f"{stack}.{block}.{part}.{parameter}" for part in BLOCK[family][module])
 
 
 def is_transposed(family: str, name: str) -> bool:
     return family == "GPT-2" and ".mix." in name and name.endswith(".weight")
 
 
-def from_source(family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor:
-    return (tensor.T if is_transposed(family, name) else tensor).reshape(shape)
-
-
 # --- the spec ----------------------------------------------------------------------------------------------
 
 
 def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any], act: Act) -> Encoder:
-    for name, needed in UNSUPPORTED.items():
-        if config.get(name, needed) != needed:
-            raise UserError(f"its configuration has {name} {config[name]!r}; only {needed!r} is supported")
+    check_supported(config, REQUIRED)
     depth = count_blocks(shapes, r"(?:h|layers)\.(\d+)\.")
     check_sizes(config, {"n_layer" if family == "GPT-2" else "num_hidden_layers": depth})
     block, stem = (infer_gpt2 if family == "GPT-2" else infer_llama)(shapes, config, act)
