@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from allmlp.data.dataset import Dataset, Examples, ImageDataset
 from allmlp.data.sampler import Batch
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Range, Spec
@@ -25,6 +26,20 @@ class Losses(NamedTuple):
 
     total: Tensor
     metrics: dict[str, Tensor]
+
+
+class TokenScores(NamedTuple):
+    """Loss and correctness of each token or row, times its weight, and the weight: 0 where nothing is predicted."""
+
+    loss: Tensor
+    correct: Tensor
+    weight: Tensor
+
+    def losses(self) -> Losses:
+        """The mean loss and the accuracy."""
+        loss, correct, count = (part.sum() for part in self)
+        count = count.clamp(min=1)
+        return Losses(loss / count, {"accuracy": correct / count})
 
 
 class StepContext(NamedTuple):
@@ -83,7 +98,8 @@ class DistillationTask(Task, abstract=True):
 
     @property
     def student_task(self) -> Task:
-        raise NotImplementedError
+        """The field that is a task."""
+        return next(part for part in self.children() if isinstance(part, Task) and part is not self)
 
     def configure_model(self, model: ModelSpec, dataset: Any) -> ModelSpec:
         return self.student_task.configure_model(model, dataset)
@@ -160,6 +176,15 @@ class TaskModule(nn.Module):
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         """The metrics to report, from the means over all test examples."""
         return means
+
+
+def sum_scores(scores: Iterable[TokenScores], device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
+    """The metrics of an evaluation from the scores of its batches."""
+    sums = torch.zeros(3, dtype=sum_dtype(device), device=device)
+    for batch in scores:
+        sums += torch.stack([part.sum() for part in batch])
+    loss, correct, count = sums
+    return {"loss": (loss, count), "accuracy": (correct, count)}
 
 
 class Normalize(nn.Module):

@@ -23,7 +23,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, Range, Rate
 from allmlp.tasks.beam import MAX_LENGTH_PENALTY, beam_search
 from allmlp.tasks.masked_lm import perplexity
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Task, TaskModule, TokenScores
 
 BATCH_SIZE = 64
 """Sentences that `translate` decodes together."""
@@ -108,9 +108,7 @@ class TranslationModule(TaskModule):
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
         source, target, target_input = inputs
-        loss, correct, real = self.token_losses(self.model, source, target, target_input, self.spec.label_smoothing)
-        count = real.sum().clamp(min=1)
-        return Losses(loss.sum() / count, {"accuracy": correct.sum() / count})
+        return self.token_losses(self.model, source, target, target_input, self.spec.label_smoothing).losses()
 
     def loss_weight(self, *inputs: Tensor) -> Tensor:
         return self.predicted(inputs[1]).sum()
@@ -121,8 +119,8 @@ class TranslationModule(TaskModule):
 
     def token_losses(
         self, model: Model, source: Tensor, target: Tensor, target_input: Tensor, label_smoothing: float = 0.0
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy, correctness, and whether the next token is real, b t-1 each.
+    ) -> TokenScores:
+        """Scores of the next tokens, weighted by whether they are real, b t-1 each.
 
         `target_input` is the decoder's input, possibly with words dropped. It is padded on the right, which the decoder
         does not see.
@@ -132,7 +130,7 @@ class TranslationModule(TaskModule):
         loss = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), reduction="none", label_smoothing=label_smoothing
         ).view_as(real)
-        return loss * real, (logits.argmax(2) == labels).float() * real, real
+        return TokenScores(loss * real, (logits.argmax(2) == labels).float() * real, real)
 
     def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> dict[str, tuple[Tensor, Tensor]]:
         sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
