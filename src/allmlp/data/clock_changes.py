@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from allmlp.data.frequency import DAY, HOUR
+from allmlp.data.frequency import DAY, HOUR, steps_within
 
 CHANGES = (2, 3, 4, 9, 10, 11)
 """Months in which clocks are set back somewhere."""
@@ -16,7 +16,7 @@ def are_local_days(times: np.ndarray, series: np.ndarray, midnights: bool) -> bo
     """Whether times, sorted within each series, are days starting at local midnight: according to their time zones
     (`midnights`), or because they have two times of day an hour apart, one in summer and one in winter.
     """
-    steps = np.diff(times)[np.diff(series) == 0]
+    steps = steps_within(times, series)
     if not len(steps) or steps[steps > 0].min(initial=DAY) < DAY - HOUR:
         return False
     clocks = np.unique(times % DAY)
@@ -33,8 +33,7 @@ def doubled_hours(times: np.ndarray, series: np.ndarray) -> np.ndarray:
     clocks are set back: at most one, at night, per series and half-year; otherwise empty.
     """
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
-    steps = np.diff(times)[np.diff(series) == 0]
-    if not len(same) or (np.diff(same) == 1).any() or np.median(steps) > HOUR:
+    if not len(same) or (np.diff(same) == 1).any() or np.median(steps_within(times, series)) > HOUR:
         return same[:0]
     found, months = times[same], times[same].astype("datetime64[ms]").astype("datetime64[M]").astype(np.int64)
     hours = np.unique(np.stack([series[same], months // 6, found // HOUR]), axis=1)

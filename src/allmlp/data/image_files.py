@@ -152,11 +152,8 @@ class ImageFileData(Data, abstract=True):
             None if "test" in splits else self.test_fraction,
             self.split_seed,
         )
-        made = {name: whole.take(indices) for name, indices in found._asdict().items() if indices}
-        notes.append(
-            f"split with seed {self.split_seed}: " + ", ".join(f"{len(s.files):,} {n}" for n, s in made.items())
-        )
-        return made
+        notes.append(found.note(self.split_seed))
+        return {name: whole.take(indices) for name, indices in found._asdict().items() if indices}
 
 
 def map_files(function: Callable[[Path], T], split: FileSplit) -> list[T]:

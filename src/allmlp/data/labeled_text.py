@@ -27,8 +27,8 @@ from allmlp.data.columns import (
     label_order,
     named_column,
     sample_columns,
-    split_for_testing,
     split_of_row,
+    split_rows,
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import TextPreprocessing
@@ -165,14 +165,12 @@ class LabeledText(TextData):
     ) -> LabeledTextDataset:
         """Build the dataset from examples; `tests` are pairs of file name and examples, `classes` the class names."""
         notes = [*notes, *conflict_notes(train)]
-        given = {"validation": validation, "test": [row for _, found in tests for row in found]}
-        splits = {row.split for row in train}
-        if not tests and not validation and splits & {"train", ""} and (last := split_for_testing(splits)):
-            given = {"validation": [row for row in train if row.split == "validation" != last]}
-            given["test"] = [row for row in train if row.split == last]
-            train = [row for row in train if row.split not in given]
-        notes += overlap_notes(map(text_key, train), {n: [*map(text_key, rows)] for n, rows in given.items()}, "texts")
-        train, validation, test = self.split(train, given["validation"], given["test"], notes)
+        test = [row for _, found in tests for row in found]
+        if not tests and not validation:
+            train, validation, test = split_rows(train)
+        given = {"validation": [*map(text_key, validation)], "test": [*map(text_key, test)]}
+        notes += overlap_notes(map(text_key, train), given, "texts")
+        train, validation, test = self.split(train, validation, test, notes)
         tests = tests or [(self.path, test)]
         classes = classes or tuple(sorted({row.label for row in train}, key=label_order))
         notes += similar_class_note(classes)
@@ -218,9 +216,8 @@ class LabeledText(TextData):
             None if test else self.test_fraction,
             self.split_seed,
         )
+        notes.append(found.note(self.split_seed))
         made = [[train[index] for index in indices] for indices in found]
-        counts = ", ".join(f"{len(rows):,} {name}" for rows, name in zip(made, found._fields) if rows)
-        notes.append(f"split with seed {self.split_seed}: {counts}")
         return made[0], made[1] or validation, made[2] or test
 
 

@@ -26,6 +26,10 @@ class SplitIndices(NamedTuple):
     validation: list[int]
     test: list[int]
 
+    def note(self, seed: int) -> str:
+        counts = ", ".join(f"{len(indices):,} {name}" for name, indices in self._asdict().items() if indices)
+        return f"split with seed {seed}: {counts}"
+
 
 def group_by_keys(keys: Iterable[Iterable[Hashable]]) -> list[int]:
     """The group of each example. Examples that share a key, directly or through others, are in the same group."""
@@ -98,8 +102,8 @@ def split_by_group(
 def divide(split: Split, val_fraction: float, test_fraction: float, seed: int) -> tuple[Split, Split, Split]:
     """Training, validation and test part of a labeled split."""
     labels = labels_of(split).tolist()
-    numbers = list(range(len(labels)))
-    found = split_by_group(labels, numbers, list(map(str, numbers)), val_fraction, test_fraction, seed)
+    numbers = range(len(labels))
+    found = split_by_group(labels, numbers, [*map(str, numbers)], val_fraction, test_fraction, seed)
     train, validation, test = (subset(split, torch.tensor(indices)) for indices in found)
     return train, validation, test
 

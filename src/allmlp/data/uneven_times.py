@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency
+from allmlp.data.frequency import DAY, HOUR, MINUTE, Frequency, most_frequent, steps_within
 
 ROUND_STEPS = np.array(
     [
@@ -20,11 +20,10 @@ TOLERANCE = 0.2
 
 def even_times(times: np.ndarray, series: np.ndarray, wanted: Frequency | None, notes: list[str]) -> np.ndarray:
     """Round times, sorted within each series, to weeks or equal steps if they are close, with a note."""
-    steps = np.diff(times)[np.diff(series) == 0]
+    steps = steps_within(times, series)
     if not len(steps) or steps.min() <= 0 or (wanted and (wanted.unit != "ms" or wanted.without)):
         return times
-    sizes, counts = np.unique(steps, return_counts=True)
-    usual = int(sizes[counts.argmax()])
+    usual = most_frequent(steps)
     if usual >= 28 * DAY or not (steps % (wanted.step if wanted else usual)).any():
         return times
     if usual == 7 * DAY and not (steps % DAY).any() and (found := whole_weeks(times, series)) is not None:
@@ -32,7 +31,7 @@ def even_times(times: np.ndarray, series: np.ndarray, wanted: Frequency | None, 
         return found
     step = wanted.step if wanted else round_step(float(np.median(steps)))
     found = rounded(times, step) if step else times
-    if found is times or (np.diff(found)[np.diff(series) == 0] <= 0).any():
+    if found is times or (steps_within(found, series) <= 0).any():
         return times
     notes.append(f"times are rounded to steps of {Frequency(step)}")
     return found
@@ -42,9 +41,9 @@ def whole_weeks(times: np.ndarray, series: np.ndarray) -> np.ndarray | None:
     """Move times to one day of the week, that of the last time, if some division into weeks has at most one time per
     series and week; the first day of the week is chosen for the fewest gaps.
     """
-    days, within = times // DAY, np.diff(series) == 0
+    days = times // DAY
     weeks = [(days - first) // 7 for first in range(7)]
-    steps = [np.diff(week)[within] for week in weeks]
+    steps = [steps_within(week, series) for week in weeks]
     gaps = [int(step.sum()) if step.min() > 0 else None for step in steps]
     known = [gap for gap in gaps if gap is not None]
     if not known:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.augment.transform import FloatRange, Transform, uniform_between, uniform_integer, where
+from allmlp.data.augment.transform import FloatRange, RandomApply, Transform, uniform_between, uniform_integer
 from allmlp.errors import UserError
 from allmlp.spec import Count, NonNegative, Rate, Size
 
@@ -52,16 +52,13 @@ def affine(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor) -> 
     return torch.stack((a, b, c, d, e, f), dim=1).unflatten(1, (2, 3))
 
 
-class HorizontalFlip(Transform):
+class HorizontalFlip(RandomApply):
     """Swap left and right with probability p."""
 
     p: Rate = 0.5
 
-    def num_uniforms(self) -> int:
-        return 1
-
-    def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        return where(uniforms[:, 0] < self.p, images.flip(-1), images)
+    def change(self, images: Tensor) -> Tensor:
+        return images.flip(-1)
 
 
 class Translate(Transform):

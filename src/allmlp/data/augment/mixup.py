@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from allmlp.data.augment.transform import box_mask, draw_uniforms, per_image, symmetric_beta, uniform_integer
+from allmlp.data.augment.transform import Randomized, box_mask, per_image, symmetric_beta, uniform_integer
 from allmlp.errors import UserError
-from allmlp.spec import NonNegative, Rate, Spec
+from allmlp.spec import NonNegative, Rate
 
 
 def one_hot(labels: Tensor, num_classes: int, label_smoothing: float = 0.0) -> Tensor:
@@ -18,7 +18,7 @@ def one_hot(labels: Tensor, num_classes: int, label_smoothing: float = 0.0) -> T
     return hot * (1 - label_smoothing) + label_smoothing / num_classes
 
 
-class Mixup(Spec):
+class Mixup(Randomized):
     """Mixup and CutMix of each image with another one of the batch.
 
         mixup:   x = w x + (1 - w) x',   w ~ Beta(mixup_alpha, mixup_alpha)
@@ -40,9 +40,6 @@ class Mixup(Spec):
 
     def num_uniforms(self) -> int:
         return 6
-
-    def draw_uniforms(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return draw_uniforms(images, self.num_uniforms(), generator)
 
     def __call__(self, images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.apply(images, targets, self.draw_uniforms(images, generator))
