@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from allmlp.errors import UserError
 from allmlp.serve.engine import BatchFunction, BatchingEngine, BatchResult
 
 LARGE = 2**22
@@ -31,6 +32,10 @@ class ServiceUnavailable(HTTPException):
     def __init__(self, detail: str, retry_after: int) -> None:
         super().__init__(503, detail, {"retry-after": str(retry_after)})
         self.retry_after = retry_after
+
+
+def identity(item: Any) -> Any:
+    return item
 
 
 def no_pixels(_raw: Any) -> int:
@@ -126,6 +131,8 @@ class Batcher:
         measure: Callable[[Any], int] = no_pixels,
     ) -> list[BatchResult | BaseException]:
         """Decode and run several inputs, accepted or rejected together; an input may fail alone."""
+        if len(raws) > self.max_concurrency:
+            raise UserError(f"{len(raws)} inputs in one request; the server takes at most {self.max_concurrency}")
         rejection = self.rejection(len(raws))
         if rejection is not None:
             raise rejection

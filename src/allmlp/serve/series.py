@@ -11,7 +11,7 @@ from allmlp.data.clock_changes import local_days
 from allmlp.data.frequency import DAY, read_times
 from allmlp.errors import UserError
 from allmlp.prediction.forecast import Forecaster
-from allmlp.serve.batching import Batcher
+from allmlp.serve.batching import Batcher, identity
 from allmlp.serve.engine import BatchFunction
 from allmlp.serve.schema import ColumnForecast, Endpoint, ForecastRequest, ForecastResponse, error_responses, timing
 
@@ -76,7 +76,7 @@ class SeriesService:
         async def forecast(request: ForecastRequest) -> Any:
             """Forecast the steps after the given ones."""
             past = self.decode(request)
-            result = await batcher.submit(lambda item: item, past, self.forecast)
+            result = await batcher.submit(identity, past, self.forecast)
             values, quantiles = result.value
             if not np.isfinite(values).all():
                 raise UserError("the forecast is not finite: the values are too far from those of the training")
