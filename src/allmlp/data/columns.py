@@ -119,9 +119,8 @@ def guess_label(samples: Sequence[ColumnSample], table: Table) -> str:
     found = [sample.name for sample in usable if not all(map(is_time, sample.values[:COMPARED_CELLS]))]
     found = found or [sample.name for sample in usable]
     if len(found) != 1:
-        which = (
-            f"{', '.join(found)} all could be" if found else f"none of {', '.join(table.columns)} is known or could be"
-        )
+        named = ", ".join(found or table.columns)
+        which = f"{named} all could be" if found else f"none of {named} is known or could be"
         raise UserError(f"{table.file}: {which} the label: set data.label_column")
     return found[0]
 

@@ -94,9 +94,8 @@ class ImageTable(ImageFileData):
                 image = next((sample.name for sample in samples if sample.is_image), None)
                 image = image or stem_column(samples, finder)
                 if image is None:
-                    raise UserError(
-                        f"{file}: none of {', '.join(table.columns)} holds names of images: set data.image_column"
-                    )
+                    some = ", ".join(table.columns)
+                    raise UserError(f"{file}: none of {some} holds names of images: set data.image_column")
                 guessed["image_column"] = image
             label = named_column(table.columns, self.label_column, LABEL_COLUMNS, file)
             if label is None:

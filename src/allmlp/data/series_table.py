@@ -285,10 +285,10 @@ def to_grid(
     if not kind.counted:
         rows, kind = read_clocks(rows, kind, wanted, notes)
     refuse_repeated(rows, ids, roles, kind, where)
-    notation = kind.notation
-    frequency = (
-        wanted.replace(notation=notation) if wanted else detect_frequency(*rows[:2], kind.counted, where, notation)
-    )
+    if wanted:
+        frequency = wanted.replace(notation=kind.notation)
+    else:
+        frequency = detect_frequency(rows.times, rows.series, kind.counted, where, kind.notation)
     check_regular(rows.times, rows.series, frequency, where)
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(rows.series)) + 1, [len(rows.series)]])
     firsts, lasts = bounds[:-1], bounds[1:] - 1

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -47,6 +47,25 @@ def group_by_keys(keys: Iterable[Iterable[Hashable]]) -> list[int]:
             parents[root(first)] = root(other)
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(root(first), len(numbers)) for first in firsts]
+
+
+class Fractions(Protocol):
+    """What a spec says about splits that its data may not have."""
+
+    @property
+    def test_fraction(self) -> float: ...
+    @property
+    def val_fraction(self) -> float | None: ...
+
+
+def missing_fractions(spec: Fractions, given: Collection[str]) -> tuple[float, float | None] | None:
+    """The fractions to hold out for validation and testing, 0 and None if these splits are `given`; None if there is
+    nothing to hold out.
+    """
+    test_fraction = None if "test" in given else spec.test_fraction
+    val_fraction = (test_fraction or 0.0) if spec.val_fraction is None else spec.val_fraction
+    val_fraction = 0.0 if "validation" in given else val_fraction
+    return (val_fraction, test_fraction) if val_fraction or test_fraction is not None else None
 
 
 def split_by_group(

@@ -251,9 +251,8 @@ def has_header(rows: list[list[str]]) -> bool:
     counted = [cell for cell in first if cell.strip()] == [str(number) for number in range(len(named))]
     if counted and any(not any(map(is_number, column)) for _, column in named):
         return True
-    return not any(map(is_number, first)) and not any(
-        cell in column and not is_title(cell, column) for cell, column in named
-    )
+    repeated = any(cell in column and not is_title(cell, column) for cell, column in named)
+    return not repeated and not any(map(is_number, first))
 
 
 def has_decimal_commas(separator: str, rows: list[list[str]]) -> bool:
@@ -327,9 +326,7 @@ def json_lines(text: IO[str], file: str) -> Iterator[dict[str, Any]]:
             except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict):
-                raise UserError(
-                    f"{file}, line {number}: not a JSON object; a table has one per line, or a list of them"
-                )
+                raise UserError(f"{file}, line {number}: not a JSON object; a table has one per line or a list of them")
             yield record
 
 

@@ -55,9 +55,8 @@ class Mixup(Randomized):
         mixed, method, u, v, y, x = uniforms.unbind(1)
         both = self.mixup_alpha and self.cutmix_alpha
         cut = method < (self.switch_prob if both else float(self.mixup_alpha == 0))
-        keep = torch.where(
-            cut, symmetric_beta(u, v, self.cutmix_alpha or 1), symmetric_beta(u, v, self.mixup_alpha or 1)
-        )
+        by_box, by_weight = (symmetric_beta(u, v, alpha or 1) for alpha in (self.cutmix_alpha, self.mixup_alpha))
+        keep = torch.where(cut, by_box, by_weight)
         if self.dominant:
             keep = torch.maximum(keep, 1 - keep)
         keep = torch.where(mixed < self.prob, keep, 1.0)  # b
