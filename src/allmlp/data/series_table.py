@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from allmlp.data.clock_changes import are_local_days, doubled_hours, join_doubled, local_days
+from allmlp.data.clocks import are_local_days, doubled_hours, even_times, join_doubled, local_days
 from allmlp.data.dataset import Data
 from allmlp.data.frequency import (
     DAY,
@@ -34,7 +34,6 @@ from allmlp.data.series_columns import Roles, find_roles, plain_number, with_poi
 from allmlp.data.tables import MISSING, Table, read_table
 from allmlp.data.text_files import find_files
 from allmlp.data.time_parts import join_time_parts
-from allmlp.data.uneven_times import even_times
 from allmlp.errors import UserError, plural
 from allmlp.spec import Count, Range
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from fastapi import APIRouter
 
-from allmlp.data.clock_changes import local_days
+from allmlp.data.clocks import local_days
 from allmlp.data.frequency import DAY, read_times
 from allmlp.errors import UserError
 from allmlp.prediction.forecast import Forecaster
@@ -60,9 +60,8 @@ class SeriesService:
         except (OverflowError, ValueError):
             time, counted, notation, midnight = np.iinfo(np.int64).min, False, "local", False
         if time == np.iinfo(np.int64).min or counted != (known.unit == "row"):
-            raise UserError(
-                f"last_time must be {'the number of a row' if known.unit == 'row' else 'a time in ISO 8601'}"
-            )
+            wanted = "the number of a row" if known.unit == "row" else "a time in ISO 8601"
+            raise UserError(f"last_time must be {wanted}")
         if midnight and (known.unit == "month" or known.step % DAY == 0):
             time, notation = local_days(np.array(time)), "local"
         frequency = known.replace(notation=notation)

@@ -59,6 +59,7 @@ class Forecast(Task):
 
 
 class ForecastModule(TaskModule):
+    unit = ("windows", 1)
     levels: Tensor
     seasonal_error: Tensor
 
@@ -67,10 +68,6 @@ class ForecastModule(TaskModule):
         self.spec, self.model, self.has_gaps = spec, model, dataset.has_gaps
         self.register_buffer("levels", torch.tensor(spec.quantiles), persistent=False)
         self.register_buffer("seasonal_error", dataset.seasonal_error, persistent=False)
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "windows", 1
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         past, future, _ = batch.examples
@@ -129,6 +126,7 @@ class ForecastModule(TaskModule):
 
 
 def median(quantiles: tuple[float, ...]) -> int:
+    """Index of the quantile nearest to the median."""
     return min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5))
 
 
