@@ -27,15 +27,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.models.zoo import create
 from allmlp.spec import override_all
-from allmlp.weights.convert import (
-    FORMATS,
-    ConvertedModel,
-    family_of,
-    import_state,
-    piece_rows,
-    source_keys,
-    write_format,
-)
+from allmlp.weights.convert import FORMATS, ConvertedModel, family_of, import_state, source_pieces, write_format
 from allmlp.weights.folder import CONFIG, expected_shapes
 
 Named = Mapping[str, Tensor]
@@ -64,10 +56,9 @@ class TimmPeer(Peer):
         family, shapes = str(family_of(self.spec)), expected_shapes(self.spec)
         found = {}
         for name, (rows, *rest) in shapes.items():
-            keys = TIMM.keys(family, name, self.spec)
             parts = [
                 TIMM.from_source(family, name, tensors[f"network.{key}"], (part, *rest))
-                for key, part in zip(keys, piece_rows(self.spec, rows, len(keys)), strict=True)
+                for key, part in source_pieces(TIMM, family, name, rows, self.spec).items()
             ]
             found[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return found
@@ -148,8 +139,8 @@ def timm_peer(model: Model) -> Peer:
         raise UserError(f"timm has no {family or 'such model'}")
     tensors = {}
     for name, tensor in model.state_dict().items():
-        keys = source_keys(TIMM, family, name, spec)
-        for key, piece in zip(keys, tensor.split(piece_rows(spec, len(tensor), len(keys))), strict=True):
+        pieces = source_pieces(TIMM, family, name, len(tensor), spec)
+        for key, piece in zip(pieces, tensor.split([*pieces.values()]), strict=True):
             tensors[key] = TIMM.to_source(family, name, piece, spec)
     network = timm_network(spec)
     try:

@@ -56,11 +56,8 @@ class CausalLM(Task):
 class CausalLMModule(TaskModule):
     def __init__(self, model: Model, dataset: TextDataset) -> None:
         super().__init__()
-        self.model, self.seq_len, self.dataset = model, dataset.seq_len, dataset
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.seq_len
+        self.unit = "tokens", dataset.seq_len
+        self.model, self.dataset = model, dataset
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         (ids,) = batch.examples

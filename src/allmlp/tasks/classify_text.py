@@ -68,6 +68,7 @@ class ClassifyText(Task):
 
 
 class ClassifyTextModule(TaskModule):
+    unit = ("texts", 1)
     keeps_outputs = True
     class_weights: Tensor
 
@@ -77,10 +78,6 @@ class ClassifyTextModule(TaskModule):
         self.tokenizer = dataset.tokenizer
         weights = balanced_weights(dataset, len(dataset.class_names), spec.class_balance)
         self.register_buffer("class_weights", weights, persistent=False)
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "texts", 1
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         ids, segments, labels, _ = batch.examples

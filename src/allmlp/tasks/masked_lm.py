@@ -169,13 +169,10 @@ def with_mask_padding(files: dict[str, str], mask_padding: bool) -> dict[str, st
 class MaskedLMModule(TaskModule):
     def __init__(self, spec: MaskedLM, model: Model, dataset: TextDataset) -> None:
         super().__init__()
+        self.unit = "tokens", dataset.seq_len
         self.spec, self.model, self.seq_len = spec, model, dataset.seq_len
         self.dataset, self.pad_token_id = dataset, dataset.tokenizer.pad_token_id
         self.vocab = MaskingVocab(dataset.tokenizer, model.device)
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.seq_len
 
     @property
     def flops(self) -> int:
@@ -258,9 +255,8 @@ def fill_masks(
     width = int(lengths.max())
     ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows], device=model.device)
     real = (torch.arange(width) < lengths[:, None]).to(model.device)
-    index = torch.tensor(
-        [(row, position) for row, found in enumerate(masks) for position in found], device=model.device
-    )
+    places = [(row, position) for row, found in enumerate(masks) for position in found]
+    index = torch.tensor(places, device=model.device)
     with torch.inference_mode():
         features = model.forward_features(ids, None if bool(real.all()) else real)[index[:, 0], index[:, 1]]
         probabilities = model.forward_head(features[None])[0].float().softmax(1)

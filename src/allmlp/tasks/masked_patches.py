@@ -44,6 +44,8 @@ class MaskedPatches(Task):
 
 
 class MaskedPatchesModule(TaskModule):
+    unit = ("windows", 1)
+
     def __init__(self, spec: MaskedPatches, model: Model, dataset: SeriesDataset) -> None:
         super().__init__()
         assert isinstance(model, SeriesEncoderModel)
@@ -52,10 +54,6 @@ class MaskedPatchesModule(TaskModule):
         self.count = min(max(round(spec.mask_ratio * self.tokens), 1), self.tokens - 1)
         if self.tokens < 2:
             raise UserError("a model of one patch has none left to see: choose a smaller patch_size")
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "windows", 1
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         return batch.examples.past, context.uniform(len(batch.examples.past), self.tokens)

@@ -58,10 +58,8 @@ def evaluate_knn(
     spec: KnnEval, model: Model, normalize: Normalize, bank: Split, batches: Iterable[LabeledImages], num_classes: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """k-NN accuracy as a sum and a count; every process computes the features of the whole bank."""
-    encoded = [
-        (normalized_features(model, normalize(images)), labels)
-        for images, labels in eval_batches(bank, 500, model.device)
-    ]
+    stored = eval_batches(bank, 500, model.device)
+    encoded = [(normalized_features(model, normalize(images)), labels) for images, labels in stored]
     bank_features, bank_labels = (torch.cat(parts) for parts in zip(*encoded))
     correct = count = torch.zeros((), dtype=sum_dtype(model.device), device=model.device)
     for images, labels in batches:

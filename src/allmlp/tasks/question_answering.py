@@ -87,15 +87,12 @@ class QuestionAnswering(Task):
 class QuestionAnsweringModule(TaskModule):
     def __init__(self, spec: QuestionAnswering, model: Model, dataset: SquadDataset) -> None:
         super().__init__()
+        self.unit = "tokens", dataset.seq_len
         check_qa_model(model, dataset.tokenizer, dataset.seq_len)
         self.spec, self.model, self.tokenizer = spec, model, dataset.tokenizer
         self.windows, self.questions = dataset.windows, dataset.test_questions
         self.version_2 = any(not question.answers for question in dataset.test_questions)
         """Whether some test questions have no answer."""
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.windows.seq_len
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         ids, segments, start, end = batch.examples

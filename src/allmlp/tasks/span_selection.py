@@ -154,12 +154,9 @@ class SpanVocab:
 class SpanSelectionModule(TaskModule):
     def __init__(self, spec: SpanSelection, model: Model, dataset: PassageDataset) -> None:
         super().__init__()
-        self.spec, self.model, self.seq_len = spec, model, dataset.seq_len
+        self.unit = "tokens", dataset.seq_len
+        self.spec, self.model = spec, model
         self.tokenizer, self.vocab = dataset.tokenizer, SpanVocab(dataset.tokenizer, model.device)
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.seq_len
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         ids = batch.examples.ids.long()

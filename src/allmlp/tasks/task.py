@@ -119,6 +119,8 @@ class TaskModule(nn.Module):
 
     model: Model
     """The model that is evaluated and saved."""
+    unit: tuple[str, int] = ("images", 1)
+    """Unit of throughput, and the number of units per example."""
     keeps_outputs: ClassVar[bool] = False
     """Whether `evaluate` calls `keep`, so that metrics can be computed from logits and labels."""
     kept: list[tuple[Tensor, Tensor, Tensor]] | None = None
@@ -154,11 +156,6 @@ class TaskModule(nn.Module):
     def flops(self) -> int:
         """Floating-point operations per example and step: two per multiply-add, forward once and backward twice."""
         return 6 * self.model.describe().macs
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        """Unit of throughput, and the number of units per example."""
-        return "images", 1
 
     def after_step(self, progress: float) -> None:
         """Called after the optimizer step, for example to update a teacher."""

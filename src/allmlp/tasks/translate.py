@@ -75,9 +75,10 @@ class Translation(Task):
 class TranslationModule(TaskModule):
     def __init__(self, spec: Translation, model: Model, dataset: TranslationDataset) -> None:
         super().__init__()
+        self.unit = "tokens", dataset.tokens_per_pair
         self.spec, self.model = spec, check_translation_model(model, dataset.tokenizer)
         self.metrics = TranslationMetrics()
-        self.tokenizer, self.references, self.tokens = dataset.tokenizer, dataset.references, dataset.tokens_per_pair
+        self.tokenizer, self.references = dataset.tokenizer, dataset.references
         max_tokens = self.model.spec.encoder.stem.tokens
         if dataset.seq_len > max_tokens:
             raise UserError(
@@ -88,10 +89,6 @@ class TranslationModule(TaskModule):
         self.test_sets = dataset.test_sets
         self.evaluated = self.eval_splits[-1]
         """The split that was evaluated last."""
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.tokens
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         source, target, _ = (part.long() for part in batch.examples)

@@ -432,10 +432,9 @@ def configuration(spec: Encoder, preprocessing: ImagePreprocessing | TextPreproc
         config |= {"model_type": "bert", "vocab_size": stem.vocab_size, "max_position_embeddings": stem.seq_len}
         config |= {"type_vocab_size": stem.segments or 0, "tie_word_embeddings": True}
     if isinstance(head, (ClassifierHead, PooledHead)):
-        names = (
-            preprocessing.class_names if preprocessing and len(preprocessing.class_names) == head.num_classes else ()
-        )
-        names = names or tuple(f"LABEL_{number}" for number in range(head.num_classes))
+        names = preprocessing.class_names if preprocessing else ()
+        if len(names) != head.num_classes:
+            names = tuple(f"LABEL_{number}" for number in range(head.num_classes))
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     return config
 

@@ -45,12 +45,7 @@ LAYERS = {
 }
 """Native module, relative to its branch -> its name in transformers."""
 POSITIONS = "encoder.positional_encoder.position_enc"
-REQUIRED = {
-    "norm_mlp": "LayerNorm",
-    "self_attn": False,
-    "loss": "mse",
-    "prediction_channel_indices": None,
-}
+REQUIRED = {"norm_mlp": "LayerNorm", "self_attn": False, "loss": "mse", "prediction_channel_indices": None}
 """Required values of settings, which are the defaults."""
 
 

@@ -105,16 +105,8 @@ class Timm(Format):
 
     TITLE = "timm's"
     SIGNATURES: ClassVar[Signatures] = {
-        "Mixer": {
-            "stem.proj.weight": 4,
-            "blocks.0.mlp_tokens.fc1.weight": 2,
-            "blocks.0.mlp_channels.fc1.weight": 2,
-        },
-        "ResMLP": {
-            "stem.proj.weight": 4,
-            "blocks.0.linear_tokens.weight": 2,
-            "blocks.0.mlp_channels.fc1.weight": 2,
-        },
+        "Mixer": {"stem.proj.weight": 4, "blocks.0.mlp_tokens.fc1.weight": 2, "blocks.0.mlp_channels.fc1.weight": 2},
+        "ResMLP": {"stem.proj.weight": 4, "blocks.0.linear_tokens.weight": 2, "blocks.0.mlp_channels.fc1.weight": 2},
         "gMLP": {
             "stem.proj.weight": 4,
             "blocks.0.mlp_channels.gate.proj.weight": 2,
