@@ -113,11 +113,11 @@ class ImageService:
 
     def routes(self, batcher: Batcher) -> APIRouter:
         router = APIRouter(responses=schema.error_responses(400, 403, 408, 413, 415, 422, 503, 504))
-        # Several classes may have one name: ImageNet has a crane that flies and one that lifts.
-        named: dict[str, tuple[int, ...]] = {}
-        for number, name in enumerate(self.class_names):
-            named[name] = (*named.get(name, ()), number)
+        self.add_predict(router, batcher)
+        self.add_importance(router, batcher)
+        return router
 
+    def add_predict(self, router: APIRouter, batcher: Batcher) -> None:
         @router.post(
             "/predict",
             response_model=schema.ClassificationResponse | schema.ManyResponse[schema.ClassifiedInput],
@@ -143,6 +143,12 @@ class ImageService:
                 names,
             )
 
+    def add_importance(self, router: APIRouter, batcher: Batcher) -> None:
+        # Several classes may have one name: ImageNet has a crane that flies and one that lifts.
+        named: dict[str, tuple[int, ...]] = {}
+        for number, name in enumerate(self.class_names):
+            named[name] = (*named.get(name, ()), number)
+
         @router.post("/importance", response_model=schema.ImportanceResponse, openapi_extra=image_body(many=False))
         async def importance(
             request: Request,
@@ -164,8 +170,6 @@ class ImageService:
                 importance=[[round(value, 4) for value in row] for row in found.importance.tolist()],
                 timing=schema.timing(result),
             )
-
-        return router
 
 
 class InMemoryMultiPartParser(MultiPartParser):

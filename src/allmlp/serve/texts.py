@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from fastapi import APIRouter
-from torch import Tensor
 
 from allmlp.data.tokenizer import MASK_TOKEN
 from allmlp.errors import UserError
@@ -17,7 +16,6 @@ from allmlp.serve.batching import Batcher, identity
 from allmlp.serve.engine import BatchFunction, BatchResult
 from allmlp.tasks import causal_lm
 from allmlp.tasks.masked_lm import fill_masks
-from allmlp.tasks.question_answering import PredictedAnswer
 from allmlp.tasks.translate import translate
 
 ENDPOINTS: dict[str, schema.Endpoint] = {
@@ -42,6 +40,8 @@ class TextService:
     def __init__(self, predictor: TextPredictor) -> None:
         self.predictor, self.model, self.tokenizer = predictor, predictor.original, predictor.tokenizer
         self.class_names = predictor.labels
+        self.classify: BatchFunction = predictor.probabilities
+        self.answer: BatchFunction = predictor.answer
         generates = predictor.causal and predictor.task == "text"  # a causal model may also have learned to classify
         self.endpoint: schema.Endpoint = "generate" if generates else ENDPOINTS[predictor.task]
         if self.endpoint == "classify":
@@ -66,12 +66,6 @@ class TextService:
 
     def fill(self, texts: list[str]) -> list[list[list[tuple[str, float]]]]:
         return fill_masks(self.model, self.tokenizer, texts, MAX_TOP_K)
-
-    def classify(self, pairs: list[tuple[str, str]]) -> Tensor:
-        return self.predictor.probabilities(pairs)
-
-    def answer(self, questions: list[tuple[str, str]]) -> list[list[PredictedAnswer]]:
-        return self.predictor.answer(questions)
 
     def translate(self, texts: list[str]) -> list[str]:
         return translate(self.model, self.tokenizer, texts)
