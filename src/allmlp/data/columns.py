@@ -32,6 +32,7 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 """Names of splits in folders and tables -> our names."""
+SPLITS = ("train", "validation", "test")
 
 
 class HasSplit(Protocol):
@@ -162,9 +163,7 @@ def split_rows(rows: list[Row]) -> tuple[list[Row], list[Row], list[Row]]:
     """Rows for training, validation and testing as a table assigns them; if it has only one of validation and test,
     that is the test split. All are for training unless some are for training and some for testing.
     """
-    train, validation, test = (
-        [row for row in rows if (row.split or "train") == name] for name in ("train", "validation", "test")
-    )
+    train, validation, test = ([row for row in rows if (row.split or "train") == name] for name in SPLITS)
     if not train or not (validation or test):
         return rows, [], []
     return (train, validation, test) if test else (train, [], validation)

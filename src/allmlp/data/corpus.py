@@ -154,10 +154,8 @@ def write_cached(
 ) -> Path:
     """The cache folder of these documents, which is written unless it is there; `stamps` change with the documents."""
     given = spec.tokenizer.replace(path="") if tokenizer is None else tokenizer.to_json()
-    key = hashlib.sha256(
-        repr((stamps, given, spec.sample_by, spec.text_field, spec.test_fraction, test is None)).encode()
-    ).hexdigest()[:24]
-    folder = cache_folder(spec.cache) / "text" / key
+    settings = (stamps, given, spec.sample_by, spec.text_field, spec.test_fraction, test is None)
+    folder = cache_folder(spec.cache) / "text" / hashlib.sha256(repr(settings).encode()).hexdigest()[:24]
     write_once(folder, lambda: write(folder, spec, train, test, tokenizer))
     return folder
 

@@ -19,6 +19,7 @@ from allmlp.data.columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
     SPLIT_NAMES,
+    SPLITS,
     TEXT_COLUMNS,
     is_image_name,
     named_column,
@@ -240,10 +241,8 @@ def detect_aligned(files: list[Path]) -> Data | None:
             f"{'+'.join(next(iter(pairs.values())).values())}, or call those of one dataset train, val and test"
         )
     source, target = direction([*languages.pop()])
-    train, val, test = (
-        ",".join(f"{pairs[stem][source]}+{pairs[stem][target]}" for stem in splits.get(name, []))
-        for name in ("train", "validation", "test")
-    )
+    joined = {stem: f"{found[source]}+{found[target]}" for stem, found in pairs.items()}
+    train, val, test = (",".join(joined[stem] for stem in splits.get(name, [])) for name in SPLITS)
     return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
 
 
@@ -315,7 +314,7 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
     if "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
     files = {name: ",".join(table.file for table in tables) for name, tables in splits.items()}
-    train, val, test = (files.get(name, "") for name in ("train", "validation", "test"))
+    train, val, test = (files.get(name, "") for name in SPLITS)
     if first.lists_images():
         return ImageTable(train, test=test, val=val)
     languages = [sample.name for sample in first.samples if sample.name.casefold() in LANGUAGES and not sample.is_label]

@@ -142,9 +142,8 @@ def read_item(items: Any, index: int, name: str) -> LabeledItem:
     except Exception as reason:  # the user's own code
         raise UserError(f"{where}: {type(reason).__name__}: {one_line(reason)}") from reason
     if isinstance(item, Mapping):
-        content, label = (
-            next((key for key in known if key in item), None) for known in ((*IMAGE_KEYS, *TEXT_COLUMNS), LABEL_KEYS)
-        )
+        content = next((key for key in (*IMAGE_KEYS, *TEXT_COLUMNS) if key in item), None)
+        label = next((key for key in LABEL_KEYS if key in item), None)
         if content is None or label is None:
             raise UserError(f"{where} has the keys {', '.join(map(str, item))}: it needs image or text, and label")
         second = next((key for key in TEXT_PAIR_COLUMNS if key in item and key != content), None)

@@ -184,14 +184,11 @@ class Squad(TextData):
 
     def load(self) -> SquadDataset:
         train_examples, test_examples = read(self.train), read(self.test)
-        texts = [
-            *dict.fromkeys(example.context for example in train_examples),
-            *(example.question for example in train_examples),
-        ]
+        contexts = dict.fromkeys(example.context for example in train_examples)
+        texts = [*contexts, *(example.question for example in train_examples)]
         tokenizer = self.tokenizer.build_cached(texts, self.cache)
-        train_questions, test_questions = (
-            encode(examples, tokenizer, self.max_query_length) for examples in (train_examples, test_examples)
-        )
+        train_questions = encode(train_examples, tokenizer, self.max_query_length)
+        test_questions = encode(test_examples, tokenizer, self.max_query_length)
         kept = [
             question
             for question, example in zip(train_questions, train_examples)
