@@ -25,6 +25,7 @@ from allmlp.tasks.task import (
     MIN_TEMPERATURE,
     Losses,
     StepContext,
+    Sums,
     Task,
     TaskModule,
     TokenScores,
@@ -85,7 +86,7 @@ class CausalLMModule(TaskModule):
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(real)
         return TokenScores(loss * real, (logits.argmax(2) == labels).float() * real, real)
 
-    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> Sums:
         return sum_scores((self.token_losses(model, ids.long()) for (ids,) in batches), model.device)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
 from allmlp.tasks.classify import balanced_weights, majority_accuracy
 from allmlp.tasks.masked_lm import configure_text_model, with_mask_padding
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule
 from allmlp.tasks.tfidf import tfidf_correct
 
 
@@ -94,7 +94,7 @@ class ClassifyTextModule(TaskModule):
     def logits(self, model: Model, ids: Tensor, segments: Tensor) -> Tensor:
         return class_logits(model, ids, segments, ~self.tokenizer.padding(ids) if self.spec.mask_padding else None)
 
-    def evaluate(self, model: Model, batches: Iterable[LabeledTextBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[LabeledTextBatch]) -> Sums:
         names = ["accuracy", *(f"{name}_accuracy" for name in self.split_names[1:])]
         correct = torch.zeros(len(names), dtype=sum_dtype(model.device), device=model.device)
         count, loss_sum = torch.zeros_like(correct), torch.zeros_like(correct[0])

@@ -17,10 +17,9 @@ from allmlp.errors import UserError
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.spec import Rate
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule
 
 EVAL_BATCH = 512
-Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 class Forecast(Task):

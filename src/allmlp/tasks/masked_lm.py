@@ -22,7 +22,7 @@ from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate, Spec, from_json, to_json
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule, TokenScores, sum_scores
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule, TokenScores, sum_scores
 
 UNIGRAM_ROWS = 100_000
 
@@ -201,7 +201,7 @@ class MaskedLMModule(TaskModule):
             return model.forward_features(batch.input_ids, **self.dataset.separation(ids))
         return model.forward_features(batch.input_ids, (ids != self.pad_token_id) if self.spec.mask_padding else None)
 
-    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> Sums:
         masking = self.spec.eval_masking
 
         def scores(ids: Tensor) -> TokenScores:

@@ -18,7 +18,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder, SeriesEncoderModel
 from allmlp.spec import Range
 from allmlp.tasks.masked_lm import fixed_uniforms
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule
 
 
 class MaskedPatches(Task):
@@ -84,7 +84,7 @@ class MaskedPatchesModule(TaskModule):
         counted = self.counted(past, hidden)
         return torch.where(counted, output - target, 0).square().sum(), counted.sum()
 
-    def evaluate(self, model: Model, batches: Iterable[SeriesBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[SeriesBatch]) -> Sums:
         """Evaluate with masks that depend on the window alone, not on its batch."""
         sums = torch.zeros(2, dtype=sum_dtype(model.device), device=model.device)
         for past, _, _ in batches:

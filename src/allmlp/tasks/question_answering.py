@@ -34,7 +34,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count
 from allmlp.tasks.masked_lm import configure_text_model, with_mask_padding
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule
 from allmlp.tasks.word_overlap import best_answer, best_sentence
 
 THRESHOLDS = tuple(number / 2 for number in range(-20, 21))
@@ -105,7 +105,7 @@ class QuestionAnsweringModule(TaskModule):
     def logits(self, model: Model, ids: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
         return span_logits(model, ids, segments, self.tokenizer, self.spec.mask_padding)
 
-    def evaluate(self, model: Model, batches: Iterable[SquadEvalBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[SquadEvalBatch]) -> Sums:
         rows = [score for batch in batches for score in self.score_questions(model, batch)]
         table = torch.tensor(rows, dtype=sum_dtype(model.device)).view(-1, len(QuestionScore._fields)).to(model.device)
         null_score_diff, exact, f1, null_f1, has_answer = table.unbind(1)

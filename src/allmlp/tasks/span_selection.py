@@ -18,7 +18,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count
 from allmlp.tasks.masked_lm import configure_text_model, fixed_uniforms, with_mask_padding
 from allmlp.tasks.question_answering import span_logits
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule, TokenScores, sum_scores
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule, TokenScores, sum_scores
 from allmlp.tasks.word_overlap import FUNCTION_WORDS
 
 
@@ -178,7 +178,7 @@ class SpanSelectionModule(TaskModule):
             correct = correct & answers.gather(1, scores.argmax(1, keepdim=True)).squeeze(1)
         return TokenScores(loss * batch.weights, correct.float(), batch.weights)
 
-    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> Sums:
         """Evaluate on spans that depend on the rows alone, so they are the same for every model and batch size."""
 
         def score(ids: Tensor) -> TokenScores:

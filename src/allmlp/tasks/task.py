@@ -21,6 +21,10 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 Temperature = Annotated[float, Range(MIN_TEMPERATURE, MAX_TEMPERATURE)]
 
 
+Sums = dict[str, tuple[Tensor, Tensor]]
+"""Metrics of an evaluation: name -> (sum, count) over the examples of this process."""
+
+
 class Losses(NamedTuple):
     """The loss to minimize, and further values to log, all scalars on the device."""
 
@@ -160,8 +164,8 @@ class TaskModule(nn.Module):
     def after_step(self, progress: float) -> None:
         """Called after the optimizer step, for example to update a teacher."""
 
-    def evaluate(self, model: Model, batches: Iterable[Examples]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Metrics of `model` as name -> (sum, count) over the test examples of this process."""
+    def evaluate(self, model: Model, batches: Iterable[Examples]) -> Sums:
+        """Metrics of `model` over the test examples."""
         raise NotImplementedError
 
     def keep(self, logits: Tensor, labels: Tensor, part: Tensor | None = None) -> None:
@@ -175,7 +179,7 @@ class TaskModule(nn.Module):
         return means
 
 
-def sum_scores(scores: Iterable[TokenScores], device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
+def sum_scores(scores: Iterable[TokenScores], device: torch.device) -> Sums:
     """The metrics of an evaluation from the scores of its batches."""
     sums = torch.zeros(3, dtype=sum_dtype(device), device=device)
     for batch in scores:

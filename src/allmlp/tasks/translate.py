@@ -23,7 +23,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, Range, Rate
 from allmlp.tasks.beam import MAX_LENGTH_PENALTY, beam_search
 from allmlp.tasks.masked_lm import perplexity
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule, TokenScores
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule, TokenScores
 
 BATCH_SIZE = 64
 """Sentences that `translate` decodes together."""
@@ -129,7 +129,7 @@ class TranslationModule(TaskModule):
         ).view_as(real)
         return TokenScores(loss * real, (logits.argmax(2) == labels).float() * real, real)
 
-    def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> Sums:
         sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
         statistics = torch.zeros(max(len(self.test_sets), 1), len(TranslationMetrics.names) + 1, dtype=torch.float64)
         batches = iter(batches)
