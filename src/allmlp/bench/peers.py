@@ -27,11 +27,11 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.torchvision import define_missing_operators
 from allmlp.models.zoo import create
 from allmlp.spec import override_all
-from allmlp.weights.convert import ConvertedModel, family_of, import_state, piece_rows, source_keys, write_format
+from allmlp.weights.convert import FORMATS, ConvertedModel, family_of, import_state, source_pieces, write_format
 from allmlp.weights.folder import CONFIG, expected_shapes
-from allmlp.weights.formats import huggingface, timm
 
 Named = Mapping[str, Tensor]
+TIMM, HUGGING_FACE = FORMATS["timm"], FORMATS["hf"]
 
 
 class Peer(Model[Encoder]):
@@ -56,10 +56,9 @@ class TimmPeer(Peer):
         family, shapes = str(family_of(self.spec)), expected_shapes(self.spec)
         found = {}
         for name, (rows, *rest) in shapes.items():
-            keys = timm.keys(family, name, self.spec)
             parts = [
-                timm.from_source(family, name, tensors[f"network.{key}"], (part, *rest))
-                for key, part in zip(keys, piece_rows(self.spec, rows, len(keys)), strict=True)
+                TIMM.from_source(family, name, tensors[f"network.{key}"], (part, *rest))
+                for key, part in source_pieces(TIMM, family, name, rows, self.spec).items()
             ]
             found[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return found
@@ -136,13 +135,13 @@ def comparable_spec(spec: ModelSpec) -> ModelSpec:
 def timm_peer(model: Model) -> Peer:
     spec = require_encoder(model)
     family = family_of(spec)
-    if family not in timm.SIGNATURES:
+    if family not in TIMM.SIGNATURES:
         raise UserError(f"timm has no {family or 'such model'}")
     tensors = {}
     for name, tensor in model.state_dict().items():
-        keys = source_keys(timm, family, name, spec)
-        for key, piece in zip(keys, tensor.split(piece_rows(spec, len(tensor), len(keys))), strict=True):
-            tensors[key] = timm.to_source(family, name, piece, spec)
+        pieces = source_pieces(TIMM, family, name, len(tensor), spec)
+        for key, piece in zip(pieces, tensor.split([*pieces.values()]), strict=True):
+            tensors[key] = TIMM.to_source(family, name, piece, spec)
     network = timm_network(spec)
     try:
         network.load_state_dict(tensors)
@@ -192,9 +191,9 @@ def timm_network(spec: Encoder) -> nn.Module:
 def huggingface_peer(model: Model) -> Peer:
     spec = require_encoder(model)
     found = ConvertedModel(spec, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
-    config = huggingface.config_files(spec, None)[CONFIG] if family_of(spec) in huggingface.SIGNATURES else {}
+    config = HUGGING_FACE.config_files(spec, None)[CONFIG] if family_of(spec) in HUGGING_FACE.SIGNATURES else {}
     with tempfile.TemporaryDirectory() as folder:
-        write_format(Path(folder) / "model", huggingface, found)
+        write_format(Path(folder) / "model", HUGGING_FACE, found)
         define_missing_operators()
         transformers = require("transformers", "baselines")
         transformers.logging.disable_progress_bar()

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,6 +41,8 @@ COARSE_CLASSES = split_words("""
     large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees
     vehicles_1 vehicles_2
 """)
+SITE = "https://www.cs.toronto.edu/~kriz"
+PARTS = range(1, 6)
 PIXELS = 3 * 32 * 32
 MAX_MEMBER_BYTES = 2**29
 DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
@@ -52,9 +55,14 @@ class FileLayout(NamedTuple):
     """A published format: folder in the archive, files of both splits, function that reads one."""
 
     folder: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
+    train: list[str]
+    test: list[str]
     read: Callable[[bytes], Arrays]
+
+
+def packed_layout(name: str, label_file: str) -> FileLayout:
+    train = [f"{name}-train{part}.zip" for part in PARTS]
+    return FileLayout(name, train, [f"{name}-test.zip"], partial(read_packed, label_file=label_file))
 
 
 class Archive(NamedTuple):
@@ -79,28 +87,14 @@ class Cifar10(Data):
     download: bool = False
 
     def load(self) -> ImageDataset:
-        parts = range(1, 6)
+        batches = [f"data_batch_{part}" for part in PARTS]
+        binary = partial(read_binary, label=0, labels=1)
         layouts = [
-            FileLayout(
-                "cifar-10-batches-bin",
-                tuple(f"data_batch_{part}.bin" for part in parts),
-                ("test_batch.bin",),
-                lambda data: read_binary(data, label=0, labels=1),
-            ),
-            FileLayout(
-                "cifar-10-batches-py",
-                tuple(f"data_batch_{part}" for part in parts),
-                ("test_batch",),
-                lambda data: read_pickle(data, "labels"),
-            ),
-            FileLayout(
-                "cifar10",
-                tuple(f"cifar10-train{part}.zip" for part in parts),
-                ("cifar10-test.zip",),
-                lambda data: read_packed(data, "labels.npy"),
-            ),
+            FileLayout("cifar-10-batches-bin", [f"{name}.bin" for name in batches], ["test_batch.bin"], binary),
+            FileLayout("cifar-10-batches-py", batches, ["test_batch"], partial(read_pickle, key="labels")),
+            packed_layout("cifar10", "labels.npy"),
         ]
-        archive = Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
+        archive = Archive(f"{SITE}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
         train, test = load(self.path, "cifar10", layouts, archive, self.download, len(CIFAR10_CLASSES))
         mean, std = (0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784)
         return ImageDataset(train, test, CIFAR10_CLASSES, mean, std)
@@ -115,26 +109,14 @@ class Cifar100(Data):
 
     def load(self) -> ImageDataset:
         fine, class_names = self.labels == "fine", FINE_CLASSES if self.labels == "fine" else COARSE_CLASSES
+        binary = partial(read_binary, label=int(fine), labels=2)
+        pickled = partial(read_pickle, key=f"{self.labels}_labels")
         layouts = [
-            FileLayout(
-                "cifar-100-binary",
-                ("train.bin",),
-                ("test.bin",),
-                lambda data: read_binary(data, label=int(fine), labels=2),
-            ),
-            FileLayout(
-                "cifar-100-python", ("train",), ("test",), lambda data: read_pickle(data, f"{self.labels}_labels")
-            ),
-            FileLayout(
-                "cifar100",
-                tuple(f"cifar100-train{part}.zip" for part in range(1, 6)),
-                ("cifar100-test.zip",),
-                lambda data: read_packed(data, "labels.npy" if fine else "coarse.npy"),
-            ),
+            FileLayout("cifar-100-binary", ["train.bin"], ["test.bin"], binary),
+            FileLayout("cifar-100-python", ["train"], ["test"], pickled),
+            packed_layout("cifar100", "labels.npy" if fine else "coarse.npy"),
         ]
-        archive = Archive(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"
-        )
+        archive = Archive(f"{SITE}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8")
         train, test = load(self.path, "cifar100", layouts, archive, self.download, len(class_names))
         mean, std = (0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)
         return ImageDataset(train, test, class_names, mean, std)
@@ -146,16 +128,16 @@ class Cifar100(Data):
 def load(
     path: str, name: str, layouts: list[FileLayout], archive: Archive, online: bool, num_classes: int
 ) -> tuple[InMemory, InMemory]:
-    folders, partial = search_paths(path, name), list[str]()
+    folders, incomplete = search_paths(path, name), list[str]()
     archives = archive.file.replace("binary", "*")
-    found = next(filter(None, (find_layout(folder, layouts, archives, partial) for folder in folders)), None)
+    found = next(filter(None, (find_layout(folder, layouts, archives, incomplete) for folder in folders)), None)
     if found is None and online:
         target = folders[0].parent if folders[0].is_file() else folders[0]
         download(archive.url, archive.md5, target / archive.file)
         found = open_archive(target / archive.file, layouts)
     if found is None:
         raise UserError(
-            f"{partial[0] if partial else f'no {name} in {join_paths(folders)}'}: put {archive.file} there "
+            f"{incomplete[0] if incomplete else f'no {name} in {join_paths(folders)}'}: put {archive.file} there "
             f"(from {archive.url}), set data.path or $ALLMLP_DATA to its folder, or set data.download=true"
         )
     layout, place, read_file = found
@@ -166,8 +148,8 @@ def load(
 OpenLayout = tuple[FileLayout, Path, Callable[[str], bytes]]
 
 
-def find_layout(place: Path, layouts: list[FileLayout], archives: str, partial: list[str]) -> OpenLayout | None:
-    """The first complete layout in a folder or archive; messages about incomplete ones are added to `partial`."""
+def find_layout(place: Path, layouts: list[FileLayout], archives: str, incomplete: list[str]) -> OpenLayout | None:
+    """The first complete layout in a folder or archive; messages about incomplete ones are added to `incomplete`."""
     if place.is_file():
         return open_archive(place, layouts)
     for layout in layouts:
@@ -176,7 +158,7 @@ def find_layout(place: Path, layouts: list[FileLayout], archives: str, partial: 
             if not missing:
                 return layout, folder, lambda name, folder=folder: (folder / name).read_bytes()
             if len(missing) < len(layout.train + layout.test):
-                partial.append(f"{folder} is incomplete, without {', '.join(missing)}")
+                incomplete.append(f"{folder} is incomplete, without {', '.join(missing)}")
     return next(filter(None, (open_archive(archive, layouts) for archive in sorted(place.glob(archives)))), None)
 
 
@@ -195,10 +177,8 @@ def open_archive(archive: Path, layouts: list[FileLayout]) -> OpenLayout | None:
                     content[name] = source.read() if source else b""
     except DAMAGED as reason:
         raise UserError(f"{archive} is damaged or not a .tar.gz: {one_line(reason)}; download it again") from None
-    for layout in layouts:
-        if content.keys() >= set(layout.train + layout.test):
-            return layout, archive, content.__getitem__
-    return None
+    complete = (layout for layout in layouts if content.keys() >= {*layout.train, *layout.test})
+    return next(((layout, archive, content.__getitem__) for layout in complete), None)
 
 
 def split(
@@ -266,9 +246,8 @@ def read_pickle(data: bytes, key: str) -> Arrays:
     except UserError:
         raise
     except Exception as reason:  # damaged pickles raise many types
-        raise UserError(
-            f"is not a CIFAR batch ({type(reason).__name__}: {one_line(reason)}); download it again"
-        ) from None
+        kind = type(reason).__name__
+        raise UserError(f"is not a CIFAR batch ({kind}: {one_line(reason)}); download it again") from None
     return pixels, labels
 
 

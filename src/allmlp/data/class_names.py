@@ -63,6 +63,28 @@ def imagenet_numbers(data: Sequence[str], model: Sequence[str]) -> dict[str, lis
     return {name: [name] for name in data} if same else {}
 
 
+class ModelClasses:
+    """Finds the classes of a model: by their exact name, else without case and hyphens, else by another name.
+
+    Names that differ by case or hyphens alone, such as a and A, are different classes if the model has both.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.exact = {name: {number} for number, name in reversed(list(enumerate(names)))}
+        self.alike: dict[str, set[int]] = {}
+        self.known: dict[str, set[int]] = {}
+        for name, numbers in self.exact.items():
+            self.alike.setdefault(canonical(name), set()).update(numbers)
+        for number, name in enumerate(names):
+            for alias in aliases(name):
+                self.known.setdefault(alias, set()).add(number)
+
+    def find(self, name: str) -> set[int]:
+        """The classes that may be meant; empty if there is none."""
+        found = self.exact.get(name) or self.alike.get(canonical(name))
+        return found or set().union(*(self.known.get(alias, ()) for alias in aliases(name)))
+
+
 def match_classes(
     data: Sequence[str], model: Sequence[str], table: Mapping[str, Iterable[str]] | None = None
 ) -> ClassMatch:
@@ -71,23 +93,7 @@ def match_classes(
     A class of the data may correspond to several of the model; its probability is the sum of theirs. Numbers are output
     indices of the model, in `table` and if the data's classes are numbers from 0, as many as the model's.
     """
-    # Names that differ by case or hyphens alone, such as a and A, are different classes if the model has both.
-    exact = {name: number for number, name in reversed(list(enumerate(model)))}
-    alike: dict[str, set[int]] = {}
-    for name, number in exact.items():
-        alike.setdefault(canonical(name), set()).add(number)
-    known: dict[str, set[int]] = {}
-    for number, name in enumerate(model):
-        for alias in aliases(name):
-            known.setdefault(alias, set()).add(number)
-
-    def find(name: str) -> set[int]:
-        if name in exact:
-            return {exact[name]}
-        if canonical(name) in alike:
-            return alike[canonical(name)]
-        return set().union(*(known.get(alias, ()) for alias in aliases(name)))
-
+    classes = ModelClasses(model)
     by_number = set(data) == set(map(str, range(len(model))))
     rows = {name: list(targets) for name, targets in (table or {}).items()}
     given = {canonical(name): targets for name, targets in rows.items() if name not in data}
@@ -96,7 +102,7 @@ def match_classes(
         found = set[int]()
         row = rows.get(name, given.get(canonical(name)))
         for target in [name] if row is None else row:
-            same = find(target) if target else set()
+            same = classes.find(target) if target else set[int]()
             if len(same) > 1:
                 listed = ", ".join(model[number] for number in sorted(same)[:MAX_NAMES])
                 raise UserError(f"class {target!r} may be any of {listed} of the model: choose in a table (--classes)")
@@ -121,9 +127,8 @@ def match_classes(
     first = [min(owner.get(number, {number})) for number in range(len(model))]
     order = {number: column for column, number in enumerate(sorted(set(first)))}
     names = tuple(merged.get(number) or imagenet_classes().get(model[number], (model[number],))[0] for number in order)
-    return ClassMatch(
-        names, [order[number] for number in first], [order[min(group)] if group else -1 for group in members]
-    )
+    labels = [order[min(group)] if group else -1 for group in members]
+    return ClassMatch(names, [order[number] for number in first], labels)
 
 
 def read_class_table(file: str) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from allmlp.data.decode import SUFFIXES
 from allmlp.data.frequency import is_time
@@ -32,6 +32,15 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 """Names of splits in folders and tables -> our names."""
+SPLITS = ("train", "validation", "test")
+
+
+class HasSplit(Protocol):
+    @property
+    def split(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=HasSplit)
 SAMPLE_ROWS = 2000
 """Rows that are read to guess what a column holds."""
 NO_LABEL = ("", "-", "nan", "NaN")
@@ -111,9 +120,8 @@ def guess_label(samples: Sequence[ColumnSample], table: Table) -> str:
     found = [sample.name for sample in usable if not all(map(is_time, sample.values[:COMPARED_CELLS]))]
     found = found or [sample.name for sample in usable]
     if len(found) != 1:
-        which = (
-            f"{', '.join(found)} all could be" if found else f"none of {', '.join(table.columns)} is known or could be"
-        )
+        named = ", ".join(found or table.columns)
+        which = f"{named} all could be" if found else f"none of {named} is known or could be"
         raise UserError(f"{table.file}: {which} the label: set data.label_column")
     return found[0]
 
@@ -149,6 +157,16 @@ def split_of_row(row: TableRow, column: str, file: str) -> str:
 def split_for_testing(splits: Collection[str]) -> str:
     """The split to test on: "test", else "validation"; empty if there is neither."""
     return next((name for name in ("test", "validation") if name in splits), "")
+
+
+def split_rows(rows: list[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+    """Rows for training, validation and testing as a table assigns them; if it has only one of validation and test,
+    that is the test split. All are for training unless some are for training and some for testing.
+    """
+    train, validation, test = ([row for row in rows if (row.split or "train") == name] for name in SPLITS)
+    if not train or not (validation or test):
+        return rows, [], []
+    return (train, validation, test) if test else (train, [], validation)
 
 
 def check_classes(labels: Sequence[str], column: str, source: str, notes: Sequence[str] = ()) -> None:

@@ -98,9 +98,8 @@ class Corpus(TextData):
         stamps = ["for testing", *(f"{file} {stamp(file)}" for file in files)]
         folder = write_cached(self, stamps, lambda: (), self.documents(files), tokenizer)
         test = load_split(folder, "test", tokenizer, self)
-        return self.dataset_type(
-            test, test, tokenizer, self.seq_len, self.separate_documents, notes=left_out_notes(left)
-        )
+        notes = left_out_notes(left)
+        return self.dataset_type(test, test, tokenizer, self.seq_len, self.separate_documents, notes=notes)
 
     def documents(self, files: list[str]) -> Documents:
         return lambda: read_documents(files, self.sample_by, self.text_field)
@@ -128,9 +127,9 @@ class Passages(Corpus):
 
 def left_out_notes(files: list[str]) -> tuple[str, ...]:
     """A note about files that `leave_out` has left out."""
-    if not (left := [*dict.fromkeys(files)]):
-        return ()
-    return (f"{plural(len(left), 'file is', 'files are')} not read as text unless named: {listing(left)}",)
+    left = [*dict.fromkeys(files)]
+    are = plural(len(left), "file is", "files are")
+    return (f"{are} not read as text unless named: {listing(left)}",) if left else ()
 
 
 def stamp(file: str) -> str:
@@ -155,10 +154,8 @@ def write_cached(
 ) -> Path:
     """The cache folder of these documents, which is written unless it is there; `stamps` change with the documents."""
     given = spec.tokenizer.replace(path="") if tokenizer is None else tokenizer.to_json()
-    key = hashlib.sha256(
-        repr((stamps, given, spec.sample_by, spec.text_field, spec.test_fraction, test is None)).encode()
-    ).hexdigest()[:24]
-    folder = cache_folder(spec.cache) / "text" / key
+    settings = (stamps, given, spec.sample_by, spec.text_field, spec.test_fraction, test is None)
+    folder = cache_folder(spec.cache) / "text" / hashlib.sha256(repr(settings).encode()).hexdigest()[:24]
     write_once(folder, lambda: write(folder, spec, train, test, tokenizer))
     return folder
 
@@ -170,9 +167,8 @@ def write(folder: Path, spec: Corpus, train: Documents, test: Documents | None, 
     temporary.mkdir()
     try:
         if tokenizer is None:
-            tokenizer = spec.tokenizer.build(
-                text for text, is_test in split_documents(spec, train, test) if not is_test
-            )
+            documents = split_documents(spec, train, test)
+            tokenizer = spec.tokenizer.build(text for text, is_test in documents if not is_test)
         (temporary / TOKENIZER_FILE).write_text(tokenizer.to_json(), encoding="utf8")
         dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
         ends: dict[bool, list[int]] = {False: [], True: []}

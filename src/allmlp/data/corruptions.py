@@ -18,19 +18,19 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def gaussian_noise(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
-    return images + (0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1] * normal(images, seeds)
+    return images + (0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1] * noise(images, seeds, Tensor.normal_)
 
 
 def shot_noise(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     """Poisson noise of photons, by its normal approximation."""
     photons = (500, 250, 100, 75, 50)[severity - 1]
-    return images + (images / photons).sqrt() * normal(images, seeds)
+    return images + (images / photons).sqrt() * noise(images, seeds, Tensor.normal_)
 
 
 def impulse_noise(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     """A fraction of the values becomes black or white."""
     fraction = (0.01, 0.02, 0.03, 0.05, 0.07)[severity - 1]
-    u = uniform(images, images.shape[1:], seeds)
+    u = noise(images, seeds, Tensor.uniform_)
     return torch.where(u < fraction / 2, 0.0, torch.where(u > 1 - fraction / 2, 1.0, images))
 
 
@@ -42,7 +42,7 @@ def gaussian_blur(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor
 def fog(images: Tensor, severity: int, seeds: Sequence[int]) -> Tensor:
     """A bright layer of smooth random density."""
     density = (0.2, 0.35, 0.5, 0.6, 0.7)[severity - 1]
-    coarse = uniform(images, (1, 4, 4), seeds)
+    coarse = noise(images, seeds, Tensor.uniform_, (1, 4, 4))
     layer = density * interpolate(coarse, images.shape[2:], mode="bicubic").clamp(0, 1)
     return images * (1 - layer) + layer
 
@@ -84,17 +84,11 @@ def corrupt(images: Tensor, kind: str, severity: int, seeds: Sequence[int]) -> T
     return (changed.clamp(0, 1) * 255).round() / 255
 
 
-def normal(images: Tensor, seeds: Sequence[int]) -> Tensor:
-    """Normal noise with the shape of the images."""
-    generator, found = torch.Generator(images.device), images.new_empty(images.shape)
+def noise(
+    images: Tensor, seeds: Sequence[int], fill: Callable[..., Tensor], shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """Noise for each image, by default in its shape; `fill` is `Tensor.normal_` or `Tensor.uniform_`."""
+    generator, found = torch.Generator(images.device), images.new_empty(len(images), *(shape or images.shape[1:]))
     for own, seed in zip(found, seeds, strict=True):
-        own.normal_(generator=generator.manual_seed(seed))
-    return found
-
-
-def uniform(images: Tensor, shape: tuple[int, ...], seeds: Sequence[int]) -> Tensor:
-    """Uniform noise of this shape for each image."""
-    generator, found = torch.Generator(images.device), images.new_empty(len(images), *shape)
-    for own, seed in zip(found, seeds, strict=True):
-        own.uniform_(generator=generator.manual_seed(seed))
+        fill(own, generator=generator.manual_seed(seed))
     return found

@@ -174,9 +174,8 @@ class ImageDataset(Dataset):
 
     def files(self) -> dict[str, str]:
         task = "classes" if self.class_names else "values"
-        return {
-            PREPROCESSING_FILE: to_json(ImagePreprocessing(self.mean, self.std, self.class_names, self.crop_pct, task))
-        }
+        known = ImagePreprocessing(self.mean, self.std, self.class_names, self.crop_pct, task)
+        return {PREPROCESSING_FILE: to_json(known)}
 
 
 def evenly_spaced(count: int, chosen: int) -> Tensor:

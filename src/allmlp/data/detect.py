@@ -19,6 +19,7 @@ from allmlp.data.columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
     SPLIT_NAMES,
+    SPLITS,
     TEXT_COLUMNS,
     is_image_name,
     named_column,
@@ -240,10 +241,8 @@ def detect_aligned(files: list[Path]) -> Data | None:
             f"{'+'.join(next(iter(pairs.values())).values())}, or call those of one dataset train, val and test"
         )
     source, target = direction([*languages.pop()])
-    train, val, test = (
-        ",".join(f"{pairs[stem][source]}+{pairs[stem][target]}" for stem in splits.get(name, []))
-        for name in ("train", "validation", "test")
-    )
+    joined = {stem: f"{found[source]}+{found[target]}" for stem, found in pairs.items()}
+    train, val, test = (",".join(joined[stem] for stem in splits.get(name, [])) for name in SPLITS)
     return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
 
 
@@ -314,9 +313,8 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
         splits = {name: tables for name, tables in splits.items() if label in tables[0].table.columns}
     if "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
-    train, val, test = (
-        ",".join(table.file for table in splits.get(name, [])) for name in ("train", "validation", "test")
-    )
+    files = {name: ",".join(table.file for table in tables) for name, tables in splits.items()}
+    train, val, test = (files.get(name, "") for name in SPLITS)
     if first.lists_images():
         return ImageTable(train, test=test, val=val)
     languages = [sample.name for sample in first.samples if sample.name.casefold() in LANGUAGES and not sample.is_label]
@@ -340,12 +338,10 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
             f"{', '.join(columns)}"
         )
     refuse_times(first.file, samples)
-    what = (
-        "column of labels, called label or with few different values" if texts else "column of texts, images or times"
-    )
+    what = "labels, called label or with few different values" if texts else "texts, images or times"
     hint = "" if texts else ", or image and label, or write a row for each time and name them date"
     some = ", ".join([*columns[:10], *(["..."] if len(columns) > 10 else [])])
-    raise UserError(f"{first.file} has no {what}, among {some}: name the columns text and label{hint}")
+    raise UserError(f"{first.file} has no column of {what}, among {some}: name the columns text and label{hint}")
 
 
 # --- Hugging Face Hub -----------------------------------------------------------------------------------

@@ -33,9 +33,8 @@ class Digits(Data):
         test_mask = stratified_mask(labels, TEST_SIZE)
         train, test = InMemory(images[~test_mask], labels[~test_mask]), InMemory(images[test_mask], labels[test_mask])
         pixels_01 = train.examples.images.double() / 255
-        return ImageDataset(
-            train, test, tuple("0123456789"), (pixels_01.mean().item(),), (pixels_01.std(correction=0).item(),)
-        )
+        mean, std = pixels_01.mean().item(), pixels_01.std(correction=0).item()
+        return ImageDataset(train, test, tuple("0123456789"), (mean,), (std,))
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:

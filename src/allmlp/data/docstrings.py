@@ -25,9 +25,8 @@ class Docstrings(TextData):
     cache: str = ""
 
     def load(self) -> TextDataset:
-        corpus = Corpus(
-            "", tokenizer=self.tokenizer, seq_len=self.seq_len, test_fraction=self.test_fraction, cache=self.cache
-        )
+        fields = ("tokenizer", "seq_len", "test_fraction", "cache")
+        corpus = Corpus("", **{field: getattr(self, field) for field in fields})
         return load_corpus(corpus, [f"docstrings of Python {sys.version}"], docstrings, None)
 
 

@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Annotated, Any, Self
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allmlp.data.dataset import LabeledImages, evenly_spaced
+from allmlp.data.dataset import ImageDataset, LabeledImages, Split, evenly_spaced
 from allmlp.data.decode import CorruptImage, Decode, decode_pixels
 from allmlp.data.workers import Workers, own_cores
 from allmlp.errors import UserError, printable
@@ -118,6 +118,14 @@ class EncodedImages:
         return {**self.__dict__, "_workers": None}
 
 
+def image_dataset(
+    splits: tuple[Split, Split | None, Split], classes: tuple[str, ...], decode: Decode, notes: Iterable[str] = ()
+) -> ImageDataset:
+    """The dataset of images for training, validation and testing that are decoded to bytes."""
+    (train, validation, test), (mean, std) = splits, decode.statistics()
+    return ImageDataset(train, test, classes, mean, std, decode.crop_pct, validation=validation, notes=tuple(notes))
+
+
 def read_pixels(split: EncodedImages, item: tuple[int, list[float] | None]) -> np.ndarray:
     """Pixels (c h w) of the image with an index, and with the uniforms of its crop."""
     index, uniforms = item
@@ -129,6 +137,5 @@ def check_corrupt(decode: Decode, name: str, reason: object, corrupt: int, image
     if decode.on_corrupt == "error":
         raise CorruptImage(f"{name}: {reason}; repair or remove it, or set data.decode.on_corrupt=skip")
     if corrupt > max(MAX_CORRUPT * images, 1):
-        raise CorruptImage(
-            f"{corrupt} of {images} images cannot be read, such as {name}: {reason}; repair or remove them"
-        )
+        some = f"{corrupt} of {images} images cannot be read, such as {name}"
+        raise CorruptImage(f"{some}: {reason}; repair or remove them")

@@ -39,19 +39,15 @@ class Flowers102(ImageFileData):
         labels = read_mat(root / LABELS).get("labels", np.zeros(0)).astype(int).ravel()
         sets = {name: numbers.astype(int).ravel() for name, numbers in read_mat(root / SPLITS).items()}
         if not {"trnid", "valid", "tstid"} <= sets.keys() or not labels.size:
-            raise UserError(
-                f"{root}: {LABELS} needs the variable labels, {SPLITS} the variables trnid, valid and tstid"
-            )
+            raise UserError(f"{root}: {LABELS} needs the variable labels, {SPLITS} needs trnid, valid and tstid")
         classes = sorted(set(labels.tolist()))
 
         def split(*names: str) -> FileSplit:
             chosen = np.concatenate([sets[name] for name in names]).tolist()
             if not all(1 <= number <= len(labels) for number in chosen):
                 raise UserError(f"{root / SPLITS} names images that {LABELS} has no label of")
-            files = [
-                LabeledFile(f"image_{number:05d}.jpg", classes.index(int(labels[number - 1]))) for number in chosen
-            ]
-            return FileSplit(root / "jpg", files)
+            found = [(number, classes.index(int(labels[number - 1]))) for number in chosen]
+            return FileSplit(root / "jpg", [LabeledFile(f"image_{number:05d}.jpg", label) for number, label in found])
 
         splits = {"train": split("trnid", "valid") if self.train_on_val else split("trnid"), "test": split("tstid")}
         splits |= {} if self.train_on_val else {"validation": split("valid")}

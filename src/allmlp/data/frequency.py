@@ -250,17 +250,15 @@ def detect_frequency(
     times: np.ndarray, series: np.ndarray, counted: bool, where: str, notation: Notation = "local"
 ) -> Frequency:
     """Detect the step of times sorted within each series: the most frequent difference, which must divide all."""
-    steps = np.diff(times)[np.diff(series) == 0]
+    steps = steps_within(times, series)
     if not len(steps):
         raise UserError(f"{where} has no series of two times or more")
-    sizes, counts = np.unique(steps, return_counts=True)
-    step = int(sizes[counts.argmax()])
+    step = most_frequent(steps)
     if counted:
         frequency = Frequency(step, "row")
     elif step >= 28 * DAY and not (bool((steps % step == 0).all()) and leaves_its_day(times)):
-        months = np.diff(Frequency(1, "month").count(times))[np.diff(series) == 0]
-        sizes, counts = np.unique(months.astype(np.int64), return_counts=True)
-        frequency = Frequency(max(int(sizes[counts.argmax()]), 1), "month", notation)
+        months = steps_within(Frequency(1, "month").count(times), series)
+        frequency = Frequency(max(most_frequent(months.astype(np.int64)), 1), "month", notation)
     elif closed := closed_days(times, steps):
         frequency = Frequency(DAY, notation=notation, without=closed)
     elif DAY <= step < 7 * DAY and not (steps % DAY).any():
@@ -270,6 +268,16 @@ def detect_frequency(
         frequency = Frequency(step, notation=notation)
     check_regular(times, series, frequency, where)
     return frequency
+
+
+def steps_within(times: np.ndarray, series: np.ndarray) -> np.ndarray:
+    """Differences between the consecutive times of each series."""
+    return np.diff(times)[np.diff(series) == 0]
+
+
+def most_frequent(numbers: np.ndarray) -> int:
+    found, counts = np.unique(numbers, return_counts=True)
+    return int(found[counts.argmax()])
 
 
 def closed_days(times: np.ndarray, steps: np.ndarray) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import torch
 
 from allmlp.data.dataset import Data, ImageDataset, Split
 from allmlp.data.decode import CorruptImage, Decode
-from allmlp.data.encoded_images import EncodedImages, NumWorkers
+from allmlp.data.encoded_images import EncodedImages, NumWorkers, image_dataset
 from allmlp.data.splits import divide
 from allmlp.errors import UserError, lookup, one_line, require
 from allmlp.files import expand_user, read_regular
@@ -57,19 +57,16 @@ class HubDataset(Data):
         classes = class_names(features[label], train[label])
         if len(classes) < 2:
             raise UserError(f"column {label!r} of {self.name} has fewer than two classes")
-        mean, std = self.decode.statistics()
         splits: list[Split] = []
         for name, table in ((self.train_split, train), *tested.items()):
             numbers = class_indices(table[label], classes, f"split {name!r} of {self.name}")
             encoded = table.cast_column(image, library.Image(decode=False))
             source = f"{self.name}, {name}"
             splits.append(HubImages(encoded, image, numbers, source, self.img_size, self.decode, self.num_workers))
-        train_images, validation, test_images = (
-            (splits[0], None, splits[1])
-            if tested
-            else divide(splits[0], self.test_fraction, self.test_fraction, self.split_seed)
-        )
-        return ImageDataset(train_images, test_images, classes, mean, std, self.decode.crop_pct, validation=validation)
+        if tested:
+            return image_dataset((splits[0], None, splits[1]), classes, self.decode)
+        made = divide(splits[0], self.test_fraction, self.test_fraction, self.split_seed)
+        return image_dataset(made, classes, self.decode)
 
     def load_splits(self, library: Any) -> Any:
         """The splits by name, from the Hub, a local dataset or a folder written by `save_to_disk`."""

@@ -17,10 +17,11 @@ import torch
 
 from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import CorruptImage, Decode, open_image
-from allmlp.data.encoded_images import EncodedImages, NumWorkers, check_corrupt
+from allmlp.data.encoded_images import EncodedImages, NumWorkers, check_corrupt, image_dataset
 from allmlp.data.splits import (
     group_by_keys,
     listing,
+    missing_fractions,
     overlap_notes,
     similar_class_note,
     single_example_note,
@@ -96,28 +97,15 @@ class ImageFileData(Data, abstract=True):
         if empty:
             raise UserError(f"class {classes[min(empty)]!r} has no training images: add some or remove it")
         given = [name for name in splits if name != "train"]
-        val_fraction = self.val_fraction
-        if val_fraction is None:
-            val_fraction = 0.0 if "test" in splits else self.test_fraction
-        if "test" not in splits or ("validation" not in splits and val_fraction):
-            splits |= self.make_splits(splits, contents["train"], val_fraction, notes)
+        if fractions := missing_fractions(self, splits):
+            splits |= self.make_splits(splits["train"], contents["train"], fractions, notes)
             if not given:
                 notes += single_example_note([classes[label] for split in splits.values() for _, label in split.files])
-        mean, std = self.decode.statistics()
         images = {
             name: ImageFiles(split.root, split.files, self.img_size, self.decode, self.num_workers)
             for name, split in splits.items()
         }
-        return ImageDataset(
-            images["train"],
-            images["test"],
-            classes,
-            mean,
-            std,
-            self.decode.crop_pct,
-            validation=images.get("validation"),
-            notes=tuple(notes),
-        )
+        return image_dataset((images["train"], images.get("validation"), images["test"]), classes, self.decode, notes)
 
     def leave_out_corrupt(self, split: FileSplit, notes: list[str]) -> FileSplit:
         """Leave out files whose header cannot be read; pixels are only checked when they are decoded."""
@@ -132,9 +120,8 @@ class ImageFileData(Data, abstract=True):
         return split.take([index for index, reason in enumerate(reasons) if not reason])
 
     def make_splits(
-        self, splits: dict[str, FileSplit], contents: list[str], val_fraction: float, notes: list[str]
+        self, whole: FileSplit, contents: list[str], fractions: tuple[float, float | None], notes: list[str]
     ) -> dict[str, FileSplit]:
-        whole = splits["train"]
         stems = name_groups(whole.files) if self.group_by_name else [file for file, _ in whole.files]
         sizes = Counter(stems)
         together = [stem for stem, size in sizes.items() if size > 1]
@@ -144,19 +131,10 @@ class ImageFileData(Data, abstract=True):
                 f"({sizes[together[0]]} files), are kept in one split (--set data.group_by_name=false turns this off)"
             )
         keys: list[tuple[Hashable, Hashable]] = [(("name", stem), content) for stem, content in zip(stems, contents)]
-        found = split_by_group(
-            [label for _, label in whole.files],
-            group_by_keys(keys),
-            [file for file, _ in whole.files],
-            0.0 if "validation" in splits else val_fraction,
-            None if "test" in splits else self.test_fraction,
-            self.split_seed,
-        )
-        made = {name: whole.take(indices) for name, indices in found._asdict().items() if indices}
-        notes.append(
-            f"split with seed {self.split_seed}: " + ", ".join(f"{len(s.files):,} {n}" for n, s in made.items())
-        )
-        return made
+        files, labels = [file for file, _ in whole.files], [label for _, label in whole.files]
+        found = split_by_group(labels, group_by_keys(keys), files, *fractions, self.split_seed)
+        notes.append(found.note(self.split_seed))
+        return {name: whole.take(indices) for name, indices in found._asdict().items() if indices}
 
 
 def map_files(function: Callable[[Path], T], split: FileSplit) -> list[T]:

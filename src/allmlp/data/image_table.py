@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from allmlp.data.columns import (
     IMAGE_COLUMNS,
@@ -19,8 +20,8 @@ from allmlp.data.columns import (
     label_order,
     named_column,
     sample_columns,
-    split_for_testing,
     split_of_row,
+    split_rows,
 )
 from allmlp.data.dataset import ImageDataset
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
@@ -34,6 +35,13 @@ MAX_MISSING = 0.1
 """Fraction of files that may be missing."""
 LOOKED_UP = 10
 """Values of a column that are looked up, to see whether it names images."""
+
+
+class ImageRow(NamedTuple):
+    file: str
+    """Relative to the folder of the images."""
+    label: str
+    split: str
 
 
 class ImageTable(ImageFileData):
@@ -51,39 +59,31 @@ class ImageTable(ImageFileData):
 
     def load(self) -> ImageDataset:
         notes: list[str] = []
-        found = {"train": list(self.read(self.path, notes))}
-        for name, paths in (("validation", self.val), ("test", self.test)):
-            if paths:
-                found[name] = list(self.read(paths, notes))
-        named = {split for _, _, split in found["train"]}
-        if len(found) == 1 and named & {"train", ""} and (last := split_for_testing(named)):
-            rows = found["train"]
-            found = {"train": [row for row in rows if row[2] not in ("validation", "test")]}
-            if {"validation", "test"} <= named:
-                found["validation"] = [row for row in rows if row[2] == "validation"]
-            found["test"] = [row for row in rows if row[2] == last]
-        labels = [label for _, label, _ in found["train"]]
+        parts = {"train": self.path, "validation": self.val, "test": self.test}
+        found = {name: list(self.read(paths, notes)) for name, paths in parts.items() if paths or name == "train"}
+        if len(found) == 1:
+            made = zip(parts, split_rows(found["train"]))
+            found = {name: rows for name, rows in made if rows or name == "train"}
+        labels = [row.label for row in found["train"]]
         if not labels:
             raise UserError(f"{self.path} has no labeled images")
         check_classes(labels, self.label_column or "label", self.path)
         classes = tuple(sorted(set(labels), key=label_order))
         numbers = {label: number for number, label in enumerate(classes)}
         splits = {}
-        for name in ("train", "validation", "test"):
-            if name in found:
-                for _, label, _ in found[name]:
-                    if label not in numbers:
-                        raise UserError(f"unknown label {label!r} in the {name} split{did_you_mean(label, classes)}")
-                splits[name] = FileSplit(
-                    self.root(), [LabeledFile(file, numbers[label]) for file, label, _ in found[name]]
-                )
+        for name, rows in found.items():
+            for row in rows:
+                if row.label not in numbers:
+                    hint = did_you_mean(row.label, classes)
+                    raise UserError(f"unknown label {row.label!r} in the {name} split{hint}")
+            splits[name] = FileSplit(self.root(), [LabeledFile(row.file, numbers[row.label]) for row in rows])
         return self.build(splits, classes, notes)
 
     def root(self) -> Path:
         return expand_user(self.folder or Path(find_files(self.path)[0]).parent)
 
-    def read(self, paths: str, notes: list[str]) -> Iterator[tuple[str, str, str]]:
-        """File, label and split of every row whose file exists."""
+    def read(self, paths: str, notes: list[str]) -> Iterator[ImageRow]:
+        """The rows whose file exists."""
         root = self.root()
         for file in find_files(paths):
             table, guessed = read_table(file), dict[str, str]()
@@ -94,9 +94,8 @@ class ImageTable(ImageFileData):
                 image = next((sample.name for sample in samples if sample.is_image), None)
                 image = image or stem_column(samples, finder)
                 if image is None:
-                    raise UserError(
-                        f"{file}: none of {', '.join(table.columns)} holds names of images: set data.image_column"
-                    )
+                    some = ", ".join(table.columns)
+                    raise UserError(f"{file}: none of {some} holds names of images: set data.image_column")
                 guessed["image_column"] = image
             label = named_column(table.columns, self.label_column, LABEL_COLUMNS, file)
             if label is None:
@@ -110,7 +109,7 @@ class ImageTable(ImageFileData):
                     continue
                 count += 1
                 if path := finder.find(row[image].strip()):
-                    yield os.path.relpath(path, root), row[label].strip(), split_of_row(row, split, file)
+                    yield ImageRow(os.path.relpath(path, root), row[label].strip(), split_of_row(row, split, file))
                 else:
                     missing.append(row[image])
             if len(missing) > max(MAX_MISSING * count, 1):

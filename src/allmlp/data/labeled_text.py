@@ -27,12 +27,19 @@ from allmlp.data.columns import (
     label_order,
     named_column,
     sample_columns,
-    split_for_testing,
     split_of_row,
+    split_rows,
 )
 from allmlp.data.dataset import Dataset, InMemory, subset
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.splits import group_by_keys, overlap_notes, similar_class_note, single_example_note, split_by_group
+from allmlp.data.splits import (
+    group_by_keys,
+    missing_fractions,
+    overlap_notes,
+    similar_class_note,
+    single_example_note,
+    split_by_group,
+)
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table, test_names
 from allmlp.data.text_files import find_files, open_text
 from allmlp.data.text_folder import TextFolder
@@ -99,9 +106,8 @@ class LabeledTextDataset(Dataset):
         )
 
     def files(self) -> dict[str, str]:
-        return self.tokenizer.files(
-            TextPreprocessing("classes", self.seq_len, self.class_names, whole_files=self.whole_files)
-        )
+        known = TextPreprocessing("classes", self.seq_len, self.class_names, whole_files=self.whole_files)
+        return self.tokenizer.files(known)
 
 
 class LabeledText(TextData):
@@ -165,14 +171,12 @@ class LabeledText(TextData):
     ) -> LabeledTextDataset:
         """Build the dataset from examples; `tests` are pairs of file name and examples, `classes` the class names."""
         notes = [*notes, *conflict_notes(train)]
-        given = {"validation": validation, "test": [row for _, found in tests for row in found]}
-        splits = {row.split for row in train}
-        if not tests and not validation and splits & {"train", ""} and (last := split_for_testing(splits)):
-            given = {"validation": [row for row in train if row.split == "validation" != last]}
-            given["test"] = [row for row in train if row.split == last]
-            train = [row for row in train if row.split not in given]
-        notes += overlap_notes(map(text_key, train), {n: [*map(text_key, rows)] for n, rows in given.items()}, "texts")
-        train, validation, test = self.split(train, given["validation"], given["test"], notes)
+        test = [row for _, found in tests for row in found]
+        if not tests and not validation:
+            train, validation, test = split_rows(train)
+        given = {"validation": [*map(text_key, validation)], "test": [*map(text_key, test)]}
+        notes += overlap_notes(map(text_key, train), given, "texts")
+        train, validation, test = self.split(train, validation, test, notes)
         tests = tests or [(self.path, test)]
         classes = classes or tuple(sorted({row.label for row in train}, key=label_order))
         notes += similar_class_note(classes)
@@ -184,9 +188,8 @@ class LabeledText(TextData):
         encoded = encode([[*train, *unlabeled]], tokenizer, self.seq_len, classes)
         full = int((encoded.examples.ids[:, -1] != tokenizer.pad_token_id).sum())
         if full > MANY_LONG * len(encoded):
-            notes.append(
-                f"{full:,} of {len(encoded):,} training texts fill all {self.seq_len} tokens; longer ones are cut"
-            )
+            share = f"{full:,} of {len(encoded):,} training texts"
+            notes.append(f"{share} fill all {self.seq_len} tokens; longer ones are cut")
         return LabeledTextDataset(
             encoded,
             encode([found for _, found in tests], tokenizer, self.seq_len, classes),
@@ -204,23 +207,15 @@ class LabeledText(TextData):
         self, train: list[TextExample], validation: list[TextExample], test: list[TextExample], notes: list[str]
     ) -> tuple[list[TextExample], list[TextExample], list[TextExample]]:
         """The three splits; empty ones are taken from the training examples."""
-        val_fraction = self.val_fraction
-        if val_fraction is None:
-            val_fraction = 0.0 if test else self.test_fraction
-        if test and (validation or not val_fraction):
+        given = [name for name, rows in (("validation", validation), ("test", test)) if rows]
+        fractions = missing_fractions(self, given)
+        if fractions is None:
             return train, validation, test
-        notes += single_example_note([row.label for row in train])
-        found = split_by_group(
-            [row.label for row in train],
-            text_groups(train),
-            [row.first for row in train],
-            0.0 if validation else val_fraction,
-            None if test else self.test_fraction,
-            self.split_seed,
-        )
+        labels, names = [row.label for row in train], [row.first for row in train]
+        notes += single_example_note(labels)
+        found = split_by_group(labels, text_groups(train), names, *fractions, self.split_seed)
+        notes.append(found.note(self.split_seed))
         made = [[train[index] for index in indices] for indices in found]
-        counts = ", ".join(f"{len(rows):,} {name}" for rows, name in zip(made, found._fields) if rows)
-        notes.append(f"split with seed {self.split_seed}: {counts}")
         return made[0], made[1] or validation, made[2] or test
 
 

@@ -56,11 +56,9 @@ def read_split(folders: list[Path], below: tuple[str, ...], part: str, num_class
 
 def find(folders: list[Path], below: tuple[str, ...], stem: str, dimensions: int) -> Path:
     names = [f"{stem}{dot}idx{dimensions}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
-    for folder in folders:
-        for inner in below:
-            for name in names:
-                if (folder / inner / name).is_file():
-                    return folder / inner / name
+    places = (folder / inner / name for folder in folders for inner in below for name in names)
+    if found := next(filter(Path.is_file, places), None):
+        return found
     raise UserError(f"no {names[0]} or {names[1]} in {join_paths(folders)}: set data.path to the folder that has it")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from allmlp.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, TEXT_PAIR_COLUMNS, is_image_name, label_order
 from allmlp.data.dataset import Data, ImageDataset, LabeledImages, evenly_spaced
 from allmlp.data.decode import CorruptImage, Decode, as_tensor, crop_and_resize
+from allmlp.data.encoded_images import image_dataset
 from allmlp.data.labeled_text import LabeledText, LabeledTextDataset, TextExample
 from allmlp.data.splits import divide, listing
 from allmlp.data.tokenizer import TextData, TokenizerConfig
@@ -91,9 +93,8 @@ def of_objects(
     for part in (train, *(part for part in (test, validation) if part is not None)):
         kind = type(part).__name__
         if isinstance(part, Mapping):
-            raise UserError(
-                f"{kind} is a mapping, of {', '.join(map(str, part))}: pass its splits, Data.of(train, test)"
-            )
+            keys = ", ".join(map(str, part))
+            raise UserError(f"{kind} is a mapping, of {keys}: pass its splits, Data.of(train, test)")
         if not hasattr(part, "__getitem__") or not hasattr(part, "__len__"):
             raise UserError(f"{kind} has no length or cannot be indexed: give a map-style dataset")
         if not len(part):
@@ -141,9 +142,8 @@ def read_item(items: Any, index: int, name: str) -> LabeledItem:
     except Exception as reason:  # the user's own code
         raise UserError(f"{where}: {type(reason).__name__}: {one_line(reason)}") from reason
     if isinstance(item, Mapping):
-        content, label = (
-            next((key for key in known if key in item), None) for known in ((*IMAGE_KEYS, *TEXT_COLUMNS), LABEL_KEYS)
-        )
+        content = next((key for key in (*IMAGE_KEYS, *TEXT_COLUMNS) if key in item), None)
+        label = next((key for key in LABEL_KEYS if key in item), None)
         if content is None or label is None:
             raise UserError(f"{where} has the keys {', '.join(map(str, item))}: it needs image or text, and label")
         second = next((key for key in TEXT_PAIR_COLUMNS if key in item and key != content), None)
@@ -300,19 +300,11 @@ class ObjectImageData(ObjectData):
             split.form = whole.form
         val_fraction = 0.0 if validation else self.test_fraction
         parts = (whole, None, test) if test else divide(whole, val_fraction, self.test_fraction, self.split_seed)
-        plain = (0.0,) * first.shape[1], (1.0,) * first.shape[1]
-        mean, std = plain if first.is_floating_point() else self.decode.statistics()
         notes = empty_class_note([names[label] for label in whole.labels.unique().tolist()], names)
-        return ImageDataset(
-            parts[0],
-            parts[2],
-            names,
-            mean,
-            std,
-            self.decode.crop_pct,
-            validation=validation or parts[1],
-            notes=tuple(notes),
-        )
+        found = image_dataset((parts[0], validation or parts[1], parts[2]), names, self.decode, notes)
+        if first.is_floating_point():  # as the model reads them
+            found = replace(found, mean=(0.0,) * first.shape[1], std=(1.0,) * first.shape[1])
+        return found
 
     def split(self, items: Any) -> ObjectImages:
         return ObjectImages(items, self.name, self.img_size, self.decode)
@@ -381,9 +373,8 @@ class ObjectImages:
         (image, _, label), where = read_item(self.items, index, self.name), self.where(index)
         expected = int(self.labels[index])
         if class_number(label, where) != expected:
-            raise UserError(
-                f"{where} has the label {label}, but {expected} before, or in its targets: labels must not vary"
-            )
+            before = f"{expected} before, or in its targets"
+            raise UserError(f"{where} has the label {label}, but {before}: labels must not vary")
         if isinstance(image, Tensor):
             is_pixels = image.dtype == torch.uint8
             if image.dim() != 3 or (not is_pixels and tuple(image.shape[1:]) != self.img_size):
@@ -425,10 +416,9 @@ class ObjectImages:
         if self.form is None:
             self.form = found
         if found != self.form:
-            kinds = [
-                f"{str(dtype).removeprefix('torch.')} with {count} channels" for dtype, count in (found, self.form)
-            ]
-            raise UserError(f"{where} is {kinds[0]}, others are {kinds[1]}: all images must be alike")
+            kinds = [f"{dtype} with {count} channels" for dtype, count in (found, self.form)]
+            own, others = (kind.removeprefix("torch.") for kind in kinds)
+            raise UserError(f"{where} is {own}, others are {others}: all images must be alike")
 
     def content(self) -> Iterator[Any]:
         yield f"{self.name} {len(self)}".encode()

@@ -81,9 +81,7 @@ class ParallelCorpus(TextData):
 
     def check(self) -> None:
         if self.seq_len < 3:
-            raise UserError(
-                "a target needs at least three tokens: [CLS], one of the sentence, [SEP]; raise data.seq_len"
-            )
+            raise UserError("a target needs at least three tokens: [CLS], one of the text, [SEP]; raise data.seq_len")
         if self.source_lang == self.target_lang:
             raise UserError(f"source_lang and target_lang are the same column, {self.source_lang!r}: name two")
         if self.max_length_ratio is not None and self.max_length_ratio < 1:

@@ -113,6 +113,5 @@ def as_array(source: Any) -> np.ndarray:
 def as_image(source: Any) -> Any:
     if not isinstance(source, np.ndarray):
         return source
-    return require("PIL.Image", "train").fromarray(
-        np.ascontiguousarray(source if source.shape[2] > 1 else source[:, :, 0])
-    )
+    pixels = source if source.shape[2] > 1 else source[:, :, 0]
+    return require("PIL.Image", "train").fromarray(np.ascontiguousarray(pixels))

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from allmlp.data.clock_changes import are_local_days, doubled_hours, join_doubled, local_days
+from allmlp.data.clocks import are_local_days, doubled_hours, even_times, join_doubled, local_days
 from allmlp.data.dataset import Data
 from allmlp.data.frequency import (
     DAY,
@@ -27,13 +27,13 @@ from allmlp.data.frequency import (
     check_regular,
     detect_frequency,
     read_times,
+    steps_within,
 )
 from allmlp.data.series import SeriesDataset, SplitEnds, build_dataset
 from allmlp.data.series_columns import Roles, find_roles, plain_number, with_points
 from allmlp.data.tables import MISSING, Table, read_table
 from allmlp.data.text_files import find_files
 from allmlp.data.time_parts import join_time_parts
-from allmlp.data.uneven_times import even_times
 from allmlp.errors import UserError, plural
 from allmlp.spec import Count, Range
 
@@ -57,6 +57,27 @@ class SeriesRows(NamedTuple):
     frequency: Frequency
     roles: Roles
     notes: tuple[str, ...]
+
+
+class Rows(NamedTuple):
+    """Rows of tables, as arrays of equal length."""
+
+    times: np.ndarray
+    series: np.ndarray
+    """Number of the series of each row."""
+    values: np.ndarray
+    """float64, rows x columns, NaN where missing."""
+
+    def take(self, chosen: np.ndarray) -> Rows:
+        return Rows(*(column[chosen] for column in self))
+
+
+class TimeKind(NamedTuple):
+    """How the times of a table are written, see `ParsedTimes`."""
+
+    counted: bool
+    notation: Notation
+    midnights: bool
 
 
 class SeriesTable(Data):
@@ -160,7 +181,7 @@ def read_files(
     frequency: Frequency | None,
 ) -> SeriesRows:
     times, series, values, ids = array("q"), array("i"), array("d"), dict[str, int]()
-    roles, kinds = None, set[tuple[bool, Notation, bool]]()
+    roles, kinds = None, set[TimeKind]()
     for file, *_ in versions:
         table, joined = join_time_parts(read_table(file), time_column, (*id_columns, *columns))
         roles = roles or find_roles(table, time_column, id_columns, columns)._replace(joined=joined)
@@ -170,37 +191,26 @@ def read_files(
         raise UserError(f"{path} has no rows")
     if len({kind[:2] for kind in kinds}) > 1:
         raise UserError(f"{path}: times are written in several ways: write all of them {HINT}")
-    counted, notation, midnights = min(kinds)
-    if frequency and counted != (frequency.unit == "row"):
-        found, known = ("numbers", "dates") if counted else ("dates", "numbers")
+    kind = min(kinds)
+    if frequency and kind.counted != (frequency.unit == "row"):
+        found, known = ("numbers", "dates") if kind.counted else ("dates", "numbers")
         raise UserError(f"{path}: the times are {found}; those that the model was trained on were {known}")
-    return to_grid(
+    rows = Rows(
         np.frombuffer(times, np.int64),
         np.frombuffer(series, np.int32),
         np.frombuffer(values).reshape(-1, len(roles.values)),
-        tuple(ids),
-        counted,
-        roles,
-        path,
-        frequency,
-        notation,
-        midnights,
     )
+    return to_grid(rows, tuple(ids), roles, kind, path, frequency)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
 def read_rows(
-    table: Table,
-    roles: Roles,
-    times: array[int],
-    series: array[int],
-    values: array[float],
-    ids: dict[str, int],
-) -> set[tuple[bool, Notation, bool]]:
-    """Append the rows of a table to the arrays, and names to `ids`; returns the notation of its times."""
-    kinds, rows, first = set[tuple[bool, Notation, bool]](), iter(table), 1
+    table: Table, roles: Roles, times: array[int], series: array[int], values: array[float], ids: dict[str, int]
+) -> set[TimeKind]:
+    """Append the rows of a table to the arrays, and names to `ids`; returns the kinds of its times."""
+    kinds, rows, first = set[TimeKind](), iter(table), 1
     while chunk := list(islice(rows, CHUNK)):
         try:
             moments = [row[roles.time].strip() for row in chunk]
@@ -217,7 +227,7 @@ def read_rows(
         series.extend([ids.setdefault(name, len(ids)) for name in names])
         values.frombytes(np.stack(columns, 1).tobytes())
         found = read_times(distinct, table.file)
-        kinds.add(found[1:])
+        kinds.add(TimeKind(*found[1:]))
         known = dict(zip(distinct, found.values.tolist()))
         times.extend([known[moment] for moment in moments])
         first += len(chunk)
@@ -262,68 +272,84 @@ def read_value(cell: str, file: str, row: int, column: str) -> float:
         raise UserError(f"{file}, row {row}: {column} is {cell[:40]!r}, not a number") from None
 
 
+# --- series -------------------------------------------------------------------------------------------------
+
+
 def to_grid(
-    times: np.ndarray,
-    series: np.ndarray,
-    values: np.ndarray,
-    ids: tuple[str, ...],
-    counted: bool,
-    roles: Roles,
-    where: str,
-    wanted: Frequency | None,
-    notation: Notation,
-    midnights: bool,
+    rows: Rows, ids: tuple[str, ...], roles: Roles, kind: TimeKind, where: str, wanted: Frequency | None
 ) -> SeriesRows:
     notes = [f"{' and '.join(roles.joined)} are joined as {roles.time}"] if roles.joined else []
     notes += [f"not read: {shorten(roles.unread)}"] if roles.unread else []
-    times, series, values = in_order(times, series, values, notes)
-    if not counted and are_local_days(times, series, midnights):
-        notes += ["times are local midnights: their dates are read"] if (times % DAY).any() else []
-        times, notation = local_days(times), "local"
-    if not counted and len(doubled := doubled_hours(times, series)):
-        first = Frequency(HOUR, notation=notation).text(int(times[doubled[0]]))
+    rows = in_order(rows, notes)
+    if not kind.counted:
+        rows, kind = read_clocks(rows, kind, wanted, notes)
+    refuse_repeated(rows, ids, roles, kind, where)
+    if wanted:
+        frequency = wanted.replace(notation=kind.notation)
+    else:
+        frequency = detect_frequency(rows.times, rows.series, kind.counted, where, kind.notation)
+    check_regular(rows.times, rows.series, frequency, where)
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(rows.series)) + 1, [len(rows.series)]])
+    firsts, lasts = bounds[:-1], bounds[1:] - 1
+    values, lengths = fill_gaps(rows, bounds, frequency, where, notes)
+    found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
+    if found:
+        notes.append(f"constant: {shorten(found)}")
+    names = tuple(ids[number] for number in rows.series[firsts])
+    starts, ends = rows.times[firsts], rows.times[lasts]
+    return SeriesRows(values, lengths.tolist(), starts, ends, names, frequency, roles, tuple(notes))
+
+
+def read_clocks(rows: Rows, kind: TimeKind, wanted: Frequency | None, notes: list[str]) -> tuple[Rows, TimeKind]:
+    """Undo what the clocks of a table do to equal steps: local days, repeated hours, inexact times."""
+    if are_local_days(rows.times, rows.series, kind.midnights):
+        notes += ["times are local midnights: their dates are read"] if (rows.times % DAY).any() else []
+        rows, kind = rows._replace(times=local_days(rows.times)), kind._replace(notation="local")
+    if len(doubled := doubled_hours(rows.times, rows.series)):
+        first = Frequency(HOUR, notation=kind.notation).text(int(rows.times[doubled[0]]))
         twice = plural(len(doubled), "time occurs", "times occur")
         notes.append(f"{twice} twice as clocks are set back, such as {first}: means are read")
-        times, series, values = join_doubled(times, series, values, doubled)
-    times = times if counted else even_times(times, series, wanted, notes)
+        rows = Rows(*join_doubled(*rows, doubled))
+    return rows._replace(times=even_times(rows.times, rows.series, wanted, notes)), kind
+
+
+def refuse_repeated(rows: Rows, ids: tuple[str, ...], roles: Roles, kind: TimeKind, where: str) -> None:
+    """Raise UserError if a series has several rows for one time."""
+    times, series, values = rows
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
     if len(same):
         first = same[0]
         name = f" of {ids[series[first]]}" if len(ids) > 1 else ""
-        time = Frequency(DAY, "row" if counted else "ms", notation).text(int(times[first]))
+        time = Frequency(DAY, "row" if kind.counted else "ms", kind.notation).text(int(times[first]))
         count = int(((times == times[first]) & (series == series[first])).sum())
         several = "" if roles.ids else f", or {how_to_name(times, values, roles)}"
         raise UserError(f"{where} has {count:,} rows{name} for {time}: keep one or their sum{several}")
-    frequency = (
-        wanted.replace(notation=notation) if wanted else detect_frequency(times, series, counted, where, notation)
-    )
-    check_regular(times, series, frequency, where)
-    bounds = np.concatenate([[0], np.flatnonzero(np.diff(series)) + 1, [len(series)]])
-    firsts, lasts, sizes = bounds[:-1], bounds[1:] - 1, np.diff(bounds)
-    count = frequency.count(times)
-    step = np.rint(count - np.repeat(count[firsts], sizes)).astype(np.int64)  # of its series
-    lengths = step[lasts] + 1
-    gaps = int(lengths.sum()) - len(times)
-    if gaps > MAX_FILLING * len(times) + 1000:
+
+
+def fill_gaps(
+    rows: Rows, bounds: np.ndarray, frequency: Frequency, where: str, notes: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values with a row for each step, NaN where the table has none, and the number of steps of each series."""
+    sizes, count, values = np.diff(bounds), frequency.count(rows.times), rows.values
+    step = np.rint(count - np.repeat(count[bounds[:-1]], sizes)).astype(np.int64)  # of its series
+    lengths = step[bounds[1:] - 1] + 1
+    total = int(lengths.sum())
+    gaps = total - len(count)
+    if gaps > MAX_FILLING * len(count) + 1000:
         raise UserError(
-            f"{where}: of {int(lengths.sum()):,} steps of {frequency} only {len(times):,} have a row: look for wrong "
-            "times, or resample the series to a longer step"
+            f"{where}: of {total:,} steps of {frequency} only {len(count):,} have a row: look for wrong times, or "
+            "resample the series to a longer step"
         )
     if gaps:
-        zero = "; write 0 where nothing was sold or counted" if gaps > len(times) else ""
-        total = int(lengths.sum())
+        zero = "; write 0 where nothing was sold or counted" if gaps > len(count) else ""
         notes.append(f"{gaps:,} of {total:,} steps of {frequency} have no row: they are missing values{zero}")
         offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        grid = np.full((int(lengths.sum()), values.shape[1]), np.nan)
+        grid = np.full((total, values.shape[1]), np.nan)
         grid[np.repeat(offsets, sizes) + step] = values
-        values = grid
-    elif np.isnan(values).any():
+        return grid, lengths
+    if np.isnan(values).any():
         notes.append(f"{int(np.isnan(values).sum()):,} of {values.size:,} values are missing")
-    found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
-    if found:
-        notes.append(f"constant: {shorten(found)}")
-    names = tuple(ids[number] for number in series[firsts])
-    return SeriesRows(values, lengths.tolist(), times[firsts], times[lasts], names, frequency, roles, tuple(notes))
+    return values, lengths
 
 
 def how_to_name(times: np.ndarray, values: np.ndarray, roles: Roles) -> str:
@@ -336,24 +362,21 @@ def how_to_name(times: np.ndarray, values: np.ndarray, roles: Roles) -> str:
     return "name the column that tells the series apart, data.id_columns"
 
 
-def in_order(
-    times: np.ndarray, series: np.ndarray, values: np.ndarray, notes: list[str]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def in_order(rows: Rows, notes: list[str]) -> Rows:
     """Sort the rows by series and time, and drop rows without values at the end of a series."""
-    grouped = bool((np.diff(times)[np.diff(series) == 0] >= 0).all())
+    grouped = bool((steps_within(rows.times, rows.series) >= 0).all())
     if not grouped:
         notes.append("the rows were not in the order of time: they are sorted")
-    if not grouped or (np.diff(series) < 0).any():
-        order = np.lexsort((times, series))
-        times, series, values = times[order], series[order], values[order]
-    lasts = np.append(np.flatnonzero(np.diff(series)), len(series) - 1)
-    if np.isnan(values[lasts]).all(1).any():
-        kept = before_the_end(series, values)
+    if not grouped or (np.diff(rows.series) < 0).any():
+        rows = rows.take(np.lexsort((rows.times, rows.series)))
+    lasts = np.append(np.flatnonzero(np.diff(rows.series)), len(rows.series) - 1)
+    if np.isnan(rows.values[lasts]).all(1).any():
+        kept = before_the_end(rows.series, rows.values)
         empty = int((~kept).sum())
         are = plural(empty, "row is", "rows are")
         notes += [f"{are} left out, at the end of series and without values"] if empty else []
-        times, series, values = times[kept], series[kept], values[kept]
-    return times, series, values
+        rows = rows.take(kept)
+    return rows
 
 
 def before_the_end(series: np.ndarray, values: np.ndarray) -> np.ndarray:

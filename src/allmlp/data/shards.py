@@ -22,7 +22,7 @@ import torch
 
 from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import SUFFIXES, Decode
-from allmlp.data.encoded_images import EncodedImages, NumWorkers
+from allmlp.data.encoded_images import EncodedImages, NumWorkers, image_dataset
 from allmlp.data.paths import cache_folder
 from allmlp.data.splits import divide
 from allmlp.data.tar_members import Member, members
@@ -81,13 +81,10 @@ class Shards(Data):
             )
         if len(classes) == 1:
             raise UserError(f"{self.path} has only one class: at least two are needed")
-        mean, std = self.decode.statistics()
-        splits = (
-            (images, held_out, tests)
-            if tests
-            else divide(images, self.test_fraction, self.test_fraction, self.split_seed)
-        )
-        return ImageDataset(splits[0], splits[2], classes, mean, std, self.decode.crop_pct, validation=splits[1])
+        if tests:
+            return image_dataset((images, held_out, tests), classes, self.decode)
+        made = divide(images, self.test_fraction, self.test_fraction, self.split_seed)
+        return image_dataset(made, classes, self.decode)
 
     def split(self, shards: list[Shard]) -> ShardImages:
         with ThreadPoolExecutor(self.num_workers or limit()) as pool:
@@ -97,9 +94,8 @@ class Shards(Data):
 
 def by_name(shards: list[Shard]) -> tuple[list[Shard], list[Shard], list[Shard]]:
     """Shards for training, validation and testing, by name."""
-    validation, test = (
-        [shard for shard in shards if Path(shard.path).name.startswith(start)] for start in ("val", "test")
-    )
+    names = [(shard, Path(shard.path).name) for shard in shards]
+    validation, test = ([shard for shard, name in names if name.startswith(start)] for start in ("val", "test"))
     train = [shard for shard in shards if shard not in (*validation, *test)]
     return (train, validation, test) if test else (train, [], validation)
 
@@ -128,10 +124,8 @@ class Shard(NamedTuple):
         if not self.remote:
             found = os.stat(self.path)
             return found.st_size, str(found.st_mtime_ns)
-        info = self.remote.info(self.path)
-        return int(info["size"]), " ".join(
-            str(info.get(key, "")) for key in ("ETag", "mtime", "LastModified", "created")
-        )
+        info, changing = self.remote.info(self.path), ("ETag", "mtime", "LastModified", "created")
+        return int(info["size"]), " ".join(str(info.get(key, "")) for key in changing)
 
 
 class ShardIndex(NamedTuple):

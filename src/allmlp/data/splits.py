@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -25,6 +25,10 @@ class SplitIndices(NamedTuple):
     train: list[int]
     validation: list[int]
     test: list[int]
+
+    def note(self, seed: int) -> str:
+        counts = ", ".join(f"{len(indices):,} {name}" for name, indices in self._asdict().items() if indices)
+        return f"split with seed {seed}: {counts}"
 
 
 def group_by_keys(keys: Iterable[Iterable[Hashable]]) -> list[int]:
@@ -43,6 +47,25 @@ def group_by_keys(keys: Iterable[Iterable[Hashable]]) -> list[int]:
             parents[root(first)] = root(other)
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(root(first), len(numbers)) for first in firsts]
+
+
+class Fractions(Protocol):
+    """What a spec says about splits that its data may not have."""
+
+    @property
+    def test_fraction(self) -> float: ...
+    @property
+    def val_fraction(self) -> float | None: ...
+
+
+def missing_fractions(spec: Fractions, given: Collection[str]) -> tuple[float, float | None] | None:
+    """The fractions to hold out for validation and testing, 0 and None if these splits are `given`; None if there is
+    nothing to hold out.
+    """
+    test_fraction = None if "test" in given else spec.test_fraction
+    val_fraction = (test_fraction or 0.0) if spec.val_fraction is None else spec.val_fraction
+    val_fraction = 0.0 if "validation" in given else val_fraction
+    return (val_fraction, test_fraction) if val_fraction or test_fraction is not None else None
 
 
 def split_by_group(
@@ -98,8 +121,8 @@ def split_by_group(
 def divide(split: Split, val_fraction: float, test_fraction: float, seed: int) -> tuple[Split, Split, Split]:
     """Training, validation and test part of a labeled split."""
     labels = labels_of(split).tolist()
-    numbers = list(range(len(labels)))
-    found = split_by_group(labels, numbers, list(map(str, numbers)), val_fraction, test_fraction, seed)
+    numbers = range(len(labels))
+    found = split_by_group(labels, numbers, [*map(str, numbers)], val_fraction, test_fraction, seed)
     train, validation, test = (subset(split, torch.tensor(indices)) for indices in found)
     return train, validation, test
 

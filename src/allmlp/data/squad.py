@@ -139,10 +139,8 @@ class SquadDataset(Dataset):
         """Hold out whole questions, grouped by context, so that hardly any context is in both splits."""
         if not examples:
             return self
-        if not 0 < examples < len(self.train_questions):
-            raise UserError(
-                f"cannot hold out {examples} of {len(self.train_questions)} training questions: lower val_size"
-            )
+        if not 0 < examples < (count := len(self.train_questions)):
+            raise UserError(f"cannot hold out {examples} of {count} training questions: lower val_size")
         contexts: dict[int, list[TokenizedQuestion]] = {}
         for question in self.train_questions:
             contexts.setdefault(id(question.context), []).append(question)
@@ -186,14 +184,11 @@ class Squad(TextData):
 
     def load(self) -> SquadDataset:
         train_examples, test_examples = read(self.train), read(self.test)
-        texts = [
-            *dict.fromkeys(example.context for example in train_examples),
-            *(example.question for example in train_examples),
-        ]
+        contexts = dict.fromkeys(example.context for example in train_examples)
+        texts = [*contexts, *(example.question for example in train_examples)]
         tokenizer = self.tokenizer.build_cached(texts, self.cache)
-        train_questions, test_questions = (
-            encode(examples, tokenizer, self.max_query_length) for examples in (train_examples, test_examples)
-        )
+        train_questions = encode(train_examples, tokenizer, self.max_query_length)
+        test_questions = encode(test_examples, tokenizer, self.max_query_length)
         kept = [
             question
             for question, example in zip(train_questions, train_examples)
@@ -309,9 +304,8 @@ def train_batch(questions: Sequence[TokenizedQuestion], tokenizer: Tokenizer, wi
     cut = [(question, part) for question in questions for part in windows.split(question)]
     ids, segments = encode_windows(cut, tokenizer, windows.seq_len)
     positions = torch.tensor([answer_positions(question, part) for question, part in cut])
-    return SquadTrainBatch(
-        torch.from_numpy(ids), torch.from_numpy(segments), positions[:, 0].clone(), positions[:, 1].clone()
-    )
+    first, last = (column.clone() for column in positions.unbind(1))
+    return SquadTrainBatch(torch.from_numpy(ids), torch.from_numpy(segments), first, last)
 
 
 def answer_positions(question: TokenizedQuestion, part: range) -> tuple[int, int]:

@@ -17,13 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from allmlp.data.frequency import is_time
-from allmlp.data.json_records import MAX_CHARS, json_array
-from allmlp.data.text_files import open_raw, open_text
+from allmlp.data.text_files import JSON_SUFFIXES, MAX_RECORD_CHARS, json_array, open_parquet, open_text, parse_object
 from allmlp.errors import UserError, one_line, require
 
 COMPRESSED = (".gz", ".xz", ".zst")
 SEPARATORS = {".csv": ",;\t|", ".tsv": "\t,;|"}
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TABLE_SUFFIXES = (*SEPARATORS, *JSON_SUFFIXES, ".parquet")
 SAMPLE_CHARS = 2**20
 """Separator, quotes and header are found in this much of a file."""
@@ -43,7 +41,7 @@ COMPARED_CELLS = 50
 """Cells of a column that are compared with its first one."""
 MISSING = ("", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--", ".", "?")
 
-csv.field_size_limit(MAX_CHARS)
+csv.field_size_limit(MAX_RECORD_CHARS)
 
 TableRow = dict[str, str]
 
@@ -102,9 +100,9 @@ def open_strictly(file: str, newline: str) -> Iterator[IO[str]]:
 
 def read_lines(text: IO[str], file: str) -> Iterator[str]:
     """Lines with their ends."""
-    for number, line in enumerate(iter(lambda: text.readline(MAX_CHARS + 1), ""), 1):
-        if len(line) > MAX_CHARS:
-            raise UserError(f"{file}, line {number}: more than {MAX_CHARS:,} characters in a line")
+    for number, line in enumerate(iter(lambda: text.readline(MAX_RECORD_CHARS + 1), ""), 1):
+        if len(line) > MAX_RECORD_CHARS:
+            raise UserError(f"{file}, line {number}: more than {MAX_RECORD_CHARS:,} characters in a line")
         if "\0" in line:
             raise UserError(f"{file}, line {number}: a NUL character; the file is damaged or not text")
         yield line if number > 1 else without_hint(line)
@@ -121,7 +119,7 @@ def read_sample(file: str) -> tuple[str, bool]:
         sample = text.read(SAMPLE_CHARS)
         if not sample.strip():
             raise UserError(f"{file} is empty")
-        return without_hint(sample) + text.readline(MAX_CHARS), not text.read(1)
+        return without_hint(sample) + text.readline(MAX_RECORD_CHARS), not text.read(1)
 
 
 # --- CSV and TSV ----------------------------------------------------------------------------------------
@@ -251,9 +249,8 @@ def has_header(rows: list[list[str]]) -> bool:
     counted = [cell for cell in first if cell.strip()] == [str(number) for number in range(len(named))]
     if counted and any(not any(map(is_number, column)) for _, column in named):
         return True
-    return not any(map(is_number, first)) and not any(
-        cell in column and not is_title(cell, column) for cell, column in named
-    )
+    repeated = any(cell in column and not is_title(cell, column) for cell, column in named)
+    return not repeated and not any(map(is_number, first))
 
 
 def has_decimal_commas(separator: str, rows: list[list[str]]) -> bool:
@@ -322,14 +319,9 @@ def read_json(file: str) -> Table:
 def json_lines(text: IO[str], file: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(read_lines(text, file), 1):
         if line.strip():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
+            record = parse_object(line)
             if not isinstance(record, dict):
-                raise UserError(
-                    f"{file}, line {number}: not a JSON object; a table has one per line, or a list of them"
-                )
+                raise UserError(f"{file}, line {number}: not a JSON object; a table has one per line or a list of them")
             yield record
 
 
@@ -345,36 +337,25 @@ def as_text(value: Any) -> str:
 
 def read_parquet(file: str) -> Table:
     """Read columns of text, numbers, dates and booleans; nested and binary columns are skipped."""
-    parquet, arrow = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
-
-    def batches(names: list[str] | None = None) -> Iterator[Any]:
-        source = open_raw(file) if "://" in file else file
-        try:
-            with parquet.ParquetFile(source) as found:
-                if names is None:
-                    yield found.schema_arrow
-                else:
-                    yield from found.iter_batches(1024, columns=names)
-        except (OSError, arrow.ArrowException) as reason:
-            raise UserError(f"cannot read {file}: {one_line(reason)}") from reason
+    arrow = require("pyarrow", "parquet")
+    types = arrow.types
 
     def to_microseconds(column: Any) -> Any:
         """Times without nanoseconds, which Python has not."""
         nanoseconds = types.is_timestamp(column.type) and column.type.unit == "ns"
         return column.cast(arrow.timestamp("us", column.type.tz), safe=False) if nanoseconds else column
 
-    schema, types = next(batches()), arrow.types
-    columns = [
-        field.name
-        for field in schema
-        if not (types.is_nested(field.type) or types.is_binary(field.type) or types.is_large_binary(field.type))
-    ]
+    with open_parquet(file) as found:
+        kinds = {field.name: field.type for field in found.schema_arrow}
+    skipped = (types.is_nested, types.is_binary, types.is_large_binary)
+    columns = [name for name, kind in kinds.items() if not any(skip(kind) for skip in skipped)]
     if not columns:
         raise UserError(f"{file} has no columns of text or numbers")
 
     def rows() -> Iterator[TableRow]:
-        for batch in batches(columns):
-            for values in zip(*(to_microseconds(column).to_pylist() for column in batch.columns)):
-                yield dict(zip(columns, map(as_text, values)))
+        with open_parquet(file) as found:
+            for batch in found.iter_batches(1024, columns=columns):
+                for values in zip(*(to_microseconds(column).to_pylist() for column in batch.columns)):
+                    yield dict(zip(columns, map(as_text, values)))
 
     return Table(file, tuple(columns), rows)

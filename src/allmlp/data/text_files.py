@@ -16,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from allmlp.data.json_records import json_array
 from allmlp.errors import MissingExtra, UserError, one_line, require
 from allmlp.files import expand_user
 
@@ -24,6 +23,8 @@ SampleBy = Literal["paragraph", "line", "document"]
 """Unit of a document in a plain text file: text between blank lines, a line, or the whole file."""
 MAX_CHARS = 2**20
 """Longer documents are split."""
+MAX_RECORD_CHARS = 2**24
+"""A longer record of a JSON array is an error, and so is a longer line or cell of a table."""
 SLACK_BYTES, MAX_EXPANSION = 2**24, 200
 """Decompressed text may have 16 MiB plus 200 times its compressed size; usual ratios are three to ten."""
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -305,6 +306,38 @@ def read_json(lines: io.TextIOWrapper, file: str, text_field: str) -> Iterator[s
             yield from text_of(parse_object(line), text_field, f"{file}, line {number}")
 
 
+def json_array(text: IO[str], file: str, buffer: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the objects of an array without reading all of it into memory; `buffer` is the part already read."""
+    decoder, number, size = json.JSONDecoder(), 0, 2**16
+    mark = "["
+    while True:
+        buffer = buffer.lstrip()
+        if not buffer and not (buffer := text.read(size)):
+            raise UserError(f"{file} ends within a JSON array")
+        if not (buffer := buffer.lstrip()):
+            continue
+        if buffer[0] == "]" and mark != "[":
+            return
+        if mark:
+            if buffer[0] != mark:
+                raise UserError(f"{file}: no {mark!r} before record {number + 1} of a JSON array")
+            buffer, mark = buffer[1:], ""
+            continue
+        try:
+            record, end = decoder.raw_decode(buffer)
+        except (ValueError, RecursionError):
+            more = text.read(max(len(buffer), size)) if len(buffer) <= MAX_RECORD_CHARS else ""
+            if not more:
+                raise UserError(f"{file}: record {number + 1} is not valid JSON") from None
+            buffer += more
+            continue
+        number += 1
+        if not isinstance(record, dict):
+            raise UserError(f"{file}: record {number} is not a JSON object")
+        yield record
+        buffer, mark = buffer[end:], ","
+
+
 def parse_object(line: str) -> Any:
     try:
         return json.loads(line)
@@ -323,10 +356,20 @@ def text_of(record: Any, text_field: str, where: str) -> Iterator[str]:
 
 
 def read_parquet(file: str, text_field: str) -> Iterator[str]:
-    reader = require("pyarrow.parquet", "parquet")
-    table = reader.ParquetFile(open_raw(file) if "://" in file else file)
-    if text_field not in table.schema_arrow.names:
-        raise UserError(f"{file} has no column {text_field!r}, only {', '.join(table.schema_arrow.names)}")
-    cells = (cell for batch in table.iter_batches(columns=[text_field]) for cell in batch.column(0).to_pylist())
-    for number, cell in enumerate(cells, 1):
-        yield from text_of({text_field: "" if cell is None else cell}, text_field, f"{file}, row {number}")
+    with open_parquet(file) as table:
+        if text_field not in table.schema_arrow.names:
+            raise UserError(f"{file} has no column {text_field!r}, only {', '.join(table.schema_arrow.names)}")
+        cells = (cell for batch in table.iter_batches(columns=[text_field]) for cell in batch.column(0).to_pylist())
+        for number, cell in enumerate(cells, 1):
+            yield from text_of({text_field: "" if cell is None else cell}, text_field, f"{file}, row {number}")
+
+
+@contextmanager
+def open_parquet(file: str) -> Iterator[Any]:
+    """Open a Parquet file; UserError if it cannot be read."""
+    parquet, arrow = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
+    try:
+        with parquet.ParquetFile(open_raw(file) if "://" in file else file) as found:
+            yield found
+    except (OSError, arrow.ArrowException) as reason:
+        raise UserError(f"cannot read {file}: {one_line(reason)}") from reason

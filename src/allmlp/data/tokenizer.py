@@ -149,9 +149,8 @@ class Tokenizer:
             try:
                 found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             except TypeError:
-                found = self.tokenizer.encode_batch_fast(
-                    [replace_surrogates(text) for text in texts], add_special_tokens=False
-                )
+                texts = [*map(replace_surrogates, texts)]
+                found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [self.without_padding(one.ids) for one in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -288,12 +287,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise UserError(f"the vocabulary {path} has {duplicate!r} twice")
     if set(numbers) <= set(SPECIAL_TOKENS):
         raise UserError(f"the vocabulary {path} has no words")
+    cased = any(word != word.lower() for word in numbers if word not in SPECIAL_TOKENS)
     model = tokenizers.models.WordPiece(numbers, unk_token=UNK_TOKEN)
-    tokenizer = wordpiece(
-        model,
-        lowercase="uncased" in path.name
-        or not any(word != word.lower() for word in numbers if word not in SPECIAL_TOKENS),
-    )
+    tokenizer = wordpiece(model, lowercase="uncased" in path.name or not cased)
     tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in numbers])
     return Tokenizer(tokenizer)
 

@@ -21,6 +21,7 @@ from allmlp.files import write_csv_atomically
 from allmlp.layers.series import ReconstructionHead
 from allmlp.models.model import Model
 from allmlp.prediction.predictor import model_folder
+from allmlp.tasks.forecast import median
 from allmlp.weights.folder import load
 
 BATCH = 256
@@ -125,8 +126,7 @@ class Forecaster:
         if not self.levels:
             return [(own, None) for own in y * scale + shift]
         y = np.sort(y, axis=-1) * scale[..., None] + shift[..., None]
-        middle = min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - 0.5))
-        return [(own[..., middle], own) for own in y]
+        return [(own[..., median(self.levels)], own) for own in y]
 
 
 def is_coarser(found: SeriesRows) -> bool:

@@ -23,6 +23,7 @@ from allmlp.data.columns import (
     TEXT_COLUMNS,
     TEXT_PAIR_COLUMNS,
     guess_texts,
+    is_image_name,
     named_column,
     sample_columns,
 )
@@ -172,10 +173,9 @@ class Inputs:
 
     def is_wanted(self, name: str) -> bool:
         """Whether a file in a folder is read, judged by name alone."""
-        name = name.lower()
         if self.reads == "images":
-            return os.path.splitext(name)[1] in {*SUFFIXES, SHARD_SUFFIX}
-        return is_table(name) or name.endswith(TEXT_SUFFIXES)
+            return is_image_or_shard(name)
+        return is_table(name) or name.lower().endswith(TEXT_SUFFIXES)
 
     def file_items(self, path: str) -> Iterator[Item]:
         if is_table(path):
@@ -184,7 +184,7 @@ class Inputs:
             return self.members(Shard(path))
         if self.reads == "images":
             return iter([image_item(path)])
-        if os.path.splitext(path)[1].lower() in SUFFIXES:
+        if is_image_name(path):
             raise UserError(f"{path} is an image; the model reads texts")
         return self.documents(path)
 
@@ -259,9 +259,12 @@ def looks_like_file(argument: str) -> bool:
     """Whether this seems to be a file name: one word with a slash, or with the suffix of an image, table or text."""
     if any(letter.isspace() for letter in argument):
         return False
-    name = argument.lower()
-    known = {*SUFFIXES, SHARD_SUFFIX}
-    return "/" in name or os.path.splitext(name)[1] in known or is_table(name) or name.endswith(TEXT_SUFFIXES)
+    is_known = is_image_or_shard(argument) or is_table(argument) or argument.lower().endswith(TEXT_SUFFIXES)
+    return "/" in argument or is_known
+
+
+def is_image_or_shard(name: str) -> bool:
+    return is_image_name(name) or name.lower().endswith(SHARD_SUFFIX)
 
 
 def guess_reads(argument: str) -> Reads:
@@ -270,17 +273,12 @@ def guess_reads(argument: str) -> Reads:
     if argument == STDIN:
         raise UserError("standard input needs a model: allmlp predict MODEL -")
     if os.path.isdir(path):
-        has_images = any(
-            os.path.splitext(name)[1].lower() in SUFFIXES for _, _, names in os.walk(path) for name in names
-        )
+        has_images = any(is_image_name(name) for _, _, names in os.walk(path) for name in names)
         return "images" if has_images else "texts"
     if os.path.isfile(path) and is_table(path):
         return "images" if any(sample.is_image for sample in sample_columns(read_table(path))) else "texts"
-    name = path.lower()
-    is_image = os.path.splitext(name)[1] in {*SUFFIXES, SHARD_SUFFIX} or (
-        os.path.isfile(path) and not name.endswith(TEXT_SUFFIXES)
-    )
-    return "images" if is_image or "://" in argument else "texts"
+    is_other_file = os.path.isfile(path) and not path.lower().endswith(TEXT_SUFFIXES)
+    return "images" if is_image_or_shard(path) or is_other_file or "://" in argument else "texts"
 
 
 def image_item(path: str, columns: Mapping[str, str] = MappingProxyType({})) -> Item:

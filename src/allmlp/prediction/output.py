@@ -265,9 +265,8 @@ class PartWriter(NamedTuple):
             found = json.loads(known.get(SETTINGS, b"{}"))
             changed = [name for name in self.settings if found.get(name) != self.settings[name]]
             if changed:
-                raise UserError(
-                    f"{self.folder} holds answers of other settings ({', '.join(changed)}): name another folder"
-                )
+                others = ", ".join(changed)
+                raise UserError(f"{self.folder} holds answers of other settings ({others}): name another folder")
 
     def metadata(self, file: Path) -> dict[bytes, bytes] | None:
         """Metadata of a part; None if it is missing or damaged, so that it is written anew."""

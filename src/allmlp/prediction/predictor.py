@@ -134,9 +134,8 @@ class ImagePredictor:
     @cached_property
     def workers(self) -> Workers:
         """Workers that read images."""
-        return Workers(
-            partial(read_image, self.img_size, self.decoding), (self.decoding.channels, *self.img_size), own_cores()
-        )
+        shape = self.decoding.channels, *self.img_size
+        return Workers(partial(read_image, self.img_size, self.decoding), shape, own_cores())
 
     @torch.inference_mode()
     def outputs(self, images: Images) -> Tensor:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,6 +35,19 @@ class Answer(NamedTuple):
     value: Any
     """Rows of predictions, or features; None if the input could not be used."""
     error: str = ""
+
+
+class DecodedBatch(NamedTuple):
+    items: list[Item]
+    errors: dict[int, str]
+    """By position, of inputs that could not be decoded."""
+    inputs: Any
+    """The others."""
+
+    def answers(self, results: Iterable[Any]) -> Iterator[Answer]:
+        found = iter(results)
+        for place, item in enumerate(self.items):
+            yield Answer(item, None, self.errors[place]) if place in self.errors else Answer(item, next(found))
 
 
 class Pixels(NamedTuple):
@@ -95,39 +108,24 @@ def answers(
     threads, threads_before = Threads(active=is_cpu), torch.get_num_threads()
     pool, transfer = ThreadPoolExecutor(limit(), thread_name_prefix="decode"), Transfer(device)
 
-    def read(batch: list[Item]) -> tuple[list[Item], dict[int, str], Any]:
-        """The batch, errors by position, and what could be decoded."""
-        sources = [item.source for item in batch]
+    def read(batch: list[Item]) -> DecodedBatch:
         if workers is None:
-            decoded = [*pool.map(partial(attempt, decode), sources)]
-            errors = {place: str(value) for place, value in enumerate(decoded) if isinstance(value, UserError)}
-            return batch, errors, [value for value in decoded if not isinstance(value, UserError)]
-        pixels, failed = workers.map(sources, portable=all(map(is_portable, sources)))
-        images, errors = torch.from_numpy(pixels), {}
-        for place in failed:
-            value = attempt(decode, sources[place])
-            if isinstance(value, UserError):
-                errors[place] = str(value)
-            else:
-                images[place] = value
-        if errors:
-            images = images[[place for place in range(len(batch)) if place not in errors]]
-        return batch, errors, transfer.send(Pixels(images))
+            return decode_in_threads(batch, decode, pool)
+        decoded = decode_in_workers(batch, decode, workers)
+        return decoded._replace(inputs=transfer.send(Pixels(decoded.inputs)))
 
-    def finish(batch: list[Item], errors: dict[int, str], results: Results) -> Iterator[Answer]:
-        found = iter(results())
-        for place, item in enumerate(batch):
-            yield Answer(item, None, errors[place]) if place in errors else Answer(item, next(found))
-
-    batches, started = read_ahead(read, chunks(items, size)), deque[tuple[list[Item], dict[int, str], Results]]()
+    batches, started = read_ahead(read, chunks(items, size)), deque[tuple[DecodedBatch, Results]]()
     try:
-        for batch, errors, found in batches:
-            decoded = transfer.receive(found).images if isinstance(found, Moving) else found
+        for batch in batches:
+            inputs = transfer.receive(batch.inputs).images if isinstance(batch.inputs, Moving) else batch.inputs
             with threads:
-                started.append((batch, errors, start(decoded) if len(errors) < len(batch) else tuple))
+                results = start(inputs) if len(batch.errors) < len(batch.items) else tuple
+            started.append((batch._replace(inputs=None), results))
             while len(started) > (0 if is_cpu else 1):
-                yield from finish(*started.popleft())
-        yield from chain.from_iterable(finish(*one) for one in started)
+                done, results = started.popleft()
+                yield from done.answers(results())
+        for done, results in started:
+            yield from done.answers(results())
     except torch.OutOfMemoryError as reason:
         raise UserError(f"batches of {size} do not fit into memory: use a smaller --batch-size") from reason
     finally:
@@ -136,6 +134,28 @@ def answers(
         pool.shutdown()
         if is_cpu:
             torch.set_num_threads(threads_before)
+
+
+def decode_in_threads(items: list[Item], decode: Callable[[Any], Any], pool: ThreadPoolExecutor) -> DecodedBatch:
+    decoded = [*pool.map(partial(attempt, decode), [item.source for item in items])]
+    errors = {place: str(value) for place, value in enumerate(decoded) if isinstance(value, UserError)}
+    return DecodedBatch(items, errors, [value for value in decoded if not isinstance(value, UserError)])
+
+
+def decode_in_workers(items: list[Item], decode: Callable[[Any], Any], workers: Workers) -> DecodedBatch:
+    """The inputs are images in one tensor; those that the workers could not decode are tried here again."""
+    sources, errors = [item.source for item in items], dict[int, str]()
+    pixels, failed = workers.map(sources, portable=all(map(is_portable, sources)))
+    images = torch.from_numpy(pixels)
+    for place in failed:
+        value = attempt(decode, sources[place])
+        if isinstance(value, UserError):
+            errors[place] = str(value)
+        else:
+            images[place] = value
+    if errors:
+        images = images[[place for place in range(len(items)) if place not in errors]]
+    return DecodedBatch(items, errors, images)
 
 
 def is_portable(source: Any) -> bool:

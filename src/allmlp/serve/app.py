@@ -83,31 +83,37 @@ def create_app(
             app.include_router(router)
         app.include_router(router, prefix=f"/{info.path}")
     app.include_router(page_routes(pages))
+    app.include_router(server_routes(models, batcher, metrics))
     add_error_handlers(app)
-
-    @app.get("/models")
-    async def list_models() -> list[ModelInfo]:
-        """Describe the served models."""
-        return models
-
-    @app.get("/health", responses={503: {"model": HealthResponse, "description": "The server is shutting down."}})
-    async def health() -> Any:
-        """Check whether the server accepts requests."""
-        status = "draining" if batcher.draining else "ok"
-        state = HealthResponse(status=status, models=[*services], in_flight=batcher.in_flight)
-        return JSONResponse(state.model_dump(), 503) if batcher.draining else state
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def prometheus() -> PlainTextResponse:
-        """Get Prometheus metrics."""
-        return PlainTextResponse(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
     paths = {*pages, *app.openapi()["paths"], "/openapi.json"}
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=["GET", "POST"], allow_headers=["*"])
     return LimitMiddleware(
         app, paths, batcher.rejection, lambda: batcher.draining, metrics.on_response, limits, hosts, origins
     )
+
+
+def server_routes(models: list[ModelInfo], batcher: Batcher, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/models")
+    async def list_models() -> list[ModelInfo]:
+        """Describe the served models."""
+        return models
+
+    @router.get("/health", responses={503: {"model": HealthResponse, "description": "The server is shutting down."}})
+    async def health() -> Any:
+        """Check whether the server accepts requests."""
+        status, names = "draining" if batcher.draining else "ok", [model.name for model in models]
+        state = HealthResponse(status=status, models=names, in_flight=batcher.in_flight)
+        return JSONResponse(state.model_dump(), 503) if batcher.draining else state
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def prometheus() -> PlainTextResponse:
+        """Get Prometheus metrics."""
+        return PlainTextResponse(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return router
 
 
 def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dict[str, Response]) -> APIRouter:

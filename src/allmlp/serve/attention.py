@@ -14,7 +14,7 @@ from allmlp.analysis.module_path import branch
 from allmlp.errors import lookup
 from allmlp.models.encoder import Encoder
 from allmlp.models.grid import stage_number
-from allmlp.serve.batching import Batcher
+from allmlp.serve.batching import Batcher, identity
 from allmlp.serve.images import ImageService, image_body, uploaded_images
 from allmlp.serve.maps import MAX_WEIGHTS, quantize
 from allmlp.serve.schema import AttentionRequest, AttentionResponse, error_responses
@@ -57,7 +57,7 @@ def attention_routes(service: ImageService | TextService, batcher: Batcher) -> A
             """Get what each token of a text attends to, head by head; in a translation, also of its tokens."""
             lookup(layer, known, "layer")
             one = AttentionInput(request.text, layer)
-            return (await batcher.submit(lambda item: item, one, read, batched=False)).value
+            return (await batcher.submit(identity, one, read, batched=False)).value
 
     return router
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from allmlp.errors import UserError
 from allmlp.serve.engine import BatchFunction, BatchingEngine, BatchResult
 
 LARGE = 2**22
@@ -31,6 +32,16 @@ class ServiceUnavailable(HTTPException):
     def __init__(self, detail: str, retry_after: int) -> None:
         super().__init__(503, detail, {"retry-after": str(retry_after)})
         self.retry_after = retry_after
+
+
+Decode = Callable[[Any], Any]
+"""Turns the body of a request into the input of a model, in a thread."""
+Measure = Callable[[Any], int]
+"""Returns the number of pixels of an encoded image."""
+
+
+def identity(item: Any) -> Any:
+    return item
 
 
 def no_pixels(_raw: Any) -> int:
@@ -101,14 +112,9 @@ class Batcher:
         return ServiceUnavailable(f"the server is busy with {self.in_flight} inputs; try again in {after} s", after)
 
     async def submit(
-        self,
-        decode: Callable[[Any], Any],
-        raw: Any,
-        function: BatchFunction,
-        batched: bool = True,
-        measure: Callable[[Any], int] = no_pixels,
+        self, decode: Decode, raw: Any, function: BatchFunction, batched: bool = True, measure: Measure = no_pixels
     ) -> BatchResult:
-        """Decode and run one input; `measure` returns the number of pixels of an image.
+        """Decode and run one input.
 
         Raises 503 if the input is rejected, 504 if it is accepted and times out.
         """
@@ -119,13 +125,15 @@ class Batcher:
 
     async def submit_all(
         self,
-        decode: Callable[[Any], Any],
+        decode: Decode,
         raws: list[Any],
         function: BatchFunction,
         batched: bool = True,
-        measure: Callable[[Any], int] = no_pixels,
+        measure: Measure = no_pixels,
     ) -> list[BatchResult | BaseException]:
         """Decode and run several inputs, accepted or rejected together; an input may fail alone."""
+        if len(raws) > self.max_concurrency:
+            raise UserError(f"{len(raws)} inputs in one request; the server takes at most {self.max_concurrency}")
         rejection = self.rejection(len(raws))
         if rejection is not None:
             raise rejection
@@ -149,12 +157,7 @@ class Batcher:
                 del self.clients[client]
 
     async def answer(
-        self,
-        decode: Callable[[Any], Any],
-        raw: Any,
-        function: BatchFunction,
-        batched: bool,
-        measure: Callable[[Any], int],
+        self, decode: Decode, raw: Any, function: BatchFunction, batched: bool, measure: Measure
     ) -> BatchResult:
         start = time.monotonic()
 
@@ -169,7 +172,7 @@ class Batcher:
         result = await asyncio.wrap_future(self.engine.submit(function, item, batched))
         return result._replace(decode_seconds=seconds)
 
-    async def decode_large(self, decode: Callable[[Any], Any], raw: Any, pixels: int) -> Any:
+    async def decode_large(self, decode: Decode, raw: Any, pixels: int) -> Any:
         client, limit = CLIENT.get(), self.timeout / 3
         wait = (self.pixels.total() + pixels) * self.seconds_per_pixel / self.decode_threads
         own = self.pixels[client] * self.seconds_per_pixel / self.decode_threads

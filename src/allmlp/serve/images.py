@@ -16,22 +16,9 @@ from allmlp.analysis.saliency import occlusion, patch_grid
 from allmlp.data.decode import FORMATS, CorruptImage
 from allmlp.errors import UserError, lookup, one_line, require
 from allmlp.prediction import ImagePredictor
+from allmlp.serve import schema
 from allmlp.serve.batching import Batcher
 from allmlp.serve.engine import BatchFunction
-from allmlp.serve.schema import (
-    MAX_INPUTS,
-    ClassificationResponse,
-    ClassifiedInput,
-    Endpoint,
-    ImportanceResponse,
-    ManyResponse,
-    TopK,
-    classification,
-    error_responses,
-    labels,
-    many_results,
-    timing,
-)
 
 MAX_PIXELS = 2**25
 """Size limit from the file header: enough for camera images, and protection against decompression bombs."""
@@ -50,9 +37,9 @@ def image_body(*, many: bool) -> dict[str, Any]:
     form: dict[str, Any] = {"type": "object", "properties": {"file": BINARY}, "required": ["file"]}
     text = "A JPEG, PNG, WEBP, BMP, GIF, TIFF or PPM image, as the raw body or as the form file `file`"
     if many:
-        files = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": MAX_INPUTS}
+        files = {"type": "array", "items": BINARY, "minItems": 1, "maxItems": schema.MAX_INPUTS}
         form = {"anyOf": [form, {"type": "object", "properties": {FILES: files}, "required": [FILES]}]}
-        text += f"; or up to {MAX_INPUTS} images as form files `{FILES}`"
+        text += f"; or up to {schema.MAX_INPUTS} images as form files `{FILES}`"
     content = {kind: {"schema": BINARY} for kind in kinds} | {"multipart/form-data": {"schema": form}}
     return {"requestBody": {"required": True, "description": f"{text}.", "content": content}}
 
@@ -77,7 +64,7 @@ class UploadedImage(NamedTuple):
 
 
 class ImageService:
-    endpoint: Endpoint = "predict"
+    endpoint: schema.Endpoint = "predict"
 
     def __init__(self, predictor: ImagePredictor) -> None:
         self.predictor, self.model = predictor, predictor.original
@@ -125,36 +112,44 @@ class ImageService:
         return found
 
     def routes(self, batcher: Batcher) -> APIRouter:
-        router = APIRouter(responses=error_responses(400, 403, 408, 413, 415, 422, 503, 504))
-        # Several classes may have one name: ImageNet has a crane that flies and one that lifts.
-        named: dict[str, tuple[int, ...]] = {}
-        for number, name in enumerate(self.class_names):
-            named[name] = (*named.get(name, ()), number)
+        router = APIRouter(responses=schema.error_responses(400, 403, 408, 413, 415, 422, 503, 504))
+        self.add_predict(router, batcher)
+        self.add_importance(router, batcher)
+        return router
 
+    def add_predict(self, router: APIRouter, batcher: Batcher) -> None:
         @router.post(
             "/predict",
-            response_model=ClassificationResponse | ManyResponse[ClassifiedInput],
+            response_model=schema.ClassificationResponse | schema.ManyResponse[schema.ClassifiedInput],
             response_model_exclude_none=True,
             openapi_extra=image_body(many=True),
         )
-        async def predict(request: Request, top_k: Annotated[TopK, Query()] = 5) -> Any:
+        async def predict(request: Request, top_k: Annotated[schema.TopK, Query()] = 5) -> Any:
             """Classify an image, or several: the most probable classes with their probabilities.
 
             Images in the form field `files` are answered by a list of results, where an error is the result of its
             file.
             """
-            images, many = await uploaded_images(request, min(MAX_INPUTS, batcher.max_concurrency))
+            images, many = await uploaded_images(request, min(schema.MAX_INPUTS, batcher.max_concurrency))
             data = [image.data for image in images]
             if not many:
                 result = await batcher.submit(self.decode, data[0], self.classify, measure=self.measure)
-                return classification(result, self.class_names, top_k)
+                return schema.classification(result, self.class_names, top_k)
             found = await batcher.submit_all(self.decode, data, self.classify, measure=self.measure)
             names = [image.name for image in images]
-            return many_results(
-                found, lambda one: ClassifiedInput(predictions=labels(one, self.class_names, top_k)), names
+            return schema.many_results(
+                found,
+                lambda one: schema.ClassifiedInput(predictions=schema.labels(one, self.class_names, top_k)),
+                names,
             )
 
-        @router.post("/importance", response_model=ImportanceResponse, openapi_extra=image_body(many=False))
+    def add_importance(self, router: APIRouter, batcher: Batcher) -> None:
+        # Several classes may have one name: ImageNet has a crane that flies and one that lifts.
+        named: dict[str, tuple[int, ...]] = {}
+        for number, name in enumerate(self.class_names):
+            named[name] = (*named.get(name, ()), number)
+
+        @router.post("/importance", response_model=schema.ImportanceResponse, openapi_extra=image_body(many=False))
         async def importance(
             request: Request,
             label: str | None = Query(
@@ -169,14 +164,12 @@ class ImageService:
             decode = partial(self.decode_to_explain, named=indices)
             result = await batcher.submit(decode, data, self.explain, batched=False, measure=self.measure)
             found: Explanation = result.value
-            return ImportanceResponse(
+            return schema.ImportanceResponse(
                 label=self.class_names[found.label],
                 probability=found.probability,
                 importance=[[round(value, 4) for value in row] for row in found.importance.tolist()],
-                timing=timing(result),
+                timing=schema.timing(result),
             )
-
-        return router
 
 
 class InMemoryMultiPartParser(MultiPartParser):

@@ -20,9 +20,8 @@ MAX_WEIGHTS = 2**20
 def layers(model: Model) -> list[LayerInfo]:
     """List the layers that mix tokens, those with fixed weights before those that attend."""
     fixed = [LayerInfo(name=one.name, kind=one.kind, count=len(maps(one))) for one in token_weights(model)]
-    heads = {
-        name: getattr(getattr(layer, "spec", layer), "num_heads", 1) for name, layer in attention_layers(model).items()
-    }
+    specs = {name: getattr(layer, "spec", layer) for name, layer in attention_layers(model).items()}
+    heads = {name: getattr(spec, "num_heads", 1) for name, spec in specs.items()}
     return fixed + [LayerInfo(name=name, kind="attention", count=count) for name, count in heads.items()]
 
 

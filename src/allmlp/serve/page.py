@@ -52,10 +52,8 @@ def samples(pages: dict[str, Response], endpoint: Endpoint, class_names: tuple[s
     """List sample inputs; for an image model those of its classes, or all if there are none."""
     images = [path for path in pages if path.startswith("/samples/")] if endpoint == "predict" else []
     known = [path for path in images if label(path) in class_names]
-    return SamplesResponse(
-        images=[SampleImage(label=label(path), url=path) for path in sorted(known or images)],
-        texts=TEXTS.get(endpoint, []),
-    )
+    found = [SampleImage(label=label(path), url=path) for path in sorted(known or images)]
+    return SamplesResponse(images=found, texts=TEXTS.get(endpoint, []))
 
 
 def label(path: str) -> str:

@@ -81,10 +81,10 @@ def one_or_many(body: Any) -> str:
 
 ONE_OR_MANY = Discriminator(one_or_many)
 """Many if the body has the field `texts`."""
-ClassifyBody = Annotated[
-    Annotated[ClassifyRequest, Tag("one")] | Annotated[ClassifyManyRequest, Tag("many")], ONE_OR_MANY
-]
-FillBody = Annotated[Annotated[FillRequest, Tag("one")] | Annotated[FillManyRequest, Tag("many")], ONE_OR_MANY]
+One = Annotated[T, Tag("one")]
+Many = Annotated[T, Tag("many")]
+ClassifyBody = Annotated[One[ClassifyRequest] | Many[ClassifyManyRequest], ONE_OR_MANY]
+FillBody = Annotated[One[FillRequest] | Many[FillManyRequest], ONE_OR_MANY]
 
 
 class AnswerRequest(RequestModel):
@@ -109,9 +109,7 @@ class TranslateManyRequest(RequestModel):
     texts: Texts
 
 
-TranslateBody = Annotated[
-    Annotated[TranslateRequest, Tag("one")] | Annotated[TranslateManyRequest, Tag("many")], ONE_OR_MANY
-]
+TranslateBody = Annotated[One[TranslateRequest] | Many[TranslateManyRequest], ONE_OR_MANY]
 
 
 class GenerateRequest(RequestModel):

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from fastapi import APIRouter
 
-from allmlp.data.clock_changes import local_days
+from allmlp.data.clocks import local_days
 from allmlp.data.frequency import DAY, read_times
 from allmlp.errors import UserError
 from allmlp.prediction.forecast import Forecaster
-from allmlp.serve.batching import Batcher
+from allmlp.serve.batching import Batcher, identity
 from allmlp.serve.engine import BatchFunction
 from allmlp.serve.schema import ColumnForecast, Endpoint, ForecastRequest, ForecastResponse, error_responses, timing
 
@@ -60,9 +60,8 @@ class SeriesService:
         except (OverflowError, ValueError):
             time, counted, notation, midnight = np.iinfo(np.int64).min, False, "local", False
         if time == np.iinfo(np.int64).min or counted != (known.unit == "row"):
-            raise UserError(
-                f"last_time must be {'the number of a row' if known.unit == 'row' else 'a time in ISO 8601'}"
-            )
+            wanted = "the number of a row" if known.unit == "row" else "a time in ISO 8601"
+            raise UserError(f"last_time must be {wanted}")
         if midnight and (known.unit == "month" or known.step % DAY == 0):
             time, notation = local_days(np.array(time)), "local"
         frequency = known.replace(notation=notation)
@@ -76,7 +75,7 @@ class SeriesService:
         async def forecast(request: ForecastRequest) -> Any:
             """Forecast the steps after the given ones."""
             past = self.decode(request)
-            result = await batcher.submit(lambda item: item, past, self.forecast)
+            result = await batcher.submit(identity, past, self.forecast)
             values, quantiles = result.value
             if not np.isfinite(values).all():
                 raise UserError("the forecast is not finite: the values are too far from those of the training")

@@ -357,10 +357,8 @@ def run(
         services[name] = load_service(place, device, dtype)
     on_gpu = any(service.predictor.device.type == "cuda" for service in services.values())
     # On a CPU, more decoding threads would only take cores from the model.
-    decode_threads = limit() if on_gpu else 1
-    engine = BatchingEngine(
-        batch_size or (128 if on_gpu else 16), threads or (min(limit(), GPU_THREADS) if on_gpu else None)
-    )
+    largest, usual_threads, decode_threads = (128, min(limit(), GPU_THREADS), limit()) if on_gpu else (16, None, 1)
+    engine = BatchingEngine(batch_size or largest, threads or usual_threads)
     batcher = Batcher(engine, max_concurrency or 8 * engine.max_batch_size, timeout, decode_threads)
     app = create_app(services, batcher, hosts=allowed_hosts(host, more_hosts), origins=origins)
     server = Server(app, batcher, proxies)

@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from fastapi import APIRouter
-from torch import Tensor
 
 from allmlp.data.tokenizer import MASK_TOKEN
 from allmlp.errors import UserError
 from allmlp.prediction import TextPredictor
-from allmlp.serve.batching import Batcher
+from allmlp.serve import schema
+from allmlp.serve.batching import Batcher, identity
 from allmlp.serve.engine import BatchFunction, BatchResult
-from allmlp.serve.schema import (
-    AnswerPrediction,
-    AnswerRequest,
-    AnswerResponse,
-    ClassificationResponse,
-    ClassifiedInput,
-    ClassifyBody,
-    ClassifyManyRequest,
-    Endpoint,
-    FillBody,
-    FilledInput,
-    FillManyRequest,
-    FillResponse,
-    GenerateRequest,
-    InputResult,
-    ManyResponse,
-    TextResponse,
-    TokenPrediction,
-    TranslateBody,
-    TranslatedInput,
-    TranslateManyRequest,
-    classification,
-    error_responses,
-    labels,
-    many_results,
-    timing,
-)
 from allmlp.tasks import causal_lm
 from allmlp.tasks.masked_lm import fill_masks
-from allmlp.tasks.question_answering import PredictedAnswer
 from allmlp.tasks.translate import translate
 
-ENDPOINTS: dict[str, Endpoint] = {"text": "fill", "classes": "classify", "span": "answer", "translation": "translate"}
+ENDPOINTS: dict[str, schema.Endpoint] = {
+    "text": "fill",
+    "classes": "classify",
+    "span": "answer",
+    "translation": "translate",
+}
 MAX_TOP_K = 100
 
 
@@ -63,14 +40,16 @@ class TextService:
     def __init__(self, predictor: TextPredictor) -> None:
         self.predictor, self.model, self.tokenizer = predictor, predictor.original, predictor.tokenizer
         self.class_names = predictor.labels
+        self.classify: BatchFunction = predictor.probabilities
+        self.answer: BatchFunction = predictor.answer
         generates = predictor.causal and predictor.task == "text"  # a causal model may also have learned to classify
-        self.endpoint: Endpoint = "generate" if generates else ENDPOINTS[predictor.task]
+        self.endpoint: schema.Endpoint = "generate" if generates else ENDPOINTS[predictor.task]
         if self.endpoint == "classify":
             self.classify([("a", "")])  # raises UserError if the outputs cannot be those of a classifier
 
     def warm_up(self) -> tuple[BatchFunction, Any]:
         """The function of the endpoint, and a short input."""
-        examples: dict[Endpoint, tuple[BatchFunction, Any]] = {
+        examples: dict[schema.Endpoint, tuple[BatchFunction, Any]] = {
             "fill": (self.fill, MASK_TOKEN),
             "classify": (self.classify, ("a", "")),
             "answer": (self.answer, ("a", "a")),
@@ -88,12 +67,6 @@ class TextService:
     def fill(self, texts: list[str]) -> list[list[list[tuple[str, float]]]]:
         return fill_masks(self.model, self.tokenizer, texts, MAX_TOP_K)
 
-    def classify(self, pairs: list[tuple[str, str]]) -> Tensor:
-        return self.predictor.probabilities(pairs)
-
-    def answer(self, questions: list[tuple[str, str]]) -> list[list[PredictedAnswer]]:
-        return self.predictor.answer(questions)
-
     def translate(self, texts: list[str]) -> list[str]:
         return translate(self.model, self.tokenizer, texts)
 
@@ -109,95 +82,82 @@ class TextService:
     # --- routes ------------------------------------------------------------------------------------------------------
 
     def routes(self, batcher: Batcher) -> APIRouter:
-        router = APIRouter(responses=error_responses(400, 403, 408, 413, 422, 503, 504))
+        router = APIRouter(responses=schema.error_responses(400, 403, 408, 413, 422, 503, 504))
         getattr(self, f"add_{self.endpoint}")(router, batcher)
         return router
 
     def add_fill(self, router: APIRouter, batcher: Batcher) -> None:
-        def tokens(result: BatchResult, top_k: int) -> list[list[TokenPrediction]]:
-            return [[TokenPrediction(token=token, probability=p) for token, p in row[:top_k]] for row in result.value]
+        def tokens(result: BatchResult, top_k: int) -> list[list[schema.TokenPrediction]]:
+            return [
+                [schema.TokenPrediction(token=token, probability=p) for token, p in row[:top_k]] for row in result.value
+            ]
 
-        @router.post("/fill", response_model=FillResponse | ManyResponse[FilledInput], response_model_exclude_none=True)
-        async def fill(request: FillBody) -> Any:
+        @router.post(
+            "/fill",
+            response_model=schema.FillResponse | schema.ManyResponse[schema.FilledInput],
+            response_model_exclude_none=True,
+        )
+        async def fill(request: schema.FillBody) -> Any:
             """Predict the token of every [MASK]."""
-            if isinstance(request, FillManyRequest):
-                return await many(
-                    batcher,
-                    self.check_masked,
-                    request.texts,
-                    self.fill,
-                    lambda one: FilledInput(predictions=tokens(one, request.top_k)),
+            if isinstance(request, schema.FillManyRequest):
+                found = await batcher.submit_all(self.check_masked, request.texts, self.fill)
+                return schema.many_results(
+                    found, lambda one: schema.FilledInput(predictions=tokens(one, request.top_k))
                 )
             result = await batcher.submit(self.check_masked, request.text, self.fill)
-            return FillResponse(predictions=tokens(result, request.top_k), timing=timing(result))
+            return schema.FillResponse(predictions=tokens(result, request.top_k), timing=schema.timing(result))
 
     def add_classify(self, router: APIRouter, batcher: Batcher) -> None:
         @router.post(
             "/classify",
-            response_model=ClassificationResponse | ManyResponse[ClassifiedInput],
+            response_model=schema.ClassificationResponse | schema.ManyResponse[schema.ClassifiedInput],
             response_model_exclude_none=True,
         )
-        async def classify(request: ClassifyBody) -> Any:
+        async def classify(request: schema.ClassifyBody) -> Any:
             """Classify a text or a pair of texts, or many."""
-            if isinstance(request, ClassifyManyRequest):
+            if isinstance(request, schema.ClassifyManyRequest):
                 seconds = request.text_pairs or [""] * len(request.texts)
                 if len(seconds) != len(request.texts):
                     raise UserError(f"there are {len(request.texts)} texts, but {len(seconds)} text_pairs")
-                pairs = list(zip(request.texts, seconds, strict=True))
-                return await many(
-                    batcher,
-                    identity,
-                    pairs,
-                    self.classify,
-                    lambda one: ClassifiedInput(predictions=labels(one, self.class_names, request.top_k)),
+                found = await batcher.submit_all(identity, [*zip(request.texts, seconds)], self.classify)
+                return schema.many_results(
+                    found,
+                    lambda one: schema.ClassifiedInput(predictions=schema.labels(one, self.class_names, request.top_k)),
                 )
             result = await batcher.submit(identity, (request.text, request.text_pair), self.classify)
-            return classification(result, self.class_names, request.top_k)
+            return schema.classification(result, self.class_names, request.top_k)
 
     def add_answer(self, router: APIRouter, batcher: Batcher) -> None:
-        @router.post("/answer", response_model=AnswerResponse)
-        async def answer(request: AnswerRequest) -> Any:
+        @router.post("/answer", response_model=schema.AnswerResponse)
+        async def answer(request: schema.AnswerRequest) -> Any:
             """Find the answer to a question in the context."""
             result = await batcher.submit(identity, (request.question, request.context), self.answer, batched=False)
             found = [
-                AnswerPrediction(answer=found.text, probability=found.probability, start=found.start, end=found.end)
+                schema.AnswerPrediction(
+                    answer=found.text, probability=found.probability, start=found.start, end=found.end
+                )
                 for found in result.value[: request.top_k]
             ]
-            return AnswerResponse(answers=found, timing=timing(result))
+            return schema.AnswerResponse(answers=found, timing=schema.timing(result))
 
     def add_translate(self, router: APIRouter, batcher: Batcher) -> None:
         @router.post(
-            "/translate", response_model=TextResponse | ManyResponse[TranslatedInput], response_model_exclude_none=True
+            "/translate",
+            response_model=schema.TextResponse | schema.ManyResponse[schema.TranslatedInput],
+            response_model_exclude_none=True,
         )
-        async def translate(request: TranslateBody) -> Any:
+        async def translate(request: schema.TranslateBody) -> Any:
             """Translate a sentence, or many."""
-            if isinstance(request, TranslateManyRequest):
-                return await many(
-                    batcher, identity, request.texts, self.translate, lambda one: TranslatedInput(text=one.value)
-                )
+            if isinstance(request, schema.TranslateManyRequest):
+                found = await batcher.submit_all(identity, request.texts, self.translate)
+                return schema.many_results(found, lambda one: schema.TranslatedInput(text=one.value))
             result = await batcher.submit(identity, request.text, self.translate)
-            return TextResponse(text=result.value, timing=timing(result))
+            return schema.TextResponse(text=result.value, timing=schema.timing(result))
 
     def add_generate(self, router: APIRouter, batcher: Batcher) -> None:
-        @router.post("/generate", response_model=TextResponse)
-        async def generate(request: GenerateRequest) -> Any:
+        @router.post("/generate", response_model=schema.TextResponse)
+        async def generate(request: schema.GenerateRequest) -> Any:
             """Continue a prompt; the returned text includes it."""
             prompt = Prompt(**request.model_dump())
             result = await batcher.submit(identity, prompt, self.generate, batched=False)
-            return TextResponse(text=result.value, timing=timing(result))
-
-
-async def many(
-    batcher: Batcher,
-    decode: Callable[[Any], Any],
-    inputs: list[Any],
-    function: BatchFunction,
-    form: Callable[[BatchResult], InputResult],
-) -> ManyResponse[InputResult]:
-    if len(inputs) > batcher.max_concurrency:
-        raise UserError(f"{len(inputs)} inputs in one request; the server takes at most {batcher.max_concurrency}")
-    return many_results(await batcher.submit_all(decode, inputs, function), form)
-
-
-def identity(item: Any) -> Any:
-    return item
+            return schema.TextResponse(text=result.value, timing=schema.timing(result))

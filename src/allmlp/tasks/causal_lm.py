@@ -14,14 +14,23 @@ from allmlp.data.corpus import TextDataset, TokenBatch
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
-from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.layers.context import Cache
 from allmlp.layers.head import LMHead
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import check_seed
 from allmlp.tasks.masked_lm import configure_text_model, perplexity, unigram_perplexity
-from allmlp.tasks.task import MAX_TEMPERATURE, MIN_TEMPERATURE, Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import (
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    Losses,
+    StepContext,
+    Sums,
+    Task,
+    TaskModule,
+    TokenScores,
+    sum_scores,
+)
 
 
 class CausalLM(Task):
@@ -48,20 +57,15 @@ class CausalLM(Task):
 class CausalLMModule(TaskModule):
     def __init__(self, model: Model, dataset: TextDataset) -> None:
         super().__init__()
-        self.model, self.seq_len, self.dataset = model, dataset.seq_len, dataset
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.seq_len
+        self.unit = "tokens", dataset.seq_len
+        self.model, self.dataset = model, dataset
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         (ids,) = batch.examples
         return (ids.long(),)
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
-        loss, correct, real = self.token_losses(self.model, inputs[0])
-        count = real.sum().clamp(min=1)
-        return Losses(loss.sum() / count, {"accuracy": correct.sum() / count})
+        return self.token_losses(self.model, inputs[0]).losses()
 
     def loss_weight(self, *inputs: Tensor) -> Tensor:
         return self.predicted(inputs[0]).sum()
@@ -71,8 +75,8 @@ class CausalLMModule(TaskModule):
         tokenizer = self.dataset.tokenizer
         return ~(tokenizer.padding(ids) | tokenizer.starts(ids))[:, 1:]
 
-    def token_losses(self, model: Model, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy, correctness, and whether the next token is real, b s-1 each.
+    def token_losses(self, model: Model, ids: Tensor) -> TokenScores:
+        """Scores of the next tokens, weighted by whether they are real, b s-1 each.
 
         Padding is on the right, which a causal model does not see, so no mask is needed. The first token of the next
         document is not predicted.
@@ -80,14 +84,10 @@ class CausalLMModule(TaskModule):
         inputs, labels, real = ids[:, :-1], ids[:, 1:], self.predicted(ids).float()
         logits = model(inputs, **self.dataset.separation(inputs)).float()
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(real)
-        return loss * real, (logits.argmax(2) == labels).float() * real, real
+        return TokenScores(loss * real, (logits.argmax(2) == labels).float() * real, real)
 
-    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
-        for (ids,) in batches:
-            sums += torch.stack([part.sum() for part in self.token_losses(model, ids.long())])
-        loss_sum, correct, count = sums
-        return {"loss": (loss_sum, count), "accuracy": (correct, count)}
+    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> Sums:
+        return sum_scores((self.token_losses(model, ids.long()) for (ids,) in batches), model.device)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(means["loss"]), **means}

@@ -16,7 +16,7 @@ from allmlp.device import sum_dtype
 from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
-from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, Normalize, StepContext, Sums, Task, TaskModule
 
 
 class Classify(Task):
@@ -86,7 +86,7 @@ class ClassifyModule(TaskModule):
         targets = one_hot(labels, self.num_classes, self.spec.label_smoothing)
         return self.spec.mix.apply(images, targets, mix_uniforms) if self.spec.mix else (images, targets)
 
-    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> Sums:
         return evaluate_classifier(model, self.normalize, batches, self.keep)
 
 
@@ -125,7 +125,7 @@ def evaluate_classifier(
     normalize: Normalize,
     batches: Iterable[LabeledImages],
     keep: Callable[[Tensor, Tensor], None] | None = None,
-) -> dict[str, tuple[Tensor, Tensor]]:
+) -> Sums:
     """Accuracy and loss of a classifier, as sums and counts; `keep` is called with the logits and labels of a batch."""
     correct, loss_sum, count = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
     for images, labels in batches:

@@ -18,7 +18,7 @@ from allmlp.models.grid import ForwardAtSize, with_img_size
 from allmlp.models.model import Model
 from allmlp.spec import Count
 from allmlp.tasks.classify import Classify, ClassifyModule, evaluate_classifier
-from allmlp.tasks.task import Losses, Normalize, StepContext, TaskModule
+from allmlp.tasks.task import Losses, Normalize, StepContext, Sums, TaskModule
 
 
 class ClassifyAnySize(Classify):
@@ -77,7 +77,7 @@ class ClassifyAnySizeModule(ClassifyModule):
         size = shape.shape[0]
         return self.losses(self.forward_at.get(size, self.model)(self.normalize_at[str(size)](images)), targets)
 
-    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> Sums:
         forward_at = {size: ForwardAtSize(model, (size, size)) for size in self.eval_sizes if size != self.own_size}
         zero = torch.zeros((), dtype=sum_dtype(model.device), device=model.device)
         sums = dict.fromkeys(("accuracy", "loss"), (zero, zero))

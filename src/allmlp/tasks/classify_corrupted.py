@@ -18,7 +18,7 @@ from allmlp.errors import lookup
 from allmlp.models.model import Model
 from allmlp.spec import Count
 from allmlp.tasks.classify import Classify, ClassifyModule, evaluate_classifier
-from allmlp.tasks.task import TaskModule
+from allmlp.tasks.task import Sums, TaskModule
 
 
 class ClassifyCorrupted(Classify):
@@ -40,7 +40,7 @@ class ClassifyCorrupted(Classify):
 
 
 class ClassifyCorruptedModule(ClassifyModule):
-    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> Sums:
         spec = self.spec
         assert isinstance(spec, ClassifyCorrupted)
         zero = torch.zeros((), dtype=sum_dtype(model.device), device=model.device)

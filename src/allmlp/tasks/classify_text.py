@@ -22,7 +22,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate
 from allmlp.tasks.classify import balanced_weights, majority_accuracy
 from allmlp.tasks.masked_lm import configure_text_model, with_mask_padding
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule
 from allmlp.tasks.tfidf import tfidf_correct
 
 
@@ -68,6 +68,7 @@ class ClassifyText(Task):
 
 
 class ClassifyTextModule(TaskModule):
+    unit = ("texts", 1)
     keeps_outputs = True
     class_weights: Tensor
 
@@ -77,10 +78,6 @@ class ClassifyTextModule(TaskModule):
         self.tokenizer = dataset.tokenizer
         weights = balanced_weights(dataset, len(dataset.class_names), spec.class_balance)
         self.register_buffer("class_weights", weights, persistent=False)
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "texts", 1
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         ids, segments, labels, _ = batch.examples
@@ -97,7 +94,7 @@ class ClassifyTextModule(TaskModule):
     def logits(self, model: Model, ids: Tensor, segments: Tensor) -> Tensor:
         return class_logits(model, ids, segments, ~self.tokenizer.padding(ids) if self.spec.mask_padding else None)
 
-    def evaluate(self, model: Model, batches: Iterable[LabeledTextBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[LabeledTextBatch]) -> Sums:
         names = ["accuracy", *(f"{name}_accuracy" for name in self.split_names[1:])]
         correct = torch.zeros(len(names), dtype=sum_dtype(model.device), device=model.device)
         count, loss_sum = torch.zeros_like(correct), torch.zeros_like(correct[0])

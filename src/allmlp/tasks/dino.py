@@ -25,7 +25,7 @@ from allmlp.models.resnet import ResNet
 from allmlp.models.zoo import create
 from allmlp.spec import Count, Rate
 from allmlp.tasks.probe import KnnEval, evaluate_knn, pooled_features, subsample
-from allmlp.tasks.task import Losses, Normalize, StepContext, Task, TaskModule, Temperature
+from allmlp.tasks.task import Losses, Normalize, StepContext, Sums, Task, TaskModule, Temperature
 
 
 class Dino(Task):
@@ -154,7 +154,7 @@ class DinoModule(TaskModule):
             weights: list[Tensor] = list(student.parameters())
             torch._foreach_lerp_(averages, weights, 1 - momentum)
 
-    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> Sums:
         return evaluate_knn(self.spec.knn, model, self.eval_normalize, self.bank, batches, self.num_classes)
 
 

@@ -46,10 +46,6 @@ class Distill(DistillationTask):
     temperature: Temperature = 1.0
     feature_weight: NonNegative = 0.0
 
-    @property
-    def student_task(self) -> Classify:
-        return self.classify
-
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return DistillModule(self, model, dataset, Teacher(self.teacher, dataset, model.device))
 

@@ -11,10 +11,8 @@ from torch.nn import functional as F
 
 from allmlp.data.dataset import Dataset
 from allmlp.data.labeled_text import UNLABELED, LabeledTextDataset
-from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
 from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
-from allmlp.files import expand_user
 from allmlp.models.cost import measure
 from allmlp.models.model import Model
 from allmlp.spec import Rate
@@ -47,31 +45,11 @@ class DistillClassifyText(DistillationTask):
         if self.classify.class_balance:
             raise UserError("DistillClassifyText.classify.class_balance must be 0: the teacher knows the rare classes")
 
-    @property
-    def student_task(self) -> ClassifyText:
-        return self.classify
-
     def build(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
-        return DistillClassifyTextModule(
-            self, model, dataset, load_text_classifier(self.teacher, dataset, model.device)
-        )
+        return DistillClassifyTextModule(self, model, dataset, load_text_teacher(self.teacher, dataset, model.device))
 
     def build_evaluator(self, model: Model, dataset: LabeledTextDataset) -> TaskModule:
         return ClassifyTextModule(self.classify, model, dataset)  # `build` refuses texts without a label
-
-
-def load_text_classifier(name: str, dataset: LabeledTextDataset, device: torch.device) -> FrozenTeacher:
-    """Load a frozen teacher and check that its classes and tokenizer are those of the data."""
-    path = expand_user(name)
-    preprocessing = read_preprocessing(path)
-    if not isinstance(preprocessing, TextPreprocessing) or preprocessing.task != "classes":
-        raise UserError(f"the teacher {name} is not a text classifier: train one first, for example allmlp train sst2")
-    if preprocessing.class_names != dataset.class_names:
-        raise UserError(
-            f"the teacher {name} has the classes {', '.join(preprocessing.class_names)}, the data have "
-            f"{', '.join(dataset.class_names)}"
-        )
-    return load_text_teacher(path, preprocessing, dataset, device)
 
 
 class DistillClassifyTextModule(ClassifyTextModule):

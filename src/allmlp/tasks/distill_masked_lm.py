@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Dataset
 from allmlp.data.labeled_text import LabeledTextDataset
-from allmlp.data.preprocessing import TextPreprocessing
+from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
 from allmlp.data.squad import SquadDataset
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError
@@ -24,7 +24,7 @@ from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model
 from allmlp.spec import Rate
-from allmlp.tasks.masked_lm import MaskedBatch, MaskedLM, MaskedLMModule, masked_lm_loss
+from allmlp.tasks.masked_lm import MaskedBatch, MaskedLM, MaskedLMModule, token_losses
 from allmlp.tasks.task import DistillationTask, Losses, TaskModule
 from allmlp.weights import folder
 from allmlp.weights.convert import is_model_folder
@@ -51,10 +51,6 @@ class DistillMaskedLM(DistillationTask):
     def check(self) -> None:
         if self.alpha and not self.teacher:
             raise UserError("DistillMaskedLM.teacher is empty: set it to a model folder, or set alpha=0")
-
-    @property
-    def student_task(self) -> MaskedLM:
-        return self.masked_lm
 
     def build(self, model: Model, dataset: TextDataset) -> TaskModule:
         if self.embeddings_from:
@@ -111,16 +107,21 @@ class FrozenTeacher(NamedTuple):
     """Whether the teacher was trained with masked padding."""
 
 
-def load_text_teacher(
-    path: Path,
-    preprocessing: TextPreprocessing,
-    dataset: LabeledTextDataset | SquadDataset,
-    device: torch.device,
-    rows: str = "rows",
-) -> FrozenTeacher:
-    """Load a frozen teacher, and check that it can read the `rows` of the data."""
+def load_text_teacher(name: str, dataset: LabeledTextDataset | SquadDataset, device: torch.device) -> FrozenTeacher:
+    """Load a frozen teacher of the same task, and check that its classes, tokenizer and rows are those of the data."""
+    classes = dataset.class_names if isinstance(dataset, LabeledTextDataset) else ()
+    task, rows = ("classes", "rows") if classes else ("span", "windows")
+    path = expand_user(name)
+    known = read_preprocessing(path)
+    if not isinstance(known, TextPreprocessing) or known.task != task:
+        what, recipe = ("is not a text classifier", "sst2") if classes else ("does not answer questions", "squad1")
+        raise UserError(f"the teacher {name} {what}: train one first, for example allmlp train {recipe}")
+    if classes and known.class_names != classes:
+        raise UserError(
+            f"the teacher {name} has the classes {', '.join(known.class_names)}, the data have {', '.join(classes)}"
+        )
     check_tokenizer(path, dataset.tokenizer)
-    seq_len, masks = preprocessing.seq_len, preprocessing.mask_padding
+    seq_len, masks = known.seq_len, known.mask_padding
     if seq_len < dataset.seq_len or (seq_len > dataset.seq_len and not masks):
         raise UserError(
             f"the teacher {path} reads {seq_len} tokens{'' if masks else ', padding included'}, the {rows} have "
@@ -144,9 +145,9 @@ class DistillMaskedLMModule(MaskedLMModule):
         ids, *masked = inputs
         batch, real = MaskedBatch(*masked), ids != self.pad_token_id
         features = self.encode(self.model, batch, ids)
-        mlm_loss, accuracy = masked_lm_loss(self.model, features, batch)
+        mlm_loss, metrics = token_losses(self.model, features, batch).losses()
         distance = cosine_distance(self.proj(features).float(), self.teacher(ids, real), real)
-        metrics = {"accuracy": accuracy, "mlm_loss": mlm_loss, "agreement": 1 - distance}
+        metrics |= {"mlm_loss": mlm_loss, "agreement": 1 - distance}
         return Losses(torch.lerp(mlm_loss, distance, self.distill.alpha), metrics)
 
 

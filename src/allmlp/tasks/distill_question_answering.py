@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from allmlp.data.dataset import Dataset
-from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
 from allmlp.data.squad import SquadDataset
-from allmlp.errors import UserError
-from allmlp.files import expand_user
 from allmlp.models.cost import measure
 from allmlp.models.model import Model
 from allmlp.spec import Rate
@@ -40,23 +37,9 @@ class DistillQuestionAnswering(DistillationTask):
     alpha: Rate = 0.7
     temperature: Temperature = 2.0
 
-    @property
-    def student_task(self) -> QuestionAnswering:
-        return self.answer
-
     def build(self, model: Model, dataset: SquadDataset) -> TaskModule:
-        return DistillQuestionAnsweringModule(self, model, dataset, load_teacher(self.teacher, dataset, model.device))
-
-
-def load_teacher(name: str, dataset: SquadDataset, device: torch.device) -> FrozenTeacher:
-    """Load a frozen teacher and check that it answers questions about the windows of the data."""
-    path = expand_user(name)
-    preprocessing = read_preprocessing(path)
-    if not isinstance(preprocessing, TextPreprocessing) or preprocessing.task != "span":
-        raise UserError(
-            f"the teacher {name} does not answer questions: train one first, for example allmlp train squad1"
-        )
-    return load_text_teacher(path, preprocessing, dataset, device, "windows")
+        teacher = load_text_teacher(self.teacher, dataset, model.device)
+        return DistillQuestionAnsweringModule(self, model, dataset, teacher)
 
 
 class DistillQuestionAnsweringModule(QuestionAnsweringModule):

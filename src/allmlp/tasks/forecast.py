@@ -17,10 +17,9 @@ from allmlp.errors import UserError
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.spec import Rate
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule
 
 EVAL_BATCH = 512
-Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 class Forecast(Task):
@@ -59,6 +58,7 @@ class Forecast(Task):
 
 
 class ForecastModule(TaskModule):
+    unit = ("windows", 1)
     levels: Tensor
     seasonal_error: Tensor
 
@@ -67,10 +67,6 @@ class ForecastModule(TaskModule):
         self.spec, self.model, self.has_gaps = spec, model, dataset.has_gaps
         self.register_buffer("levels", torch.tensor(spec.quantiles), persistent=False)
         self.register_buffer("seasonal_error", dataset.seasonal_error, persistent=False)
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "windows", 1
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         past, future, _ = batch.examples
@@ -129,6 +125,7 @@ class ForecastModule(TaskModule):
 
 
 def median(quantiles: tuple[float, ...]) -> int:
+    """Index of the quantile nearest to the median."""
     return min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5))
 
 

@@ -15,7 +15,6 @@ from allmlp.data.dataset import Dataset, Split, evenly_spaced
 from allmlp.data.preprocessing import PREPROCESSING_FILE
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
-from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.layers.head import LMHead
 from allmlp.layers.stem import TokenEmbed
@@ -23,7 +22,7 @@ from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Rate, Spec, from_json, to_json
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule, TokenScores, sum_scores
 
 UNIGRAM_ROWS = 100_000
 
@@ -170,13 +169,10 @@ def with_mask_padding(files: dict[str, str], mask_padding: bool) -> dict[str, st
 class MaskedLMModule(TaskModule):
     def __init__(self, spec: MaskedLM, model: Model, dataset: TextDataset) -> None:
         super().__init__()
+        self.unit = "tokens", dataset.seq_len
         self.spec, self.model, self.seq_len = spec, model, dataset.seq_len
         self.dataset, self.pad_token_id = dataset, dataset.tokenizer.pad_token_id
         self.vocab = MaskingVocab(dataset.tokenizer, model.device)
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.seq_len
 
     @property
     def flops(self) -> int:
@@ -194,8 +190,7 @@ class MaskedLMModule(TaskModule):
     def compute_loss(self, *inputs: Tensor) -> Losses:
         ids, *masked = inputs
         batch = MaskedBatch(*masked)
-        loss, accuracy = masked_lm_loss(self.model, self.encode(self.model, batch, ids), batch)
-        return Losses(loss, {"accuracy": accuracy})
+        return token_losses(self.model, self.encode(self.model, batch, ids), batch).losses()
 
     def loss_weight(self, *inputs: Tensor) -> Tensor:
         return MaskedBatch(*inputs[1:]).weights.sum()
@@ -206,35 +201,26 @@ class MaskedLMModule(TaskModule):
             return model.forward_features(batch.input_ids, **self.dataset.separation(ids))
         return model.forward_features(batch.input_ids, (ids != self.pad_token_id) if self.spec.mask_padding else None)
 
-    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-        sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
+    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> Sums:
         masking = self.spec.eval_masking
-        for (rows,) in batches:
-            ids = rows.long()
+
+        def scores(ids: Tensor) -> TokenScores:
             batch = masking.apply(ids, fixed_uniforms(ids, masking.num_uniforms(ids.shape[1])), self.vocab)
-            loss, correct = token_losses(model, self.encode(model, batch, ids), batch)
-            sums += torch.stack([loss.sum(), correct.sum(), batch.weights.sum()])
-        loss_sum, correct_sum, count = sums
-        return {"loss": (loss_sum, count), "accuracy": (correct_sum, count)}
+            return token_losses(model, self.encode(model, batch, ids), batch)
+
+        return sum_scores((scores(rows.long()) for (rows,) in batches), model.device)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(means["loss"]), **means}
 
 
-def token_losses(model: Model, features: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-    """Weighted cross-entropy and correctness of every position, b m; the output layer runs on these only."""
+def token_losses(model: Model, features: Tensor, batch: MaskedBatch) -> TokenScores:
+    """Scores of the selected tokens, b m each; the output layer runs on these only."""
     positions = batch.positions.unsqueeze(2).expand(-1, -1, features.shape[2])
     logits = model.forward_head(features.gather(1, positions)).float()  # b m v
     loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
     correct = (logits.argmax(2) == batch.labels).float()
-    return loss.view_as(batch.weights) * batch.weights, correct * batch.weights
-
-
-def masked_lm_loss(model: Model, features: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy and accuracy of the selected tokens."""
-    count = batch.weights.sum().clamp(min=1)
-    loss, correct = token_losses(model, features, batch)
-    return loss.sum() / count, correct.sum() / count
+    return TokenScores(loss.view_as(batch.weights) * batch.weights, correct * batch.weights, batch.weights)
 
 
 def perplexity(loss: float) -> float:
@@ -269,9 +255,8 @@ def fill_masks(
     width = int(lengths.max())
     ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows], device=model.device)
     real = (torch.arange(width) < lengths[:, None]).to(model.device)
-    index = torch.tensor(
-        [(row, position) for row, found in enumerate(masks) for position in found], device=model.device
-    )
+    places = [(row, position) for row, found in enumerate(masks) for position in found]
+    index = torch.tensor(places, device=model.device)
     with torch.inference_mode():
         features = model.forward_features(ids, None if bool(real.all()) else real)[index[:, 0], index[:, 1]]
         probabilities = model.forward_head(features[None])[0].float().softmax(1)

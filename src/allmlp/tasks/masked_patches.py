@@ -18,7 +18,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.series_encoder import SeriesEncoder, SeriesEncoderModel
 from allmlp.spec import Range
 from allmlp.tasks.masked_lm import fixed_uniforms
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule
 
 
 class MaskedPatches(Task):
@@ -44,6 +44,8 @@ class MaskedPatches(Task):
 
 
 class MaskedPatchesModule(TaskModule):
+    unit = ("windows", 1)
+
     def __init__(self, spec: MaskedPatches, model: Model, dataset: SeriesDataset) -> None:
         super().__init__()
         assert isinstance(model, SeriesEncoderModel)
@@ -52,10 +54,6 @@ class MaskedPatchesModule(TaskModule):
         self.count = min(max(round(spec.mask_ratio * self.tokens), 1), self.tokens - 1)
         if self.tokens < 2:
             raise UserError("a model of one patch has none left to see: choose a smaller patch_size")
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "windows", 1
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         return batch.examples.past, context.uniform(len(batch.examples.past), self.tokens)
@@ -86,7 +84,7 @@ class MaskedPatchesModule(TaskModule):
         counted = self.counted(past, hidden)
         return torch.where(counted, output - target, 0).square().sum(), counted.sum()
 
-    def evaluate(self, model: Model, batches: Iterable[SeriesBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[SeriesBatch]) -> Sums:
         """Evaluate with masks that depend on the window alone, not on its batch."""
         sums = torch.zeros(2, dtype=sum_dtype(model.device), device=model.device)
         for past, _, _ in batches:

@@ -18,7 +18,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.resnet import ResNet
 from allmlp.spec import Count
 from allmlp.tasks.classify import Classify, ClassifyModule
-from allmlp.tasks.task import Normalize, StepContext, Task, TaskModule, Temperature
+from allmlp.tasks.task import Normalize, StepContext, Sums, Task, TaskModule, Temperature
 
 
 class KnnEval(Task):
@@ -50,18 +50,16 @@ class KnnEvalModule(TaskModule):
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         raise UserError("KnnEval only evaluates; choose another task for training")
 
-    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[LabeledImages]) -> Sums:
         return evaluate_knn(self.spec, model, self.normalize, self.bank, batches, self.num_classes)
 
 
 def evaluate_knn(
     spec: KnnEval, model: Model, normalize: Normalize, bank: Split, batches: Iterable[LabeledImages], num_classes: int
-) -> dict[str, tuple[Tensor, Tensor]]:
+) -> Sums:
     """k-NN accuracy as a sum and a count; every process computes the features of the whole bank."""
-    encoded = [
-        (normalized_features(model, normalize(images)), labels)
-        for images, labels in eval_batches(bank, 500, model.device)
-    ]
+    stored = eval_batches(bank, 500, model.device)
+    encoded = [(normalized_features(model, normalize(images)), labels) for images, labels in stored]
     bank_features, bank_labels = (torch.cat(parts) for parts in zip(*encoded))
     correct = count = torch.zeros((), dtype=sum_dtype(model.device), device=model.device)
     for images, labels in batches:

@@ -34,7 +34,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count
 from allmlp.tasks.masked_lm import configure_text_model, with_mask_padding
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule
 from allmlp.tasks.word_overlap import best_answer, best_sentence
 
 THRESHOLDS = tuple(number / 2 for number in range(-20, 21))
@@ -87,15 +87,12 @@ class QuestionAnswering(Task):
 class QuestionAnsweringModule(TaskModule):
     def __init__(self, spec: QuestionAnswering, model: Model, dataset: SquadDataset) -> None:
         super().__init__()
+        self.unit = "tokens", dataset.seq_len
         check_qa_model(model, dataset.tokenizer, dataset.seq_len)
         self.spec, self.model, self.tokenizer = spec, model, dataset.tokenizer
         self.windows, self.questions = dataset.windows, dataset.test_questions
         self.version_2 = any(not question.answers for question in dataset.test_questions)
         """Whether some test questions have no answer."""
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.windows.seq_len
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         ids, segments, start, end = batch.examples
@@ -108,7 +105,7 @@ class QuestionAnsweringModule(TaskModule):
     def logits(self, model: Model, ids: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
         return span_logits(model, ids, segments, self.tokenizer, self.spec.mask_padding)
 
-    def evaluate(self, model: Model, batches: Iterable[SquadEvalBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[SquadEvalBatch]) -> Sums:
         rows = [score for batch in batches for score in self.score_questions(model, batch)]
         table = torch.tensor(rows, dtype=sum_dtype(model.device)).view(-1, len(QuestionScore._fields)).to(model.device)
         null_score_diff, exact, f1, null_f1, has_answer = table.unbind(1)

@@ -13,13 +13,12 @@ from allmlp.data.corpus import PassageDataset, TokenBatch
 from allmlp.data.dataset import Dataset
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
-from allmlp.device import sum_dtype
 from allmlp.layers.head import QAHead
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count
 from allmlp.tasks.masked_lm import configure_text_model, fixed_uniforms, with_mask_padding
 from allmlp.tasks.question_answering import span_logits
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule, TokenScores, sum_scores
 from allmlp.tasks.word_overlap import FUNCTION_WORDS
 
 
@@ -155,42 +154,36 @@ class SpanVocab:
 class SpanSelectionModule(TaskModule):
     def __init__(self, spec: SpanSelection, model: Model, dataset: PassageDataset) -> None:
         super().__init__()
-        self.spec, self.model, self.seq_len = spec, model, dataset.seq_len
+        self.unit = "tokens", dataset.seq_len
+        self.spec, self.model = spec, model
         self.tokenizer, self.vocab = dataset.tokenizer, SpanVocab(dataset.tokenizer, model.device)
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.seq_len
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         ids = batch.examples.ids.long()
         return self.spec.apply(ids, context.uniform(len(ids), self.spec.num_uniforms(ids.shape[1])), self.vocab)
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
-        weights, count = inputs[-1], inputs[-1].sum().clamp(min=1)
-        loss, correct = self.score(self.model, SpanBatch(*inputs))
-        return Losses((loss * weights).sum() / count, {"accuracy": (correct * weights).sum() / count})
+        return self.score(self.model, SpanBatch(*inputs)).losses()
 
     def loss_weight(self, *inputs: Tensor) -> Tensor:
         return SpanBatch(*inputs).weights.sum()
 
-    def score(self, model: Model, batch: SpanBatch) -> tuple[Tensor, Tensor]:
-        """Loss and correctness of every row, b."""
+    def score(self, model: Model, batch: SpanBatch) -> TokenScores:
+        """Scores of the rows, b each."""
         logits = span_logits(model, batch.ids, batch.segments, self.tokenizer, self.spec.mask_padding)
         loss, correct = torch.zeros_like(batch.weights), batch.weights > 0
         for scores, answers in zip(logits, (batch.starts, batch.ends), strict=True):
             right = scores.masked_fill(~answers, -torch.inf).logsumexp(1)
             loss = loss + (scores.logsumexp(1) - right) / 2
             correct = correct & answers.gather(1, scores.argmax(1, keepdim=True)).squeeze(1)
-        return loss, correct.float()
+        return TokenScores(loss * batch.weights, correct.float(), batch.weights)
 
-    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[TokenBatch]) -> Sums:
         """Evaluate on spans that depend on the rows alone, so they are the same for every model and batch size."""
-        sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
-        for (rows,) in batches:
-            ids = rows.long()
-            batch = self.spec.apply(ids, fixed_uniforms(ids, self.spec.num_uniforms(ids.shape[1])), self.vocab)
-            loss, correct = self.score(model, batch)
-            sums += torch.stack([correct.sum(), (loss * batch.weights).sum(), batch.weights.sum()])
-        correct_sum, loss_sum, count = sums
-        return {"accuracy": (correct_sum, count), "loss": (loss_sum, count)}
+
+        def score(ids: Tensor) -> TokenScores:
+            uniforms = fixed_uniforms(ids, self.spec.num_uniforms(ids.shape[1]))
+            return self.score(model, self.spec.apply(ids, uniforms, self.vocab))
+
+        found = sum_scores((score(rows.long()) for (rows,) in batches), model.device)
+        return {"accuracy": found["accuracy"], **found}  # the first metric chooses the best step

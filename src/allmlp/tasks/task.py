@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from allmlp.data.dataset import Dataset, Examples, ImageDataset
 from allmlp.data.sampler import Batch
+from allmlp.device import sum_dtype
 from allmlp.errors import UserError
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Range, Spec
@@ -20,11 +21,29 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 Temperature = Annotated[float, Range(MIN_TEMPERATURE, MAX_TEMPERATURE)]
 
 
+Sums = dict[str, tuple[Tensor, Tensor]]
+"""Metrics of an evaluation: name -> (sum, count) over the examples of this process."""
+
+
 class Losses(NamedTuple):
     """The loss to minimize, and further values to log, all scalars on the device."""
 
     total: Tensor
     metrics: dict[str, Tensor]
+
+
+class TokenScores(NamedTuple):
+    """Loss and correctness of each token or row, times its weight, and the weight: 0 where nothing is predicted."""
+
+    loss: Tensor
+    correct: Tensor
+    weight: Tensor
+
+    def losses(self) -> Losses:
+        """The mean loss and the accuracy."""
+        loss, correct, count = (part.sum() for part in self)
+        count = count.clamp(min=1)
+        return Losses(loss / count, {"accuracy": correct / count})
 
 
 class StepContext(NamedTuple):
@@ -83,7 +102,8 @@ class DistillationTask(Task, abstract=True):
 
     @property
     def student_task(self) -> Task:
-        raise NotImplementedError
+        """The field that is a task."""
+        return next(part for part in self.children() if isinstance(part, Task) and part is not self)
 
     def configure_model(self, model: ModelSpec, dataset: Any) -> ModelSpec:
         return self.student_task.configure_model(model, dataset)
@@ -103,6 +123,8 @@ class TaskModule(nn.Module):
 
     model: Model
     """The model that is evaluated and saved."""
+    unit: tuple[str, int] = ("images", 1)
+    """Unit of throughput, and the number of units per example."""
     keeps_outputs: ClassVar[bool] = False
     """Whether `evaluate` calls `keep`, so that metrics can be computed from logits and labels."""
     kept: list[tuple[Tensor, Tensor, Tensor]] | None = None
@@ -139,16 +161,11 @@ class TaskModule(nn.Module):
         """Floating-point operations per example and step: two per multiply-add, forward once and backward twice."""
         return 6 * self.model.describe().macs
 
-    @property
-    def unit(self) -> tuple[str, int]:
-        """Unit of throughput, and the number of units per example."""
-        return "images", 1
-
     def after_step(self, progress: float) -> None:
         """Called after the optimizer step, for example to update a teacher."""
 
-    def evaluate(self, model: Model, batches: Iterable[Examples]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Metrics of `model` as name -> (sum, count) over the test examples of this process."""
+    def evaluate(self, model: Model, batches: Iterable[Examples]) -> Sums:
+        """Metrics of `model` over the test examples."""
         raise NotImplementedError
 
     def keep(self, logits: Tensor, labels: Tensor, part: Tensor | None = None) -> None:
@@ -160,6 +177,15 @@ class TaskModule(nn.Module):
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         """The metrics to report, from the means over all test examples."""
         return means
+
+
+def sum_scores(scores: Iterable[TokenScores], device: torch.device) -> Sums:
+    """The metrics of an evaluation from the scores of its batches."""
+    sums = torch.zeros(3, dtype=sum_dtype(device), device=device)
+    for batch in scores:
+        sums += torch.stack([part.sum() for part in batch])
+    loss, correct, count = sums
+    return {"loss": (loss, count), "accuracy": (correct, count)}
 
 
 class Normalize(nn.Module):

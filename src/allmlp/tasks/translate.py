@@ -23,7 +23,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, Range, Rate
 from allmlp.tasks.beam import MAX_LENGTH_PENALTY, beam_search
 from allmlp.tasks.masked_lm import perplexity
-from allmlp.tasks.task import Losses, StepContext, Task, TaskModule
+from allmlp.tasks.task import Losses, StepContext, Sums, Task, TaskModule, TokenScores
 
 BATCH_SIZE = 64
 """Sentences that `translate` decodes together."""
@@ -75,9 +75,10 @@ class Translation(Task):
 class TranslationModule(TaskModule):
     def __init__(self, spec: Translation, model: Model, dataset: TranslationDataset) -> None:
         super().__init__()
+        self.unit = "tokens", dataset.tokens_per_pair
         self.spec, self.model = spec, check_translation_model(model, dataset.tokenizer)
         self.metrics = TranslationMetrics()
-        self.tokenizer, self.references, self.tokens = dataset.tokenizer, dataset.references, dataset.tokens_per_pair
+        self.tokenizer, self.references = dataset.tokenizer, dataset.references
         max_tokens = self.model.spec.encoder.stem.tokens
         if dataset.seq_len > max_tokens:
             raise UserError(
@@ -88,10 +89,6 @@ class TranslationModule(TaskModule):
         self.test_sets = dataset.test_sets
         self.evaluated = self.eval_splits[-1]
         """The split that was evaluated last."""
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        return "tokens", self.tokens
 
     def prepare_batch(self, batch: Batch, context: StepContext) -> tuple[Tensor, ...]:
         source, target, _ = (part.long() for part in batch.examples)
@@ -108,9 +105,7 @@ class TranslationModule(TaskModule):
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
         source, target, target_input = inputs
-        loss, correct, real = self.token_losses(self.model, source, target, target_input, self.spec.label_smoothing)
-        count = real.sum().clamp(min=1)
-        return Losses(loss.sum() / count, {"accuracy": correct.sum() / count})
+        return self.token_losses(self.model, source, target, target_input, self.spec.label_smoothing).losses()
 
     def loss_weight(self, *inputs: Tensor) -> Tensor:
         return self.predicted(inputs[1]).sum()
@@ -121,8 +116,8 @@ class TranslationModule(TaskModule):
 
     def token_losses(
         self, model: Model, source: Tensor, target: Tensor, target_input: Tensor, label_smoothing: float = 0.0
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy, correctness, and whether the next token is real, b t-1 each.
+    ) -> TokenScores:
+        """Scores of the next tokens, weighted by whether they are real, b t-1 each.
 
         `target_input` is the decoder's input, possibly with words dropped. It is padded on the right, which the decoder
         does not see.
@@ -132,9 +127,9 @@ class TranslationModule(TaskModule):
         loss = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), reduction="none", label_smoothing=label_smoothing
         ).view_as(real)
-        return loss * real, (logits.argmax(2) == labels).float() * real, real
+        return TokenScores(loss * real, (logits.argmax(2) == labels).float() * real, real)
 
-    def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate(self, model: Model, batches: Iterable[TranslationBatch]) -> Sums:
         sums = torch.zeros(3, dtype=sum_dtype(model.device), device=model.device)
         statistics = torch.zeros(max(len(self.test_sets), 1), len(TranslationMetrics.names) + 1, dtype=torch.float64)
         batches = iter(batches)

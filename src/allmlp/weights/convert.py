@@ -42,19 +42,20 @@ from allmlp.models.zoo import preset
 from allmlp.spec import Spec, override_all
 from allmlp.weights import folder
 from allmlp.weights.fetch import locate
-from allmlp.weights.formats import fair, google, huggingface, lucidrains, timm
+from allmlp.weights.formats import huggingface, timm
+from allmlp.weights.formats.fair import Fair
 from allmlp.weights.formats.format import Format, Shapes
+from allmlp.weights.formats.google import Google
+from allmlp.weights.formats.lucidrains import Lucidrains
 from allmlp.weights.tensors import read
 
 FORMATS: dict[str, Format] = {
-    "google": google,
-    "timm": timm,
-    "fair": fair,
-    "hf": huggingface,
-    "lucidrains": lucidrains,
+    "google": Google(),
+    "timm": timm.Timm(),
+    "fair": Fair(),
+    "hf": huggingface.HuggingFace(),
+    "lucidrains": Lucidrains(),
 }
-NORMALIZERS = (google.normalize_keys, huggingface.normalize_keys, lucidrains.normalize_keys)
-"""Map the variants of a format's keys to one; tensors of other formats are returned unchanged."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_KEY_LENGTH = 200
 INIT_FIELDS = {"init", "dropout", "drop_path", "value", "init_value"}
@@ -145,8 +146,8 @@ def import_state(
     """Convert the weights of another library. `tensors` is emptied, so that no weight is stored twice."""
     try:
         check_names(tensors)
-        for normalize in NORMALIZERS:
-            changed = normalize(tensors)
+        for weight_format in FORMATS.values():
+            changed = weight_format.normalize_keys(tensors)
             tensors.clear()
             tensors.update(changed)
             del changed
@@ -156,40 +157,39 @@ def import_state(
         spec = override_all(source.infer_spec(family, shapes, {**config, **(overrides or {})}), overrides or {})
         native = folder.expected_shapes(spec)
         preprocessing = source.preprocessing(family, spec, config)
-        keys = {name: source_keys(source, family, name, spec) for name in native}
+        pieces = {name: source_pieces(source, family, name, rows, spec) for name, (rows, *_) in native.items()}
     except UserError as reason:
         raise UserError(f"{where}: {reason}") from None
     expected = {}
-    for name, (rows, *rest) in native.items():
-        for key, part in zip(keys[name], piece_rows(spec, rows, len(keys[name])), strict=True):
-            piece = torch.empty(part, *rest, device="meta")
+    for name, (_, *rest) in native.items():
+        for key, rows in pieces[name].items():
+            piece = torch.empty(rows, *rest, device="meta")
             expected[key] = tuple(source.to_source(family, name, piece, spec).shape)
     unused = tuple(name for name in shapes if name not in expected and name.startswith(source.OPTIONAL))
     folder.check_shapes(where, expected, {name: shape for name, shape in shapes.items() if name not in unused})
     state = {}
-    for name, (rows, *rest) in native.items():
-        pieces = [
-            source.from_source(family, name, check_finite(where, key, tensors.pop(key)), (part, *rest))
-            for key, part in zip(keys[name], piece_rows(spec, rows, len(keys[name])), strict=True)
+    for name, (_, *rest) in native.items():
+        parts = [
+            source.from_source(family, name, check_finite(where, key, tensors.pop(key)), (rows, *rest))
+            for key, rows in pieces[name].items()
         ]
-        state[name] = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(dtype).contiguous()
+        state[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype).contiguous()
     gray = isinstance(spec.stem, PatchEmbed) and spec.stem.in_chans != 3
     return ConvertedModel(spec, state, None if gray else preprocessing, unused=unused)
 
 
-def piece_rows(spec: Encoder | SeriesEncoder, rows: int, count: int) -> list[int]:
-    """Rows of the `count` source tensors in a native one: equal, except in grouped-query attention."""
-    if count == 3 and isinstance(spec.block.token, Attention):
-        return [spec.width, *[spec.block.token.kv_channels(spec.width)] * 2]
-    return [rows // count] * count
-
-
-def source_keys(source: Format, family: str, name: str, spec: Encoder | SeriesEncoder) -> tuple[str, ...]:
-    """`Format.keys`, with a UserError if the format has no such weight."""
+def source_pieces(source: Format, family: str, name: str, rows: int, spec: Encoder | SeriesEncoder) -> dict[str, int]:
+    """Source keys of the tensors that are stacked in a native one, and the rows of each: equal numbers, except in
+    grouped-query attention.
+    """
     try:
-        return source.keys(family, name, spec)
+        keys = source.keys(family, name, spec)
     except KeyError:
         raise UserError(f"{source.TITLE} format of {family} has no weight for {name}") from None
+    if len(keys) == 3 and isinstance(spec.block.token, Attention):
+        few = spec.block.token.kv_channels(spec.width)
+        return dict(zip(keys, (spec.width, few, few)))
+    return dict.fromkeys(keys, rows // len(keys))
 
 
 def check_names(tensors: Mapping[str, Tensor]) -> None:
@@ -202,9 +202,8 @@ def check_dtypes(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """The smallest dtype that represents all tensors exactly; only floating-point tensors are accepted."""
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
-            raise UserError(
-                f"{name} holds {str(tensor.dtype).removeprefix('torch.')} numbers, not floating-point weights"
-            )
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(f"{name} holds {dtype} numbers, not floating-point weights")
     return reduce(torch.promote_types, {tensor.dtype for tensor in tensors.values()} or {torch.float32})
 
 
@@ -271,9 +270,8 @@ def check_outputs(name: str, found: ConvertedModel, model: Model) -> None:
     images = ours.dummy_inputs()
     actual, expected = ours.forward_features(*images), model.eval().forward_features(*images)
     if expected.shape != actual.shape or (expected - actual).abs().max() > 1e-3 * expected.abs().max():
-        raise UserError(
-            f"{name} cannot be converted: its outputs differ from those of the model inferred from its weights"
-        )
+        differ = "its outputs differ from those of the model inferred from its weights"
+        raise UserError(f"{name} cannot be converted: {differ}")
 
 
 def read_folder(path: Path, overrides: Mapping[str, Any] | None = None) -> ConvertedModel:
@@ -334,18 +332,16 @@ def to_format(
         raise UserError(f"{weight_format.TITLE} format has no {family or 'such model'}; it supports {has}")
     tensors = {}
     for name, tensor in found.state.items():
-        keys = source_keys(weight_format, family, name, spec)
-        for key, piece in zip(keys, tensor.split(piece_rows(spec, len(tensor), len(keys))), strict=True):
+        pieces = source_pieces(weight_format, family, name, len(tensor), spec)
+        for key, piece in zip(pieces, tensor.split([*pieces.values()]), strict=True):
             tensors[key] = weight_format.to_source(family, name, piece, spec)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     try:
         check_signature(weight_format, family, shapes)
         config = weight_format.config_files(spec, found.preprocessing).get(folder.CONFIG, {})
         again = weight_format.infer_spec(family, shapes, config)
-        if family in weight_format.NOT_INFERRED:
-            again = override_all(
-                again, {weight_format.NOT_INFERRED[family]: attrgetter(weight_format.NOT_INFERRED[family])(spec)}
-            )
+        if field := weight_format.NOT_INFERRED.get(family):
+            again = override_all(again, {field: attrgetter(field)(spec)})
         other = next(differences(spec, again), None)
         computed, implied = activation(spec), activation(again)
     except UserError as reason:

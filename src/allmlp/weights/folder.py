@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,12 +173,7 @@ class ModelChanges(NamedTuple):
     dtype: torch.dtype | str | None = torch.float32
     dynamic: bool = False
 
-    def apply(
-        self,
-        model: Model,
-        preprocessing: Preprocessing | None = None,
-        folder: Path | None = None,
-    ) -> Model:
+    def apply(self, model: Model, preprocessing: Preprocessing | None = None, folder: Path | None = None) -> Model:
         """Apply the changes, and set preprocessing and folder; a new head has no class names."""
         model.preprocessing, model.folder = preprocessing, None if folder is None else str(folder.resolve())
         if self.dtype is not None:
@@ -271,10 +267,7 @@ def read_weights(
 
 
 def check_shapes(
-    where: Path | str,
-    expected: dict[str, tuple[int, ...]],
-    found: dict[str, tuple[int, ...]],
-    what: str = "the model",
+    where: Path | str, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], what: str = "the model"
 ) -> None:
     """Raise UserError if tensors are missing, unexpected or of another shape."""
     missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
@@ -304,13 +297,9 @@ def group_names(names: Iterable[str]) -> list[str]:
 
 def ranges(numbers: list[int]) -> str:
     """Sorted numbers as text: 0,2..4."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}..{last}" for first, last in found)
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])  # consecutive ones
+    runs = [[number for _, number in group] for _, group in groups]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
 
 
 def digest(text: str) -> str:

@@ -53,12 +53,7 @@ def save_pretrained(
 
 
 def push_to_hub(
-    model: Model,
-    repo_id: str,
-    *,
-    run: str | os.PathLike[str] | None = None,
-    license: str | None = None,
-    **hub: Any,
+    model: Model, repo_id: str, *, run: str | os.PathLike[str] | None = None, license: str | None = None, **hub: Any
 ) -> str:
     """Upload `model` to the Hugging Face Hub as `repo_id` ("ORGANIZATION/NAME"); returns the URL.
 

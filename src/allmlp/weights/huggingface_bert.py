@@ -13,7 +13,7 @@ from allmlp.files import expand_user
 from allmlp.models.encoder import EncoderModel
 from allmlp.models.model import Model
 from allmlp.weights.convert import build, open_path
-from allmlp.weights.formats.huggingface import CONFIG, WORD_EMBEDDINGS, normalize_keys, read_json, read_weights
+from allmlp.weights.formats.huggingface import CONFIG, WORD_EMBEDDINGS, HuggingFace, read_json, read_weights
 
 
 def load_bert(folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> Model:
@@ -27,7 +27,7 @@ def word_embeddings(folder: str | os.PathLike[str]) -> Tensor:
     """The word embeddings of the BERT in `folder`, [V, C]."""
     path = expand_user(folder)
     check_bert(path)
-    table = normalize_keys(read_weights(path)).get(f"{WORD_EMBEDDINGS}.weight")
+    table = HuggingFace().normalize_keys(read_weights(path)).get(f"{WORD_EMBEDDINGS}.weight")
     if table is None:
         raise UserError(f"{path} has no {WORD_EMBEDDINGS}.weight")
     return table.float()

@@ -27,18 +27,7 @@ TASKS = {
     "translation": "translation",
 }
 """The task of a text model -> the Hub's name for it."""
-RUN_FIELDS = (
-    "data",
-    "task",
-    "batch_size",
-    "budget",
-    "optim",
-    "schedule",
-    "ema_decay",
-    "seed",
-    "precision",
-    "init_from",
-)
+SHOWN = ("data", "task", "batch_size", "budget", "optim", "schedule", "ema_decay", "seed", "precision", "init_from")
 """Fields of a run that the card shows."""
 
 
@@ -143,7 +132,7 @@ def training(run: Path | None) -> list[str]:
     record = read_record(run / RUN)
     sections = []
     if record:
-        rows = [f"| {name} | {shown} |" for name in RUN_FIELDS if (shown := show(record.get("run", {}).get(name)))]
+        rows = [f"| {name} | {shown} |" for name in SHOWN if (shown := show(record.get("run", {}).get(name)))]
         about = {**record.get("environment", {}), "processes": record.get("processes", 1)}
         rows += [f"| {name} | {about[name]} |" for name in ("allmlp", "torch", "device", "processes") if name in about]
         command = about.get("command")

@@ -8,12 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from allmlp.data.preprocessing import (
-    ImagePreprocessing,
-    Preprocessing,
-    image_preprocessing,
-    known_preprocessing,
-)
+from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing, image_preprocessing, known_preprocessing
 from allmlp.errors import UserError, suggest_keywords
 from allmlp.models.external import External
 from allmlp.models.grid import Rule

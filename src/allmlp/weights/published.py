@@ -129,19 +129,11 @@ def google() -> list[PublishedWeights]:
     for tag, (folder, trained, files) in GOOGLE.items():
         for size, mib in files.items():
             letter, patch_size = size.split("_")
-            found.append(
-                PublishedWeights(
-                    f"mixer_{letter.lower()}{patch_size}.google_{tag}",
-                    "google",
-                    f"Mixer-{letter}/{patch_size}, {trained}",
-                    HALF,
-                    APACHE,
-                    f"Mixer-{size}.npz",
-                    f"https://storage.googleapis.com/mixer_models/{folder}/Mixer-{size}.npz",
-                    top1=MIXERS.get(size) if tag == "in1k" else None,
-                    size=round(mib * MIB),
-                )
-            )
+            name, title = f"mixer_{letter.lower()}{patch_size}.google_{tag}", f"Mixer-{letter}/{patch_size}, {trained}"
+            file = f"Mixer-{size}.npz"
+            url = f"https://storage.googleapis.com/mixer_models/{folder}/{file}"
+            row = PublishedWeights(name, "google", title, HALF, APACHE, file, url, size=round(mib * MIB))
+            found.append(row._replace(top1=MIXERS.get(size)) if tag == "in1k" else row)
     return found
 
 
@@ -151,19 +143,11 @@ def fair() -> list[PublishedWeights]:
         for tag, top1 in accuracies.items():
             end, timm_tag, trained = FAIR[tag]
             notes = [NO_HEAD, SUPERVISED] if tag == "dino" else [PATCHES if size == "b24_8" else ""] * 2
-            row = PublishedWeights(
-                f"resmlp_{size}.fair_{tag}",
-                "fair",
-                f"{title}, {trained}",
-                WIDE,
-                APACHE,
-                f"{fair_name}_{end}.pth",
-                f"https://dl.fbaipublicfiles.com/deit/{fair_name}_{end}.pth",
-                top1=top1,
-                note=notes[0],
-            )
+            name, file = f"resmlp_{size}.fair_{tag}", f"{fair_name}_{end}.pth"
+            row = PublishedWeights(name, "fair", f"{title}, {trained}", WIDE, APACHE, file, top1=top1, note=notes[0])
             copy = row._replace(name=f"{row.name}@timm", source="timm", normalization=IMAGENET, note=notes[1])
-            found += [row, copy._replace(file="", url="", hub=f"timm/{timm_name}.{timm_tag}")]
+            row = row._replace(url=f"https://dl.fbaipublicfiles.com/deit/{file}")
+            found += [row, copy._replace(file="", hub=f"timm/{timm_name}.{timm_tag}")]
     return found
 
 

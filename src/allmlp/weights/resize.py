@@ -1,8 +1,14 @@
-"""Resize trained weights to another image size (`models.grid`), sequence length or look-back (`look_back`)."""
+"""Resize trained weights to another image size (`models.grid`), sequence length or look-back.
+
+The tokens of a text are aligned at the first one. Those of a look-back are aligned at the last one, which ends with the
+newest time step: weights of older tokens are cropped or start at zero, so that the newest tokens are mixed and read as
+before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,17 +16,21 @@ from torch.nn import functional as F
 
 from allmlp.errors import UserError
 from allmlp.layers.mixers.mlp import TokenMlpLayer
-from allmlp.layers.mixers.projection import TokenProjection
+from allmlp.layers.mixers.projection import Dense, TokenProjection
+from allmlp.layers.norm import TokenBatchNormLayer
 from allmlp.layers.pool import ClassGather
+from allmlp.layers.series import ForecastHead, ForecastHeadLayer
 from allmlp.layers.stem import LearnedPositionsLayer, PatchEmbed, TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.grid import GridResize, Rule, with_img_size
 from allmlp.models.model import Model, ModelSpec, check_merged, take_over, uncompiled
 from allmlp.models.series_encoder import SeriesEncoder
-from allmlp.weights.look_back import resize_look_back, with_look_back
 
 MIN_LENGTH = 3
+T = TypeVar("T", Encoder, SeriesEncoder)
+UNSEEN = 10.0
+"""Initial score of a new token in a softmax over tokens, relative to the lowest: this much below."""
 
 
 def resize_model(
@@ -47,7 +57,7 @@ def resize_model(
         weights = GridResize(model.spec, spec, model.device, rule or "interpolate")(model.state_dict())
     elif seq_len is not None and img_size is None:
         if isinstance(model.spec, SeriesEncoder):
-            spec = with_look_back(model.spec, seq_len)
+            spec = with_length(model.spec, seq_len)
             weights = resize_look_back(model.state_dict(), model.spec, spec)
         else:
             spec = with_seq_len(model.spec, seq_len)
@@ -74,20 +84,32 @@ def differs_in_seq_len(old: ModelSpec, new: ModelSpec) -> bool:
     return isinstance(a, TokenEmbed) and isinstance(b, TokenEmbed) and a.seq_len != b.seq_len
 
 
+def differs_in_look_back(old: ModelSpec, new: ModelSpec) -> bool:
+    series = isinstance(old, SeriesEncoder) and isinstance(new, SeriesEncoder)
+    return series and type(old.stem) is type(new.stem) and old.stem.seq_len != new.stem.seq_len
+
+
 def with_seq_len(spec: ModelSpec, seq_len: int) -> ModelSpec:
     """The spec at another sequence length (of encoder and decoder). Token MLPs keep their hidden width."""
     if isinstance(spec, EncoderDecoder):
         return spec.replace(encoder=with_seq_len(spec.encoder, seq_len), decoder=with_seq_len(spec.decoder, seq_len))
     if not isinstance(spec, Encoder) or not isinstance(spec.stem, TokenEmbed):
-        raise UserError(
-            f"only this library's models of texts and series have a sequence length (input: {spec.input_spec})"
-        )
+        known = "this library's models of texts and series"
+        raise UserError(f"only {known} have a sequence length (input: {spec.input_spec})")
     if seq_len < MIN_LENGTH:
         raise UserError(f"seq_len must be at least {MIN_LENGTH}: [CLS], one token of the text, [SEP]")
+    return with_length(spec, seq_len)
+
+
+def with_length(spec: T, seq_len: int) -> T:
+    """The spec at another look-back or sequence length. Token MLPs keep their hidden width."""
     new, token = spec.configure(seq_len=seq_len), spec.block.token
     if new == spec or token is None:
         return new
     return new.replace(block=new.block.replace(token=token.keep_width(spec.stem.tokens)))
+
+
+# --- sequence length ----------------------------------------------------------------------------------------
 
 
 def resize_length(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
@@ -133,3 +155,52 @@ def crop_or_pad(weight: Tensor, axis: int, size: int) -> Tensor:
 def extend_bias(bias: Tensor, size: int) -> Tensor:
     """Crop a bias over tokens to `size`, or repeat its last value."""
     return bias[:size] if size <= len(bias) else torch.cat([bias, bias[-1:].expand(size - len(bias))])
+
+
+# --- look-back ----------------------------------------------------------------------------------------------
+
+
+def resize_look_back(weights: Mapping[str, Tensor], old: SeriesEncoder, new: SeriesEncoder) -> dict[str, Tensor]:
+    """Resize the weights of `old` to the look-back of `new`.
+
+    Matrices over tokens are padded with zeros. Biases, positions and statistics of new tokens repeat those of the
+    oldest token; in a softmax over tokens, new tokens start with almost no weight.
+    """
+    before, after = old.stem.tokens, new.stem.tokens
+    changed = dict(weights)
+    with torch.device("meta"):
+        layers = new.build()
+    for path, layer in layers.named_modules():
+        own = {name: weights[f"{path}.{name}"] for name, _ in layer.named_parameters() if f"{path}.{name}" in weights}
+        if isinstance(layer, TokenProjection):
+            if isinstance(layer.spec, Dense):
+                own["weight"] = keep_newest(keep_newest(own["weight"], after), after, 1)
+            else:
+                own["weight"] = layer.spec.crop(own["weight"], after, layer.causal)
+            fill = own["bias"].min() - UNSEEN if path.endswith("token.mix.gate") else own["bias"][0]
+            own["bias"] = keep_newest(own["bias"], after, fill=fill)
+        elif isinstance(layer, TokenMlpLayer):
+            own["up.weight"] = keep_newest(own["up.weight"], after, 1)
+            own["down.weight"] = keep_newest(own["down.weight"], after)
+            own["down.bias"] = keep_newest(own["down.bias"], after, fill=own["down.bias"][0])
+        elif isinstance(layer, LearnedPositionsLayer):
+            own["weight"] = keep_newest(own["weight"], after, fill=own["weight"][0])
+        elif isinstance(layer, TokenBatchNormLayer):
+            own = {name: weights[f"{path}.{name}"] for name in ("weight", "bias", "running_mean", "running_var")}
+            rows = {name: value.unflatten(0, (before, -1)) for name, value in own.items()}
+            own = {name: keep_newest(value, after, fill=value[0]).flatten() for name, value in rows.items()}
+        elif isinstance(layer, ForecastHeadLayer) and isinstance(old.head, ForecastHead):
+            own["proj.weight"] = keep_newest(own["proj.weight"].unflatten(1, (before, -1)), after, 1).flatten(1)
+        else:
+            continue
+        changed |= {f"{path}.{name}": value for name, value in own.items()}
+    return changed
+
+
+def keep_newest(weight: Tensor, size: int, axis: int = 0, fill: Tensor | float = 0.0) -> Tensor:
+    """The last `size` entries of an axis, padded with `fill` in front if there are fewer."""
+    kept = weight.narrow(axis, max(weight.shape[axis] - size, 0), min(size, weight.shape[axis]))
+    shape = list(kept.shape)
+    shape[axis] = size - kept.shape[axis]
+    new = torch.as_tensor(fill, dtype=kept.dtype, device=kept.device).expand(shape)
+    return torch.cat([new, kept], axis)

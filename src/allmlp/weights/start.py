@@ -21,9 +21,16 @@ from allmlp.models.zoo import presets
 from allmlp.weights import folder
 from allmlp.weights.bundled import model_path
 from allmlp.weights.fetch import locate
-from allmlp.weights.look_back import differs_in_look_back, resize_look_back, with_look_back
 from allmlp.weights.pretrained import open_model, pretrained_external
-from allmlp.weights.resize import differs_in_img_size, differs_in_seq_len, resize_length, with_seq_len
+from allmlp.weights.resize import (
+    differs_in_img_size,
+    differs_in_look_back,
+    differs_in_seq_len,
+    resize_length,
+    resize_look_back,
+    with_length,
+    with_seq_len,
+)
 
 HEAD_PREFIXES = ("head.", "pool.")
 """Parameters that may differ between tasks."""
@@ -41,7 +48,7 @@ class Start(NamedTuple):
         """The model's spec; for series, at the look-back of the dataset, to which the weights are resized."""
         spec = self.model.spec
         if isinstance(spec, SeriesEncoder) and isinstance(dataset, SeriesDataset):
-            return with_look_back(spec, dataset.seq_len)
+            return with_length(spec, dataset.seq_len)
         return spec
 
 
@@ -90,7 +97,7 @@ def resized(model: Model, like: ModelSpec) -> dict[str, Tensor]:
     if differs_in_seq_len(spec, like):
         return resize_length(weights, with_length_of(spec, like))
     if isinstance(spec, SeriesEncoder) and isinstance(like, SeriesEncoder) and differs_in_look_back(spec, like):
-        return resize_look_back(weights, spec, with_look_back(spec, like.stem.seq_len))
+        return resize_look_back(weights, spec, with_length(spec, like.stem.seq_len))
     return weights
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from allmlp.data.augment.transform import FloatRange, Transform, per_image, uniform_between, where
+from allmlp.data.augment.transform import FloatRange, RandomApply, Transform, per_image, uniform_between, where
 from allmlp.errors import UserError
 from allmlp.spec import NonNegative, Rate
 
@@ -164,21 +164,6 @@ class ColorJitter(Transform):
         if self.hue:
             result = hue(result, uniform_between(uniforms[:, 6], (-self.hue, self.hue)))
         return result if self.p == 1 else where(uniforms[:, 7] < self.p, result, images)
-
-
-class RandomApply(Transform, abstract=True):
-    """A deterministic change, applied with probability p."""
-
-    p: Rate = 0.2
-
-    def num_uniforms(self) -> int:
-        return 1
-
-    def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        return where(uniforms[:, 0] < self.p, self.change(images), images)
-
-    def change(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
 
 
 class Grayscale(RandomApply):

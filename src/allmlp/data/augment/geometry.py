@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.data.augment.transform import FloatRange, Transform, uniform_between, uniform_integer, where
+from allmlp.data.augment.transform import FloatRange, RandomApply, Transform, uniform_between, uniform_integer
 from allmlp.errors import UserError
 from allmlp.spec import Count, NonNegative, Rate, Size
 
@@ -52,16 +52,13 @@ def affine(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor) -> 
     return torch.stack((a, b, c, d, e, f), dim=1).unflatten(1, (2, 3))
 
 
-class HorizontalFlip(Transform):
+class HorizontalFlip(RandomApply):
     """Swap left and right with probability p."""
 
     p: Rate = 0.5
 
-    def num_uniforms(self) -> int:
-        return 1
-
-    def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        return where(uniforms[:, 0] < self.p, images.flip(-1), images)
+    def change(self, images: Tensor) -> Tensor:
+        return images.flip(-1)
 
 
 class Translate(Transform):
@@ -150,13 +147,11 @@ class RandomResizedCrop(Transform):
         """Top, left, height and width of each image's box: integers as floats, each b."""
         rows, columns, found = random_boxes(height, width, self.scale, self.ratio, uniforms[:, : 2 * MAX_TRIES])
         ratio = width / height
-        fallback_rows = min(height, round(width / self.ratio[0])) if ratio < self.ratio[0] else height
-        fallback_columns = min(width, round(height * self.ratio[1])) if ratio > self.ratio[1] else width
-        rows, columns = torch.where(found, rows, fallback_rows), torch.where(found, columns, fallback_columns)
-        top = torch.where(found, uniform_integer(uniforms[:, -2], height - rows + 1), (height - fallback_rows) // 2)
-        left = torch.where(
-            found, uniform_integer(uniforms[:, -1], width - columns + 1), (width - fallback_columns) // 2
-        )
+        most_rows = min(height, round(width / self.ratio[0])) if ratio < self.ratio[0] else height
+        most_columns = min(width, round(height * self.ratio[1])) if ratio > self.ratio[1] else width
+        rows, columns = torch.where(found, rows, most_rows), torch.where(found, columns, most_columns)
+        top = torch.where(found, uniform_integer(uniforms[:, -2], height - rows + 1), (height - most_rows) // 2)
+        left = torch.where(found, uniform_integer(uniforms[:, -1], width - columns + 1), (width - most_columns) // 2)
         return top, left, rows, columns
 
 

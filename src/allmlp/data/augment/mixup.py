@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from allmlp.data.augment.transform import box_mask, draw_uniforms, per_image, symmetric_beta, uniform_integer
+from allmlp.data.augment.transform import Randomized, box_mask, per_image, symmetric_beta, uniform_integer
 from allmlp.errors import UserError
-from allmlp.spec import NonNegative, Rate, Spec
+from allmlp.spec import NonNegative, Rate
 
 
 def one_hot(labels: Tensor, num_classes: int, label_smoothing: float = 0.0) -> Tensor:
@@ -18,7 +18,7 @@ def one_hot(labels: Tensor, num_classes: int, label_smoothing: float = 0.0) -> T
     return hot * (1 - label_smoothing) + label_smoothing / num_classes
 
 
-class Mixup(Spec):
+class Mixup(Randomized):
     """Mixup and CutMix of each image with another one of the batch.
 
         mixup:   x = w x + (1 - w) x',   w ~ Beta(mixup_alpha, mixup_alpha)
@@ -41,9 +41,6 @@ class Mixup(Spec):
     def num_uniforms(self) -> int:
         return 6
 
-    def draw_uniforms(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return draw_uniforms(images, self.num_uniforms(), generator)
-
     def __call__(self, images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.apply(images, targets, self.draw_uniforms(images, generator))
 
@@ -58,9 +55,8 @@ class Mixup(Spec):
         mixed, method, u, v, y, x = uniforms.unbind(1)
         both = self.mixup_alpha and self.cutmix_alpha
         cut = method < (self.switch_prob if both else float(self.mixup_alpha == 0))
-        keep = torch.where(
-            cut, symmetric_beta(u, v, self.cutmix_alpha or 1), symmetric_beta(u, v, self.mixup_alpha or 1)
-        )
+        by_box, by_weight = (symmetric_beta(u, v, alpha or 1) for alpha in (self.cutmix_alpha, self.mixup_alpha))
+        keep = torch.where(cut, by_box, by_weight)
         if self.dominant:
             keep = torch.maximum(keep, 1 - keep)
         keep = torch.where(mixed < self.prob, keep, 1.0)  # b

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from allmlp.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from allmlp.data.augment.geometry import HorizontalFlip, RandomResizedCrop
-from allmlp.data.augment.transform import Augment, FloatRange, draw_uniforms
-from allmlp.spec import Count, Range, Size, Spec
+from allmlp.data.augment.transform import Augment, FloatRange, Randomized
+from allmlp.spec import Count, Range, Size
 
 
-class MultiCrop(Spec):
+class MultiCrop(Randomized):
     """DINO's crops of an image: global ones that cover much of it, and local ones that cover little.
 
     Every crop (bicubic) is flipped at random, with color jitter (0.4, 0.4, 0.2, 0.1) at probability 0.8 and grayscale
@@ -51,9 +51,6 @@ class MultiCrop(Spec):
 
     def num_uniforms(self) -> int:
         return sum(pipeline.num_uniforms() for pipeline in self.pipelines())
-
-    def draw_uniforms(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return draw_uniforms(images, self.num_uniforms(), generator)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> list[Tensor]:
         return self.apply(images, self.draw_uniforms(images, generator))

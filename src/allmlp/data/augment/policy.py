@@ -182,12 +182,10 @@ class AutoAugment(Transform):
         pairs = constant(POLICIES[self.policy], images.device)  # 25 2 3
         pair = pairs[uniform_integer(uniforms[:, 0], len(pairs)).long()]
         for chosen, layer in zip(pair.unbind(1), uniforms[:, 1:].split(2, dim=1)):
-            operation, probability, level = chosen.unbind(1)
+            (operation, probability, level), (applied, sign) = chosen.unbind(1), layer.unbind(1)
             operation = operation.long()
-            argument = arguments(operation, level, layer[:, 1], IMAGENET if self.policy == "imagenet" else CIFAR)
-            images = apply_operations(
-                images, torch.where(layer[:, 0] < probability, operation, NONE), argument, self.fill
-            )
+            argument = arguments(operation, level, sign, IMAGENET if self.policy == "imagenet" else CIFAR)
+            images = apply_operations(images, torch.where(applied < probability, operation, NONE), argument, self.fill)
         return images
 
 

@@ -18,28 +18,49 @@ import torch
 from torch import Tensor
 
 from allmlp.errors import UserError
-from allmlp.spec import Spec
+from allmlp.spec import Rate, Spec
 
 FloatRange = tuple[float, float]
 """Lower and upper bound of a uniform distribution."""
 
 
-class Transform(Spec, abstract=True):
-    """Transforms images (float, b c h w, in [0, 1]), each with its own random numbers."""
+class Randomized(Spec, abstract=True):
+    """A change of images that depends on uniform random numbers."""
 
     def num_uniforms(self) -> int:
         """Number of uniform random numbers per image."""
         return 0
 
+    def draw_uniforms(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        if generator.device.type != images.device.type:
+            raise UserError(f"the images are on {images.device}, the random generator is on {generator.device}")
+        return torch.rand(len(images), self.num_uniforms(), generator=generator, device=images.device)
+
+
+class Transform(Randomized, abstract=True):
+    """Transforms images (float, b c h w, in [0, 1]), each with its own random numbers."""
+
     def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """Transform images with `uniforms` in [0, 1), b num_uniforms(). A pure function."""
         raise NotImplementedError
 
-    def draw_uniforms(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return draw_uniforms(images, self.num_uniforms(), generator)
-
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         return self.apply(images, self.draw_uniforms(images, generator))
+
+
+class RandomApply(Transform, abstract=True):
+    """A deterministic change, applied with probability p."""
+
+    p: Rate = 0.2
+
+    def num_uniforms(self) -> int:
+        return 1
+
+    def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        return where(uniforms[:, 0] < self.p, self.change(images), images)
+
+    def change(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 class Augment(Transform):
@@ -61,12 +82,6 @@ class Augment(Transform):
 def to_float(images: Tensor) -> Tensor:
     """Convert uint8 images to floats in [0, 1]; floats are returned unchanged."""
     return images if images.is_floating_point() else images / 255
-
-
-def draw_uniforms(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    if generator.device.type != images.device.type:
-        raise UserError(f"the images are on {images.device}, the random generator is on {generator.device}")
-    return torch.rand(len(images), count, generator=generator, device=images.device)
 
 
 # --- uniform numbers to other distributions --------------------------------------------------------------

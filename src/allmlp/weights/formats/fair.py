@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,25 +13,16 @@ from allmlp.models.resmlp import resmlp
 from allmlp.spec import override_all
 from allmlp.weights.formats.format import (
     IMAGENET,
+    Format,
     Shapes,
+    Signatures,
     classifier,
     count_blocks,
     infer_img_size,
-    no_config_files,
     patch_kernel,
-    reshape_from_source,
     translate_key,
 )
 from allmlp.weights.formats.timm import scale_at
-from allmlp.weights.tensors import write_pickle
-
-TITLE: str = "FAIR's"
-
-SIGNATURES: dict[str, dict[str, int]] = {
-    "ResMLP": {"patch_embed.proj.weight": 4, "blocks.0.attn.weight": 2, "blocks.0.mlp.fc1.weight": 2}
-}
-OPTIONAL: tuple[str, ...] = ()
-NOT_INFERRED: dict[str, str] = {}
 
 NAMES = {
     "stem.proj": "patch_embed.proj",
@@ -49,35 +39,32 @@ NAMES = {
 """Native module or parameter, relative to its block -> FAIR's name."""
 
 
-def preprocessing(family: str, spec: Encoder, config: Mapping[str, Any]) -> ImagePreprocessing:
-    return ImagePreprocessing(*IMAGENET, crop_pct=0.9)
+class Fair(Format):
+    """FAIR's format of ResMLP."""
 
-
-def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
-    return (translate_key(name, NAMES),)
-
-
-def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
-    return patch_kernel(tensor, spec) if name == "stem.proj.weight" else tensor
-
-
-def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
-    depth = count_blocks(shapes, r"blocks\.(\d+)\.")
-    width, colors, *patch_size = shapes["patch_embed.proj.weight"]
-    spec = resmlp(depth, width, scale_at(depth), 1, 1)
-    changes = {
-        "block.channel.hidden": shapes["blocks.0.mlp.fc1.weight"][0],
-        "stem.in_chans": colors,
-        "stem.patch_size": tuple(patch_size),
-        "stem.img_size": infer_img_size(shapes["blocks.0.attn.weight"][0], patch_size, config),
-        "head": classifier(spec, shapes.get("head.weight")),
+    TITLE = "FAIR's"
+    SIGNATURES: ClassVar[Signatures] = {
+        "ResMLP": {"patch_embed.proj.weight": 4, "blocks.0.attn.weight": 2, "blocks.0.mlp.fc1.weight": 2}
     }
-    return override_all(spec, changes)
 
+    def preprocessing(self, family: str, spec: Encoder, config: Mapping[str, Any]) -> ImagePreprocessing:
+        return ImagePreprocessing(*IMAGENET, crop_pct=0.9)
 
-config_files = no_config_files
-from_source = reshape_from_source
+    def keys(self, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+        return (translate_key(name, NAMES),)
 
+    def to_source(self, family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
+        return patch_kernel(tensor, spec) if name == "stem.proj.weight" else tensor
 
-def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
-    write_pickle(path, tensors)
+    def infer_spec(self, family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
+        depth = count_blocks(shapes, r"blocks\.(\d+)\.")
+        width, colors, *patch_size = shapes["patch_embed.proj.weight"]
+        spec = resmlp(depth, width, scale_at(depth), 1, 1)
+        changes = {
+            "block.channel.hidden": shapes["blocks.0.mlp.fc1.weight"][0],
+            "stem.in_chans": colors,
+            "stem.patch_size": tuple(patch_size),
+            "stem.img_size": infer_img_size(shapes["blocks.0.attn.weight"][0], patch_size, config),
+            "head": classifier(spec, shapes.get("head.weight")),
+        }
+        return override_all(spec, changes)

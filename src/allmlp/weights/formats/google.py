@@ -6,42 +6,31 @@ models use the tanh GELU and LayerNorm with eps 1e-6.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from allmlp.data.preprocessing import ImagePreprocessing
-from allmlp.errors import UserError
 from allmlp.layers.head import PooledHead
 from allmlp.models.encoder import Encoder
 from allmlp.models.mixer import mixer
 from allmlp.spec import override_all
 from allmlp.weights.formats.format import (
     HALF,
+    Format,
+    NativeName,
     Shape,
     Shapes,
+    Signatures,
     classifier,
     count_blocks,
     infer_img_size,
-    no_config_files,
     patch_kernel,
+    rename_keys,
 )
 from allmlp.weights.tensors import write_npz
-
-TITLE: str = "Google's"
-
-SIGNATURES: dict[str, dict[str, int]] = {
-    "Mixer": {
-        "stem/kernel": 4,
-        "MixerBlock_0/token_mixing/Dense_0/kernel": 2,
-        "MixerBlock_0/channel_mixing/Dense_0/kernel": 2,
-    }
-}
-OPTIONAL: tuple[str, ...] = ()
-NOT_INFERRED: dict[str, str] = {}
 
 NAMES = {
     "stem.proj": "stem",
@@ -68,64 +57,56 @@ OLD_KEYS = {
 """Patterns of keys with the prefix of a full Flax tree, or from before Flax linen -> current keys."""
 
 
-def preprocessing(family: str, spec: Encoder, config: Mapping[str, Any]) -> ImagePreprocessing:
-    """Pixels in [-1, 1]; Google evaluates on the central 224 of 256 pixels."""
-    return ImagePreprocessing(HALF, HALF, crop_pct=0.875)
+class Google(Format):
+    """Google's format of MLP-Mixer."""
 
-
-# --- names and shapes -------------------------------------------------------------------------------------
-
-
-def keys(family: str, name: str, spec: Encoder) -> tuple[str, ...]:
-    block = re.match(r"blocks\.(\d+)\.", name)
-    start = f"MixerBlock_{block.group(1)}/" if block else ""
-    module, _, kind = (name[block.end() :] if block else name).rpartition(".")
-    kinds = {"bias": "bias", "weight": "scale" if module.endswith("norm") else "kernel"}
-    return (f"{start}{NAMES[module]}/{kinds[kind]}",)
-
-
-def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
-    if name == "stem.proj.weight":
-        return patch_kernel(tensor, spec).permute(2, 3, 1, 0)
-    return tensor.T if tensor.dim() == 2 else tensor
-
-
-def from_source(family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor:
-    if name == "stem.proj.weight":
-        return tensor.permute(3, 2, 0, 1).reshape(shape)
-    return tensor.T if tensor.dim() == 2 else tensor
-
-
-def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
-    rows, columns, colors, width = shapes["stem/kernel"]
-    tokens, token_hidden = shapes["MixerBlock_0/token_mixing/Dense_0/kernel"]
-    spec = mixer(count_blocks(shapes, r"MixerBlock_(\d+)/"), width, 1, 1, token_hidden=token_hidden)
-    head = classifier(spec, shapes.get("head/bias"))
-    changes = {
-        "block.channel.hidden": shapes["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
-        "stem.in_chans": colors,
-        "stem.patch_size": (rows, columns),
-        "stem.img_size": infer_img_size(tokens, [rows, columns], config),
-        "head": PooledHead(head.num_classes) if head and "pre_logits/kernel" in shapes else head,
+    TITLE = "Google's"
+    SIGNATURES: ClassVar[Signatures] = {
+        "Mixer": {
+            "stem/kernel": 4,
+            "MixerBlock_0/token_mixing/Dense_0/kernel": 2,
+            "MixerBlock_0/channel_mixing/Dense_0/kernel": 2,
+        }
     }
-    return override_all(spec, changes)
 
+    def normalize_keys(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rename old keys; the old MLP weights also have dimensions of size one."""
+        squeezed = {name: array.squeeze() if "_phase_0/" in name else array for name, array in tensors.items()}
+        return rename_keys(squeezed, OLD_KEYS)
 
-def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename old keys; the old MLP weights also have dimensions of size one."""
-    renamed: dict[str, Tensor] = {}
-    for old, array in tensors.items():
-        new = old
-        for pattern, replacement in OLD_KEYS.items():
-            new = re.sub(pattern, replacement, new)
-        if new in renamed:
-            raise UserError(f"{new} occurs twice")
-        renamed[new] = array.squeeze() if "_phase_0/" in old else array
-    return renamed
+    def preprocessing(self, family: str, spec: Encoder, config: Mapping[str, Any]) -> ImagePreprocessing:
+        """Pixels in [-1, 1]; Google evaluates on the central 224 of 256 pixels."""
+        return ImagePreprocessing(HALF, HALF, crop_pct=0.875)
 
+    def keys(self, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
+        block, module, parameter = NativeName.of(name)
+        start = f"MixerBlock_{block}/" if block else ""
+        kinds = {"bias": "bias", "weight": "scale" if module.endswith("norm") else "kernel"}
+        return (f"{start}{NAMES[module]}/{kinds[parameter]}",)
 
-config_files = no_config_files
+    def to_source(self, family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
+        if name == "stem.proj.weight":
+            return patch_kernel(tensor, spec).permute(2, 3, 1, 0)
+        return tensor.T if tensor.dim() == 2 else tensor
 
+    def from_source(self, family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+        if name == "stem.proj.weight":
+            return tensor.permute(3, 2, 0, 1).reshape(shape)
+        return tensor.T if tensor.dim() == 2 else tensor
 
-def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
-    write_npz(path, tensors)
+    def infer_spec(self, family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder:
+        rows, columns, colors, width = shapes["stem/kernel"]
+        tokens, token_hidden = shapes["MixerBlock_0/token_mixing/Dense_0/kernel"]
+        spec = mixer(count_blocks(shapes, r"MixerBlock_(\d+)/"), width, 1, 1, token_hidden=token_hidden)
+        head = classifier(spec, shapes.get("head/bias"))
+        changes = {
+            "block.channel.hidden": shapes["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
+            "stem.in_chans": colors,
+            "stem.patch_size": (rows, columns),
+            "stem.img_size": infer_img_size(tokens, [rows, columns], config),
+            "head": PooledHead(head.num_classes) if head and "pre_logits/kernel" in shapes else head,
+        }
+        return override_all(spec, changes)
+
+    def write(self, path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
+        write_npz(path, tensors)

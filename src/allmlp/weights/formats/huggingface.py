@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,38 +35,20 @@ from allmlp.weights.formats import huggingface_causal as causal
 from allmlp.weights.formats import huggingface_series as series
 from allmlp.weights.formats.format import (
     HALF,
+    Format,
+    NativeName,
     Shape,
     Shapes,
+    Signatures,
     check_sizes,
     classifier,
     count_blocks,
     infer_img_size,
     patch_kernel,
+    rename_keys,
 )
 from allmlp.weights.formats.timm import heads
 from allmlp.weights.tensors import read, write_safetensors
-
-TITLE: str = "Hugging Face's"
-
-SIGNATURES: dict[str, dict[str, int]] = {
-    "BERT": {
-        "embeddings.word_embeddings.weight": 2,
-        "embeddings.position_embeddings.weight": 2,
-        "encoder.layer.0.attention.self.query.weight": 2,
-        "encoder.layer.0.intermediate.dense.weight": 2,
-    },
-    "ViT": {
-        "embeddings.patch_embeddings.projection.weight": 4,
-        "embeddings.position_embeddings": 3,
-        "encoder.layer.0.attention.attention.query.weight": 2,
-        "encoder.layer.0.intermediate.dense.weight": 2,
-    },
-    **causal.SIGNATURES,
-    **series.SIGNATURES,
-}
-OPTIONAL: tuple[str, ...] = ("pooler.", "cls.seq_relationship.")
-"""The pooler, unless the head uses it, and the head of next-sentence prediction."""
-NOT_INFERRED: dict[str, str] = {}
 
 MODEL_TYPES = ("bert", "vit", "gpt2", "llama", "patchtsmixer")
 CONFIG, IMAGE_PROCESSOR = "config.json", "preprocessor_config.json"
@@ -150,78 +132,134 @@ ACT_NAMES: dict[Act, str] = {
 }
 
 
-# --- names and shapes --------------------------------------------------------------------------------------
+class HuggingFace(Format):
+    """Hugging Face's format of five families."""
 
+    TITLE = "Hugging Face's"
+    SIGNATURES: ClassVar[Signatures] = {
+        "BERT": {
+            "embeddings.word_embeddings.weight": 2,
+            "embeddings.position_embeddings.weight": 2,
+            "encoder.layer.0.attention.self.query.weight": 2,
+            "encoder.layer.0.intermediate.dense.weight": 2,
+        },
+        "ViT": {
+            "embeddings.patch_embeddings.projection.weight": 4,
+            "embeddings.position_embeddings": 3,
+            "encoder.layer.0.attention.attention.query.weight": 2,
+            "encoder.layer.0.intermediate.dense.weight": 2,
+        },
+        **causal.SIGNATURES,
+        **series.SIGNATURES,
+    }
+    OPTIONAL = ("pooler.", "cls.seq_relationship.")
+    """The pooler, unless the head uses it, and the head of next-sentence prediction."""
 
-def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename variants to the published keys; drop position ids and copies of tied weights."""
-    if any(name.endswith("encoder.patcher.weight") for name in tensors):
-        return series.normalize_keys(tensors)
-    if not any(re.match(r"(bert\.|vit\.)?embeddings\.", name) for name in tensors):
-        return causal.normalize_keys(tensors)
-    found: dict[str, Tensor] = {}
-    for full, tensor in tensors.items():
-        name = full
-        for pattern, replacement in KEY_VARIANTS.items():
-            name = re.sub(pattern, replacement, name)
-        if name in found:
-            raise UserError(f"{name} occurs twice")
-        found[name] = tensor
-    found.pop("embeddings.position_ids", None)
-    for name, copied in (("decoder.weight", f"{WORD_EMBEDDINGS}.weight"), ("decoder.bias", "cls.predictions.bias")):
-        copy, first = found.get(f"cls.predictions.{name}"), found.get(copied)
-        if copy is not None and first is not None and copy.dtype == first.dtype and torch.equal(copy, first):
-            del found[f"cls.predictions.{name}"]
-    return found
+    def normalize_keys(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rename variants to the published keys; drop position ids and copies of tied weights."""
+        if any(name.endswith("encoder.patcher.weight") for name in tensors):
+            return series.normalize_keys(tensors)
+        if not any(re.match(r"(bert\.|vit\.)?embeddings\.", name) for name in tensors):
+            return causal.normalize_keys(tensors)
+        found = rename_keys(tensors, KEY_VARIANTS)
+        found.pop("embeddings.position_ids", None)
+        for name, copied in (("decoder.weight", f"{WORD_EMBEDDINGS}.weight"), ("decoder.bias", "cls.predictions.bias")):
+            copy, first = found.get(f"cls.predictions.{name}"), found.get(copied)
+            if copy is not None and first is not None and copy.dtype == first.dtype and torch.equal(copy, first):
+                del found[f"cls.predictions.{name}"]
+        return found
 
+    def preprocessing(
+        self, family: str, spec: Encoder | SeriesEncoder, config: Mapping[str, Any]
+    ) -> ImagePreprocessing | TextPreprocessing | None:
+        if isinstance(spec, SeriesEncoder):
+            return None
+        if config.get("problem_type") == MULTI_LABEL:
+            return None  # its outputs are not scores of exclusive classes
+        names = class_names(config, getattr(spec.head, "num_classes", 0))
+        if family == "ViT":
+            pixels = config.get(IMAGE_PROCESSOR, {})
+            if pixels.get("do_normalize") is False:
+                return ImagePreprocessing((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), names)
+            return ImagePreprocessing(pixels.get("image_mean", HALF), pixels.get("image_std", HALF), names)
+        assert isinstance(spec.stem, TokenEmbed)
+        if spec.head is None:
+            return None
+        task = "classes" if isinstance(spec.head, PooledHead) else "span" if isinstance(spec.head, QAHead) else "text"
+        return TextPreprocessing(task, spec.stem.seq_len, names)
 
-def keys(family: str, name: str, spec: Encoder | SeriesEncoder) -> tuple[str, ...]:
-    if isinstance(spec, SeriesEncoder):
-        return series.keys(name, spec)
-    if family in causal.SIGNATURES:
-        return causal.keys(family, name)
-    if family == "ViT" and name in PLAIN_PARAMETERS:
-        return (PLAIN_PARAMETERS[name],)
-    block = re.match(r"blocks\.(\d+)\.", name)
-    module, _, kind = (name[block.end() :] if block else name).rpartition(".")
-    if block:
-        path = f"encoder.layer.{block.group(1)}.{BLOCK[family][module]}"
-        return tuple(f"{path}.{part}.{kind}" for part in STACKED) if module.endswith("qkv") else (f"{path}.{kind}",)
-    path = OUTPUT[type(spec.head)] if module == "head.proj" else OUTER[family][module]  # type: ignore[index]
-    return (f"{path}.{kind}",)
+    def keys(self, family: str, name: str, spec: Encoder | SeriesEncoder) -> tuple[str, ...]:
+        if isinstance(spec, SeriesEncoder):
+            return series.keys(name, spec)
+        if family in causal.SIGNATURES:
+            return causal.keys(family, name)
+        if family == "ViT" and name in PLAIN_PARAMETERS:
+            return (PLAIN_PARAMETERS[name],)
+        block, module, parameter = NativeName.of(name)
+        if block:
+            path = f"encoder.layer.{block}.{BLOCK[family][module]}"
+            parts = [f"{path}.{part}" for part in STACKED] if module.endswith("qkv") else [path]
+            return tuple(f"{part}.{parameter}" for part in parts)
+        path = OUTPUT[type(spec.head)] if module == "head.proj" else OUTER[family][module]  # type: ignore[index]
+        return (f"{path}.{parameter}",)
 
+    def to_source(self, family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
+        if family == "ViT" and name == "stem.proj.weight":
+            return patch_kernel(tensor, spec)
+        if causal.is_transposed(family, name):
+            return tensor.T
+        return tensor.reshape(1, -1, tensor.shape[-1]) if family == "ViT" and name in PLAIN_PARAMETERS else tensor
 
-def to_source(family: str, name: str, tensor: Tensor, spec: Encoder) -> Tensor:
-    if family == "ViT" and name == "stem.proj.weight":
-        return patch_kernel(tensor, spec)
-    if causal.is_transposed(family, name):
-        return tensor.T
-    return tensor.reshape(1, -1, tensor.shape[-1]) if family == "ViT" and name in PLAIN_PARAMETERS else tensor
+    def from_source(self, family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+        return (tensor.T if causal.is_transposed(family, name) else tensor).reshape(shape)
 
+    def infer_spec(self, family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder | SeriesEncoder:
+        """Infer the spec from these shapes, without dropout except for series."""
+        if family in series.SIGNATURES:
+            return series.infer_spec(shapes, config)
+        act = infer_act(config, "gelu_new" if family == "GPT-2" else "silu" if family == "Llama" else "gelu")
+        if family in causal.SIGNATURES:
+            return causal.infer_spec(family, shapes, config, act)
+        hidden, width = shapes["encoder.layer.0.intermediate.dense.weight"]
+        sizes = {
+            "hidden_size": width,
+            "num_hidden_layers": count_blocks(shapes, r"encoder\.layer\.(\d+)\."),
+            "intermediate_size": hidden,
+        }
+        attention = Attention(config.get("num_attention_heads") or heads(width, config))
+        block = Block(attention, channel=ChannelMlp(hidden, act), norm=LayerNorm(config.get("layer_norm_eps", 1e-12)))
+        model = infer_bert if family == "BERT" else infer_vit
+        return model(shapes, config, sizes, block)
 
-from_source = causal.from_source
+    def config_files(
+        self, spec: Encoder | SeriesEncoder, preprocessing: ImagePreprocessing | TextPreprocessing | None
+    ) -> dict[str, Any]:
+        if isinstance(spec, SeriesEncoder):
+            return {CONFIG: series.configuration(spec)}
+        found = {CONFIG: configuration(spec, preprocessing)}
+        if isinstance(preprocessing, ImagePreprocessing) and isinstance(spec.stem, PatchEmbed):
+            size = dict(zip(("height", "width"), spec.stem.img_size))
+            pixels = {"image_mean": preprocessing.mean, "image_std": preprocessing.std, "size": size}
+            found[IMAGE_PROCESSOR] = {"image_processor_type": "ViTImageProcessor", **pixels}
+        return found
+
+    def write(self, path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
+        """Write a folder for from_pretrained of transformers. With a head, the keys of the body have a prefix."""
+        head = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "head.")
+        config = json.loads(files[CONFIG])
+        if config["architectures"][0] in causal.PREFIXES:
+            config |= causal.token_ids(files.get("tokenizer.json", ""))
+            files = {**files, CONFIG: json.dumps(config, indent=2)}
+        prefix = f"{config['model_type']}." if any(name.startswith(head) for name in tensors) else ""
+        prefix = (causal.PREFIXES | series.PREFIXES).get(config["architectures"][0], prefix)
+        path.mkdir(parents=True, exist_ok=True)
+        named = {name if name.startswith(head) else prefix + name: tensor for name, tensor in tensors.items()}
+        write_safetensors(path / WEIGHTS[0], named)
+        for name, content in files.items():
+            write_text_atomically(path / name, content)
 
 
 # --- the spec ----------------------------------------------------------------------------------------------
-
-
-def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any]) -> Encoder | SeriesEncoder:
-    """Infer the spec from these shapes, without dropout except for series."""
-    if family in series.SIGNATURES:
-        return series.infer_spec(shapes, config)
-    act = infer_act(config, "gelu_new" if family == "GPT-2" else "silu" if family == "Llama" else "gelu")
-    if family in causal.SIGNATURES:
-        return causal.infer_spec(family, shapes, config, act)
-    hidden, width = shapes["encoder.layer.0.intermediate.dense.weight"]
-    sizes = {
-        "hidden_size": width,
-        "num_hidden_layers": count_blocks(shapes, r"encoder\.layer\.(\d+)\."),
-        "intermediate_size": hidden,
-    }
-    attention = Attention(config.get("num_attention_heads") or heads(width, config))
-    block = Block(attention, channel=ChannelMlp(hidden, act), norm=LayerNorm(config.get("layer_norm_eps", 1e-12)))
-    model = infer_bert if family == "BERT" else infer_vit
-    return model(shapes, config, sizes, block)
 
 
 def infer_act(config: Mapping[str, Any], default: str) -> Act:
@@ -291,26 +329,6 @@ def infer_vit(shapes: Shapes, config: Mapping[str, Any], sizes: dict[str, int], 
 
 def rows(shape: Shape | None) -> int:
     return shape[0] if shape else 0
-
-
-def preprocessing(
-    family: str, spec: Encoder | SeriesEncoder, config: Mapping[str, Any]
-) -> ImagePreprocessing | TextPreprocessing | None:
-    if isinstance(spec, SeriesEncoder):
-        return None
-    if config.get("problem_type") == MULTI_LABEL:
-        return None  # its outputs are not scores of exclusive classes
-    names = class_names(config, getattr(spec.head, "num_classes", 0))
-    if family == "ViT":
-        pixels = config.get(IMAGE_PROCESSOR, {})
-        if pixels.get("do_normalize") is False:
-            return ImagePreprocessing((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), names)
-        return ImagePreprocessing(pixels.get("image_mean", HALF), pixels.get("image_std", HALF), names)
-    assert isinstance(spec.stem, TokenEmbed)
-    if spec.head is None:
-        return None
-    task = "classes" if isinstance(spec.head, PooledHead) else "span" if isinstance(spec.head, QAHead) else "text"
-    return TextPreprocessing(task, spec.stem.seq_len, names)
 
 
 def class_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
@@ -386,19 +404,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config | {IMAGE_PROCESSOR: read_json(folder / IMAGE_PROCESSOR)}
 
 
-def config_files(
-    spec: Encoder | SeriesEncoder, preprocessing: ImagePreprocessing | TextPreprocessing | None
-) -> dict[str, Any]:
-    if isinstance(spec, SeriesEncoder):
-        return {CONFIG: series.configuration(spec)}
-    found = {CONFIG: configuration(spec, preprocessing)}
-    if isinstance(preprocessing, ImagePreprocessing) and isinstance(spec.stem, PatchEmbed):
-        size = dict(zip(("height", "width"), spec.stem.img_size))
-        pixels = {"image_mean": preprocessing.mean, "image_std": preprocessing.std, "size": size}
-        found[IMAGE_PROCESSOR] = {"image_processor_type": "ViTImageProcessor", **pixels}
-    return found
-
-
 def configuration(spec: Encoder, preprocessing: ImagePreprocessing | TextPreprocessing | None) -> dict[str, Any]:
     """The config.json of a Transformer."""
     if isinstance(spec.stem, TokenEmbed) and isinstance(spec.block.token, Attention) and spec.block.causal:
@@ -427,10 +432,9 @@ def configuration(spec: Encoder, preprocessing: ImagePreprocessing | TextPreproc
         config |= {"model_type": "bert", "vocab_size": stem.vocab_size, "max_position_embeddings": stem.seq_len}
         config |= {"type_vocab_size": stem.segments or 0, "tie_word_embeddings": True}
     if isinstance(head, (ClassifierHead, PooledHead)):
-        names = (
-            preprocessing.class_names if preprocessing and len(preprocessing.class_names) == head.num_classes else ()
-        )
-        names = names or tuple(f"LABEL_{number}" for number in range(head.num_classes))
+        names = preprocessing.class_names if preprocessing else ()
+        if len(names) != head.num_classes:
+            names = tuple(f"LABEL_{number}" for number in range(head.num_classes))
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     return config
 
@@ -440,19 +444,3 @@ def architecture(spec: Encoder) -> str:
         return "ViTForImageClassification" if spec.head else "ViTModel"
     kinds = {LMHead: "ForMaskedLM", PooledHead: "ForSequenceClassification", QAHead: "ForQuestionAnswering"}
     return f"Bert{kinds.get(type(spec.head), 'Model')}"  # type: ignore[call-overload]
-
-
-def write(path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
-    """Write a folder for transformers' from_pretrained. In a model with a head, the keys of the body have a prefix."""
-    head = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "head.")
-    config = json.loads(files[CONFIG])
-    if config["architectures"][0] in causal.PREFIXES:
-        config |= causal.token_ids(files.get("tokenizer.json", ""))
-        files = {**files, CONFIG: json.dumps(config, indent=2)}
-    prefix = f"{config['model_type']}." if any(name.startswith(head) for name in tensors) else ""
-    prefix = (causal.PREFIXES | series.PREFIXES).get(config["architectures"][0], prefix)
-    path.mkdir(parents=True, exist_ok=True)
-    named = {name if name.startswith(head) else prefix + name: tensor for name, tensor in tensors.items()}
-    write_safetensors(path / WEIGHTS[0], named)
-    for name, content in files.items():
-        write_text_atomically(path / name, content)

@@ -9,19 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from allmlp.data.tokenizer import (
-    CLS_TOKEN,
-    END_TOKENS,
-    PAD_TOKEN,
-    SEP_TOKEN,
-    START_TOKENS,
-    TURN_ENDS,
-)
+from allmlp.data.tokenizer import CLS_TOKEN, END_TOKENS, PAD_TOKEN, SEP_TOKEN, START_TOKENS, TURN_ENDS
 from allmlp.errors import UserError
 from allmlp.layers.act import Act
 from allmlp.layers.block import Block
@@ -34,9 +28,9 @@ from allmlp.layers.norm import LayerNorm, RMSNorm
 from allmlp.layers.stem import LearnedPositions, TokenEmbed
 from allmlp.models.encoder import Encoder
 from allmlp.models.gpt2 import SPREAD
-from allmlp.weights.formats.format import Shape, Shapes, check_sizes, count_blocks
+from allmlp.weights.formats.format import NativeName, Shapes, Signatures, check_sizes, check_supported, count_blocks
 
-SIGNATURES: dict[str, dict[str, int]] = {
+SIGNATURES: Signatures = {
     "GPT-2": {"wte.weight": 2, "wpe.weight": 2, "h.0.attn.c_attn.weight": 2, "h.0.mlp.c_fc.weight": 2},
     "Llama": {
         "embed_tokens.weight": 2,
@@ -77,7 +71,9 @@ BLOCK: dict[str, dict[str, tuple[str, ...]]] = {
 """Native module, relative to its block -> the modules of transformers that are stacked in it."""
 BUFFERS = re.compile(r"(h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq)")
 """Masks and frequencies that older versions stored."""
-UNSUPPORTED = {
+SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+"""The fields of `RotaryScaling` in transformers."""
+REQUIRED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
@@ -100,29 +96,22 @@ def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def keys(family: str, name: str) -> tuple[str, ...]:
-    block = re.match(r"blocks\.(\d+)\.", name)
-    module, _, kind = (name[block.end() :] if block else name).rpartition(".")
+    block, module, parameter = NativeName.of(name)
     if not block:
-        return (f"{OUTER[family][module]}.{kind}",)
+        return (f"{OUTER[family][module]}.{parameter}",)
     stack = "h" if family == "GPT-2" else "layers"
-    return tuple(f"{stack}.{block.group(1)}.{part}.{kind}" for part in BLOCK[family][module])
+    return tuple(f"{stack}.{block}.{part}.{parameter}" for part in BLOCK[family][module])
 
 
 def is_transposed(family: str, name: str) -> bool:
     return family == "GPT-2" and ".mix." in name and name.endswith(".weight")
 
 
-def from_source(family: str, name: str, tensor: Tensor, shape: Shape) -> Tensor:
-    return (tensor.T if is_transposed(family, name) else tensor).reshape(shape)
-
-
 # --- the spec ----------------------------------------------------------------------------------------------
 
 
 def infer_spec(family: str, shapes: Shapes, config: Mapping[str, Any], act: Act) -> Encoder:
-    for name, needed in UNSUPPORTED.items():
-        if config.get(name, needed) != needed:
-            raise UserError(f"its configuration has {name} {config[name]!r}; only {needed!r} is supported")
+    check_supported(config, REQUIRED)
     depth = count_blocks(shapes, r"(?:h|layers)\.(\d+)\.")
     check_sizes(config, {"n_layer" if family == "GPT-2" else "num_hidden_layers": depth})
     block, stem = (infer_gpt2 if family == "GPT-2" else infer_llama)(shapes, config, act)
@@ -181,8 +170,7 @@ def infer_rotary(config: Mapping[str, Any]) -> RotaryPositions:
     if kind != "llama3":
         raise UserError(f"the rope_type {kind!r} is not supported; use 'default' or 'llama3'")
     try:
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        return RotaryPositions(theta, RotaryScaling(*(rope[name] for name in names)))
+        return RotaryPositions(theta, RotaryScaling(*(rope[name] for name in SCALING)))
     except KeyError as missing:
         raise UserError(f"its rope_parameters lack {missing.args[0]}") from None
 
@@ -210,15 +198,13 @@ def configuration(family: str, spec: Encoder, act: str) -> dict[str, Any]:
     ):
         kind = "LayerNorm" if family == "GPT-2" else "RMSNorm"
         raise UserError(f"its blocks are not attention and a channel MLP with {kind}")
-    tied = isinstance(spec.head, LMHead) and spec.head.tied
-    config = {
+    common = {
         "architectures": [ARCHITECTURES[family][spec.head is not None]],
         "vocab_size": stem.vocab_size,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": isinstance(spec.head, LMHead) and spec.head.tied,
     }
     if family == "GPT-2":
-        dropout = {"resid_pdrop": spec.block.dropout, "attn_pdrop": attention.dropout, "embd_pdrop": stem.dropout}
-        return config | {
+        return common | {
             "model_type": "gpt2",
             "n_embd": spec.width,
             "n_layer": spec.depth,
@@ -227,17 +213,12 @@ def configuration(family: str, spec: Encoder, act: str) -> dict[str, Any]:
             "n_positions": stem.seq_len,
             "activation_function": act,
             "layer_norm_epsilon": norm.eps,
-            **dropout,
+            "resid_pdrop": spec.block.dropout,
+            "attn_pdrop": attention.dropout,
+            "embd_pdrop": stem.dropout,
         }
     rotary = attention.rotary or RotaryPositions()
-    scaling = rotary.scaling and {
-        "rope_type": "llama3",
-        "factor": rotary.scaling.factor,
-        "low_freq_factor": rotary.scaling.low,
-        "high_freq_factor": rotary.scaling.high,
-        "original_max_position_embeddings": rotary.scaling.seq_len,
-    }
-    return config | {
+    return common | {
         "model_type": "llama",
         "hidden_size": spec.width,
         "num_hidden_layers": spec.depth,
@@ -248,7 +229,7 @@ def configuration(family: str, spec: Encoder, act: str) -> dict[str, Any]:
         "hidden_act": act,
         "rms_norm_eps": norm.eps,
         "rope_theta": rotary.theta,
-        "rope_scaling": scaling,
+        "rope_scaling": rotary.scaling and {"rope_type": "llama3", **dict(zip(SCALING, astuple(rotary.scaling)))},
         "attention_bias": attention.linear_bias,
         "mlp_bias": channel.linear_bias,
         "attention_dropout": attention.dropout,

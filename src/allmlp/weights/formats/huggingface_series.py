@@ -19,10 +19,10 @@ from allmlp.layers.series import ForecastHead, ReconstructionHead, RevIN, Series
 from allmlp.layers.stem import LearnedPositions
 from allmlp.layers.variate import VariateMlp
 from allmlp.models.series_encoder import SeriesEncoder
-from allmlp.weights.formats.format import Shapes, check_sizes, count_blocks
+from allmlp.weights.formats.format import NativeName, Shapes, Signatures, check_sizes, check_supported, count_blocks
 
 STACK = "encoder.mlp_mixer_encoder.mixers."
-SIGNATURES: dict[str, dict[str, int]] = {
+SIGNATURES: Signatures = {
     "PatchTSMixer": {
         "encoder.patcher.weight": 2,
         f"{STACK}0.patch_mixer.mlp.fc1.weight": 2,
@@ -45,12 +45,7 @@ LAYERS = {
 }
 """Native module, relative to its branch -> its name in transformers."""
 POSITIONS = "encoder.positional_encoder.position_enc"
-UNSUPPORTED = {
-    "norm_mlp": "LayerNorm",
-    "self_attn": False,
-    "loss": "mse",
-    "prediction_channel_indices": None,
-}
+REQUIRED = {"norm_mlp": "LayerNorm", "self_attn": False, "loss": "mse", "prediction_channel_indices": None}
 """Required values of settings, which are the defaults."""
 
 
@@ -60,22 +55,19 @@ def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def keys(name: str, spec: SeriesEncoder) -> tuple[str, ...]:
-    module, _, kind = name.rpartition(".")
+    block, module, parameter = NativeName.of(name)
     if name == "stem.positions.weight":
         return (POSITIONS,)
     if module == "head.proj":
-        return (f"{next(path for path, head in HEADS.items() if isinstance(spec.head, head))}.{kind}",)
-    block = re.match(r"blocks\.(\d+)\.(\w+)\.", name)
-    if block is None:
-        return (f"{({'stem.proj': 'encoder.patcher'})[module]}.{kind}",)
-    layer = LAYERS[module[block.end() :]]
-    return (f"{STACK}{block.group(1)}.{PARTS[block.group(2)]}.{layer}.{kind}",)
+        return (f"{next(path for path, head in HEADS.items() if isinstance(spec.head, head))}.{parameter}",)
+    if not block:
+        return (f"{({'stem.proj': 'encoder.patcher'})[module]}.{parameter}",)
+    part, _, layer = module.partition(".")
+    return (f"{STACK}{block}.{PARTS[part]}.{LAYERS[layer]}.{parameter}",)
 
 
 def infer_spec(shapes: Shapes, config: Mapping[str, Any]) -> SeriesEncoder:
-    for name, needed in UNSUPPORTED.items():
-        if config.get(name, needed) != needed:
-            raise UserError(f"its configuration has {name} {config[name]!r}; only {needed!r} is supported")
+    check_supported(config, REQUIRED)
     if "context_length" not in config or "patch_stride" not in config or "num_input_channels" not in config:
         raise UserError("a PatchTSMixer needs its config.json next to the weights, which do not show its input")
     if config.get("scaling", "std") not in ("std", True, None, False):
