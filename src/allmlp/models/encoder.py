@@ -328,12 +328,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
             raise UserError("a row of several documents cannot be pooled or decoded step by step")
 
     def embed(
-        self,
-        x: Tensor,
-        segments: Tensor | None,
-        context: Context,
-        embedding: Tensor | None,
-        embedded: bool = False,
+        self, x: Tensor, segments: Tensor | None, context: Context, embedding: Tensor | None, embedded: bool = False
     ) -> Tensor:
         if isinstance(self.stem, TokenEmbedLayer):
             return self.stem(x, segments, context.start(), embedding, embedded)

@@ -14,15 +14,7 @@ from allmlp.layers.init import Init, TorchDefault
 from allmlp.layers.mixers.attention import RelativePositionBias
 from allmlp.layers.norm import LayerNorm, Norm, build_norm
 from allmlp.layers.scale import DropPath
-from allmlp.layers.series import (
-    ForecastHead,
-    Level,
-    RevIN,
-    SeriesHead,
-    SeriesNorm,
-    SeriesPatchesLayer,
-    SeriesStem,
-)
+from allmlp.layers.series import ForecastHead, Level, RevIN, SeriesHead, SeriesNorm, SeriesPatchesLayer, SeriesStem
 from allmlp.models.encoder import part_paths
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, Range

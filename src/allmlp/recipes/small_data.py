@@ -55,9 +55,7 @@ def _from_scratch(model: str, name: str, epochs: int) -> Run:
     return Run(
         model=spec.configure(num_classes=target.num_classes, **({} if is_convnet else {"drop_path": 0.1})),
         task=Classify(
-            label_smoothing=0.1,
-            augment=Augment((*crops, *presets.deit().transforms)),
-            mix=presets.DEIT_MIXUP,
+            label_smoothing=0.1, augment=Augment((*crops, *presets.deit().transforms)), mix=presets.DEIT_MIXUP
         ),
         data=data,
         batch_size=512,
