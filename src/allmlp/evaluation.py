@@ -31,7 +31,7 @@ from allmlp.prediction.forecast import Forecaster, series_folder
 from allmlp.prediction.predictor import check_vocabulary
 from allmlp.prediction.stream import Pixels
 from allmlp.record import read_run
-from allmlp.report.predictions import calibrate
+from allmlp.report.predictions import calibrate, logits_of
 from allmlp.run import Run
 from allmlp.split_metrics import Metric, SplitMetrics
 from allmlp.tasks.causal_lm import CausalLM
@@ -266,10 +266,7 @@ def run_outputs(
     threads = Threads(active=world.device.type == "cpu")
     for start, batch in zip(range(0, len(split), batch_size), batches):
         with threads, autocast(world.device, dtype), torch.compiler.set_stance("force_eager"):
-            if isinstance(module, ClassifyModule):
-                logits = module.model(module.normalize(batch.images))
-            else:
-                logits = module.logits(module.model, batch.ids.long(), batch.segments.long())
+            logits = logits_of(module, module.model, batch)
         part = getattr(batch, "test_set", torch.zeros_like(batch.labels))
         found, _ = classifier_outputs(logits.float().softmax(1), batch.labels, match)
         rows[:, own[start : start + batch_size]] = torch.stack([values.to(wide) for values in (*found, part)]).cpu()

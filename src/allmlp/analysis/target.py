@@ -22,7 +22,7 @@ from allmlp.data.preprocessing import (
     read_preprocessing,
 )
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.models.encoder import Encoder
 from allmlp.models.external import External
 from allmlp.models.model import Model, ModelSpec
@@ -82,6 +82,14 @@ class AnalysisTarget:
         """The model's input for pixels in [0, 1]."""
         assert self.preprocessing is not None, "only image models are shown images"
         return Normalize(self.preprocessing.mean, self.preprocessing.std)(pixels).to(self.model.device)
+
+    def example_inputs(self, images: NamedImages | None) -> tuple[tuple[Tensor, ...], str]:
+        """The model's inputs for the images, or a random input if there are none; and what they are, in words."""
+        if images is not None:
+            return (self.normalize(images.pixels),), plural(len(images.pixels), "image")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self.model.dummy_inputs(), "one random input"
 
     def load_images(self, files: Sequence[Path]) -> NamedImages:
         """Image files, cropped and resized as by `allmlp predict`."""
