@@ -188,31 +188,7 @@ def evaluate_model(
             if own.functions:
                 raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
             return evaluate_text_task(predictor, model, data, setup)
-        inputs = text_inputs(data) if isinstance(predictor, TextPredictor) else image_inputs(data, predictor)
-        num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
-        names = model_class_names(predictor.preprocessing.class_names, num_classes)
-        numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
-        match = match_classes(inputs.class_names, names, read_class_table(classes) if classes else numbers)
-        outputs = predictor_outputs(predictor, inputs, match, setup)
-        kept = outputs.labels >= 0
-        if not kept.any():
-            raise UserError(f"{data} has no examples to evaluate")
-        found = summarize(
-            model,
-            inputs.data,
-            outputs.select(kept),
-            match.names,
-            skipped=list(inputs.corrupt().values()),
-            left_out=int((outputs.labels == LEFT_OUT).sum()),
-            notes=(*inputs.notes, *((imagenet_note(inputs.class_names, match),) if numbers else ())),
-        )
-        found.metrics.update(own_metrics(setup, outputs.select(kept)))
-        return found
-
-
-def imagenet_note(class_names: Sequence[str], match: ClassMatch) -> str:
-    example = f"{class_names[0]} is {match.names[match.labels[0]]}"
-    return f"class names are read as numbers of ImageNet's classes, as in ImageNet-V2: {example}"
+        return evaluate_classifier(predictor, model, data, classes, setup)
 
 
 # --- the run's own data ------------------------------------------------------------------------------------
@@ -278,6 +254,34 @@ def run_outputs(
 
 
 # --- other data --------------------------------------------------------------------------------------------
+
+
+def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: str | None, setup: Setup) -> Evaluation:
+    inputs = text_inputs(place) if isinstance(predictor, TextPredictor) else image_inputs(place, predictor)
+    num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
+    names = model_class_names(predictor.preprocessing.class_names, num_classes)
+    numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
+    match = match_classes(inputs.class_names, names, read_class_table(classes) if classes else numbers)
+    outputs = predictor_outputs(predictor, inputs, match, setup)
+    kept = outputs.select(outputs.labels >= 0)
+    if not len(kept.labels):
+        raise UserError(f"{place} has no examples to evaluate")
+    found = summarize(
+        name,
+        inputs.data,
+        kept,
+        match.names,
+        skipped=list(inputs.corrupt().values()),
+        left_out=int((outputs.labels == LEFT_OUT).sum()),
+        notes=(*inputs.notes, *((imagenet_note(inputs.class_names, match),) if numbers else ())),
+    )
+    found.metrics.update(own_metrics(setup, kept))
+    return found
+
+
+def imagenet_note(class_names: Sequence[str], match: ClassMatch) -> str:
+    example = f"{class_names[0]} is {match.names[match.labels[0]]}"
+    return f"class names are read as numbers of ImageNet's classes, as in ImageNet-V2: {example}"
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule
+from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule, scale_rows
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
@@ -145,18 +145,16 @@ class CpuChannelMlp(FusedModule):
     def __init__(
         self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
     ) -> None:
-        weight, bias, down = mix.up.weight.double(), mix.up.bias.double(), mix.down.weight.double()
         if isinstance(norm, AffineLayer):
-            bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * conversion.deferred_bias)
-            weight = weight * norm.alpha.double()
+            weight, bias = conversion.fold(norm, mix)
             normalize, down_bias = nn.Identity(), None
             conversion.defer_bias(mix.down.bias, layer_scale)
         else:
+            weight, bias = mix.up.weight.double(), mix.up.bias.double()
             # LayerNorm would have to add `deferred_bias` to all of z, so nothing is gained by deferring.
             normalize = CpuNorm(conversion, norm)
             down_bias = conversion.cast(mix.down.bias if layer_scale is None else layer_scale * mix.down.bias)
-        down = down if layer_scale is None else layer_scale[:, None] * down
-        super().__init__(down=conversion.cast(down.T), down_bias=down_bias)
+        super().__init__(down=conversion.cast(scale_rows(mix.down.weight, layer_scale).T), down_bias=down_bias)
         self.norm = normalize
         if mix.inner is None:
             self.hidden: nn.Module = CpuLinearAct(conversion, weight, bias)

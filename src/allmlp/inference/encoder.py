@@ -22,11 +22,11 @@ from allmlp.kernels import ACTIVATIONS
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.launch import naming_errors
 from allmlp.layers.block import Block, BlockLayer, Residual
-from allmlp.layers.channel import ChannelMlp
+from allmlp.layers.channel import ChannelMlp, ChannelMlpLayer
 from allmlp.layers.context import Context
 from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.mlp import TokenMlp
-from allmlp.layers.norm import Affine, LayerNorm, Norm
+from allmlp.layers.norm import Affine, AffineLayer, LayerNorm, Norm
 from allmlp.layers.scale import LayerScaleLayer
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import Encoder, EncoderModel
@@ -83,6 +83,12 @@ class Conversion:
         mixer: Any = getattr(self.block, slot)
         return mixer.act
 
+    def fold(self, norm: AffineLayer, mix: ChannelMlpLayer) -> tuple[Tensor, Tensor]:
+        """Weight and bias, in float64, of a channel MLP's first product after Affine and the deferred bias."""
+        alpha, beta = norm.alpha.double(), norm.beta.double()
+        weight, bias = mix.up.weight.double(), mix.up.bias.double()
+        return weight * alpha, bias + weight @ (beta + alpha * self.deferred_bias.double())
+
     def token_bias_cancels(self, layer_scale: Tensor | None) -> bool:
         """Whether only LayerNorm reads the output of a token branch, so that its last bias has no effect."""
         return layer_scale is None and all(isinstance(norm, LayerNorm) for norm in self.norms)
@@ -90,6 +96,10 @@ class Conversion:
     def defer_bias(self, bias: Tensor, layer_scale: Tensor | None) -> None:
         bias = bias if layer_scale is None else layer_scale * bias
         self.deferred_bias = self.deferred_bias + bias.to(self.deferred_bias.dtype)
+
+
+def scale_rows(weight: Tensor, layer_scale: Tensor | None) -> Tensor:
+    return weight.double() if layer_scale is None else layer_scale[:, None] * weight.double()
 
 
 class FusedModule(nn.Module):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allmlp.errors import UserError
-from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule
+from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule, scale_rows
 from allmlp.kernels import has_gluon, has_tma
 from allmlp.kernels.activation.reference import ActivationName, activate
 from allmlp.kernels.launch import num_sms
@@ -297,13 +297,12 @@ class GpuChannelMlp(GpuModule):
     def __init__(
         self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
     ) -> None:
-        weight, bias = mix.up.weight.double(), mix.up.bias.double()
-        norm_weight, norm_bias = None, None
         if isinstance(norm, AffineLayer):
-            bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * conversion.deferred_bias.double())
-            weight = weight * norm.alpha.double()
+            norm_weight, norm_bias = None, None
+            weight, bias = conversion.fold(norm, mix)
         else:
             norm_weight, norm_bias = norm_weights(norm)
+            weight, bias = mix.up.weight.double(), mix.up.bias.double()
         super().__init__(
             norm_weight=norm_weight,
             norm_bias=norm_bias,
@@ -448,10 +447,6 @@ def norm_weights(norm: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
 
 def as_float(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else weight.detach().to(torch.float32, copy=True)
-
-
-def scale_rows(weight: Tensor, layer_scale: Tensor | None) -> Tensor:
-    return weight.double() if layer_scale is None else layer_scale[:, None] * weight.double()
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:

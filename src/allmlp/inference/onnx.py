@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmlp.errors import UserError, require
+from allmlp.errors import UserError
 from allmlp.export.graphs import graphs
 from allmlp.export.int8 import quantize
-from allmlp.export.onnx import write_onnx
+from allmlp.export.onnx import open_session, write_onnx
 from allmlp.export.sample_inputs import SampleInputs
 from allmlp.inference.model import FastModel, check_tensor, copy_frozen
 from allmlp.layers.stem import PatchEmbed
@@ -53,12 +53,7 @@ class OnnxModel(FastModel):
         return "int8" if self.int8 else super().dtype_name
 
     def open_session(self) -> None:
-        runtime = require("onnxruntime", "export")
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = torch.get_num_threads()
-        content = self.file.numpy().tobytes()
-        self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self.session = open_session(self.file.numpy().tobytes(), torch.get_num_threads())
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Like `forward` of the original, for images or series, without further arguments; only series may have a
