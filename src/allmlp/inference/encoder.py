@@ -102,18 +102,6 @@ def scale_rows(weight: Tensor, layer_scale: Tensor | None) -> Tensor:
     return weight.double() if layer_scale is None else layer_scale[:, None] * weight.double()
 
 
-class FusedModule(nn.Module):
-    """A module whose weights are buffers; None leaves one out.
-
-    The `forward` of a residual branch takes z (b s c) and returns the new one; it may overwrite its input.
-    """
-
-    def __init__(self, **weights: Tensor | None) -> None:
-        super().__init__()
-        for name, weight in weights.items():
-            self.register_buffer(name, weight)
-
-
 class FastEncoder(FastModel):
     @torch.no_grad()
     def __init__(self, model: EncoderModel, dtype: torch.dtype) -> None:
@@ -136,8 +124,7 @@ class FastEncoder(FastModel):
                     nn.ModuleDict({slot: self.branch(conversion, residual) for slot, residual in block.residuals()})
                 )
             deferred = conversion.deferred_bias
-        self.deferred_bias: Tensor
-        self.register_buffer("deferred_bias", deferred)
+        self.deferred_bias = nn.Buffer(deferred)
         self.eval()
 
     def branch(self, conversion: Conversion, residual: Residual) -> nn.Module:
@@ -148,7 +135,7 @@ class FastEncoder(FastModel):
         return self.fuse(conversion, residual.norm, residual.mix, layer_scale)
 
     def fuse(self, conversion: Conversion, norm: nn.Module, mix: nn.Module, layer_scale: Tensor | None) -> nn.Module:
-        """The fused module z -> z of a residual branch, where `mix` is one of
+        """The fused module z -> z (b s c) of a residual branch, which may overwrite its input; `mix` is one of
 
         TokenProjection  z + layer_scale * (A norm(z + deferred_bias) + b 1^T)
         TokenMlpLayer    z + layer_scale * (W2 act(W1 norm(z + deferred_bias) + b1 1^T) + b2 1^T)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from allmlp.errors import UserError
 from allmlp.export.graphs import graphs
@@ -25,8 +25,6 @@ KINDS = {"tensor(float)": "float32", "tensor(bool)": "bool"}
 class OnnxModel(FastModel):
     """The buffer `file` is an ONNX file. The number of threads is torch's when the model is converted or copied."""
 
-    file: Tensor
-
     def __init__(self, model: EncoderModel | SeriesEncoderModel, int8: bool = False) -> None:
         super().__init__(torch.float32, model.device)
         if isinstance(model, EncoderModel) and not isinstance(model.spec.stem, PatchEmbed):
@@ -40,7 +38,7 @@ class OnnxModel(FastModel):
             if int8:
                 quantize(plain, small)
             content = bytearray((small if int8 else plain).read_bytes())
-        self.register_buffer("file", torch.frombuffer(content, dtype=torch.uint8))
+        self.file = nn.Buffer(torch.frombuffer(content, dtype=torch.uint8))
         self.open_session()
         self.eval()
 
