@@ -55,14 +55,11 @@ def is_small(dataset: Dataset) -> bool:
 
 def adapt_data(run: Run, start: Start, size: tuple[int, int] | None) -> Run:
     """The run with images of this size, normalized as for the start."""
-    known, run = start.preprocessing, with_size(run, size)
-    if isinstance(known, ImagePreprocessing) and "decode" in hints(type(run.data)):
+    known, changes = start.preprocessing, hints(type(run.data))
+    if size is not None and "img_size" in changes:
+        run = override(run, "data.img_size", size)
+    if isinstance(known, ImagePreprocessing) and "decode" in changes:
         run = override(run, "data.decode.mean", known.mean)
         run = override(run, "data.decode.std", known.std)
         run = override(run, "data.decode.crop_pct", known.crop_pct)
     return run
-
-
-def with_size(run: Run, size: tuple[int, int] | None) -> Run:
-    """`run` with images of this size, if the size of the data can be set."""
-    return override(run, "data.img_size", size) if size and "img_size" in hints(type(run.data)) else run

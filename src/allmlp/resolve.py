@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from allmlp import recipes
 from allmlp.auto import Reason, TrainOptions, choose_run, show
-from allmlp.auto_start import with_size
 from allmlp.data.detect import NAMED, detect_data
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.tables import is_table
@@ -130,6 +129,11 @@ def with_options(run: Run, options: TrainOptions) -> Run:
         raise UserError("--size needs a model: name one with --model")
     model = run.model or open_start(str(run.init_from)).model.spec
     return with_size(run.replace(model=model.configure(img_size=options.size)), (options.size, options.size))
+
+
+def with_size(run: Run, size: tuple[int, int] | None) -> Run:
+    """`run` with images of this size, if the size of the data can be set."""
+    return override(run, "data.img_size", size) if size and "img_size" in hints(type(run.data)) else run
 
 
 def check_sizes(run: Run, overrides: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allmlp.analysis.figures import save
-from allmlp.errors import UserError, one_line
+from allmlp.errors import writing
 from allmlp.files import write_atomically, write_csv
 
 if TYPE_CHECKING:
@@ -38,10 +38,8 @@ class OutputFolder:
         self.folder = folder
         self.files: list[str] = []
         self.listed = 0
-        try:
+        with writing(f"the analysis to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as reason:
-            raise UserError(f"cannot write the analysis to {folder}: {one_line(reason)}") from None
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], about: str) -> None:
         """NAME.csv and NAME.json with the same rows; floats have six digits, missing values are empty or null."""
@@ -77,10 +75,8 @@ class OutputFolder:
             return set()
 
     def write(self, name: str, fill: Callable[[Path], object]) -> None:
-        try:
+        with writing(self.folder / name):
             write_atomically(self.folder / name, fill)
-        except OSError as reason:
-            raise UserError(f"cannot write {self.folder / name}: {one_line(reason)}") from None
         if name != INDEX:
             self.files.append(name)
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from allmlp.errors import UserError
+from allmlp.errors import UserError, writing
 from allmlp.files import lock, read_json_lines
 from allmlp.record import differences
 from allmlp.run import Run
@@ -42,27 +42,24 @@ def measured_model(record: Record) -> str:
 
 def append(file: Path, record: Record) -> None:
     """Append one line, and return when it is on disk."""
-    try:
-        with open(file, "ab+") as target:
-            cut_short = target.tell() and not file.read_bytes().endswith(b"\n")
-            target.write((b"\n" if cut_short else b"") + json.dumps(record).encode() + b"\n")
-            target.flush()
-            os.fsync(target.fileno())
-    except OSError as reason:
-        raise UserError(f"cannot write to {file}: {reason}") from None
+    with writing(f"to {file}"), open(file, "ab+") as target:
+        cut_short = target.tell() and not file.read_bytes().endswith(b"\n")
+        target.write((b"\n" if cut_short else b"") + json.dumps(record).encode() + b"\n")
+        target.flush()
+        os.fsync(target.fileno())
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second process from working on the same study."""
     with ExitStack() as stack:
-        try:
+        with writing(f"to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(lock(folder / ".lock", wait=False))
-        except BlockingIOError:
-            raise UserError(f"another `allmlp study` runs in {folder}: wait for it, or choose another --out") from None
-        except OSError as reason:
-            raise UserError(f"cannot write to {folder}: {reason}") from None
+            try:
+                stack.enter_context(lock(folder / ".lock", wait=False))
+            except BlockingIOError:
+                reason = f"another `allmlp study` runs in {folder}: wait for it, or choose another --out"
+                raise UserError(reason) from None
         yield
 
 
