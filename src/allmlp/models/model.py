@@ -107,6 +107,7 @@ class Model(nn.Module, Generic[S]):
         return self
 
     def run_block(self, block: nn.Module, *inputs: Any) -> Tensor:
+        """The output of a block; its activations are recomputed in the backward pass under gradient checkpointing."""
         return checkpoint(block, *inputs, use_reentrant=False) if self.checkpointing else block(*inputs)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
