@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from allmlp.callbacks import Callback
     from allmlp.data.dataset import Data
     from allmlp.models.model import Model
-    from allmlp.prediction import Prediction
+    from allmlp.prediction import Prediction, Predictor
+    from allmlp.prediction.inputs import Item
     from allmlp.run import Run
     from allmlp.split_metrics import Metric
 
@@ -125,12 +126,9 @@ def transform(model: PathLike | Model, inputs: Any, *, context: str = "") -> Any
     Images become a tensor [N, C, H, W]: resized, cropped, normalized. Texts become the keyword arguments of the model,
     each [N, S]: ids `x`, `mask` and, if used, `segments`, as in `model(**model.transform("a text"))`.
     """
-    from allmlp.prediction import inputs_of, open_predictor
-    from allmlp.prediction.inputs import as_items
-
-    predictor = open_predictor(model)
+    predictor, items = open_items(model, inputs, context)
     decoded: list[Any] = []
-    for item in as_items(inputs, inputs_of(predictor.preprocessing), context):
+    for item in items:
         try:
             decoded.append(predictor.read(item.source))
         except UserError as reason:
@@ -166,12 +164,9 @@ def predict(
     `device`, `dtype`, `batch_size` and `fast` are those of `allmlp predict`; by default, a loaded model predicts on its
     own device and in its own dtype. It is never modified.
     """
-    from allmlp.prediction import inputs_of, open_predictor
-    from allmlp.prediction.inputs import as_items
     from allmlp.prediction.stream import predictions, values
 
-    predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
-    items = as_items(inputs, inputs_of(predictor.preprocessing), context)
+    predictor, items = open_items(model, inputs, context, device=device, dtype=dtype, fast=fast)
     return [row for rows in values(predictions(predictor, items, top_k, batch_size)) for row in rows]
 
 
@@ -194,13 +189,19 @@ def embed(
     """
     import numpy as np
 
-    from allmlp.prediction import inputs_of, open_predictor
-    from allmlp.prediction.inputs import as_items
     from allmlp.prediction.stream import features, values
 
-    predictor = open_predictor(model, device=device, dtype=dtype, fast=fast)
-    items = as_items(inputs, inputs_of(predictor.preprocessing), context)
+    predictor, items = open_items(model, inputs, context, device=device, dtype=dtype, fast=fast)
     found = list(values(features(predictor, items, batch_size)))
     if not found:
         raise UserError(f"there are no {predictor.reads}")
     return np.stack(found)
+
+
+def open_items(model: PathLike | Model, inputs: Any, context: str, **options: Any) -> tuple[Predictor, Iterable[Item]]:
+    """The predictor of a model, and what it reads."""
+    from allmlp.prediction import inputs_of, open_predictor
+    from allmlp.prediction.inputs import as_items
+
+    predictor = open_predictor(model, **options)
+    return predictor, as_items(inputs, inputs_of(predictor.preprocessing), context)

@@ -210,7 +210,7 @@ def choose_budget(settings: Settings, epochs: float, minutes: float) -> None:
 
 
 def show_budget(budget: Budget) -> str:
-    parts = [f"{budget.epochs:g} epoch{'s' * (budget.epochs != 1)}"] if budget.epochs else []
+    parts = [plural(budget.epochs, "epoch", form="g")] if budget.epochs else []
     parts += [f"{budget.minutes:g} min"] if budget.minutes else []
     return ", ".join(parts)
 

@@ -35,7 +35,25 @@ class Callback:
         """Called at the end with the `result` of run.json, which is empty if the run was stopped."""
 
 
-class TensorBoard(Callback):
+class Tracker(Callback):
+    """Sends all values of a run, those of training and of evaluations under different names."""
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        self.send(step, {f"train/{name}": value for name, value in values.items()})
+
+    def on_eval(self, step: int, values: Mapping[str, float]) -> None:
+        self.send(step, {f"eval/{name}": value for name, value in values.items()})
+
+    def send(self, step: int, values: dict[str, float]) -> None:
+        raise NotImplementedError
+
+
+def known_id(file: Path) -> str | None:
+    """The id, in a file of the run's folder, under which a resumed run continues."""
+    return file.read_text(encoding="utf8").strip() if file.is_file() else None
+
+
+class TensorBoard(Tracker):
     """Event files in the folder `tensorboard` of the run."""
 
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
@@ -44,68 +62,46 @@ class TensorBoard(Callback):
 
         self.writer: Any = SummaryWriter(out / "tensorboard")
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        self.write("train", step, values)
-
-    def on_eval(self, step: int, values: Mapping[str, float]) -> None:
-        self.write("eval", step, values)
-
-    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    def send(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(f"{kind}/{name}", value, step)
+            self.writer.add_scalar(name, value, step)
 
     def on_end(self, result: Mapping[str, Any]) -> None:
         self.writer.close()
 
 
-class WandB(Callback):
+class WandB(Tracker):
     """Weights & Biases, set up by its own variables: WANDB_MODE=offline, WANDB_PROJECT, WANDB_ENTITY."""
 
-    ID = "wandb.txt"
-    """File in the folder of the run with the id under which a resumed run continues."""
-
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
-        wandb = require("wandb", "trackers")
-        file = out / self.ID
-        known = file.read_text(encoding="utf8").strip() if file.is_file() and step else None
+        wandb, file = require("wandb", "trackers"), out / "wandb.txt"
+        known = known_id(file) if step else None
         self.run: Any = wandb.init(name=out.name, dir=str(out), config=dict(config), id=known, resume="allow")
         write_text_atomically(file, self.run.id)
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        self.run.log({f"train/{name}": value for name, value in values.items()}, step=step)
-
-    def on_eval(self, step: int, values: Mapping[str, float]) -> None:
-        self.run.log({f"eval/{name}": value for name, value in values.items()}, step=step)
+    def send(self, step: int, values: dict[str, float]) -> None:
+        self.run.log(values, step=step)
 
     def on_end(self, result: Mapping[str, Any]) -> None:
         self.run.summary.update(dict(result))
         self.run.finish()
 
 
-class MLflow(Callback):
+class MLflow(Tracker):
     """MLflow, set up by its own variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME."""
-
-    ID = "mlflow.txt"
 
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
         self.mlflow: Any = require("mlflow", "trackers")
-        file = out / self.ID
-        known = file.read_text(encoding="utf8").strip() if file.is_file() and step else None
+        file = out / "mlflow.txt"
+        known = known_id(file) if step else None
         # Nested: a run that is already open in this process, such as one of a notebook, becomes its parent.
         self.run: str = self.mlflow.start_run(known, run_name=None if known else out.name, nested=True).info.run_id
         write_text_atomically(file, self.run)
         if not known:
             self.mlflow.log_dict(dict(config), "run.json")
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        self.write("train", step, values)
-
-    def on_eval(self, step: int, values: Mapping[str, float]) -> None:
-        self.write("eval", step, values)
-
-    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        metrics = {f"{kind}/{name}": value for name, value in values.items()}
-        self.mlflow.log_metrics(metrics, step=step, run_id=self.run)
+    def send(self, step: int, values: dict[str, float]) -> None:
+        self.mlflow.log_metrics(values, step=step, run_id=self.run)
 
     def on_end(self, result: Mapping[str, Any]) -> None:
         self.mlflow.end_run("FINISHED" if result else "KILLED")

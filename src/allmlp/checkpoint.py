@@ -74,16 +74,16 @@ class Saver:
     ) -> None:
         """Write the checkpoint of step `state["step"]`; with FSDP in the background, unless `wait`."""
         self.wait()
-        self.state = state
+        self.state, parts = state, state_parts(task, optimizer, ema, best)
         if self.group is None:
-            save(self.out, self.world, task, optimizer, ema, state, self.keep, best)
+            save(self.out, self.world, parts, state, self.keep)
             if self.world.is_main:  # other processes do not wait until it is written
                 self.on_saved(state["step"], complete(self.out)[-1])
             return
         from allmlp.sharded_checkpoint import start_writing
 
         try:
-            self.writing = start_writing(self.folder, state_parts(task, optimizer, ema, best), self.group)
+            self.writing = start_writing(self.folder, parts, self.group)
         except OSError as reason:
             raise self.failure(reason) from reason
         if wait:
@@ -127,28 +127,17 @@ class Saver:
 def state_parts(
     task: nn.Module, optimizer: Optimizer, ema: ModelEma, best: Mapping[str, Tensor] | None
 ) -> dict[str, Mapping[str, Tensor]]:
+    """The tensors of a checkpoint; `best` are the weights of the best evaluation, if they are kept."""
     parts = {"task": task.state_dict(), "optimizer": optimizer_state(task, optimizer), "ema": ema.average}
     return parts | ({"best": best} if best else {})
 
 
-def save(
-    out: Path,
-    world: World,
-    task: nn.Module,
-    optimizer: Optimizer,
-    ema: ModelEma,
-    state: dict[str, Any],
-    keep: int,
-    best: Mapping[str, Tensor] | None = None,
-) -> None:
+def save(out: Path, world: World, parts: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any], keep: int) -> None:
     """Write the checkpoint of step `state["step"]`. All processes gather the tensors, the main one writes them.
-
-    `best` are the weights of the best evaluation, if they are kept.
 
     Files are written to a hidden folder that is renamed when everything is on disk: if the process dies in between,
     older checkpoints are unaffected.
     """
-    parts = state_parts(task, optimizer, ema, best)
     tensors = {name: full_state_dict(part, world) for name, part in parts.items()}
     if not world.is_main:
         return

@@ -7,7 +7,8 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
@@ -178,6 +179,15 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtra(f"{package} is installed but cannot be imported here: {one_line(reason)}") from reason
 
 
+@contextmanager
+def writing(place: object) -> Iterator[None]:
+    """Report an OSError inside of the `with` block: `place` cannot be written."""
+    try:
+        yield
+    except OSError as reason:
+        raise UserError(f"cannot write {place}: {one_line(reason)}") from reason
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means out of memory, including the RuntimeErrors of torch's allocators on CPU and GPU."""
     words = "out of memory", "can't allocate memory", "not enough memory"
@@ -194,6 +204,6 @@ def printable(text: object) -> str:
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """Count and noun: 1 run, 2,000 runs."""
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+def plural(count: float, one: str, many: str = "", form: str = ",") -> str:
+    """Count and noun: 1 run, 2,000 runs; 0.5 minutes with form="g"."""
+    return f"{count:{form}} {one if count == 1 else many or f'{one}s'}"

@@ -31,7 +31,7 @@ from allmlp.prediction.forecast import Forecaster, series_folder
 from allmlp.prediction.predictor import check_vocabulary
 from allmlp.prediction.stream import Pixels
 from allmlp.record import read_run
-from allmlp.report.predictions import calibrate
+from allmlp.report.predictions import calibrate, logits_of
 from allmlp.run import Run
 from allmlp.split_metrics import Metric, SplitMetrics
 from allmlp.tasks.causal_lm import CausalLM
@@ -122,6 +122,29 @@ class ClassifierOutputs(NamedTuple):
         return ClassifierOutputs(*(values[rows] for values in self))
 
 
+@dataclass(frozen=True)
+class Setup:
+    """Processes and options of an evaluation."""
+
+    world: parallel.World
+    dtype: torch.dtype | None = None
+    """Precision, if it is not that of the run."""
+    batch_size: int | None = None
+    """Examples per batch, if they are not those of the run."""
+    metrics: SplitMetrics = field(default_factory=SplitMetrics)
+    """The user's metrics."""
+    progress: Progress = lambda done, total: None
+
+    @property
+    def keeps_logits(self) -> bool:
+        return bool(self.metrics.functions)
+
+    def apply(self, run: Run) -> Run:
+        """The run with this batch size and precision."""
+        run = run.replace(batch_size=self.batch_size or run.batch_size)
+        return run if self.dtype is None else run.replace(precision=str(self.dtype).removeprefix("torch."))
+
+
 def evaluate_model(
     model: str,
     data: str | None = None,
@@ -146,69 +169,37 @@ def evaluate_model(
         raise UserError(f"models cannot be evaluated in {dtype}: use float32, bfloat16 or float16")
     own = SplitMetrics(metrics)
     with parallel.join(device) as world:
+        setup = Setup(world, dtype, batch_size, own, progress)
         warn_of_slow_format(world.device, dtype)
         if data is None:
             if classes is not None:
                 raise UserError("--classes is for other data than the run's own: name them after the model")
-            return evaluate_run(model, knn, world, dtype, batch_size, own, progress)
+            return evaluate_run(model, knn, setup)
         if knn is not None:
             raise UserError("--knn compares with the training examples of a run: leave out the data")
         if (place := series_folder(model)) is not None:
             if classes is not None:
                 raise UserError(f"--classes is for classifiers: {model} forecasts time series")
-            return evaluate_series(model, place, data, world, dtype, batch_size, own)
+            return evaluate_series(model, place, data, setup)
         predictor = open_predictor(model, device=device, dtype=dtype)
         if predictor.task == "values":
             raise UserError(f"{model} is a regression, not a classifier")
         if isinstance(predictor, TextPredictor) and predictor.task != "classes":
             if own.functions:
                 raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
-            return evaluate_text_task(predictor, model, data, world, dtype, batch_size)
-        inputs = text_inputs(data) if isinstance(predictor, TextPredictor) else image_inputs(data, predictor)
-        num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
-        names = model_class_names(predictor.preprocessing.class_names, num_classes)
-        numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
-        match = match_classes(inputs.class_names, names, read_class_table(classes) if classes else numbers)
-        outputs = predictor_outputs(predictor, inputs, match, world, batch_size or 64, progress, bool(own.functions))
-        kept = outputs.labels >= 0
-        if not kept.any():
-            raise UserError(f"{data} has no examples to evaluate")
-        found = summarize(
-            model,
-            inputs.data,
-            outputs.select(kept),
-            match.names,
-            skipped=list(inputs.corrupt().values()),
-            left_out=int((outputs.labels == LEFT_OUT).sum()),
-            notes=(*inputs.notes, *((imagenet_note(inputs.class_names, match),) if numbers else ())),
-        )
-        found.metrics.update(own_metrics(own, outputs.select(kept), world))
-        return found
-
-
-def imagenet_note(class_names: Sequence[str], match: ClassMatch) -> str:
-    example = f"{class_names[0]} is {match.names[match.labels[0]]}"
-    return f"class names are read as numbers of ImageNet's classes, as in ImageNet-V2: {example}"
+            return evaluate_text_task(predictor, model, data, setup)
+        return evaluate_classifier(predictor, model, data, classes, setup)
 
 
 # --- the run's own data ------------------------------------------------------------------------------------
 
 
-def evaluate_run(
-    name: str,
-    knn: int | None,
-    world: parallel.World,
-    dtype: torch.dtype | None,
-    batch_size: int | None,
-    metrics: SplitMetrics,
-    progress: Progress,
-) -> Evaluation:
-    path = Path(name)
+def evaluate_run(name: str, knn: int | None, setup: Setup) -> Evaluation:
+    path, world, metrics = Path(name), setup.world, setup.metrics
     if path.is_dir() and not (path / RUN).is_file():
         raise UserError(f"{name} is a model without a run, so it has no data of its own: allmlp eval {name} DATA")
-    run = read_run(path)
-    run = run.replace(batch_size=batch_size or run.batch_size)
-    warn_of_slow_format(world.device, dtype or compute_dtype(run, world.device))
+    run = setup.apply(read_run(path))
+    warn_of_slow_format(world.device, compute_dtype(run, world.device))
     task: Task = KnnEval(knn) if knn else run.task
     dataset = run.select(run.data.for_model(name).load())
     task.check_dataset(dataset)
@@ -225,55 +216,39 @@ def evaluate_run(
     title = f"its {'held-out examples' if run.val_size else 'test split'}"
     floors = task.floors(dataset, split)
     if type(module).evaluate not in (ClassifyModule.evaluate, ClassifyTextModule.evaluate):
-        found = evaluate(module, model, split, world, in_precision(run, dtype), metrics)
+        found = evaluate(module, model, split, world, run, metrics)
         origins = by_origin(module, model, dataset) if isinstance(module, ForecastModule) else []  # type: ignore[arg-type]
         return Evaluation(name, title, len(split), found | floors, origins=origins)
-    compute = dtype or compute_dtype(run, world.device)
     class_names: tuple[str, ...] = dataset.class_names  # type: ignore[attr-defined]
-    keep = bool(metrics.functions)
-    outputs, part = run_outputs(module, split, len(class_names), world, compute, run.batch_size, progress, keep)
+    outputs, part = run_outputs(module, split, len(class_names), run, setup)
     found = summarize(name, title, outputs.select(part == 0), class_names)
     names = getattr(dataset, "test_names", ())
     others = {f"{names[k]}_accuracy": accuracy(outputs.select(part == k)) for k in part.unique().tolist() if k}
-    found.metrics.update(others | floors | own_metrics(metrics, outputs, world, part, module.split_names))
+    found.metrics.update(others | floors | own_metrics(setup, outputs, part, module.split_names))
     return found
-
-
-def in_precision(run: Run, dtype: torch.dtype | None) -> Run:
-    """The run with the precision `dtype`; unchanged for None."""
-    return run if dtype is None else run.replace(precision=str(dtype).removeprefix("torch."))
 
 
 @torch.inference_mode()
 def run_outputs(
-    module: Any,
-    split: Split,
-    num_classes: int,
-    world: parallel.World,
-    dtype: torch.dtype,
-    batch_size: int,
-    progress: Progress,
-    keep: bool,
+    module: Any, split: Split, num_classes: int, run: Run, setup: Setup
 ) -> tuple[ClassifierOutputs, Tensor]:
-    """Outputs for a split, with logits if `keep`, and the index of the test file of each example."""
+    """Outputs for a split, with logits if metrics need them, and the index of the test file of each example."""
+    world, batch_size, dtype = setup.world, run.batch_size, compute_dtype(run, setup.world.device)
     match = ClassMatch((), list(range(num_classes)), list(range(num_classes)))
     rows = torch.zeros(len(ClassifierOutputs._fields), len(split), dtype=torch.float64)
-    kept = torch.zeros(len(split), num_classes if keep else 0)
+    kept = torch.zeros(len(split), num_classes if setup.keeps_logits else 0)
     own, wide = torch.arange(world.rank, len(split), world.size), sum_dtype(world.device)
     batches = eval_batches(split, batch_size, world.device, world.rank, world.size)
     threads = Threads(active=world.device.type == "cpu")
     for start, batch in zip(range(0, len(split), batch_size), batches):
         with threads, autocast(world.device, dtype), torch.compiler.set_stance("force_eager"):
-            if isinstance(module, ClassifyModule):
-                logits = module.model(module.normalize(batch.images))
-            else:
-                logits = module.logits(module.model, batch.ids.long(), batch.segments.long())
+            logits = logits_of(module, module.model, batch)
         part = getattr(batch, "test_set", torch.zeros_like(batch.labels))
         found, _ = classifier_outputs(logits.float().softmax(1), batch.labels, match)
         rows[:, own[start : start + batch_size]] = torch.stack([values.to(wide) for values in (*found, part)]).cpu()
-        if keep:
+        if setup.keeps_logits:
             kept[own[start : start + batch_size]] = logits.float().cpu()
-        progress(min((start + batch_size) * world.size, len(split)), len(split))
+        setup.progress(min((start + batch_size) * world.size, len(split)), len(split))
     *columns, part = gather(rows, world)
     return ClassifierOutputs(*columns, logits=gather(kept, world)), part.long()
 
@@ -281,20 +256,42 @@ def run_outputs(
 # --- other data --------------------------------------------------------------------------------------------
 
 
+def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: str | None, setup: Setup) -> Evaluation:
+    inputs = text_inputs(place) if isinstance(predictor, TextPredictor) else image_inputs(place, predictor)
+    num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
+    names = model_class_names(predictor.preprocessing.class_names, num_classes)
+    numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
+    match = match_classes(inputs.class_names, names, read_class_table(classes) if classes else numbers)
+    outputs = predictor_outputs(predictor, inputs, match, setup)
+    kept = outputs.select(outputs.labels >= 0)
+    if not len(kept.labels):
+        raise UserError(f"{place} has no examples to evaluate")
+    found = summarize(
+        name,
+        inputs.data,
+        kept,
+        match.names,
+        skipped=list(inputs.corrupt().values()),
+        left_out=int((outputs.labels == LEFT_OUT).sum()),
+        notes=(*inputs.notes, *((imagenet_note(inputs.class_names, match),) if numbers else ())),
+    )
+    found.metrics.update(own_metrics(setup, kept))
+    return found
+
+
+def imagenet_note(class_names: Sequence[str], match: ClassMatch) -> str:
+    example = f"{class_names[0]} is {match.names[match.labels[0]]}"
+    return f"class names are read as numbers of ImageNet's classes, as in ImageNet-V2: {example}"
+
+
 @torch.inference_mode()
 def predictor_outputs(
-    predictor: Predictor,
-    inputs: LabeledInputs,
-    match: ClassMatch,
-    world: parallel.World,
-    batch_size: int,
-    progress: Progress,
-    keep: bool = False,
+    predictor: Predictor, inputs: LabeledInputs, match: ClassMatch, setup: Setup
 ) -> ClassifierOutputs:
-    """Outputs for all inputs, gathered from all processes; with log-probabilities if `keep`."""
-    total = len(inputs.labels)
+    """Outputs for all inputs, gathered from all processes; with log-probabilities if metrics need them."""
+    total, world, batch_size = len(inputs.labels), setup.world, setup.batch_size or 64
     rows = torch.zeros(len(ClassifierOutputs._fields) - 1, total, dtype=torch.float64)
-    kept = torch.zeros(total, max(match.columns) + 1 if keep else 0)
+    kept = torch.zeros(total, max(match.columns) + 1 if setup.keeps_logits else 0)
     labels, wide = torch.tensor(match.labels)[inputs.labels], sum_dtype(world.device)
     threads = Threads(active=world.device.type == "cpu")
     starts = range(world.rank * batch_size, total, world.size * batch_size)
@@ -311,45 +308,30 @@ def predictor_outputs(
             probabilities = predictor.probabilities(decoded)
         found, merged = classifier_outputs(probabilities, labels[indices].to(world.device), match)
         rows[:, indices] = torch.stack([values.to(wide) for values in found]).cpu()
-        if keep:
+        if setup.keeps_logits:
             kept[indices] = merged.float().clamp(min=TINY).log().cpu()
         rows[0, [index for index in inputs.corrupt() if index in indices]] = UNREADABLE
-        progress(indices.stop, total)
+        setup.progress(indices.stop, total)
     return ClassifierOutputs(*gather(rows, world), logits=gather(kept, world))
 
 
-def evaluate_series(
-    name: str,
-    place: Path,
-    table: str,
-    world: parallel.World,
-    dtype: torch.dtype | None,
-    batch_size: int | None,
-    metrics: SplitMetrics,
-) -> Evaluation:
+def evaluate_series(name: str, place: Path, table: str, setup: Setup) -> Evaluation:
     """A back-test: the forecasts of values in a table that the model was not trained on."""
+    world = setup.world
     forecaster = Forecaster(place, str(world.device))
     model, known = forecaster.model, forecaster.known
     dataset = unseen_windows(forecaster.read(table), known, forecaster.seq_len, forecaster.horizon, table)
     default = Run(None, Forecast(quantiles=forecaster.levels), SeriesTable(table), precision="float32")
-    run = read_run(place) if (place / RUN).is_file() else default
-    run = in_precision(run.replace(batch_size=batch_size or run.batch_size), dtype)
+    run = setup.apply(read_run(place) if (place / RUN).is_file() else default)
     module = run.task.build_evaluator(model, dataset).to(world.device).eval()
-    metrics.check(module)
+    setup.metrics.check(module)
     found = evaluate(module, model, dataset.test, world, run) | run.task.floors(dataset, dataset.test)
     assert isinstance(module, ForecastModule)
     origins = by_origin(module, model, dataset)
     return Evaluation(name, table, len(dataset.test), found, origins=origins, notes=dataset.notes)
 
 
-def evaluate_text_task(
-    predictor: TextPredictor,
-    name: str,
-    place: str,
-    world: parallel.World,
-    dtype: torch.dtype | None,
-    batch_size: int | None,
-) -> Evaluation:
+def evaluate_text_task(predictor: TextPredictor, name: str, place: str, setup: Setup) -> Evaluation:
     """Metrics of a language, question-answering or translation model on the files at `place`."""
     task, data = default_evaluation(predictor)
     run = read_run(Path(name)) if (Path(name) / RUN).is_file() else Run(None, task, data, batch_size=32)
@@ -358,9 +340,9 @@ def evaluate_text_task(
     seq_len = predictor.preprocessing.seq_len
     dataset = data.replace(test=place, seq_len=seq_len).load_test(predictor.tokenizer)
     run.task.check_dataset(dataset)
-    run = in_precision(run.replace(batch_size=batch_size or run.batch_size), dtype)
-    module = run.task.build_evaluator(predictor.original, dataset).to(world.device)
-    metrics = evaluate(module, predictor.original, dataset.test, world, run)
+    run = setup.apply(run)
+    module = run.task.build_evaluator(predictor.original, dataset).to(setup.world.device)
+    metrics = evaluate(module, predictor.original, dataset.test, setup.world, run)
     return Evaluation(name, place, len(dataset.test), metrics, notes=dataset.notes)
 
 
@@ -402,16 +384,13 @@ def gather(values: Tensor, world: parallel.World) -> Tensor:
 
 
 def own_metrics(
-    metrics: SplitMetrics,
-    outputs: ClassifierOutputs,
-    world: parallel.World,
-    part: Tensor | None = None,
-    names: tuple[str, ...] = ("",),
+    setup: Setup, outputs: ClassifierOutputs, part: Tensor | None = None, names: tuple[str, ...] = ("",)
 ) -> dict[str, float]:
     """The user's metrics; `part` is the index of each example's test file in `names`."""
     labels = outputs.labels.long()
     given = (outputs.logits, labels, torch.zeros_like(labels) if part is None else part)
-    return world.broadcast(metrics.compute(given, names) if metrics.functions and world.is_main else {})
+    is_needed = setup.keeps_logits and setup.world.is_main
+    return setup.world.broadcast(setup.metrics.compute(given, names) if is_needed else {})
 
 
 def accuracy(outputs: ClassifierOutputs) -> float:

@@ -49,16 +49,16 @@ def write_json_atomically(file: Path, value: Any) -> None:
     write_text_atomically(file, json.dumps(value, indent=1) + "\n")
 
 
-def write_csv_atomically(file: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+def write_csv(file: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a table; None is an empty cell."""
+    with open(file, "w", encoding="utf8", errors="backslashreplace", newline="") as target:
+        writer = csv.writer(target)
+        writer.writerow(header)
+        writer.writerows(rows)
 
-    def write(temporary: Path) -> None:
-        with open(temporary, "w", encoding="utf8", errors="backslashreplace", newline="") as target:
-            writer = csv.writer(target)
-            writer.writerow(header)
-            writer.writerows(rows)
 
-    write_atomically(file, write)
+def write_csv_atomically(file: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    write_atomically(file, lambda temporary: write_csv(temporary, header, rows))
 
 
 def expand_user(path: str | os.PathLike[str]) -> Path:

@@ -44,9 +44,9 @@ def header(
     sizes = ", ".join(f"{count:,} {name}" for name, count in split_sizes(dataset).items())
     batches = " to ".join(f"{size:,}" for size in dict.fromkeys((sampler.batch_size(0), run.batch_size)))
     limit = run.budget.minutes
-    minutes = f"{limit:g} minute{'s' * (limit != 1)}" if limit is not None else ""
+    minutes = plural(limit, "minute", form="g") if limit is not None else ""
     epochs = sampler.epoch(steps) if steps else 0.0
-    count = f"{plural(steps, 'step')} ({epochs:,.3g} epoch{'s' * (epochs != 1)})" if steps else ""
+    count = f"{plural(steps, 'step')} ({plural(epochs, 'epoch', form=',.3g')})" if steps else ""
     part = "" if trained == parameters else f" ({trained:,} trained)"
     rows = {
         "model": f"{short_name(spec)}, {parameters:,} parameters{part}, {spec.input_spec}",
@@ -70,7 +70,7 @@ def describe_device(world: World) -> str:
     if world.device.type != "cpu":
         return str(world.device)
     processes = f", {world.size} processes" if world.size > 1 else ""
-    return f"CPU, {cpu_name()}, {limit()} core{'s' * (limit() > 1)}{processes}"
+    return f"CPU, {cpu_name()}, {plural(limit(), 'core')}{processes}"
 
 
 def describe_duration(run: Run, world: World, left: float) -> str:

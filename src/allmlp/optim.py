@@ -243,12 +243,8 @@ class LambOptimizer(Optimizer):
                 # As in the authors' code, only decayed parameters get a trust ratio.
                 norms = zip(torch._foreach_norm(weights), torch._foreach_norm(update), strict=True)
                 torch._foreach_mul_(update, [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in norms])
-            apply_update(weights, update, group["lr"])
-
-
-def apply_update(weights: list[Tensor], update: list[Tensor], lr: float | Tensor) -> None:
-    torch._foreach_mul_(update, -lr)
-    torch._foreach_add_(weights, update)
+            torch._foreach_mul_(update, -group["lr"])
+            torch._foreach_add_(weights, update)
 
 
 def with_gradients(weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

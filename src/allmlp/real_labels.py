@@ -16,7 +16,7 @@ from allmlp.data.class_names import imagenet_classes, match_classes, model_class
 from allmlp.data.columns import is_image_name
 from allmlp.data.image_files import ImageFiles, LabeledFile
 from allmlp.errors import UserError, one_line, plural
-from allmlp.evaluation import UNREADABLE, Evaluation, predictor_outputs
+from allmlp.evaluation import UNREADABLE, Evaluation, Setup, predictor_outputs
 from allmlp.files import read_regular
 from allmlp.labeled_inputs import LabeledInputs
 from allmlp.prediction import ImagePredictor, open_predictor
@@ -56,7 +56,7 @@ def evaluate_real_labels(
         )
         num_classes = predictor.probabilities([inputs.read(range(1))[0]]).shape[1]
         match = match_classes(inputs.class_names, model_class_names(predictor.class_names, num_classes))
-        outputs = predictor_outputs(predictor, inputs, match, world, batch_size or 64, progress)
+        outputs = predictor_outputs(predictor, inputs, match, Setup(world, dtype, batch_size, progress=progress))
     hits = [
         int(predicted) in {match.labels[label] for label in labels[image.label]}
         for image, predicted, own in zip(images, outputs.predicted, outputs.labels, strict=True)

@@ -20,7 +20,7 @@ from typing import Any
 from allmlp import checkpoint, pace, threads
 from allmlp.data.dataset import Data, Dataset
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, load_tokenizer
-from allmlp.errors import UserError
+from allmlp.errors import UserError, writing
 from allmlp.files import RUN, lock_folder, write_text_atomically
 from allmlp.parallel import World
 from allmlp.provenance import environment
@@ -95,15 +95,13 @@ def claim(out: Path, run: Run, world: World, dataset: Dataset) -> None:
     starts = before != run or not checkpoint.complete(out)
     world.barrier()
     if starts and world.is_main:
-        try:
+        with writing(f"to {out}"):
             out.mkdir(parents=True, exist_ok=True)
             for name in (pace.FILE, threads.FILE) if before != run else ():
                 (out / name).unlink(missing_ok=True)
             if isinstance(run.data, TextData):
                 write_text_atomically(out / TOKENIZER_FILE, tokenizer_of(dataset).to_json())
             write_record(out, {"run": to_dict(run), "processes": world.size, "environment": environment(world.device)})
-        except OSError as reason:
-            raise UserError(f"cannot write to {out}: {reason}") from reason
     world.barrier()
 
 

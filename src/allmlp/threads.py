@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
@@ -150,9 +149,7 @@ class Threads:
         self.entered = time.monotonic()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if not self.active or error is not None:
             return
         self.spent, self.units, self.unit = self.spent + time.monotonic() - self.entered, self.units + 1, self.unit + 1

@@ -724,7 +724,8 @@ def test_only_the_main_process_keeps_copies_of_a_checkpoint(tmp_path: Path, monk
     monkeypatch.setattr(torch.Tensor, "cpu", None)
     layer: Any = torch.nn.Linear(2, 2)
     layer.device = torch.device("cpu")
-    checkpoint.save(tmp_path, other, layer, torch.optim.SGD(layer.parameters()), ModelEma(layer, 0.9), {"step": 1}, 2)
+    parts = checkpoint.state_parts(layer, torch.optim.SGD(layer.parameters()), ModelEma(layer, 0.9), None)
+    checkpoint.save(tmp_path, other, parts, {"step": 1}, 2)
     assert not list(tmp_path.iterdir())
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from allmlp.models.cost import measure
 from allmlp.models.zoo import preset
 from allmlp.plan.hardware import GPUS, Speed
 from allmlp.plan.jobs import job
-from allmlp.plan.time import cost, training_flops
+from allmlp.plan.time import training_flops
 from paper_tables.published import Cell
 from results.records import study
 
@@ -132,8 +133,8 @@ def speeds(docs: Path) -> Iterator[Speed]:
         made = job(recipe, samples=1, epochs=1, gpus=1)
         results = [record["result"] for record in study("cifar10", row)]
         rate = fmean(result["steps"] * made.batch_size / result["seconds"] for result in results)
-        text = f"{recipe}, {cost(made.model).parameters / 1e6:.1f} M parameters, {rate:,.0f} images/s"
-        flops, macs = rate * training_flops(made.model), cost(made.model).macs
+        text = f"{recipe}, {measure(made.model).parameters / 1e6:.1f} M parameters, {rate:,.0f} images/s"
+        flops, macs = rate * training_flops(made.model), measure(made.model).macs
         about = recipe, made.family, made.modality, "training", macs, made.batch_size, rate
         yield Speed(*about, flops, None, "h200", text, source)
     log = json.loads((docs / "logs" / "pretraining_speed.json").read_text(encoding="utf8"))
@@ -143,7 +144,7 @@ def speeds(docs: Path) -> Iterator[Speed]:
             made = job(recipe, samples=1, epochs=1, gpus=1, batch_size=log["options"]["batch"])
             text = f"{recipe}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens/s']:,.0f} tokens/s"
             flops, memory = row["share of peak"] * row["peak TFLOP/s"] * 1e12, round(row["GiB"] * 2**30)
-            about = recipe, made.family, made.modality, "training", cost(made.model).macs, made.batch_size
+            about = recipe, made.family, made.modality, "training", measure(made.model).macs, made.batch_size
             yield Speed(*about, row["tokens/s"], flops, memory, "h200", text, "docs/logs/pretraining_speed.json")
     for file in sorted((docs / "logs").glob("bench*.json")):
         yield from benched(json.loads(file.read_text(encoding="utf8")), f"docs/logs/{file.name}")

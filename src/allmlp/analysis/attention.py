@@ -24,7 +24,7 @@ from allmlp.analysis.attention_maps import (
     rollout,
 )
 from allmlp.analysis.figures import Chart, FigureText, LabeledMatrix, Panel, Series
-from allmlp.analysis.output_folder import OutputFolder, Section
+from allmlp.analysis.output_folder import OutputFolder, Section, cells
 from allmlp.analysis.target import AnalysisTarget, NamedImages
 from allmlp.analysis.toeplitz import Grid
 from allmlp.analysis.token_filters import evenly_spaced, token_weights
@@ -65,15 +65,11 @@ def attention_section(
         unknown = dict.fromkeys(type(one.layer).__name__ for one in token_parameters(model) if one.role == "attention")
         text = f"not known for {', '.join(unknown)}, which has no attention_weights"
         return Section("attention", text if unknown else "the model has no attention")
-    if images is not None:
-        inputs, read = [(target.normalize(images.pixels),)], plural(len(images.pixels), "image")
-    elif texts:
+    if texts and images is None:
         inputs, read = [text.inputs for text in texts], plural(len(texts), "text")
     else:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            inputs, read = [model.dummy_inputs()], "one random input"
-        read += "; give texts as arguments" if target.tokenizer else ""
+        given, read = target.example_inputs(images)
+        inputs, read = [given], read + ("; give texts as arguments" if images is None and target.tokenizer else "")
     found = [attention_maps(model, *one) for one in inputs]
     rows = head_statistics(found, model.spec)
     about = (
@@ -199,12 +195,7 @@ def draw_rollout(
     maps = read_by_output(rolled, spec)[:, -grid[0] * grid[1] :].unflatten(1, grid).float().cpu()
     columns = ("image", "row", "column", "rollout")
     names = images.names if images else ("random input",)
-    values = [
-        (name, row, column, float(value))
-        for name, one in zip(names, maps)
-        for row, line in enumerate(one)
-        for column, value in enumerate(line)
-    ]
+    values = [(name, *cell) for name, one in zip(names, maps) for cell in cells(one)]
     output.table("rollout", columns, values, "The share of each patch in the output by attention rollout.")
     if images is None:
         return
@@ -218,10 +209,9 @@ def draw_rollout(
 def draw_alignment(output: OutputFolder, found: list[Tensor], texts: Sequence[TextInput]) -> None:
     """Draw which source tokens the decoder attends to when predicting each target token."""
     rows = [
-        (number, position, predicted, column, text.read[column], float(value))
+        (number, position, text.predicted[position], column, text.read[column], value)
         for number, (weights, text) in enumerate(zip(found, texts))
-        for position, (predicted, line) in enumerate(zip(text.predicted, weights))
-        for column, value in enumerate(line)
+        for position, column, value in cells(weights[: len(text.predicted)])
     ]
     columns = ("text", "target position", "target", "source position", "source", "weight")
     output.table("alignment", columns, rows, "Attention of the decoder to the source, mean over blocks and heads.")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from allmlp.analysis import figures
 from allmlp.analysis.activation_norms import ActivationNorm, LayerScaleSize, activation_norms, layer_scale_sizes
 from allmlp.analysis.figures import Chart, Series
@@ -13,7 +11,6 @@ from allmlp.analysis.module_path import branch
 from allmlp.analysis.output_folder import OutputFolder, Section
 from allmlp.analysis.sparsity import Sparsity, sparsity
 from allmlp.analysis.target import AnalysisTarget, NamedImages
-from allmlp.errors import plural
 
 
 def sparsity_section(target: AnalysisTarget, output: OutputFolder) -> Section:
@@ -52,13 +49,7 @@ def matrix_name(one: Sparsity) -> str:
 
 
 def activation_section(target: AnalysisTarget, output: OutputFolder, images: NamedImages | None) -> Section:
-    if images is not None:
-        inputs, read = (target.normalize(images.pixels),), plural(len(images.pixels), "image")
-    else:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            inputs = target.model.dummy_inputs()
-        read = "one random input"
+    inputs, read = target.example_inputs(images)
     found = activation_norms(target.model, *inputs)
     about = f"Mean L2 norm of the tokens after each part, and of what a residual branch adds; input: {read}."
     output.table("activations", ActivationNorm._fields, found, about)

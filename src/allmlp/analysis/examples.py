@@ -7,7 +7,7 @@ import torch
 from allmlp.analysis import figures
 from allmlp.analysis.figures import FigureText
 from allmlp.analysis.neighbors import MIN_COSINE, agreement, features, nearest_neighbors
-from allmlp.analysis.output_folder import OutputFolder, Section
+from allmlp.analysis.output_folder import OutputFolder, Section, cells
 from allmlp.analysis.saliency import SQUARES, occlusion_squares, patch_grid, saliency
 from allmlp.analysis.target import AnalysisTarget, NamedImages, affordable_images
 from allmlp.errors import UserError, plural
@@ -40,11 +40,8 @@ def saliency_section(
     for name, one in zip(images.names, found):
         for method, values in (("occlusion", one.occlusion), ("gradient", one.gradient), ("class map", one.class_map)):
             if values is not None:
-                rows += [
-                    (name, target.class_name(one.label), one.probability, method, row, column, float(value))
-                    for row, line in enumerate(values)
-                    for column, value in enumerate(line)
-                ]
+                start = name, target.class_name(one.label), one.probability, method
+                rows += [(*start, *cell) for cell in cells(values)]
     columns = ("image", "class", "probability", "method", "row", "column", "value")
     about = "occlusion: log-probability lost, in nats; gradient: logit per standard deviation; class map: logits."
     output.table("saliency", columns, rows, about)

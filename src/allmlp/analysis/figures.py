@@ -21,6 +21,7 @@ from allmlp.models.cost import Cost
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 P = ParamSpec("P")
@@ -292,16 +293,21 @@ def by_depth(charts: Sequence[Chart], title: str, xlabel: str) -> Figure:
         tops = [value for series in chart.series for value in (series.band[1] if series.band else series.ys)]
         if chart.log and max(values) > 10 * min(values) > 0:
             axes.set_yscale("log")
-            ticks = require("matplotlib.ticker", "analysis")
-            axes.yaxis.set_major_locator(ticks.LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(ticks.FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_locator(ticks.NullLocator())
+            plain_log_ticks(axes.yaxis, (1, 2, 5), "g")
         else:
             highest = max(filter(math.isfinite, tops), default=0.0)
             axes.set_ylim(0, 1.05 * highest or None)  # automatic limits cut the marker of the largest value
         if any(series.label for series in chart.series):
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
     return figure
+
+
+def plain_log_ticks(axis: Axis, steps: Sequence[float], form: str) -> None:
+    """Ticks at these multiples of the powers of ten, with numbers instead of powers as labels."""
+    ticks = require("matplotlib.ticker", "analysis")
+    axis.set_major_locator(ticks.LogLocator(subs=steps))
+    axis.set_major_formatter(ticks.FuncFormatter(lambda value, _: f"{value:{form}}"))
+    axis.set_minor_locator(ticks.NullLocator())
 
 
 @styled

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allmlp.analysis.figures import save
-from allmlp.errors import UserError, one_line
-from allmlp.files import write_atomically
+from allmlp.errors import writing
+from allmlp.files import write_atomically, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 INDEX = "analysis.json"
 SUFFIXES = (".png", ".svg", ".csv", ".json")
@@ -38,24 +38,15 @@ class OutputFolder:
         self.folder = folder
         self.files: list[str] = []
         self.listed = 0
-        try:
+        with writing(f"the analysis to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as reason:
-            raise UserError(f"cannot write the analysis to {folder}: {one_line(reason)}") from None
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], about: str) -> None:
         """NAME.csv and NAME.json with the same rows; floats have six digits, missing values are empty or null."""
         plain = [[round_off(value) for value in row] for row in rows]
-
-        def as_csv(file: Path) -> None:
-            with open(file, "w", encoding="utf8", errors="backslashreplace", newline="") as target:
-                writer = csv.writer(target)
-                writer.writerow(columns)
-                writer.writerows(plain)
-
         lines = ",\n  ".join(json.dumps(row, allow_nan=False) for row in plain)
         head = f'{{"about": {json.dumps(about)},\n "columns": {json.dumps(list(columns))},\n'
-        self.write(f"{name}.csv", as_csv)
+        self.write(f"{name}.csv", lambda file: write_csv(file, columns, plain))
         self.write(f"{name}.json", lambda file: file.write_text(f'{head} "rows": [\n  {lines}]}}\n', encoding="utf8"))
 
     def figure(self, name: str, figure: Figure) -> None:
@@ -84,12 +75,17 @@ class OutputFolder:
             return set()
 
     def write(self, name: str, fill: Callable[[Path], object]) -> None:
-        try:
+        with writing(self.folder / name):
             write_atomically(self.folder / name, fill)
-        except OSError as reason:
-            raise UserError(f"cannot write {self.folder / name}: {one_line(reason)}") from None
         if name != INDEX:
             self.files.append(name)
+
+
+def cells(matrix: Tensor) -> Iterator[tuple[int, int, float]]:
+    """Row, column and value of every entry, for a table."""
+    for row, line in enumerate(matrix.tolist()):
+        for column, value in enumerate(line):
+            yield row, column, value
 
 
 def round_off(value: Any) -> Any:

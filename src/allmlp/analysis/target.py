@@ -13,16 +13,9 @@ from torch import Tensor
 from allmlp.analysis.token_filters import evenly_spaced
 from allmlp.data.dataset import Split
 from allmlp.data.decode import SUFFIXES, Decode, read_images
-from allmlp.data.preprocessing import (
-    PREPROCESSING_FILE,
-    TOKENIZER_FILES,
-    ImagePreprocessing,
-    SeriesPreprocessing,
-    known_preprocessing,
-    read_preprocessing,
-)
+from allmlp.data.preprocessing import TOKENIZER_FILES, ImagePreprocessing, SeriesPreprocessing, known_preprocessing
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.models.encoder import Encoder
 from allmlp.models.external import External
 from allmlp.models.model import Model, ModelSpec
@@ -83,6 +76,14 @@ class AnalysisTarget:
         assert self.preprocessing is not None, "only image models are shown images"
         return Normalize(self.preprocessing.mean, self.preprocessing.std)(pixels).to(self.model.device)
 
+    def example_inputs(self, images: NamedImages | None) -> tuple[tuple[Tensor, ...], str]:
+        """The model's inputs for the images, or a random input if there are none; and what they are, in words."""
+        if images is not None:
+            return (self.normalize(images.pixels),), plural(len(images.pixels), "image")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self.model.dummy_inputs(), "one random input"
+
     def load_images(self, files: Sequence[Path]) -> NamedImages:
         """Image files, cropped and resized as by `allmlp predict`."""
         size, preprocessing = self.model.spec.input_size, self.preprocessing
@@ -127,19 +128,14 @@ def load_target(name: str = BUNDLED, device: str | torch.device = "cpu") -> Anal
         label = name.removeprefix(BUNDLED_PREFIX)
         reads_text = any((path / name).is_file() for name in TOKENIZER_FILES) and model.spec.input_size is None
         tokenizer = load_tokenizer(path) if reads_text else None
-        known = known_preprocessing(path)
+        known = known_preprocessing(path) or default_preprocessing(model.spec)
         columns = known.columns if isinstance(known, SeriesPreprocessing) else ()
-        images = load_preprocessing(path, model.spec)
+        images = known if isinstance(known, ImagePreprocessing) else None
         return AnalysisTarget(label, model.requires_grad_(False), True, images, tokenizer, columns)
     if path.exists() or (":" not in name and {"/", "\\"} & set(name)):
         raise UserError(f"{name} is not a folder; give a model folder or a name from `allmlp list`")
     model = create(name, seed=0, device=device).eval().requires_grad_(False)
     return AnalysisTarget(name, model, False, default_preprocessing(model.spec))
-
-
-def load_preprocessing(path: Path, spec: ModelSpec) -> ImagePreprocessing | None:
-    found = read_preprocessing(path) if (path / PREPROCESSING_FILE).is_file() else default_preprocessing(spec)
-    return found if isinstance(found, ImagePreprocessing) else None
 
 
 def default_preprocessing(spec: ModelSpec) -> ImagePreprocessing | None:

@@ -26,7 +26,7 @@ from torch.nn.functional import interpolate
 from allmlp.bench.clock import Call
 from allmlp.bench.parity import Outputs
 from allmlp.bench.peers import PeerGroup
-from allmlp.errors import lookup, require
+from allmlp.errors import lookup
 from allmlp.models.model import Model
 from allmlp.train_step import RecordedStep
 
@@ -79,21 +79,17 @@ def fp8(model: Model, precision: torch.dtype) -> Forward:
 def onnx(model: Model, precision: torch.dtype) -> Forward:
     """The exported model in ONNX Runtime, with as many threads as torch uses."""
     from allmlp.export.graphs import graphs
-    from allmlp.export.onnx import write_onnx
+    from allmlp.export.onnx import open_session, write_onnx
     from allmlp.export.sample_inputs import SampleInputs
 
     samples = random_inputs(model, 2)
     if not samples[0].is_floating_point():
         samples = (*samples, torch.ones_like(samples[0], dtype=torch.bool))
     (graph, *_) = graphs(plain(model, precision).requires_grad_(False), SampleInputs(samples, "random inputs"))
-    runtime = require("onnxruntime", "export")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         write_onnx(graph, file, {})
-        session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        session = open_session(str(file), torch.get_num_threads())
     names = [value.name for value in session.get_inputs()]
 
     def run(x: Tensor) -> Tensor:

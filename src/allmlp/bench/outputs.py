@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from allmlp.bench import plots
 from allmlp.bench.runner import BenchReport, Measurement, Ratio
 from allmlp.bench.scaling import exponent
 from allmlp.bench.timing import quartiles
-from allmlp.errors import MissingExtra, UserError, one_line
+from allmlp.errors import MissingExtra, writing
 from allmlp.files import write_atomically, write_csv_atomically, write_text_atomically
 
 NOT_IN_CSV = ("ratios", "calls_s", "latencies_s", "device_times_s")
@@ -65,19 +63,10 @@ def write_numbers(report: BenchReport, folder: Path) -> None:
         over_timm = [ratio.backend, ratio.by, ratio.median, ratio.low, ratio.high] if ratio else []
         rows.append([*(getattr(row, name) for name in columns), *over_timm])
     text = json.dumps(as_dict(report), indent=1, allow_nan=False, default=str) + "\n"
-    with writing(folder):
+    with writing(f"to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
         write_csv_atomically(folder / "bench.csv", [*columns, *RATIO_COLUMNS], rows)
         write_text_atomically(folder / "bench.json", text)
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Make the folder; UserError where it or what is in it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as reason:
-        raise UserError(f"cannot write to {folder}: {one_line(reason)}") from None
 
 
 def draw(report: BenchReport, folder: Path) -> list[Path]:

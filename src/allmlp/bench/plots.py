@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from allmlp.analysis.figures import COLORS, new_figure, styled
+from allmlp.analysis.figures import COLORS, new_figure, plain_log_ticks, styled
 from allmlp.bench.runner import BenchReport, Measurement
 from allmlp.bench.timing import quartiles
-from allmlp.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -213,13 +212,10 @@ def error_bar(row: Measurement, of: str) -> tuple[float, float]:
 
 def finish(report: BenchReport, figure: Figure, axes: list[Axes], title: str) -> None:
     """Add the title, one legend below all panels and plain tick labels, then lay out."""
-    ticker = require("matplotlib.ticker", "analysis")
     for axis in axes:
         for one, (low, high) in ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim())):
             steps = (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-            one.set_major_locator(ticker.LogLocator(subs=steps))
-            one.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
-            one.set_minor_locator(ticker.NullLocator())
+            plain_log_ticks(one, steps, ",.12g")
         axis.tick_params(labelsize=7)
     options = report.options
     device = report.environment.get("device", options.device)

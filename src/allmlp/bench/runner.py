@@ -18,7 +18,7 @@ from allmlp.bench.machine import PeakMemory, copy_rate, peak_matmul
 from allmlp.bench.parity import SAME_MODEL_ERROR, Outputs, allowed, error
 from allmlp.bench.peers import PACKAGES, PeerGroup, peer_group
 from allmlp.bench.scaling import ScalingAxis, scaled_models
-from allmlp.bench.timing import Failure, Timing, release, speedup, time_interleaved, try_call
+from allmlp.bench.timing import Failure, Quartiles, Timing, release, speedup, time_interleaved, try_call
 from allmlp.bench.traffic import traffic
 from allmlp.errors import UserError, lookup
 from allmlp.files import expand_user
@@ -161,7 +161,9 @@ class BenchReport:
 
 
 class BackendResult(NamedTuple):
-    memory: int | None = None
+    """Fields of a `Measurement` that are known before it is timed."""
+
+    memory_bytes: int | None = None
     error: float | None = None
     note: str = ""
 
@@ -208,8 +210,7 @@ def prepare_group(
     for name in names:
         result = results.get(name) or parity.other[name.partition(" ")[0]]
         allowed = parity.allowed * tolerance_scale.get(name, 1)
-        checked = {"memory_bytes": result.memory, "error": result.error, "allowed": allowed, "note": result.note}
-        rows.append(plain._replace(backend=name, **checked))
+        rows.append(plain._replace(backend=name, allowed=allowed, **result._asdict()))
     return PreparedGroup(rows, ready, units, flops)
 
 
@@ -246,7 +247,7 @@ def prepare_backend(
     found, max_error = error(entry.output(), reference), max_error * backend.tolerance_scale
     if not found <= max_error:
         return None, BackendResult(error=found, note=f"rejected: output error {found:.1e}, {max_error:.1e} allowed")
-    return entry, BackendResult(memory=memory.peak(entry.call), error=found)
+    return entry, BackendResult(memory.peak(entry.call), found)
 
 
 # --- the whole run ---------------------------------------------------------------------------------------
@@ -371,25 +372,25 @@ def with_timing(
         return row
     if isinstance(timing, Failure):
         return row._replace(note=timing.note)
-    call, latency, device = timing.call, timing.latency, timing.device_time
-    rate = row.batch / call.median
-    row = row._replace(
+    call, rate = timing.call, row.batch / timing.call.median
+    return row._replace(
         rate_per_s=rate * group.units,
         rate_low=row.batch * group.units / call.high,
         rate_high=row.batch * group.units / call.low,
-        latency_ms=1e3 * latency.median,
-        latency_ms_low=1e3 * latency.low,
-        latency_ms_high=1e3 * latency.high,
         flop_per_s=rate * group.flops,
         mfu=rate * group.flops / peak if peak else None,
         peak_flop_per_s=peak,
         calls_s=timing.calls,
         latencies_s=timing.latencies,
         device_times_s=timing.device_times,
+        **milliseconds("latency_ms", timing.latency),
+        **milliseconds("device_ms", timing.device_time),
     )
-    if device is None:
-        return row
-    return row._replace(device_ms=1e3 * device.median, device_ms_low=1e3 * device.low, device_ms_high=1e3 * device.high)
+
+
+def milliseconds(field: str, found: Quartiles | None) -> dict[str, Any]:
+    """The fields of a `Measurement` for a median with its quartiles, in seconds."""
+    return {} if found is None else {f"{field}{end}": 1e3 * time for end, time in zip(("", "_low", "_high"), found)}
 
 
 def ratios(row: Measurement, rows: Sequence[Measurement]) -> Iterator[Ratio]:

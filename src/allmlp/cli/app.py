@@ -305,13 +305,18 @@ def assignments(texts: list[str]) -> dict[str, str]:
     return pairs
 
 
+def say(text: str) -> None:
+    """Print on stderr, so that it is not part of the output."""
+    print(printable(text), file=sys.stderr)
+
+
 def next_command(*parts: object) -> None:
-    """Print what to run next, on stderr, so that it is not part of the output; not for --json.
+    """Print what to run next; not for --json.
 
     next_command("predict", folder, "IMAGE") prints `next: allmlp predict runs/photos IMAGE`.
     """
     if is_main_process():
-        print(f"next: allmlp {shlex.join(map(str, parts))}", file=sys.stderr)
+        say(f"next: allmlp {shlex.join(map(str, parts))}")
 
 
 def next_prediction(folder: Path) -> None:

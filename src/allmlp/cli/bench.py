@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allmlp.cli.app import app, billions, complete_model, console, examples, millions, next_command, print_json
-from allmlp.errors import UserError, lookup
+from allmlp.errors import UserError, lookup, writing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +71,7 @@ def bench(
     """
     import torch
 
-    from allmlp.bench.outputs import as_dict, draw, write_numbers, writing
+    from allmlp.bench.outputs import as_dict, draw, write_numbers
     from allmlp.bench.runner import PRECISIONS, BenchOptions
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
@@ -101,8 +101,8 @@ def bench(
         img_size,
         seq_len,
     )
-    with writing(out):  # before anything is measured
-        pass
+    with writing(f"to {out}"):
+        out.mkdir(parents=True, exist_ok=True)  # before anything is measured
     report = run(
         options, log=partial(print, file=sys.stderr, flush=True), keep=lambda report: write_numbers(report, out)
     )

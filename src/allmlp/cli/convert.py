@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from functools import partial
 from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, assignments, examples, next_command
+from allmlp.cli.app import app, assignments, examples, next_command, say
 
 
 @app.command(
@@ -38,6 +36,6 @@ def convert(
     """Convert weights of other libraries to a model folder, or back."""
     from allmlp.weights.convert import convert
 
-    print(convert(source, target, to, assignments(overrides or []), notify=partial(print, file=sys.stderr)))
+    print(convert(source, target, to, assignments(overrides or []), notify=say))
     if to is None:
         next_command("show", target)

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 def embed(
     inputs: shared.ModelAndInputs,
     out: Annotated[
-        str | None,
-        typer.Option(help="Write .npy and the names into .names.csv, or .parquet, or parts into a FOLDER/."),
+        str | None, typer.Option(help="Write .npy and the names into .names.csv, or .parquet, or parts into a FOLDER/.")
     ] = None,
     near: Annotated[
         str | None,

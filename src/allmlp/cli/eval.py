@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from allmlp.cli.app import (
     next_command,
     plain_table,
     print_json,
+    say,
 )
 from allmlp.cli.job import DTYPES, DeviceOption, torch_dtype
 from allmlp.errors import UserError, plural, printable
@@ -122,13 +122,13 @@ def print_evaluation(found: Evaluation, per_class: bool) -> None:
     from allmlp.log import format_value
 
     for file in found.skipped[:MAX_SKIPPED]:
-        print(f"skipped {printable(file)}", file=sys.stderr)
+        say(f"skipped {file}")
     if len(found.skipped) > MAX_SKIPPED:
-        print(f"skipped {len(found.skipped):,} files that cannot be read in all", file=sys.stderr)
+        say(f"skipped {len(found.skipped):,} files that cannot be read in all")
     for note in found.notes:
-        print(f"note: {printable(note)}", file=sys.stderr)
+        say(f"note: {note}")
     noun = "forecast" if found.origins else "example"
-    print(printable(f"{found.model} on {found.data}: {found.examples:,} {noun}{'s' * (found.examples != 1)}"))
+    print(printable(f"{found.model} on {found.data}: {plural(found.examples, noun)}"))
     if found.left_out:
         are = plural(found.left_out, "example is", "examples are")
         print(f"{are} left out, of classes without a counterpart")

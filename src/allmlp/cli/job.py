@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allmlp.cli.app import next_command
+from allmlp.cli.app import next_command, say
 from allmlp.errors import UserError, did_you_mean, lookup, printable
 
 if TYPE_CHECKING:
@@ -94,7 +93,8 @@ class PredictionJob:
         self.is_folder = out is not None and (out.endswith("/") or Path(out).is_dir() or not Path(out).suffix)
         self.model, rest = split_model(arguments)
         reads, questions, whole_files = model_inputs(self.model)
-        self.inputs = Inputs(rest, reads, columns, context, questions, whole_files)
+        self.options = reads, columns, context, questions, whole_files
+        self.inputs = Inputs(rest, *self.options)
         refuse_unused(self.inputs, fast, part_size if not self.is_folder else None)
         if self.processes > 1 and not (self.is_folder and self.inputs.repeatable):
             raise UserError("several processes need inputs other than - and a folder to write parts to: --out FOLDER/")
@@ -155,9 +155,7 @@ class PredictionJob:
         """The one input that `text` names."""
         from allmlp.prediction.inputs import Inputs
 
-        inputs = self.inputs
-        options = inputs.reads, inputs.columns, inputs.context, inputs.questions, inputs.whole_files
-        found = list(islice(Inputs([text], *options), 2))
+        found = list(islice(Inputs([text], *self.options), 2))
         if len(found) > 1:
             raise UserError(f"{text} has several {self.inputs.reads}: name one")
         return found[0]
@@ -195,7 +193,7 @@ class PredictionJob:
         parts += [f"written to {self.out}"] if self.out else []
         if parts:
             who = f"process {self.rank}: " if self.processes > 1 else ""
-            print(printable(who + "; ".join(parts)), file=sys.stderr)
+            say(who + "; ".join(parts))
         if self.next:
             next_command(*self.next)
         if alone and self.failed:

@@ -12,6 +12,8 @@ from allmlp.cli.app import app, cell, complete_name, console, examples, next_com
 from allmlp.errors import UserError, lookup, plural
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from allmlp.plan.check import Comparison
     from allmlp.plan.estimate import Estimate
     from allmlp.plan.scaling import Scaling
@@ -203,12 +205,12 @@ def run_check(
     import torch
 
     from allmlp.device import own_device
+    from allmlp.models.cost import measure
     from allmlp.models.zoo import preset
     from allmlp.plan.check import check
     from allmlp.plan.fits import check_training
     from allmlp.plan.hardware import expected_flops
     from allmlp.plan.jobs import job
-    from allmlp.plan.time import cost
 
     place = own_device(device)
     if place.type not in ("cpu", "cuda"):
@@ -223,7 +225,7 @@ def run_check(
         other, basis = preset(calibrate).spec, f"time predicted from the speed of {calibrate}"
     elif place.type == "cuda":
         name = torch.cuda.get_device_name(place)
-        flops, basis = expected_flops(name, here.family, here.modality, cost(here.model).macs, mfu)
+        flops, basis = expected_flops(name, here.family, here.modality, measure(here.model).macs, mfu)
     check_training(here.model, batch_size, here.optim, place, grad_checkpointing=grad_checkpointing)
     half = here.precision == "bfloat16"
     rows = check(here.model, batch_size, here.optim, place, 5, grad_checkpointing, flops, other, compiled, half)
@@ -260,24 +262,37 @@ def print_estimate(found: Estimate) -> None:
     from rich.text import Text
 
     from allmlp.plan.estimate import USABLE
-    from allmlp.plan.failures import young
 
-    job, chosen, screen = found.job, found.chosen, console()
+    job, screen = found.job, console()
 
     def heading(text: str) -> None:
         screen.print(Text(f"\n{text}", style="bold"))
-
-    def line(label: str, text: str) -> None:
-        print(*wrap(text, screen.width, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")
 
     mode = "compiled" if job.compiled else "eager"
     title = f" on {job.gpus:,} {job.card.name}, {type(job.optim).__name__}, {job.precision}, {mode}"
     screen.print(Text.assemble((job.name, "bold"), title))
     print(
-        f"{job.samples:,.0f} samples x {job.epochs:g} epoch{'s' * (job.epochs != 1)}, batch size {job.batch_size:,} "
+        f"{job.samples:,.0f} samples x {plural(job.epochs, 'epoch', form='g')}, batch size {job.batch_size:,} "
         f"({job.local_batch_size:,} per GPU)"
     )
     heading(f"Memory per GPU in GB ({USABLE * job.card.memory / GIGABYTE:.0f} usable; ckpt: gradient checkpointing)")
+    screen.print(memory_table(found))
+    if not all(each.fits for each in found.strategies):
+        print("(!) does not fit")
+    for section, lines in {
+        f"Time with {found.chosen.name}": time_lines(found),
+        "Failures at the rate of Llama 3": failure_lines(found),
+        "Total": {
+            "hours": f"{found.expected_seconds / 3600:,.1f} ({found.ideal_seconds / 3600:,.1f} without failures)",
+            "GPU-days": f"{found.gpu_days:,.1f}",
+        },
+    }.items():
+        heading(section)
+        for label, text in lines.items():
+            print(*wrap(text, screen.width, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")
+
+
+def memory_table(found: Estimate) -> Table:
     table = plain_table(("",), (each.name for each in found.strategies))
     for label, name in MEMORY.items():
         sizes = [getattr(each.memory, name) for each in found.strategies]
@@ -286,46 +301,48 @@ def print_estimate(found: Estimate) -> None:
     peaks = (f"{each.memory.peak / GIGABYTE:.3f}{'' if each.fits else ' (!)'}" for each in found.strategies)
     table.add_row("peak of a step", *peaks)
     table.add_row("step time, ms", *(f"{1e3 * each.step.seconds:,.1f}" for each in found.strategies))
-    screen.print(table)
-    if not all(each.fits for each in found.strategies):
-        print("(!) does not fit")
+    return table
 
-    step, failures, simulation = chosen.step, found.failures, found.simulation
-    heading(f"Time with {chosen.name}")
-    line(
-        "compute",
-        f"{step.flops / 1e15:,.2f} PFLOP per step, {1e3 * step.compute:,.1f} ms at {found.mfu:.1%} MFU of "
-        f"{job.card.peak / 1e12:,.0f} TFLOP/s per GPU (MFU: {found.mfu_from})",
-    )
-    line(
-        "network",
-        f"{step.bytes_sent / 1e9:,.2f} GB per GPU and step, {1e3 * step.communication:,.1f} ms, of which "
-        f"{1e3 * step.exposed:,.1f} ms are not overlapped; {step.hiding_bandwidth / 1e9:,.1f} GB/s per GPU would "
-        "hide all of it",
-    )
-    line("step", f"{1e3 * step.seconds:,.1f} ms, {found.throughput:,.0f} samples/s; {plural(job.steps, 'step')}")
-    line(
-        "data",
-        f"{found.sample_bytes:,.0f} bytes per sample: {found.read_bandwidth / 1e9:,.2f} GB/s from the object store, "
-        f"{found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({plural(found.nodes, 'node')}); "
-        f"{found.host_memory / 1e9:,.1f} GB of host memory per process for the sampler and the index",
-    )
+
+def time_lines(found: Estimate) -> dict[str, str]:
+    job, step = found.job, found.chosen.step
+    return {
+        "compute": (
+            f"{step.flops / 1e15:,.2f} PFLOP per step, {1e3 * step.compute:,.1f} ms at {found.mfu:.1%} MFU of "
+            f"{job.card.peak / 1e12:,.0f} TFLOP/s per GPU (MFU: {found.mfu_from})"
+        ),
+        "network": (
+            f"{step.bytes_sent / 1e9:,.2f} GB per GPU and step, {1e3 * step.communication:,.1f} ms, of which "
+            f"{1e3 * step.exposed:,.1f} ms are not overlapped; {step.hiding_bandwidth / 1e9:,.1f} GB/s per GPU would "
+            "hide all of it"
+        ),
+        "step": f"{1e3 * step.seconds:,.1f} ms, {found.throughput:,.0f} samples/s; {plural(job.steps, 'step')}",
+        "data": (
+            f"{found.sample_bytes:,.0f} bytes per sample: {found.read_bandwidth / 1e9:,.2f} GB/s from the object "
+            f"store, {found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({plural(found.nodes, 'node')}); "
+            f"{found.host_memory / 1e9:,.1f} GB of host memory per process for the sampler and the index"
+        ),
+    }
+
+
+def failure_lines(found: Estimate) -> dict[str, str]:
+    from allmlp.plan.failures import young
+
+    failures, simulation = found.failures, found.simulation
     writing = f"{failures.checkpoint:,.1f} s to write"
     if failures.background:
         writing = f"{failures.checkpoint:,.2f} s to copy, {failures.background:,.1f} s to write in the background"
-    heading("Failures at the rate of Llama 3")
-    line("MTBF", f"{failures.mtbf / 3600:,.1f} h on {job.gpus:,} GPUs; a restart takes {failures.restart / 60:g} min")
-    line(
-        "checkpoint",
-        f"{found.checkpoint_bytes / 1e9:,.2f} GB, {writing}; best interval "
-        f"{found.interval / 60:,.1f} min (Daly; Young: {young(failures) / 60:,.1f}), save_every={found.save_every}",
-    )
-    line(
-        "goodput",
-        f"{found.goodput:.2%}; simulated {found.ideal_seconds / simulation.seconds:.2%} "
-        f"+- {found.ideal_seconds * simulation.error / simulation.seconds**2:.2%} with "
-        f"{simulation.failures:,.1f} failures per run",
-    )
-    heading("Total")
-    line("hours", f"{found.expected_seconds / 3600:,.1f} ({found.ideal_seconds / 3600:,.1f} without failures)")
-    line("GPU-days", f"{found.gpu_days:,.1f}")
+    return {
+        "MTBF": (
+            f"{failures.mtbf / 3600:,.1f} h on {found.job.gpus:,} GPUs; a restart takes {failures.restart / 60:g} min"
+        ),
+        "checkpoint": (
+            f"{found.checkpoint_bytes / 1e9:,.2f} GB, {writing}; best interval "
+            f"{found.interval / 60:,.1f} min (Daly; Young: {young(failures) / 60:,.1f}), save_every={found.save_every}"
+        ),
+        "goodput": (
+            f"{found.goodput:.2%}; simulated {found.ideal_seconds / simulation.seconds:.2%} "
+            f"+- {found.ideal_seconds * simulation.error / simulation.seconds**2:.2%} with "
+            f"{simulation.failures:,.1f} failures per run"
+        ),
+    }

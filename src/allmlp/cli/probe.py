@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, cell, console, examples, plain_table, print_json
+from allmlp.cli.app import app, cell, console, examples, plain_table, print_json, say
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import printable
 
@@ -48,7 +47,7 @@ def probe(
             seeds=seeds,
             device=device,
             batch_size=batch_size,
-            missing=lambda reason: print(printable(f"left out {reason}"), file=sys.stderr),
+            missing=lambda reason: say(f"left out {reason}"),
             progress=lambda name: status.update(printable(name)),
         )
     mean = statistics.mean(result.accuracy for result in results)

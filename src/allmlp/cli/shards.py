@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.app import app, examples, next_command, say
 from allmlp.errors import UserError, plural
 
 
@@ -46,13 +45,13 @@ def shards(
 
     dataset = detect_data(source).load()
     for note in dataset.notes:
-        print(note, file=sys.stderr)
+        say(note)
     try:
         found = write_shards(
             dataset,
             out,
             ShardFormat(size, form.value, quality, per_shard),
-            lambda name, images: print(f"{out / name}: {plural(images, 'image')} so far", file=sys.stderr),
+            lambda name, images: say(f"{out / name}: {plural(images, 'image')} so far"),
         )
     except BlockingIOError:
         raise UserError(f"another process is writing shards to {out}") from None

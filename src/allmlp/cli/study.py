@@ -204,7 +204,7 @@ def report(now: Progress, runner: Runner) -> None:
         text += f", about {format_duration(sum(known) / runner.jobs)}"
         if runner.minutes:
             count = portions(known, 60 * runner.minutes, runner.jobs)
-            text += f" in {plural(count, 'portion')} of {runner.minutes:g} minute{'s' * (runner.minutes != 1)}"
+            text += f" in {plural(count, 'portion')} of {plural(runner.minutes, 'minute', form='g')}"
     print(text if runner.minutes == 0 else f"{text}; continue with: {repeat()}")
 
 

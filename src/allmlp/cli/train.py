@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +18,7 @@ from allmlp.cli.app import (
     next_command,
     next_prediction,
     print_results,
+    say,
 )
 from allmlp.errors import UserError
 
@@ -129,7 +129,7 @@ def print_choice(resolved: Resolved) -> None:
 
     if resolved.reasons and is_main_process():
         table = Choice(resolved.run, resolved.reasons).table()
-        print(f"settings for these data and this device; --set changes any of them:\n{table}\n", file=sys.stderr)
+        say(f"settings for these data and this device; --set changes any of them:\n{table}\n")
 
 
 def finish(folder: Path, device: str | None) -> None:
@@ -143,21 +143,17 @@ def finish(folder: Path, device: str | None) -> None:
 
     page = write_run_report(folder, device)
     failed = f"warning: no report: {page}; the run is complete: allmlp report {folder} tries again"
-    print(f"report: {page}" if isinstance(page, Path) else failed, file=sys.stderr)
+    say(f"report: {page}" if isinstance(page, Path) else failed)
     result = read_record(folder).get("result", {})
     values = result.get("validation") or result.get("test") or {}
     if values.get("tfidf_accuracy", 0.0) > values.get("accuracy", 1.0):
         split = "validation" if "validation" in result else "test"
-        print(
+        say(
             f"TF-IDF with logistic regression is better on the {split} split: {values['tfidf_accuracy']:.1%} against "
-            f"{values['accuracy']:.1%}; use it, or start from a trained text model with --model",
-            file=sys.stderr,
+            f"{values['accuracy']:.1%}; use it, or start from a trained text model with --model"
         )
     if values.get("seasonal_naive_mse", math.inf) < values.get("mse", 0.0):
-        print(
-            "repeating the last season is a better forecast: use it, or train longer with more --epochs",
-            file=sys.stderr,
-        )
+        say("repeating the last season is a better forecast: use it, or train longer with more --epochs")
     known = read_preprocessing(folder)
     if isinstance(known, SeriesPreprocessing) and isinstance(read_run(folder).task, MaskedPatches):
         next_command("train", "TABLE", "--horizon", "STEPS", "--model", folder)
@@ -175,4 +171,4 @@ def print_backtest(folder: Path, device: str | None) -> None:
     from allmlp.tasks.forecast import Forecast
 
     if isinstance(read_run(folder).task, Forecast):
-        print(f"errors of the test forecasts by their origin:\n{as_table(backtest(folder, device))}", file=sys.stderr)
+        say(f"errors of the test forecasts by their origin:\n{as_table(backtest(folder, device))}")

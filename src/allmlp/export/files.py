@@ -14,7 +14,7 @@ from torch import Tensor
 from allmlp import __version__
 from allmlp.data.preprocessing import PREPROCESSING_FILE, TOKENIZER_FILES
 from allmlp.device import own_device
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, writing
 from allmlp.export.aot import run_package, write_package
 from allmlp.export.graphs import ExportGraph, graphs
 from allmlp.export.int8 import quantize
@@ -74,7 +74,7 @@ def export(
     samples = sample_inputs(model, folder, on or []).to(place)
     model = model.to(place)
     found = []
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as staging:
             made = []
@@ -86,8 +86,6 @@ def export(
                 found.append(ExportedFile(target, difference, samples.description))
             for staged, target in made:
                 write_atomically(target, lambda temporary, staged=staged: os.replace(staged, temporary))
-    except OSError as reason:
-        raise UserError(f"cannot write {file}: {one_line(reason)}") from reason
     return found
 
 

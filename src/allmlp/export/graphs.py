@@ -13,7 +13,7 @@ recurrent model (`TokenLstm`) has a state in place of a past, and no decoding st
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,12 +120,14 @@ def step(model: EncoderModel | EncoderDecoderModel, ids: Tensor, fixed: Tensors,
     return ExportGraph("step", module, inputs, ("logits", *numbered("present", past)), dynamic_axes, calls, max_past)
 
 
-class ForwardGraph(nn.Module):
-    """The forward pass of a model."""
-
+class ModelGraph(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
+
+
+class ForwardGraph(ModelGraph):
+    """The forward pass of a model."""
 
     def forward(self, *tensors: Tensor) -> Tensor:
         if len(tensors) == 3:
@@ -133,12 +135,8 @@ class ForwardGraph(nn.Module):
         return self.model(*tensors)
 
 
-class EncoderGraph(nn.Module):
+class EncoderGraph(ModelGraph):
     """Keys and values of the source for each layer of the decoder: (source, mask) -> (memory...)."""
-
-    def __init__(self, model: EncoderDecoderModel) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, *tensors: Tensor) -> Tensors:
         source, mask = tensors
@@ -148,12 +146,11 @@ class EncoderGraph(nn.Module):
         return tuple(cache.fixed.values())
 
 
-class DecodeStepGraph(nn.Module):
+class DecodeStepGraph(ModelGraph):
     """One token: (token, past...) -> (logits, present...); for translation (token, mask, memory..., past...)."""
 
     def __init__(self, model: EncoderModel | EncoderDecoderModel, ids: Tensor, *fixed: Tensor) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.readers: list[nn.Module] = []
         cache = Cache()
         if isinstance(model, EncoderDecoderModel):

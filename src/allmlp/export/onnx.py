@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, from_numpy
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -66,12 +67,18 @@ def strip(program: ONNXProgram) -> None:
         value.metadata_props.clear()
 
 
-def run_onnx(file: Path, calls: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    """Outputs computed by ONNX Runtime."""
+def open_session(model: str | bytes, num_threads: int = 0) -> Any:
+    """A model, by its file or contents, in ONNX Runtime; 0 threads: as many as it chooses."""
     runtime = require("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads = num_threads
+    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run_onnx(file: Path, calls: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """Outputs computed by ONNX Runtime."""
+    session = open_session(str(file))
     names = [value.name for value in session.get_inputs()]
     found = []
     for call in calls:

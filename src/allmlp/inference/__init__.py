@@ -53,19 +53,10 @@ def fast(
     """
     model, dtype = check_arguments(model, dtype, batch_size)
     if dtype == torch.int8:
-        if model.device.type != "cpu":
-            raise UserError("int8 is for a CPU: move the model there, or use torch.float8_e4m3fn on a GPU")
-        from allmlp.inference.onnx import OnnxModel
-
-        return OnnxModel(model, int8=True).chosen(EngineChoice("onnx", "int8 was requested"))
+        return int8(model)
     capabilities = Capabilities.of(model.device)
     if dtype == FP8:
-        if capabilities.amd or capabilities.compute < (8, 9):
-            raise UserError("fp8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell)")
-        if not isinstance(model, EncoderModel) or not is_supported(model.spec):
-            raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
-        converted = GpuFastEncoder(model, default_dtype(model.device), fp8=True)
-        return converted.chosen(EngineChoice("kernels", "fp8 was requested"))
+        return fp8(model, capabilities)
     # Before normalization, a series far from 0 would lose its variation in 16 bits.
     dtype = dtype or (torch.float32 if isinstance(model, SeriesEncoderModel) else default_dtype(model.device))
     warn_of_slow_format(model.device, dtype)
@@ -92,6 +83,24 @@ def fast(
         log.warning("fast() does not use ONNX Runtime: %s", one_line(reason))
         choice = choose(capabilities, can_fuse)
         return build(choice.engine, model, dtype).chosen(choice)
+
+
+def int8(model: EncoderModel | SeriesEncoderModel) -> FastModel:
+    if model.device.type != "cpu":
+        raise UserError("int8 is for a CPU: move the model there, or use torch.float8_e4m3fn on a GPU")
+    from allmlp.inference.onnx import OnnxModel
+
+    return OnnxModel(model, int8=True).chosen(EngineChoice("onnx", "int8 was requested"))
+
+
+def fp8(model: EncoderModel | SeriesEncoderModel, capabilities: Capabilities) -> FastModel:
+    if capabilities.amd or capabilities.compute < (8, 9):
+        raise UserError("fp8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell)")
+    if not isinstance(model, EncoderModel) or not is_supported(model.spec):
+        raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
+    return GpuFastEncoder(model, default_dtype(model.device), fp8=True).chosen(
+        EngineChoice("kernels", "fp8 was requested")
+    )
 
 
 def check_arguments(

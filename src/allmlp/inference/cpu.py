@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule
+from allmlp.inference.encoder import Conversion, FastEncoder, scale_rows
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
@@ -44,19 +44,17 @@ class CpuFastEncoder(FastEncoder):
         return CpuChannelMlp(conversion, norm, mix, layer_scale)
 
 
-class CpuNorm(FusedModule):
+class CpuNorm(nn.Module):
     """LayerNorm, or Affine with the deferred bias folded in."""
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, conversion: Conversion, norm: nn.Module, deferred_bias: Tensor | None = None) -> None:
+        super().__init__()
         if isinstance(norm, AffineLayer):
-            bias = norm.beta if deferred_bias is None else norm.beta + norm.alpha * deferred_bias
-            super().__init__(weight=conversion.cast(norm.alpha), bias=conversion.cast(bias))
+            weight, bias = norm.alpha, norm.beta if deferred_bias is None else norm.beta + norm.alpha * deferred_bias
         else:
             assert isinstance(norm, nn.LayerNorm)
-            super().__init__(weight=conversion.cast(norm.weight), bias=conversion.cast(norm.bias))
+            weight, bias = norm.weight, norm.bias
+        self.weight, self.bias = nn.Buffer(conversion.cast(weight)), nn.Buffer(conversion.cast(bias))
         self.eps: float | None = getattr(norm, "eps", None)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -65,19 +63,14 @@ class CpuNorm(FusedModule):
         return F.layer_norm(z, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-class CpuTokenLinear(FusedModule):
-    matrix: Tensor
-    bias: Tensor
-    scale: Tensor | None
-
+class CpuTokenLinear(nn.Module):
     def __init__(
         self, conversion: Conversion, norm: nn.Module, mix: TokenProjection, layer_scale: Tensor | None
     ) -> None:
-        super().__init__(
-            matrix=conversion.cast(mix.matrix()),
-            bias=conversion.cast(mix.bias.double()[:, None]),
-            scale=None if layer_scale is None else conversion.cast(layer_scale),
-        )
+        super().__init__()
+        self.matrix = nn.Buffer(conversion.cast(mix.matrix()))
+        self.bias = nn.Buffer(conversion.cast(mix.bias.double()[:, None]))
+        self.scale = None if layer_scale is None else nn.Buffer(conversion.cast(layer_scale))
         self.norm = CpuNorm(conversion, norm, conversion.deferred_bias)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -85,24 +78,18 @@ class CpuTokenLinear(FusedModule):
         return z.add_(y) if self.scale is None else z.addcmul_(y, self.scale)
 
 
-class CpuAffineTokenLinear(FusedModule):
+class CpuAffineTokenLinear(nn.Module):
     """gamma (A (alpha (z + deferred_bias) + beta) + b) = A (gamma alpha z) + a constant."""
-
-    matrix: Tensor
-    weight: Tensor
-    constant: Tensor
 
     def __init__(
         self, conversion: Conversion, norm: AffineLayer, mix: TokenProjection, layer_scale: Tensor | None
     ) -> None:
+        super().__init__()
         matrix, bias = conversion.cast(mix.matrix()), mix.bias.double()[:, None]
         gamma = 1 if layer_scale is None else layer_scale
         shift = norm.beta.double() + norm.alpha.double() * conversion.deferred_bias
-        super().__init__(
-            matrix=matrix,
-            weight=conversion.cast(gamma * norm.alpha),
-            constant=conversion.cast(gamma * (matrix.double().sum(1)[:, None] * shift + bias)),
-        )
+        self.matrix, self.weight = nn.Buffer(matrix), nn.Buffer(conversion.cast(gamma * norm.alpha))
+        self.constant = nn.Buffer(conversion.cast(gamma * (matrix.double().sum(1)[:, None] * shift + bias)))
 
     def forward(self, z: Tensor) -> Tensor:
         x = z * self.weight
@@ -110,22 +97,14 @@ class CpuAffineTokenLinear(FusedModule):
         return token_baddbmm(self.matrix, x, z, out=z)
 
 
-class CpuTokenMlp(FusedModule):
-    up: Tensor
-    up_bias: Tensor
-    down: Tensor
-    down_bias: Tensor | None
-    scale: Tensor | None
-
+class CpuTokenMlp(nn.Module):
     def __init__(self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None) -> None:
+        super().__init__()
         bias_cancels = conversion.token_bias_cancels(layer_scale)
-        super().__init__(
-            up=conversion.cast(mix.up.weight),
-            up_bias=conversion.cast(mix.up.bias)[:, None],
-            down=conversion.cast(mix.down.weight),
-            down_bias=None if bias_cancels else conversion.cast(mix.down.bias)[:, None],
-            scale=None if layer_scale is None else conversion.cast(layer_scale),
-        )
+        self.up, self.down = nn.Buffer(conversion.cast(mix.up.weight)), nn.Buffer(conversion.cast(mix.down.weight))
+        self.up_bias = nn.Buffer(conversion.cast(mix.up.bias)[:, None])
+        self.down_bias = None if bias_cancels else nn.Buffer(conversion.cast(mix.down.bias)[:, None])
+        self.scale = None if layer_scale is None else nn.Buffer(conversion.cast(layer_scale))
         self.norm = CpuNorm(conversion, norm, conversion.deferred_bias)
         self.act = conversion.act("token")
 
@@ -138,26 +117,22 @@ class CpuTokenMlp(FusedModule):
         return z if self.down_bias is None else z.add_(self.down_bias)
 
 
-class CpuChannelMlp(FusedModule):
-    down: Tensor
-    down_bias: Tensor | None
-
+class CpuChannelMlp(nn.Module):
     def __init__(
         self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
     ) -> None:
-        weight, bias, down = mix.up.weight.double(), mix.up.bias.double(), mix.down.weight.double()
+        super().__init__()
+        self.down = nn.Buffer(conversion.cast(scale_rows(mix.down.weight, layer_scale).T))
         if isinstance(norm, AffineLayer):
-            bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * conversion.deferred_bias)
-            weight = weight * norm.alpha.double()
-            normalize, down_bias = nn.Identity(), None
+            weight, bias = conversion.fold(norm, mix)
+            self.norm, self.down_bias = nn.Identity(), None
             conversion.defer_bias(mix.down.bias, layer_scale)
         else:
+            weight, bias = mix.up.weight.double(), mix.up.bias.double()
             # LayerNorm would have to add `deferred_bias` to all of z, so nothing is gained by deferring.
-            normalize = CpuNorm(conversion, norm)
-            down_bias = conversion.cast(mix.down.bias if layer_scale is None else layer_scale * mix.down.bias)
-        down = down if layer_scale is None else layer_scale[:, None] * down
-        super().__init__(down=conversion.cast(down.T), down_bias=down_bias)
-        self.norm = normalize
+            self.norm = CpuNorm(conversion, norm)
+            down_bias = mix.down.bias if layer_scale is None else layer_scale * mix.down.bias
+            self.down_bias = nn.Buffer(conversion.cast(down_bias))
         if mix.inner is None:
             self.hidden: nn.Module = CpuLinearAct(conversion, weight, bias)
         else:
@@ -170,14 +145,12 @@ class CpuChannelMlp(FusedModule):
         return z if self.down_bias is None else z.add_(self.down_bias)
 
 
-class CpuLinearAct(FusedModule):
+class CpuLinearAct(nn.Module):
     """act(U x + a)."""
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, conversion: Conversion, weight: Tensor, bias: Tensor) -> None:
-        super().__init__(weight=conversion.cast(weight.T), bias=conversion.cast(bias))
+        super().__init__()
+        self.weight, self.bias = nn.Buffer(conversion.cast(weight.T)), nn.Buffer(conversion.cast(bias))
         self.act = conversion.act("channel")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,16 +158,13 @@ class CpuLinearAct(FusedModule):
         return hidden.view(*x.shape[:2], len(self.bias))
 
 
-class CpuGate(FusedModule):
+class CpuGate(nn.Module):
     """The spatial gating unit, in any variant, of act(U x + a)."""
 
-    matrix: Tensor
-    token_bias: Tensor
-
     def __init__(self, conversion: Conversion, weight: Tensor, bias: Tensor, inner: SpatialGatingUnitLayer) -> None:
-        super().__init__(
-            matrix=conversion.cast(inner.proj.matrix()), token_bias=conversion.cast(inner.proj.bias)[:, None]
-        )
+        super().__init__()
+        self.matrix = nn.Buffer(conversion.cast(inner.proj.matrix()))
+        self.token_bias = nn.Buffer(conversion.cast(inner.proj.bias)[:, None])
         self.variant = inner.variant
         self.norm = CpuNorm(conversion, inner.norm)
         parts = 2 if inner.variant == "split" else 1

@@ -22,11 +22,11 @@ from allmlp.kernels import ACTIVATIONS
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.launch import naming_errors
 from allmlp.layers.block import Block, BlockLayer, Residual
-from allmlp.layers.channel import ChannelMlp
+from allmlp.layers.channel import ChannelMlp, ChannelMlpLayer
 from allmlp.layers.context import Context
 from allmlp.layers.mixers.linear import TokenLinear
 from allmlp.layers.mixers.mlp import TokenMlp
-from allmlp.layers.norm import Affine, LayerNorm, Norm
+from allmlp.layers.norm import Affine, AffineLayer, LayerNorm, Norm
 from allmlp.layers.scale import LayerScaleLayer
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import Encoder, EncoderModel
@@ -83,6 +83,12 @@ class Conversion:
         mixer: Any = getattr(self.block, slot)
         return mixer.act
 
+    def fold(self, norm: AffineLayer, mix: ChannelMlpLayer) -> tuple[Tensor, Tensor]:
+        """Weight and bias, in float64, of a channel MLP's first product after Affine and the deferred bias."""
+        alpha, beta = norm.alpha.double(), norm.beta.double()
+        weight, bias = mix.up.weight.double(), mix.up.bias.double()
+        return weight * alpha, bias + weight @ (beta + alpha * self.deferred_bias.double())
+
     def token_bias_cancels(self, layer_scale: Tensor | None) -> bool:
         """Whether only LayerNorm reads the output of a token branch, so that its last bias has no effect."""
         return layer_scale is None and all(isinstance(norm, LayerNorm) for norm in self.norms)
@@ -92,16 +98,8 @@ class Conversion:
         self.deferred_bias = self.deferred_bias + bias.to(self.deferred_bias.dtype)
 
 
-class FusedModule(nn.Module):
-    """A module whose weights are buffers; None leaves one out.
-
-    The `forward` of a residual branch takes z (b s c) and returns the new one; it may overwrite its input.
-    """
-
-    def __init__(self, **weights: Tensor | None) -> None:
-        super().__init__()
-        for name, weight in weights.items():
-            self.register_buffer(name, weight)
+def scale_rows(weight: Tensor, layer_scale: Tensor | None) -> Tensor:
+    return weight.double() if layer_scale is None else layer_scale[:, None] * weight.double()
 
 
 class FastEncoder(FastModel):
@@ -126,8 +124,7 @@ class FastEncoder(FastModel):
                     nn.ModuleDict({slot: self.branch(conversion, residual) for slot, residual in block.residuals()})
                 )
             deferred = conversion.deferred_bias
-        self.deferred_bias: Tensor
-        self.register_buffer("deferred_bias", deferred)
+        self.deferred_bias = nn.Buffer(deferred)
         self.eval()
 
     def branch(self, conversion: Conversion, residual: Residual) -> nn.Module:
@@ -138,7 +135,7 @@ class FastEncoder(FastModel):
         return self.fuse(conversion, residual.norm, residual.mix, layer_scale)
 
     def fuse(self, conversion: Conversion, norm: nn.Module, mix: nn.Module, layer_scale: Tensor | None) -> nn.Module:
-        """The fused module z -> z of a residual branch, where `mix` is one of
+        """The fused module z -> z (b s c) of a residual branch, which may overwrite its input; `mix` is one of
 
         TokenProjection  z + layer_scale * (A norm(z + deferred_bias) + b 1^T)
         TokenMlpLayer    z + layer_scale * (W2 act(W1 norm(z + deferred_bias) + b1 1^T) + b2 1^T)

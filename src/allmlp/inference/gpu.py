@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allmlp.errors import UserError
-from allmlp.inference.encoder import Conversion, FastEncoder, FusedModule
+from allmlp.inference.encoder import Conversion, FastEncoder, scale_rows
 from allmlp.kernels import has_gluon, has_tma
 from allmlp.kernels.activation.reference import ActivationName, activate
 from allmlp.kernels.launch import num_sms
@@ -160,7 +160,7 @@ class GpuFastEncoder(FastEncoder):
         return sorted(sizes)
 
 
-class GpuModule(FusedModule):
+class GpuModule(nn.Module):
     """A part of a branch, with the kernels for the device it is on."""
 
     @property
@@ -170,14 +170,6 @@ class GpuModule(FusedModule):
 
 class GpuTokenProduct(GpuModule):
     """act(A norm(x) + b 1^T), combined with `other`."""
-
-    weight: Tensor
-    row_sum: Tensor
-    bias: Tensor | None
-    norm_weight: Tensor | None
-    norm_bias: Tensor | None
-    deferred_bias: Tensor | None
-    layer_scale: Tensor | None
 
     def __init__(
         self,
@@ -190,17 +182,12 @@ class GpuTokenProduct(GpuModule):
         act: ActivationName = "none",
         combine: Combine = "none",
     ) -> None:
+        super().__init__()
         matrix = PackedMatrix.pack(conversion.cast(weight))
-        norm_weight, norm_bias = norm_weights(norm)
-        super().__init__(
-            weight=matrix.weight,
-            row_sum=matrix.row_sum,
-            bias=as_float(bias),
-            norm_weight=norm_weight,
-            norm_bias=norm_bias,
-            deferred_bias=deferred_bias,
-            layer_scale=as_float(layer_scale),
-        )
+        self.weight, self.row_sum = nn.Buffer(matrix.weight), nn.Buffer(matrix.row_sum)
+        self.bias, self.layer_scale = as_float(bias), as_float(layer_scale)
+        self.norm_weight, self.norm_bias = norm_weights(norm)
+        self.deferred_bias = None if deferred_bias is None else nn.Buffer(deferred_bias)
         self.act, self.combine = act, combine
         self.eps = norm.eps if isinstance(norm, nn.LayerNorm) else None
 
@@ -234,11 +221,10 @@ class GpuTokenLinear(GpuModule):
 
 
 class GpuTokenMlp(GpuModule):
-    down_weight: Tensor | None
-
     def __init__(self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer, layer_scale: Tensor | None) -> None:
+        super().__init__()
         bias_cancels = conversion.token_bias_cancels(layer_scale)
-        super().__init__(down_weight=conversion.cast(mix.down.weight) if bias_cancels else None)
+        self.down_weight = nn.Buffer(conversion.cast(mix.down.weight)) if bias_cancels else None
         act, deferred_bias = conversion.act("token"), conversion.deferred_bias.clone()
         self.up = GpuTokenProduct(conversion, mix.up.weight, mix.up.bias, norm, deferred_bias, act=act)
         self.down = None
@@ -258,24 +244,13 @@ class GpuTokenMlp(GpuModule):
 class GpuTransposedTokenMlp(GpuModule):
     """The token MLP on transposed activations: both products are cuBLAS GEMMs with fused epilogues."""
 
-    norm_weight: Tensor
-    norm_bias: Tensor
-    deferred_bias: Tensor
-    up: Tensor
-    up_bias: Tensor
-    down: Tensor
-
     def __init__(self, conversion: Conversion, norm: nn.Module, mix: TokenMlpLayer) -> None:
-        norm_weight, norm_bias = norm_weights(norm)
-        tokens = mix.up.in_features
-        super().__init__(
-            norm_weight=norm_weight,
-            norm_bias=norm_bias,
-            deferred_bias=conversion.deferred_bias.clone(),
-            up=conversion.cast(F.pad(mix.up.weight, (0, -tokens % 8))),
-            up_bias=conversion.cast(mix.up.bias),
-            down=conversion.cast(mix.down.weight),
-        )
+        super().__init__()
+        self.norm_weight, self.norm_bias = norm_weights(norm)
+        self.deferred_bias = nn.Buffer(conversion.deferred_bias.clone())
+        self.up = nn.Buffer(conversion.cast(F.pad(mix.up.weight, (0, -mix.up.in_features % 8))))
+        self.up_bias = nn.Buffer(conversion.cast(mix.up.bias))
+        self.down = nn.Buffer(conversion.cast(mix.down.weight))
         self.act, self.eps = conversion.act("token"), getattr(norm, "eps", 0.0)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -289,27 +264,15 @@ class GpuTransposedTokenMlp(GpuModule):
 
 
 class GpuChannelMlp(GpuModule):
-    norm_weight: Tensor | None
-    norm_bias: Tensor | None
-    deferred_bias: Tensor
-    down: Tensor
-
     def __init__(
         self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
     ) -> None:
-        weight, bias = mix.up.weight.double(), mix.up.bias.double()
-        norm_weight, norm_bias = None, None
-        if isinstance(norm, AffineLayer):
-            bias = bias + weight @ (norm.beta.double() + norm.alpha.double() * conversion.deferred_bias.double())
-            weight = weight * norm.alpha.double()
-        else:
-            norm_weight, norm_bias = norm_weights(norm)
-        super().__init__(
-            norm_weight=norm_weight,
-            norm_bias=norm_bias,
-            deferred_bias=conversion.deferred_bias.clone(),
-            down=conversion.cast(scale_rows(mix.down.weight, layer_scale)),
-        )
+        super().__init__()
+        folds = isinstance(norm, AffineLayer)
+        weight, bias = conversion.fold(norm, mix) if folds else (mix.up.weight.double(), mix.up.bias.double())
+        self.norm_weight, self.norm_bias = norm_weights(None if folds else norm)
+        self.deferred_bias = nn.Buffer(conversion.deferred_bias.clone())
+        self.down = nn.Buffer(conversion.cast(scale_rows(mix.down.weight, layer_scale)))
         self.eps = getattr(norm, "eps", 0.0)
         up = GpuLinearAct(conversion, weight, bias)
         if mix.inner is None:
@@ -329,16 +292,10 @@ class GpuChannelMlp(GpuModule):
 class GpuLinearAct(GpuModule):
     """act(U x + a), by our kernel where there are few channels and many tokens, else by cuBLAS."""
 
-    weight: Tensor
-    bias: Tensor
-    wide_bias: Tensor
-
     def __init__(self, conversion: Conversion, weight: Tensor, bias: Tensor) -> None:
-        super().__init__(
-            weight=conversion.cast(weight),
-            bias=conversion.cast(bias),
-            wide_bias=bias.to(conversion.deferred_bias.dtype, copy=True),
-        )
+        super().__init__()
+        self.weight, self.bias = nn.Buffer(conversion.cast(weight)), nn.Buffer(conversion.cast(bias))
+        self.wide_bias = nn.Buffer(bias.to(conversion.deferred_bias.dtype, copy=True))
         self.act = conversion.act("channel")
         # Our linear kernel uses tensor cores, which would round float32 inputs, and TMA, which needs aligned rows.
         is_aligned = weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
@@ -389,15 +346,6 @@ class GpuGate(GpuModule):
 class GpuFp8ChannelMlp(GpuModule):
     """The fp8 weights are kept as bytes, which can be pickled."""
 
-    norm_weight: Tensor
-    deferred_bias: Tensor
-    up: Tensor
-    up_dequant_scale: Tensor
-    up_bias: Tensor
-    up_quant_scale: Tensor
-    down: Tensor
-    down_dequant_scale: Tensor
-
     def __init__(
         self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
     ) -> None:
@@ -413,16 +361,14 @@ class GpuFp8ChannelMlp(GpuModule):
         hidden_scale = FP8_MAX / hidden_bound.clamp(min=1e-30)
         up, up_scale = quantize_fp8(weight)
         down, down_scale = quantize_fp8(scale_rows(mix.down.weight, layer_scale) / hidden_scale)
-        super().__init__(
-            norm_weight=torch.full_like(conversion.deferred_bias, input_scale),
-            deferred_bias=conversion.deferred_bias.clone(),
-            up=up.view(torch.uint8),
-            up_dequant_scale=(up_scale / input_scale).to(wide),
-            up_bias=bias.to(wide),
-            up_quant_scale=hidden_scale.to(wide),
-            down=down.view(torch.uint8),
-            down_dequant_scale=down_scale.to(wide),
-        )
+        super().__init__()
+        self.norm_weight = nn.Buffer(torch.full_like(conversion.deferred_bias, input_scale))
+        self.deferred_bias = nn.Buffer(conversion.deferred_bias.clone())
+        self.up, self.down = nn.Buffer(up.view(torch.uint8)), nn.Buffer(down.view(torch.uint8))
+        self.up_dequant_scale = nn.Buffer((up_scale / input_scale).to(wide))
+        self.up_bias = nn.Buffer(bias.to(wide))
+        self.up_quant_scale = nn.Buffer(hidden_scale.to(wide))
+        self.down_dequant_scale = nn.Buffer(down_scale.to(wide))
         self.act, self.eps = conversion.act("channel"), norm.eps
 
     def forward(self, z: Tensor) -> Tensor:
@@ -437,7 +383,7 @@ class GpuFp8ChannelMlp(GpuModule):
 # --- weights of the branches ------------------------------------------------------------------------------------
 
 
-def norm_weights(norm: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
+def norm_weights(norm: nn.Module | None) -> tuple[nn.Buffer | None, nn.Buffer | None]:
     """Weight and bias per channel of LayerNorm or Affine."""
     if norm is None:
         return None, None
@@ -446,12 +392,8 @@ def norm_weights(norm: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
     return as_float(weight), as_float(bias)
 
 
-def as_float(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.detach().to(torch.float32, copy=True)
-
-
-def scale_rows(weight: Tensor, layer_scale: Tensor | None) -> Tensor:
-    return weight.double() if layer_scale is None else layer_scale[:, None] * weight.double()
+def as_float(weight: Tensor | None) -> nn.Buffer | None:
+    return None if weight is None else nn.Buffer(weight.to(torch.float32, copy=True))
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from allmlp import __version__
 from allmlp.errors import one_line
 from allmlp.files import expand_user, lock, write_text_atomically
 from allmlp.models.model import Model
-from allmlp.provenance import cpu_name
+from allmlp.provenance import cpu_name, installed_versions
 from allmlp.spec import to_dict
 
 ROUNDS, SECONDS = 7, 1.0
@@ -43,12 +42,8 @@ class Times(dict[str, float]):
 
 def measured_key(model: Model, dtype: torch.dtype, batch_size: int) -> str:
     device = model.device
-    versions = {"allmlp": __version__, "torch": torch.__version__}
-    for package in ("triton", "onnxruntime"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions, packages = {"allmlp": __version__, "torch": torch.__version__}, installed_versions()
+    versions |= {package: packages[package] for package in ("triton", "onnxruntime") if package in packages}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     config = hashlib.sha256(json.dumps(to_dict(model.spec), sort_keys=True).encode()).hexdigest()[:16]
     parts = [device.type, name, str(torch.get_num_threads()), *(" ".join(pair) for pair in versions.items())]

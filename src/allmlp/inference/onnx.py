@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from allmlp.errors import UserError, require
+from allmlp.errors import UserError
 from allmlp.export.graphs import graphs
 from allmlp.export.int8 import quantize
-from allmlp.export.onnx import write_onnx
+from allmlp.export.onnx import open_session, write_onnx
 from allmlp.export.sample_inputs import SampleInputs
 from allmlp.inference.model import FastModel, check_tensor, copy_frozen
 from allmlp.layers.stem import PatchEmbed
@@ -24,8 +24,6 @@ KINDS = {"tensor(float)": "float32", "tensor(bool)": "bool"}
 
 class OnnxModel(FastModel):
     """The buffer `file` is an ONNX file. The number of threads is torch's when the model is converted or copied."""
-
-    file: Tensor
 
     def __init__(self, model: EncoderModel | SeriesEncoderModel, int8: bool = False) -> None:
         super().__init__(torch.float32, model.device)
@@ -40,7 +38,7 @@ class OnnxModel(FastModel):
             if int8:
                 quantize(plain, small)
             content = bytearray((small if int8 else plain).read_bytes())
-        self.register_buffer("file", torch.frombuffer(content, dtype=torch.uint8))
+        self.file = nn.Buffer(torch.frombuffer(content, dtype=torch.uint8))
         self.open_session()
         self.eval()
 
@@ -53,12 +51,7 @@ class OnnxModel(FastModel):
         return "int8" if self.int8 else super().dtype_name
 
     def open_session(self) -> None:
-        runtime = require("onnxruntime", "export")
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = torch.get_num_threads()
-        content = self.file.numpy().tobytes()
-        self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self.session = open_session(self.file.numpy().tobytes(), torch.get_num_threads())
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Like `forward` of the original, for images or series, without further arguments; only series may have a

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,13 +18,11 @@ from allmlp.spec import Count, Rate, Spec
 
 
 class Head(Spec, abstract=True):
+    pooled: ClassVar[bool] = True
+    """Whether the head takes one vector per example, or every token."""
+
     def build(self, ctx: BuildContext, vocab_size: int | None) -> HeadLayer:
         raise NotImplementedError
-
-    @property
-    def pooled(self) -> bool:
-        """Whether the head takes one vector per example, or every token."""
-        return True
 
 
 class HeadLayer(nn.Module):
@@ -84,12 +84,10 @@ class QAHead(Head):
     Parameters 2C + 2.
     """
 
+    pooled: ClassVar[bool] = False
+
     def build(self, ctx: BuildContext, vocab_size: int | None) -> HeadLayer:
         return QAHeadLayer(ctx)
-
-    @property
-    def pooled(self) -> bool:
-        return False
 
 
 class QAHeadLayer(HeadLayer):
@@ -110,6 +108,7 @@ class LMHead(Head):
     CV (untied).
     """
 
+    pooled: ClassVar[bool] = False
     tied: bool = True
     bias: bool = False
     transform: bool = False
@@ -120,10 +119,6 @@ class LMHead(Head):
         if vocab_size is None:
             raise UserError("LMHead needs a TokenEmbed stem")
         return LMHeadLayer(self, ctx, vocab_size)
-
-    @property
-    def pooled(self) -> bool:
-        return False
 
 
 class LMHeadLayer(HeadLayer):

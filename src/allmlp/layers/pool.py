@@ -151,11 +151,7 @@ class ClassGather(nn.Module):
 class ClassAttentionGather(nn.Module):
     """The class token as the only query over itself and the patches."""
 
-    token_roles: ClassVar[dict[str, TokenRole]] = {
-        "q.weight": "attention",
-        "kv.weight": "attention",
-        "out.weight": "attention",
-    }
+    token_roles: ClassVar[dict[str, TokenRole]] = dict.fromkeys(("q.weight", "kv.weight", "out.weight"), "attention")
 
     def __init__(self, block: Block, ctx: BuildContext, num_heads: int) -> None:
         super().__init__()

@@ -150,9 +150,6 @@ class SeriesStem(Stem, abstract=True):
         """Whether the variates are the channels of a token instead of separate examples."""
         return False
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        raise NotImplementedError
-
 
 class SeriesPatches(SeriesStem):
     """Each variate is cut into patches, each embedded by one linear layer.

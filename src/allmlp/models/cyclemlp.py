@@ -19,6 +19,7 @@ from allmlp.layers import (
     TorchDefault,
     TruncatedNormal,
 )
+from allmlp.layers.norm import Norm
 from allmlp.models.encoder import Encoder
 from allmlp.models.preset import Preset, Published
 
@@ -48,6 +49,13 @@ def cyclemlp(
         init=Init(TruncatedNormal(0.02)),
         stages=tuple(Stage(*stage, PatchMerge(kernel=3, init=CONV)) for stage in later),
     )
+
+
+def pyramid(parts: list[Encoder], norm: Norm) -> Encoder:
+    """One stage for each of the encoders, with overlapping patches and merges as in CycleMLP."""
+    first, *later = parts
+    stages = (Stage(part.width, part.depth, part.block, PatchMerge(kernel=3, norm=norm)) for part in later)
+    return first.replace(stem=first.stem.replace(kernel=3), stages=tuple(stages))
 
 
 def published(parameters: str, macs: str, note: str = "") -> Published:

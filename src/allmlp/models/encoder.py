@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from allmlp.errors import UserError, lookup
 from allmlp.layers.block import Block, BlockLayer, Residual
@@ -113,9 +112,7 @@ class Encoder(ModelSpec):
 
     @property
     def input_spec(self) -> str:
-        if isinstance(self.stem, PatchEmbed):
-            return "x".join(map(str, self.stem.img_size)) + " image"
-        return f"{self.stem.tokens} tokens"
+        return super().input_spec if isinstance(self.stem, PatchEmbed) else f"{self.stem.tokens} tokens"
 
     def configure(self, **options: Any) -> Self:
         changes: dict[str, Any] = {}
@@ -163,7 +160,6 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
     def __init__(self, spec: Encoder, embedding: bool = True) -> None:
         super().__init__()
         self.spec = spec
-        self.checkpointing = False
         contexts, stages = spec.build_contexts, spec.all_stages
         first, last = contexts[0], contexts[-1]
         self.stem = spec.stem.build(first, embedding) if isinstance(spec.stem, TokenEmbed) else spec.stem.build(first)
@@ -261,13 +257,6 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
             record(intermediates, f"blocks.{i}", x)
         return x
 
-    def run_block(
-        self, block: nn.Module, x: Tensor, context: Context, outputs: dict[str, Tensor] | None = None
-    ) -> Tensor:
-        if self.checkpointing:
-            return checkpoint(block, x, context, outputs, use_reentrant=False)
-        return block(x, context, outputs)
-
     def forward_head(
         self,
         features: Tensor,
@@ -339,12 +328,7 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
             raise UserError("a row of several documents cannot be pooled or decoded step by step")
 
     def embed(
-        self,
-        x: Tensor,
-        segments: Tensor | None,
-        context: Context,
-        embedding: Tensor | None,
-        embedded: bool = False,
+        self, x: Tensor, segments: Tensor | None, context: Context, embedding: Tensor | None, embedded: bool = False
     ) -> Tensor:
         if isinstance(self.stem, TokenEmbedLayer):
             return self.stem(x, segments, context.start(), embedding, embedded)
@@ -380,10 +364,6 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         with self.device:
             fresh = self.build_head()
         self.head = None if fresh is None else fresh.to(self.dtype).train(self.training)
-        return self
-
-    def set_grad_checkpointing(self, enable: bool = True) -> Self:
-        self.checkpointing = enable
         return self
 
     def dummy_inputs(self, batch_size: int = 1) -> tuple[Tensor, ...]:

@@ -67,11 +67,7 @@ class EncoderDecoderModel(Model[EncoderDecoder]):
         self.decoder = EncoderModel(spec.decoder, embedding=not spec.tie_embeddings)
 
     def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_mask: Tensor | None = None,
-        target_mask: Tensor | None = None,
+        self, source: Tensor, target: Tensor, source_mask: Tensor | None = None, target_mask: Tensor | None = None
     ) -> Tensor:
         """Logits of the token after each of `target` (teacher forcing), [B, T, V]."""
         memory = self.encode(source, source_mask)

@@ -30,10 +30,6 @@ class External(ModelSpec, abstract=True):
     def input_size(self) -> tuple[int, int]:
         return self.img_size or self.default_size
 
-    @property
-    def input_spec(self) -> str:
-        return "x".join(map(str, self.input_size)) + " image"
-
     def pretrained(self) -> PretrainedExternal:
         """The network with the weights that its package publishes, downloaded or from the cache."""
         raise NotImplementedError

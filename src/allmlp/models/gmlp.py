@@ -21,9 +21,7 @@ from allmlp.layers import (
     MeanPool,
     Normal,
     PatchEmbed,
-    PatchMerge,
     SpatialGatingUnit,
-    Stage,
     TinyAttention,
     Toeplitz,
     TokenEmbed,
@@ -31,6 +29,7 @@ from allmlp.layers import (
     Zeros,
 )
 from allmlp.models.bert import TEXT_INIT
+from allmlp.models.cyclemlp import pyramid
 from allmlp.models.encoder import Encoder
 from allmlp.models.preset import Preset, Published
 
@@ -72,14 +71,9 @@ def gmlp(
 def gmlp_staged(
     depths: tuple[int, ...], widths: tuple[int, ...], patch_size: int, img_size: int, num_classes: int
 ) -> Encoder:
-    """A pyramid of gMLP blocks, with overlapping patches as in CycleMLP."""
+    """A pyramid of gMLP blocks."""
     parts = [gmlp(depth, width, patch_size, img_size, num_classes) for depth, width in zip(depths, widths, strict=True)]
-    return parts[0].replace(
-        stem=parts[0].stem.replace(kernel=3),
-        stages=tuple(
-            Stage(part.width, part.depth, part.block, PatchMerge(kernel=3, norm=LayerNorm())) for part in parts[1:]
-        ),
-    )
+    return pyramid(parts, LayerNorm())
 
 
 def gmlp_text(

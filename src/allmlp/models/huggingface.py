@@ -192,11 +192,7 @@ class HuggingFaceSeries(ModelSpec):
 
     def build(self) -> HuggingFaceSeriesModel:
         architecture = SERIES[self.name]
-        sizes = {
-            "context_length": self.seq_len,
-            "num_input_channels": self.in_chans,
-            "prediction_length": self.horizon,
-        }
+        sizes = {"context_length": self.seq_len, "num_input_channels": self.in_chans, "prediction_length": self.horizon}
         network = construct(architecture.family, "ForPrediction", architecture.options | sizes)
         return HuggingFaceSeriesModel(self, network)
 

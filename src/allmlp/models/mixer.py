@@ -39,8 +39,7 @@ def mixer(
         depth=depth,
         stem=PatchEmbed((img_size, img_size), (patch_size, patch_size)),
         block=Block(
-            token=TokenMlp(token_hidden or width // 2, act="gelu_tanh"),
-            channel=ChannelMlp(4 * width, act="gelu_tanh"),
+            token=TokenMlp(token_hidden or width // 2, act="gelu_tanh"), channel=ChannelMlp(4 * width, act="gelu_tanh")
         ),
         pool=MeanPool(),
         head=ClassifierHead(num_classes, init=Init(Zeros())),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from allmlp.errors import UserError, lookup
 from allmlp.models.cost import Cost, measure
@@ -39,7 +40,9 @@ class ModelSpec(Spec, abstract=True):
     @property
     def input_spec(self) -> str:
         """The input in a few words: "224x224 image", "128 tokens", "512x7 series" (steps x variates)."""
-        raise NotImplementedError
+        if self.input_size is None:
+            raise NotImplementedError
+        return "x".join(map(str, self.input_size)) + " image"
 
     @property
     def input_size(self) -> tuple[int, int] | None:
@@ -76,6 +79,7 @@ class Model(nn.Module, Generic[S]):
     """Preprocessing of the inputs (`ImagePreprocessing`, `TextPreprocessing`), if it was loaded with the model."""
     folder: str | None = None
     """Folder that the model was loaded from; it contains the tokenizer of a text model."""
+    checkpointing: bool = False
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Tokens after the last norm, [B, S, C]."""
@@ -99,7 +103,12 @@ class Model(nn.Module, Generic[S]):
 
     def set_grad_checkpointing(self, enable: bool = True) -> Self:
         """Recompute the activations of the blocks in the backward pass instead of storing them."""
-        raise NotImplementedError
+        self.checkpointing = enable
+        return self
+
+    def run_block(self, block: nn.Module, *inputs: Any) -> Tensor:
+        """The output of a block; its activations are recomputed in the backward pass under gradient checkpointing."""
+        return checkpoint(block, *inputs, use_reentrant=False) if self.checkpointing else block(*inputs)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
         """Save the model with a model card; the options are those of `allmlp.save_pretrained`."""
@@ -169,7 +178,7 @@ def follow_mode(model: nn.Module, other: nn.Module) -> None:
     """Copy training or evaluation mode (some modules may be frozen) and checkpointing from `other`, by module."""
     for own, source in zip(model.modules(), other.modules(), strict=True):
         own.training = source.training
-        if hasattr(source, "checkpointing"):
+        if isinstance(own, Model) and isinstance(source, Model):
             own.checkpointing = source.checkpointing
 
 

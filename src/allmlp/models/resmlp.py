@@ -19,8 +19,6 @@ from allmlp.layers import (
     MeanPool,
     NoMixing,
     PatchEmbed,
-    PatchMerge,
-    Stage,
     TokenConv,
     TokenLinear,
     TokenMlp,
@@ -30,6 +28,7 @@ from allmlp.layers import (
 from allmlp.layers.mixers.mixer import TokenMixer
 from allmlp.layers.norm import Norm
 from allmlp.layers.pool import Pool
+from allmlp.models.cyclemlp import pyramid
 from allmlp.models.encoder import Encoder
 from allmlp.models.preset import Preset, Published
 
@@ -61,15 +60,10 @@ def resmlp(
 def resmlp_staged(
     depths: tuple[int, ...], widths: tuple[int, ...], patch_size: int, img_size: int, num_classes: int
 ) -> Encoder:
-    """A pyramid of ResMLP blocks, with overlapping patches as in CycleMLP."""
+    """A pyramid of ResMLP blocks."""
     sizes = zip(depths, widths, strict=True)
     parts = [resmlp(depth, width, 0.1, patch_size, img_size, num_classes) for depth, width in sizes]
-    return parts[0].replace(
-        stem=parts[0].stem.replace(kernel=3),
-        stages=tuple(
-            Stage(part.width, part.depth, part.block, PatchMerge(kernel=3, norm=Affine())) for part in parts[1:]
-        ),
-    )
+    return pyramid(parts, Affine())
 
 
 def published(parameters: str, macs: str, note: str = "") -> Published:

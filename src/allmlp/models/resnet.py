@@ -9,7 +9,6 @@ from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset
@@ -37,10 +36,6 @@ class ResNet(ModelSpec):
     def input_size(self) -> tuple[int, int]:
         return self.img_size
 
-    @property
-    def input_spec(self) -> str:
-        return "x".join(map(str, self.img_size)) + " image"
-
     def build(self) -> ResNetModel:
         return ResNetModel(self)
 
@@ -48,7 +43,7 @@ class ResNet(ModelSpec):
 class ResNetModel(Model[ResNet]):
     def __init__(self, spec: ResNet) -> None:
         super().__init__()
-        self.spec, self.checkpointing, width = spec, False, spec.widths[0]
+        self.spec, width = spec, spec.widths[0]
         small = spec.stem == "small"
         self.conv1 = nn.Conv2d(spec.in_chans, width, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -74,7 +69,7 @@ class ResNetModel(Model[ResNet]):
         x = self.maxpool(self.bn1(self.conv1(x)).relu())
         for stage in self.stages:
             for block in self.get_submodule(stage).children():
-                x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+                x = self.run_block(block, x)
         return x.flatten(2).transpose(1, 2)
 
     def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -92,10 +87,6 @@ class ResNetModel(Model[ResNet]):
         self.spec = self.spec.replace(num_classes=num_classes)
         self.forget_class_names()
         self.fc = nn.Linear(self.fc.in_features, num_classes, device=self.device, dtype=self.dtype)
-        return self
-
-    def set_grad_checkpointing(self, enable: bool = True) -> Self:
-        self.checkpointing = enable
         return self
 
 

@@ -29,10 +29,7 @@ from allmlp.models.preset import Preset
 
 
 def translator(stack: Encoder, encoder: Block, decoder: Block) -> EncoderDecoder:
-    return EncoderDecoder(
-        encoder=stack.replace(block=encoder),
-        decoder=stack.replace(block=decoder, head=LMHead()),
-    )
+    return EncoderDecoder(encoder=stack.replace(block=encoder), decoder=stack.replace(block=decoder, head=LMHead()))
 
 
 def resmlp_seq2seq(

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from allmlp.errors import UserError
 from allmlp.layers.block import Block
@@ -15,15 +14,7 @@ from allmlp.layers.init import Init, TorchDefault
 from allmlp.layers.mixers.attention import RelativePositionBias
 from allmlp.layers.norm import LayerNorm, Norm, build_norm
 from allmlp.layers.scale import DropPath
-from allmlp.layers.series import (
-    ForecastHead,
-    Level,
-    RevIN,
-    SeriesHead,
-    SeriesNorm,
-    SeriesPatchesLayer,
-    SeriesStem,
-)
+from allmlp.layers.series import ForecastHead, Level, RevIN, SeriesHead, SeriesNorm, SeriesPatchesLayer, SeriesStem
 from allmlp.models.encoder import part_paths
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, Range
@@ -98,7 +89,6 @@ class SeriesEncoderModel(Model[SeriesEncoder]):
     def __init__(self, spec: SeriesEncoder) -> None:
         super().__init__()
         self.spec = spec
-        self.checkpointing = False
         ctx = spec.build_context
         self.series_norm = spec.series_norm.build(spec.stem.in_chans) if spec.series_norm else None
         self.stem = spec.stem.build(ctx)
@@ -132,7 +122,7 @@ class SeriesEncoderModel(Model[SeriesEncoder]):
             raise UserError("only a series in patches has patches to hide")
         x = self.stem(z) if hidden is None else self.stem(z, hidden)
         for block in self.blocks:
-            x = checkpoint(block, x, Context(), use_reentrant=False) if self.checkpointing else block(x, Context())
+            x = self.run_block(block, x, Context())
         return self.norm(x)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -154,10 +144,6 @@ class SeriesEncoderModel(Model[SeriesEncoder]):
 
     def parts(self) -> dict[str, str]:
         return {path.replace(".0", ""): path for path in part_paths(self)}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> Self:
-        self.checkpointing = enable
-        return self
 
     def dummy_inputs(self, batch_size: int = 1) -> tuple[Tensor, ...]:
         stem = self.spec.stem

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from allmlp.compilation import Region
 from allmlp.errors import UserError
 from allmlp.layers import TokenEmbed
+from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.model import ModelSpec
@@ -27,7 +28,7 @@ from allmlp.plan.failures import (
 )
 from allmlp.plan.hardware import GPUS, GPUS_PER_NODE, Gpu, training_speed
 from allmlp.plan.memory import Memory, Sharding, memory, state_per_weight, weights
-from allmlp.plan.time import StepTime, cost, step_time
+from allmlp.plan.time import StepTime, step_time
 from allmlp.spec import Count, NonNegative, Range, Spec
 
 Positive = Annotated[float, Range(1e-6, 1e15)]
@@ -245,7 +246,7 @@ def estimate(job: Job, runs: int = 500, seed: int = 0) -> Estimate:
     """Estimate `job`; failures are also simulated in `runs` runs."""
     mfu, mfu_from, mfu_source = job.mfu, "given", ""
     if mfu is None:
-        speed = training_speed(job.family, job.modality, cost(job.model).macs)
+        speed = training_speed(job.family, job.modality, measure(job.model).macs)
         mfu, mfu_from, mfu_source = speed.mfu, speed.description, speed.source
     strategies = tuple(
         strategy(job, mfu, sharding, checkpointing) for sharding in ("ddp", "fsdp") for checkpointing in (False, True)
@@ -289,7 +290,7 @@ def estimate(job: Job, runs: int = 500, seed: int = 0) -> Estimate:
 
 def expected_seconds(job: Job) -> tuple[float, str]:
     """Training time without failures, checkpoints and evaluation, and the measurement that the speed comes from."""
-    speed = training_speed(job.family, job.modality, cost(job.model).macs)
+    speed = training_speed(job.family, job.modality, measure(job.model).macs)
     step = step_time(job.model, job.batch_size, job.gpus, job.card, job.mfu or speed.mfu, "ddp", False)
     return job.steps * step.seconds, speed.description
 

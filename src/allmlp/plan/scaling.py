@@ -18,7 +18,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from allmlp.errors import UserError
-from allmlp.plan.time import cost, training_flops
+from allmlp.models.cost import measure
+from allmlp.plan.time import training_flops
 from allmlp.record import differences, read_record, read_run
 from allmlp.run import Run
 from allmlp.spec import to_dict
@@ -103,7 +104,7 @@ def read_point(folder: Path) -> Point:
         raise UserError(f"{folder} has no loss to fit: it is unfinished, or its task reports none") from None
     if not (math.isfinite(loss) and loss > 0 and examples > 0):
         raise UserError(f"the loss of {folder} is {loss}: leave it out")
-    return Point(folder.name, examples * training_flops(spec), cost(spec).parameters, examples, loss)
+    return Point(folder.name, examples * training_flops(spec), measure(spec).parameters, examples, loss)
 
 
 def scaling(folders: Sequence[Path], by: Quantity = "flops", target: float | None = None, seed: int = 0) -> Scaling:

@@ -10,10 +10,9 @@ Gradients are float32, and gathered weights bfloat16 where the run computes in i
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
-from allmlp.models.cost import Cost, measure
+from allmlp.models.cost import measure
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
 from allmlp.models.model import ModelSpec
@@ -44,11 +43,6 @@ class StepTime(NamedTuple):
         return self.compute + self.exposed
 
 
-@cache
-def cost(spec: ModelSpec) -> Cost:
-    return measure(spec)
-
-
 def training_flops(spec: ModelSpec, grad_checkpointing: bool = False) -> float:
     """FLOPs of a training step per example: two per multiply-add, forward and twice backward.
 
@@ -57,7 +51,7 @@ def training_flops(spec: ModelSpec, grad_checkpointing: bool = False) -> float:
     last = spec.decoder if isinstance(spec, EncoderDecoder) else spec
     of_head = head_tokens(last) / last.stem.tokens if isinstance(last, Encoder) and last.pool is None else 1.0
     total = 0.0
-    for part in cost(spec).parts:
+    for part in measure(spec).parts:
         per_mac = 8 if grad_checkpointing and "blocks" in part.name else 6
         total += per_mac * part.macs * (of_head if part.name.split(".")[-1] == "head" else 1.0)
     return total
@@ -80,7 +74,7 @@ def step_time(
     compute = batch_size * training_flops(spec, grad_checkpointing) / (gpus * mfu * gpu.peak)
     bandwidth = bandwidth or (gpu.intra_node if gpus <= GPUS_PER_NODE else gpu.inter_node)
     per_weight = 2 * FLOAT32 if sharding == "ddp" else 2 * gathered + FLOAT32
-    sent = per_weight * (gpus - 1) / gpus * cost(spec).parameters
+    sent = per_weight * (gpus - 1) / gpus * measure(spec).parameters
     overlap = compute * (BACKWARD if sharding == "ddp" else 1.0)
     seconds = sent / bandwidth
     flops = batch_size * training_flops(spec)

@@ -74,7 +74,5 @@ def cifar10_finetune() -> Run:
     """
     run = cifar10_gmlp()
     return run.replace(
-        budget=Budget(epochs=100),
-        optim=run.optim.replace(lr=1e-3, layer_decay=0.8),
-        init_from="runs/cifar10_dino",
+        budget=Budget(epochs=100), optim=run.optim.replace(lr=1e-3, layer_decay=0.8), init_from="runs/cifar10_dino"
     )

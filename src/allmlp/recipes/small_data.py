@@ -55,9 +55,7 @@ def _from_scratch(model: str, name: str, epochs: int) -> Run:
     return Run(
         model=spec.configure(num_classes=target.num_classes, **({} if is_convnet else {"drop_path": 0.1})),
         task=Classify(
-            label_smoothing=0.1,
-            augment=Augment((*crops, *presets.deit().transforms)),
-            mix=presets.DEIT_MIXUP,
+            label_smoothing=0.1, augment=Augment((*crops, *presets.deit().transforms)), mix=presets.DEIT_MIXUP
         ),
         data=data,
         batch_size=512,
@@ -70,6 +68,10 @@ def _from_scratch(model: str, name: str, epochs: int) -> Run:
     )
 
 
+def _table(models: dict[str, str], names: tuple[str, ...], epochs: int) -> dict[str, Run]:
+    return {f"{name}_{row}": _from_scratch(model, name, epochs) for name in names for row, model in models.items()}
+
+
 def scratch_224() -> dict[str, Run]:
     """Mixer-B/16, ViT-B/16 and ResNet-152 from scratch at 224 pixels on CIFAR-10, CIFAR-100 and Pets.
 
@@ -78,11 +80,7 @@ def scratch_224() -> dict[str, Run]:
     93.1 %; ResNet-152 98.2, 87.8, 93.3 %. Here 300 epochs with DeiT's settings.
     """
     models = {"mixer_b16": "mixer_b16", "vit_b16": "vit_b16", "resnet152": "hf:resnet152"}
-    return {
-        f"{data}_{row}": _from_scratch(model, data, 300)
-        for data in ("cifar10", "cifar100", "pets")
-        for row, model in models.items()
-    }
+    return _table(models, ("cifar10", "cifar100", "pets"), 300)
 
 
 def vit_against_resnet50() -> dict[str, Run]:
@@ -93,11 +91,7 @@ def vit_against_resnet50() -> dict[str, Run]:
     91.78, 72.80 and 46.92 %. Here a plain ViT-S/16, which has about the size of ResNet-50, with DeiT's settings.
     """
     models = {"vit_s16": "vit_s16", "resnet50": "hf:resnet50"}
-    return {
-        f"{data}_{row}": _from_scratch(model, data, 100)
-        for data in ("cifar10", "cifar100", "flowers102")
-        for row, model in models.items()
-    }
+    return _table(models, ("cifar10", "cifar100", "flowers102"), 100)
 
 
 def finetune_mixer_b16() -> dict[str, Run]:

@@ -22,7 +22,7 @@ import torch
 from allmlp import __version__
 from allmlp.accuracy import format_accuracy
 from allmlp.device import own_device
-from allmlp.errors import UserError, one_line, require
+from allmlp.errors import UserError, one_line, require, writing
 from allmlp.files import RUN, write_text_atomically
 from allmlp.log import format_duration, format_value, is_percentage
 from allmlp.models.zoo import short_name
@@ -126,11 +126,9 @@ def write(
         inspect(read_logged(name, run), place, examples, suspect_labels) for name, run in track(list(found.items()))
     ]
     page = render(details, skipped)
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(out, page)
-    except OSError as reason:
-        raise UserError(f"cannot write {out}: {one_line(reason)}") from None
     return len(details), skipped
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,10 +85,7 @@ def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) 
     chosen, logits, labels = subset(split, torch.tensor(indices)), [], []
     with torch.inference_mode():
         for batch in eval_batches(chosen, run.batch_size, model.device):
-            if isinstance(module, ClassifyModule):
-                logits.append(model(module.normalize(batch.images)))
-            else:
-                logits.append(module.logits(model, batch.ids.long(), batch.segments.long()))
+            logits.append(logits_of(module, model, batch))
             labels.append(batch.labels)
     probabilities = torch.cat(logits).cpu().double().softmax(1)
     if probabilities.shape[1] != len(class_names):
@@ -105,6 +102,12 @@ def collect_predictions(model: Model, run: Run, folder: str, max_examples: int) 
         lambda index: file_name(split, index),
         test_name,
     )
+
+
+def logits_of(module: ClassifyModule | ClassifyTextModule, model: Model, batch: Any) -> Tensor:
+    if isinstance(module, ClassifyModule):
+        return model(module.normalize(batch.images))
+    return module.logits(model, batch.ids.long(), batch.segments.long())
 
 
 def first_test_file(dataset: Dataset) -> tuple[Split, str]:

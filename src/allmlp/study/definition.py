@@ -18,6 +18,8 @@ Overrides = Mapping[str, str]
 """Fields and values as after --set."""
 Compared = Literal["seconds", "epochs", "tokens"]
 Purpose = Literal["tune", "final"]
+Key = tuple[str, str, str, int]
+"""Purpose, row, candidate and seed of a trial."""
 PARENT = "study:"
 """An override study:ROW is the model trained by ROW with the same seed, study:ROW@0 that of seed 0."""
 AT_THE_END: Overrides = {"eval_every": str(MAX_COUNT), "save_every": str(MAX_COUNT)}
@@ -180,7 +182,7 @@ class Trial:
     overrides: Overrides
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
+    def key(self) -> Key:
         return self.purpose, self.row, self.candidate, self.seed
 
     @property

@@ -85,8 +85,7 @@ def costs_figure(summary: Summary, lines: list[Line]) -> Figure:
     for axis, (title, cost) in zip(others, costs(summary).items(), strict=True):
         points = {name: (x, line.result) for name, line in ends.items() if (x := cost(line)) and line.result}
         for name, (x, value) in points.items():
-            spread = None if value.half is None else [value.half]
-            axis.errorbar([x], [value.mean], yerr=spread, fmt="o", color=colors[name], markersize=5, capsize=3)
+            axis.errorbar([x], [value.mean], yerr=spread(value), fmt="o", color=colors[name], markersize=5, capsize=3)
         front = pareto_front([(x, value.mean) for x, value in points.values()], more=cost is inference_rate)
         axis.step(*zip(*front), where="post", color=COLORS[7], linewidth=0.8, zorder=0) if front else None
         axis.set_xscale("log")
@@ -138,10 +137,10 @@ def draw_curves(axis: Axes, summary: Summary, lines: list[Line]) -> dict[str, st
     colors: dict[str, str] = {}
     for number, (name, points) in enumerate(curves.items()):
         xs = [x for x, _ in points]
-        spread = [value.half or 0.0 for _, value in points]
-        options = {"color": COLORS[number % len(COLORS)], "markersize": 4, "capsize": 3, "label": name}
-        axis.errorbar(xs, [value.mean for _, value in points], yerr=spread, fmt="o-", **options)
-        colors[name] = options["color"]
+        halves = [value.half or 0.0 for _, value in points]
+        colors[name] = COLORS[number % len(COLORS)]
+        options = {"color": colors[name], "markersize": 4, "capsize": 3, "label": name}
+        axis.errorbar(xs, [value.mean for _, value in points], yerr=halves, fmt="o-", **options)
     places = sorted({x for points in curves.values() for x, _ in points})
     axis.set_xscale("log")
     axis.set_xticks(places, [f"{place:g}" for place in places])
@@ -153,5 +152,8 @@ def draw_curves(axis: Axes, summary: Summary, lines: list[Line]) -> dict[str, st
 def bar(axis: Axes, value: Interval | None, height: int, color: str) -> None:
     """A mean with its interval, or the mean alone."""
     if value is not None:
-        spread = None if value.half is None else [value.half]
-        axis.errorbar([value.mean], [height], xerr=spread, fmt="o", color=color, markersize=5, capsize=3)
+        axis.errorbar([value.mean], [height], xerr=spread(value), fmt="o", color=color, markersize=5, capsize=3)
+
+
+def spread(value: Interval) -> list[float] | None:
+    return None if value.half is None else [value.half]

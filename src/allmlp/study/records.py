@@ -13,24 +13,17 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from allmlp.errors import UserError
+from allmlp.errors import UserError, writing
 from allmlp.files import lock, read_json_lines
 from allmlp.record import differences
 from allmlp.run import Run
 from allmlp.spec import from_dict, to_dict
-from allmlp.study.definition import Trial
+from allmlp.study.definition import Key, Trial
 
 FILE = "records.jsonl"
 Record = dict[str, Any]
-
-
-class Matched(NamedTuple):
-    """Records that match the current definition of a study, by `Trial.key`, and the reasons why others are stale."""
-
-    records: dict[tuple[str, str, str, int], Record]
-    stale: list[str]
 
 
 def read(file: Path) -> list[Record]:
@@ -49,35 +42,34 @@ def measured_model(record: Record) -> str:
 
 def append(file: Path, record: Record) -> None:
     """Append one line, and return when it is on disk."""
-    try:
-        with open(file, "ab+") as target:
-            cut_short = target.tell() and not file.read_bytes().endswith(b"\n")
-            target.write((b"\n" if cut_short else b"") + json.dumps(record).encode() + b"\n")
-            target.flush()
-            os.fsync(target.fileno())
-    except OSError as reason:
-        raise UserError(f"cannot write to {file}: {reason}") from None
+    with writing(f"to {file}"), open(file, "ab+") as target:
+        cut_short = target.tell() and not file.read_bytes().endswith(b"\n")
+        target.write((b"\n" if cut_short else b"") + json.dumps(record).encode() + b"\n")
+        target.flush()
+        os.fsync(target.fileno())
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second process from working on the same study."""
     with ExitStack() as stack:
-        try:
+        with writing(f"to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(lock(folder / ".lock", wait=False))
-        except BlockingIOError:
-            raise UserError(f"another `allmlp study` runs in {folder}: wait for it, or choose another --out") from None
-        except OSError as reason:
-            raise UserError(f"cannot write to {folder}: {reason}") from None
+            try:
+                stack.enter_context(lock(folder / ".lock", wait=False))
+            except BlockingIOError:
+                reason = f"another `allmlp study` runs in {folder}: wait for it, or choose another --out"
+                raise UserError(reason) from None
         yield
 
 
-def match(records: list[Record], trials: list[Trial]) -> Matched:
-    """The last record of each trial with the current configuration; records of other trials are ignored."""
+def match(records: list[Record], trials: list[Trial]) -> tuple[dict[Key, Record], list[str]]:
+    """The last record of each trial with the current configuration, and the reasons why others are stale; records of
+    other trials are ignored.
+    """
     wanted = {trial.key: trial for trial in trials}
-    kept: dict[tuple[str, str, str, int], Record] = {}
-    stale: dict[tuple[str, str, str, int], str] = {}
+    kept: dict[Key, Record] = {}
+    stale: dict[Key, str] = {}
     for record in records:
         key = record.get("purpose", "final"), record.get("row"), record.get("candidate", ""), record.get("seed")
         if key not in wanted:
@@ -88,7 +80,7 @@ def match(records: list[Record], trials: list[Trial]) -> Matched:
             stale[trial.key] = f"{trial.label}: {', '.join(changes)}"
         elif "result" in record or trial.key not in kept:
             kept[trial.key] = record
-    return Matched(kept, [text for key, text in stale.items() if key not in kept])
+    return kept, [text for key, text in stale.items() if key not in kept]
 
 
 def changed_fields(record: Record, trial: Trial) -> list[str]:

@@ -25,7 +25,7 @@ from allmlp.log import METRICS, format_duration, format_value
 from allmlp.record import read_record
 from allmlp.spec import to_dict
 from allmlp.study import records
-from allmlp.study.definition import PARENT, Overrides, Study, Trial, parent
+from allmlp.study.definition import PARENT, Key, Overrides, Study, Trial, parent
 from allmlp.study.mps import multi_process_service
 from allmlp.study.process import lifeline, terminations
 from allmlp.study.records import Record
@@ -55,7 +55,7 @@ class Progress:
     records: list[Record]
     chosen: dict[str, str] = field(default_factory=dict)
     """Row -> candidate, for rows whose tuning is complete."""
-    done: dict[tuple[str, str, str, int], Record] = field(default_factory=dict)
+    done: dict[Key, Record] = field(default_factory=dict)
     ready: list[Trial] = field(default_factory=list)
     """Trials that can run now, in the order of the rows."""
     later: list[Trial] = field(default_factory=list)
@@ -118,9 +118,9 @@ def progress(study: Study, found: list[Record], models: Path | None = None) -> P
 
 
 def look_up(now: Progress, trials: list[Trial]) -> None:
-    matched = records.match(now.records, trials)
-    now.done |= matched.records
-    now.stale += matched.stale
+    done, stale = records.match(now.records, trials)
+    now.done |= done
+    now.stale += stale
 
 
 def choose(now: Progress, row: str, tuning: list[Trial]) -> str | None:
@@ -361,10 +361,8 @@ class Runner:
             environment |= self.shared
         log = folder.with_name(f"{folder.name}.log")
         with open(log, "wb") as target:
-            command = self.command(trial, folder)
-            process = self.launch(command, target, environment)
-        where = folder / trial.recipe.partition("/")[2]
-        return Process(trial, where, log, process, time.monotonic())
+            process = self.launch(self.command(trial, folder), target, environment)
+        return Process(trial, folder / trial.recipe.partition("/")[2], log, process, time.monotonic())
 
     def launch(self, command: list[str], log: IO[bytes], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=self.stdin, stdout=log, stderr=subprocess.STDOUT, env=env)
@@ -374,14 +372,16 @@ class Runner:
         for name, value in trial.overrides.items():
             if value.startswith(PARENT):
                 overrides[name] = str(model_folder(self.out / "models", *parent(value, trial.seed)))
-        words = [*ALLMLP, "train", trial.recipe, "--out", str(folder)]
-        words += ["--device", self.device] if self.device else []
-        return words + [word for item in overrides.items() for word in ("--set", "=".join(item))]
+        sets = [word for item in overrides.items() for word in ("--set", "=".join(item))]
+        return [*ALLMLP, "train", trial.recipe, "--out", str(folder), *self.on_device, *sets]
 
     def bench_command(self, folder: Path, batch: int) -> list[str]:
-        words = [*ALLMLP, "bench", str(folder), "--batch-size", str(batch)]
-        words += ["--device", self.device] if self.device else []
-        return [*words, *BENCH, "--out", str(folder / "bench")]
+        sizes = ("--batch-size", str(batch))
+        return [*ALLMLP, "bench", str(folder), *sizes, *self.on_device, *BENCH, "--out", str(folder / "bench")]
+
+    @property
+    def on_device(self) -> list[str]:
+        return ["--device", self.device] if self.device else []
 
     def wait(self) -> None:
         """Wait until a run or the portion ends."""
@@ -406,7 +406,7 @@ class Runner:
         self.ended += 1
         found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
         if code == 0 and "result" in found:
-            record = records.make(self.study.name, trial, self.jobs, active.seconds, found)
+            record = self.record(active, found)
             try:
                 record |= self.measure_inference(active) if self.is_measured(trial) else {}
             finally:  # an interruption while measuring inference loses only that
@@ -455,9 +455,10 @@ class Runner:
         found = {name: value for name, value in found.items() if name != "result"}
         found |= {"failed": reason, "log": active.lines[-LAST_LINES:]}
         self.say(f"{active.trial.label}: failed: {reason}")
-        records.append(
-            self.out / records.FILE, records.make(self.study.name, active.trial, self.jobs, active.seconds, found)
-        )
+        records.append(self.out / records.FILE, self.record(active, found))
+
+    def record(self, active: Process, found: Record) -> Record:
+        return records.make(self.study.name, active.trial, self.jobs, active.seconds, found)
 
     def keep(self, active: Process) -> None:
         """Keep the model if another row starts from it, or with `keep_models`."""

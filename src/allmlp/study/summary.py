@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from allmlp.best import MINIMIZED
 from allmlp.files import write_csv_atomically, write_text_atomically
@@ -79,34 +79,7 @@ def summarize(now: Progress) -> Summary:
         measured_model(one): one["inference"] for found in finals.values() for one in found if "inference" in one
     }
     rates = {key: one["rate_per_s"] for key, one in measured.items()}
-    lines = []
-    for row, one in study.rows.items():
-        finished = with_result(finals[row])
-        floors = [scores(record)[study.floor] for record in finished if study.floor in scores(record)]
-        compared = study.reference and row != study.reference and now.metric(row) == now.metric(study.reference)
-        results = [record["result"] for record in finished]
-        lines.append(
-            Line(
-                row,
-                now.chosen.get(row, ""),
-                with_unit(now.metric(row)),
-                values[row],
-                interval(list(values[row].values())) if values[row] else None,
-                paired_difference(values[row], values[study.reference]) if compared else None,
-                other_metrics(study.also, finished),
-                scale(now.metric(row)) * mean(floors) if floors else None,
-                one.anchor,
-                one.source,
-                next((result["parameters"] for result in results if "parameters" in result), None),
-                mean(result["epochs"] for result in results) if results else None,
-                mean(result["seconds"] for result in results) if results else None,
-                len(finals[row]) - len(finished),
-                one.curve,
-                next((result["macs"] for result in results if "macs" in result), None),
-                max((result["peak_memory"] for result in results if "peak_memory" in result), default=None),
-                next((rates[key] for key in map(measured_model, finished) if key in rates), None),
-            )
-        )
+    lines = [final_line(now, row, finals[row], values, rates) for row in study.rows]
     tuning = [
         tuning_line(now, row, candidate)
         for row in study.rows
@@ -119,6 +92,40 @@ def summarize(now: Progress) -> Summary:
     reached = {} if study.target is None else seconds_to_target(now, finals)
     unit = next((one["unit"] for one in measured.values()), "")
     return Summary(study, lines, tuning, data, reached, unit)
+
+
+def final_line(
+    now: Progress, row: str, found: list[Record], values: dict[str, dict[int, float]], rates: dict[str, float]
+) -> Line:
+    """A line of the final table, from all runs of the row; `values` are those of all rows by seed."""
+    study, one, metric, finished = now.study, now.study.rows[row], now.metric(row), with_result(found)
+    floors = [scores(record)[study.floor] for record in finished if study.floor in scores(record)]
+    compared = study.reference and row != study.reference and metric == now.metric(study.reference)
+    results = [record["result"] for record in finished]
+
+    def of_results(name: str) -> list[Any]:
+        return [result[name] for result in results if name in result]
+
+    return Line(
+        row,
+        now.chosen.get(row, ""),
+        with_unit(metric),
+        values[row],
+        interval(list(values[row].values())) if values[row] else None,
+        paired_difference(values[row], values[study.reference]) if compared else None,
+        other_metrics(study.also, finished),
+        scale(metric) * mean(floors) if floors else None,
+        one.anchor,
+        one.source,
+        next(iter(of_results("parameters")), None),
+        mean(result["epochs"] for result in results) if results else None,
+        mean(result["seconds"] for result in results) if results else None,
+        len(found) - len(finished),
+        one.curve,
+        next(iter(of_results("macs")), None),
+        max(of_results("peak_memory"), default=None),
+        next((rates[key] for key in map(measured_model, finished) if key in rates), None),
+    )
 
 
 def seconds_to_target(now: Progress, finals: dict[str, list[Record]]) -> dict[str, Interval | None]:

@@ -170,13 +170,14 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def allowed(context: Context, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor | None:
+def allowed(context: Context, causal: bool, q: Tensor, kv: Tensor) -> Tensor | None:
     """Which keys each query may attend to (True), broadcastable to b h s t; None if all."""
+    queries, keys = q.shape[1], kv.shape[1]
     mask = None if context.mask is None else context.mask[:, None, None, :]
     if (same_document := context.same_document()) is not None:
         mask = same_document.unsqueeze(1)
     if causal and queries > 1:
-        lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        lower = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
         mask = lower if mask is None else mask & lower
     return mask
 
@@ -207,7 +208,7 @@ class AttentionLayer(nn.Module):
     def attention_weights(self, x: Tensor, context: Context) -> Tensor:
         """A_1 .. A_H for the input of `forward`: b h s t."""
         q, kv = self.project(x, context)
-        mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
+        mask = allowed(context, self.spec.causal, q, kv)
         return weights_of(q, kv, self.spec.num_heads, join(context.bias, mask, x.dtype))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -218,19 +219,16 @@ class AttentionLayer(nn.Module):
         if context.mask is None and context.cache is None and context.bias is None:
             # Without an explicit mask PyTorch can choose its fastest kernel.
             return self.out(attend(q, kv, self.spec.num_heads, None, dropout, self.spec.causal))
-        mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
+        mask = allowed(context, self.spec.causal, q, kv)
         return self.out(attend(q, kv, self.spec.num_heads, join(context.bias, mask, x.dtype), dropout))
 
 
 class TalkingHeadsLayer(nn.Module):
     """Attention whose heads are mixed before and after the softmax."""
 
-    token_roles: ClassVar[dict[str, TokenRole]] = {
-        "qkv.weight": "attention",
-        "before.weight": "attention",
-        "after.weight": "attention",
-        "out.weight": "attention",
-    }
+    token_roles: ClassVar[dict[str, TokenRole]] = dict.fromkeys(
+        ("qkv.weight", "before.weight", "after.weight", "out.weight"), "attention"
+    )
 
     def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         super().__init__()
@@ -248,7 +246,7 @@ class TalkingHeadsLayer(nn.Module):
     def attention_weights(self, x: Tensor, context: Context) -> Tensor:
         """Softmax of the mixed scores for the input of `forward`: b h s t. Mixed again, rows do not sum to 1."""
         q, kv = self.qkv(x).tensor_split([x.shape[-1]], dim=-1)
-        mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
+        mask = allowed(context, self.spec.causal, q, kv)
         return self.weights(q, kv, mask, context.bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -256,7 +254,7 @@ class TalkingHeadsLayer(nn.Module):
         if context.cache is not None:
             kv = context.cache.extend(self, kv)
         v = split_heads(kv.chunk(2, dim=-1)[1], self.spec.num_heads)
-        mask = allowed(context, self.spec.causal, q.shape[1], kv.shape[1], x.device)
+        mask = allowed(context, self.spec.causal, q, kv)
         weights = mix_heads(self.weights(q, kv, mask, context.bias), self.after)
         if mask is not None:  # the bias added after the softmax must not reach masked tokens
             weights = weights * mask
@@ -280,20 +278,20 @@ class BiasAttentionLayer(nn.Module):
         self.value = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
         self.out = Linear(ctx.channels, ctx.channels, ctx.init, spec.linear_bias)
 
-    def weights(self, x: Tensor, context: Context, keys: int) -> Tensor:
-        scores = join(context.bias, allowed(context, self.spec.causal, x.shape[1], keys, x.device), x.dtype)
+    def weights(self, x: Tensor, v: Tensor, context: Context) -> Tensor:
+        scores = join(context.bias, allowed(context, self.spec.causal, x, v), x.dtype)
         assert scores is not None, "the encoder passes the relative bias"
         return scores.softmax(dim=-1)
 
     def attention_weights(self, x: Tensor, context: Context) -> Tensor:
         """A_1 .. A_H for the input of `forward`: b h s t."""
-        return self.weights(x, context, x.shape[1]).expand(len(x), self.spec.num_heads, -1, -1)
+        return self.weights(x, x, context).expand(len(x), self.spec.num_heads, -1, -1)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         v = self.value(x)
         if context.cache is not None:
             v = context.cache.extend(self, v)
-        weights = F.dropout(self.weights(x, context, v.shape[1]), self.spec.dropout, self.training)
+        weights = F.dropout(self.weights(x, v, context), self.spec.dropout, self.training)
         return self.out(merge_heads(weights @ split_heads(v, self.spec.num_heads)))
 
 
@@ -314,11 +312,7 @@ class CrossAttention(Spec):
 
 
 class CrossAttentionLayer(nn.Module):
-    token_roles: ClassVar[dict[str, TokenRole]] = {
-        "q.weight": "attention",
-        "kv.weight": "attention",
-        "out.weight": "attention",
-    }
+    token_roles: ClassVar[dict[str, TokenRole]] = dict.fromkeys(("q.weight", "kv.weight", "out.weight"), "attention")
 
     def __init__(self, spec: CrossAttention, ctx: BuildContext) -> None:
         super().__init__()
@@ -385,11 +379,11 @@ class TinyAttentionLayer(nn.Module):
     def attention_weights(self, x: Tensor, context: Context) -> Tensor:
         """The weights of the one head for the input of `forward`: b 1 s t."""
         q, kv = self.project(x, context)
-        return weights_of(q, kv, 1, allowed(context, self.causal, q.shape[1], kv.shape[1], x.device))
+        return weights_of(q, kv, 1, allowed(context, self.causal, q, kv))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, kv = self.project(x, context)
         if context.cache is not None:
             kv = context.cache.extend(self, kv)
-        mask = allowed(context, self.causal, q.shape[1], kv.shape[1], x.device)
+        mask = allowed(context, self.causal, q, kv)
         return self.out(attend(q, kv, num_heads=1, mask=mask))

@@ -23,12 +23,10 @@ class TokenLstm(TokenMixer):
     initialization. Padding has to follow the text. Parameters 8C^2 + 8C, multiply-adds 8SC^2, S of them in a row.
     """
 
+    causal: ClassVar[bool] = True
+
     def build(self, ctx: BuildContext) -> nn.Module:
         return TokenLstmLayer(ctx)
-
-    @property
-    def is_causal(self) -> bool:
-        return True
 
 
 class TokenLstmLayer(nn.Module):

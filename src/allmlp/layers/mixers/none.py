@@ -20,13 +20,10 @@ class NoMixing(TokenMixer):
     """
 
     separates_documents: ClassVar[bool] = True
+    causal: ClassVar[bool] = True
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return NoMixingLayer()
-
-    @property
-    def is_causal(self) -> bool:
-        return True
 
 
 class NoMixingLayer(nn.Module):
