@@ -136,9 +136,9 @@ def few_shot_texts() -> str:
     anchor = document("few_shot_texts_sst2")
     between = f"{percent(anchor['accuracy_low'], 1)} to {percent(anchor['accuracy_high'], 1)}"
     note = (
-        f"Without any of these labels, the bundled classifier of SST-2's sentences (`allmlp eval allmlp:text reviews.csv`)"
-        f" is right on {percent(anchor['accuracy'], 1)} of all {anchor['examples']:,} reviews"
-        f" (95 % interval {between}; [record](../logs/few_shot_texts_sst2.json))."
+        f"Without any of these labels, the bundled classifier, trained on sentences of SST-2, is right on"
+        f" {percent(anchor['accuracy'], 1)} of all {anchor['examples']:,} reviews (95 % interval {between};"
+        f" [record](../logs/few_shot_texts_sst2.json))."
     )
     return f"{few_shot('few_shot_texts')}\n\n{note}"
 

@@ -43,7 +43,7 @@ def few_shot_texts() -> dict[str, Run]:
     allmlp train few_shot_texts --set data.path=reviews.csv --set train_per_class=16
     allmlp study few_shot_texts --set data.path=reviews.csv --seeds 5
     A file with text and label, other than SST-2, which the model was trained on. Each seed draws other texts.
-    Not run here.
+    Results: docs/guides/adapting.md.
     """
     return _methods(
         Run(
