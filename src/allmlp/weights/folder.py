@@ -20,12 +20,12 @@ from allmlp.data.preprocessing import (
     TextPreprocessing,
     copy_tokenizer,
     known_preprocessing,
-    refuse_unfinished,
+    refuse_runs,
     write_preprocessing,
 )
 from allmlp.device import as_dtype, usable_device
 from allmlp.errors import UserError, one_line, suggest_keywords
-from allmlp.files import RUN, write_atomically, write_text_atomically
+from allmlp.files import CONFIG, RUN, write_atomically, write_text_atomically
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.grid import Rule, make_dynamic
 from allmlp.models.model import Model, ModelSpec, check_merged, uncompiled
@@ -35,7 +35,7 @@ from allmlp.weights.bundled import model_path
 from allmlp.weights.int8 import SCALE, dequantize, quantize
 from allmlp.weights.resize import resize_model
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WEIGHTS = "model.safetensors"
 WRAPPED_TYPE, WRAPPED_PREFIX = "allmlp", "model."
 """The model type and the prefix of weights in folders of `allmlp.hf`."""
 MAX_CONFIG_BYTES = 2**20
@@ -212,7 +212,7 @@ def read_spec(folder: Path) -> ModelSpec:
     folder = model_path(folder)
     file = folder / CONFIG
     if not file.is_file():
-        refuse_unfinished(folder)
+        refuse_runs(folder)
         reason = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a model folder: {reason}")
     if file.stat().st_size > MAX_CONFIG_BYTES:
