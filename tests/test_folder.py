@@ -229,7 +229,7 @@ def test_a_folder_of_runs_names_one(tmp_path: Path) -> None:
     for row in ("b", "a"):
         (tmp_path / "runs" / row).mkdir(parents=True)
         (tmp_path / "runs" / row / "run.json").touch()
-    one = r"runs is not a model, but has 2 runs in it: name one, such as .*a$"
+    one = r"runs holds 2 runs: name one of them, such as .*a$"
     for read in (allmlp.load, read_preprocessing, lambda folder: next(generate(folder))):
         with pytest.raises(allmlp.UserError, match=one):
             read(tmp_path / "runs")

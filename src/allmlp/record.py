@@ -19,6 +19,7 @@ from typing import Any
 
 from allmlp import checkpoint, pace, threads
 from allmlp.data.dataset import Data, Dataset
+from allmlp.data.preprocessing import refuse_runs
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, load_tokenizer
 from allmlp.errors import UserError
 from allmlp.files import RUN, lock_folder, write_text_atomically
@@ -138,6 +139,7 @@ def write_record(out: Path, record: dict[str, Any]) -> None:
 def read_record(out: Path) -> dict[str, Any]:
     file = out / RUN
     if not file.is_file():
+        refuse_runs(out)
         raise UserError(f"{out} is not a run: it has no {RUN}")
     try:
         record = json.loads(file.read_text(encoding="utf8"))

@@ -80,9 +80,7 @@ def refuse_runs(folder: Path) -> None:
         raise UserError(f"the run in {folder} is not finished: continue it with allmlp train --resume {folder}")
     runs = sorted(file.parent for file in folder.glob(f"*/{RUN}"))
     if runs:
-        raise UserError(
-            f"{folder} is not a model, but has {plural(len(runs), 'run')} in it: name one, such as {runs[0]}"
-        )
+        raise UserError(f"{folder} holds {plural(len(runs), 'run')}: name one of them, such as {runs[0]}")
 
 
 def read_preprocessing(folder: Path) -> Preprocessing:

@@ -24,6 +24,7 @@ from allmlp.data.preprocessing import (
     ImagePreprocessing,
     Preprocessing,
     known_preprocessing,
+    refuse_runs,
     write_preprocessing,
 )
 from allmlp.errors import UserError, lookup, one_line
@@ -124,6 +125,7 @@ def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> Convert
         return import_state(path, read(path), config, overrides)
     if is_model_folder(path):
         return read_folder(path, overrides)
+    refuse_runs(path)
     config = huggingface.read_config(path)
     found = import_state(path, huggingface.read_weights(path), config, overrides)
     return found._replace(files=read_tokenizer_files(path))
