@@ -206,6 +206,7 @@ def evaluate_run(
     path = Path(name)
     if path.is_dir() and not (path / RUN).is_file():
         folder.read_spec(path)
+    if not (path / RUN).is_file() and (path.is_dir() or ":" in name):  # allmlp:cifar10, timm:NAME
         raise UserError(f"{name} is a model without a run, so it has no data of its own: allmlp eval {name} DATA")
     run = read_run(path)
     run = run.replace(batch_size=batch_size or run.batch_size)

@@ -26,7 +26,7 @@ from allmlp.files import RUN, lock_folder, write_text_atomically
 from allmlp.parallel import World
 from allmlp.provenance import environment
 from allmlp.run import Run
-from allmlp.spec import from_dict, to_dict
+from allmlp.spec import from_dict, plugin_hint, to_dict
 from allmlp.weights.folder import WEIGHTS
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def read_run(out: Path) -> Run:
     try:
         run = from_dict(record.get("run"), "run")
     except ValueError as reason:
-        raise UserError(f"{file}: {reason}") from None
+        raise UserError(f"{file}: {reason}{plugin_hint(reason)}") from None
     if not isinstance(run, Run):
         raise UserError(f"{file} does not describe a run")
     return run

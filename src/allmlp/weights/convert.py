@@ -6,6 +6,7 @@ The format is detected from keys and shapes; source-specific settings are carrie
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
@@ -42,6 +43,7 @@ from allmlp.models.timm import PREFIX, Timm
 from allmlp.models.zoo import preset
 from allmlp.spec import Spec, override_all
 from allmlp.weights import folder
+from allmlp.weights.bundled import BUNDLED_PREFIX, model_path
 from allmlp.weights.fetch import locate
 from allmlp.weights.formats import fair, google, huggingface, lucidrains, timm
 from allmlp.weights.formats.format import Format, Shapes
@@ -99,7 +101,7 @@ def convert(
     if source.startswith(PREFIX):
         found = timm_pretrained(source, overrides)
     else:
-        located = locate(source, notify)
+        located = locate(os.fspath(model_path(source)) if source.startswith(BUNDLED_PREFIX) else source, notify)
         if weight_format is None and is_model_folder(expand_user(source)):
             raise UserError(
                 f"{source} is already a model folder; choose a format with to={' or '.join(map(repr, FORMATS))}"

@@ -30,7 +30,7 @@ from allmlp.layers.stem import TokenEmbed
 from allmlp.models.grid import Rule, make_dynamic
 from allmlp.models.model import Model, ModelSpec, check_merged, uncompiled
 from allmlp.models.zoo import presets
-from allmlp.spec import from_json, override_all, to_json
+from allmlp.spec import from_json, override_all, plugin_hint, to_json
 from allmlp.weights.bundled import model_path
 from allmlp.weights.int8 import SCALE, dequantize, quantize
 from allmlp.weights.resize import resize_model
@@ -220,9 +220,7 @@ def read_spec(folder: Path) -> ModelSpec:
     try:
         spec = from_json(unwrap_config(file.read_bytes()))
     except UserError as reason:
-        added = "; if it comes from a plug-in, import that first: allmlp --import MODULE ..."
-        hint = added if str(reason).startswith("unknown kind of ") else ""
-        raise UserError(f"{file}: {reason}{hint}") from None
+        raise UserError(f"{file}: {reason}{plugin_hint(reason)}") from None
     except (OSError, UnicodeError, OverflowError) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
     if not isinstance(spec, ModelSpec):
