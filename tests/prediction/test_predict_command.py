@@ -359,6 +359,12 @@ def test_the_bundled_model_reads_a_long_text(command: Command) -> None:
     assert code == 0 and "positive" in out
 
 
+def test_the_error_of_a_long_text_has_its_reason(command: Command) -> None:
+    code, _, err = command("predict", "allmlp:text", " " * 999)
+    assert code == 2 and err.endswith("...: the text is empty\n")
+    assert command("predict", "allmlp:text", "")[2] == "error: input: the text is empty\n"
+
+
 @pytest.mark.slow
 def test_one_image_needs_few_imports(images: Path, photos: Path) -> None:
     """torch._dynamo and torch.distributed.fsdp take longer to import than torch itself; reading a run needs neither."""

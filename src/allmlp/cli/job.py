@@ -122,7 +122,7 @@ class PredictionJob:
                 self.done += 1
                 if answer.error:
                     self.failed += 1
-                    self.error = f"{answer.item.name}: {answer.error}"
+                    self.error = answer.message
                     if self.done > 1 and self.failed <= MAX_REPORTS:
                         self.report(self.error)
                 progress.advance(task)
