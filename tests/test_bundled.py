@@ -21,6 +21,7 @@ from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText
 from allmlp.weights import bundled as module
 from allmlp.weights.bundled import BUNDLED, bundled, bundled_models, bundled_weights, model_path
+from allmlp.weights.convert import convert
 from allmlp.weights.pretrained import pretrained
 from allmlp.weights.start import open_start
 
@@ -169,3 +170,8 @@ def test_bundled_models_are_shown_and_measured(capsys: pytest.CaptureFixture[str
         main(["show", BUNDLED, "--json"])
     assert not caught.value.code and "head.proj.weight" in capsys.readouterr().out
     assert spec_of(BUNDLED) == allmlp.load(BUNDLED).spec
+
+
+def test_a_bundled_model_is_converted(tmp_path: Path) -> None:
+    convert("allmlp:text", str(tmp_path / "text"))
+    assert allmlp.predict(tmp_path / "text", "good") == allmlp.predict("allmlp:text", "good")

@@ -416,6 +416,7 @@ def test_user_errors(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     folder = photos(tmp_path / "photos", CLASSES, each=1)
     for arguments, words in (
         ([model], f"is a model without a run, so it has no data of its own: allmlp eval {model} DATA"),
+        (["timm:resnet18"], "is a model without a run, so it has no data of its own"),
         ([model, folder, "--knn", "3"], "leave out the data"),
         ([model, tmp_path / "none"], "there is no file or folder"),
         ([model, folder, "--dtype", "int8"], "unknown dtype 'int8'"),

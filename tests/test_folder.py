@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import allmlp
 from allmlp.data.preprocessing import copy_tokenizer, read_preprocessing
 from allmlp.lora import Lora
+from allmlp.prediction import generate
 from allmlp.weights import folder as folders
 from tiny import TINY_SERIES, TINY_SPECS, tiny_model
 
@@ -222,3 +223,13 @@ def test_the_precision_may_be_a_name(tmp_path: Path) -> None:
     for wrong in ("int16", "half precision"):
         with pytest.raises(allmlp.UserError, match=f"weights cannot be stored as {wrong}"):
             allmlp.save(model, tmp_path, dtype=wrong)
+
+
+def test_a_folder_of_runs_names_one(tmp_path: Path) -> None:
+    for row in ("b", "a"):
+        (tmp_path / "runs" / row).mkdir(parents=True)
+        (tmp_path / "runs" / row / "run.json").touch()
+    one = r"runs holds 2 runs: name one of them, such as .*a$"
+    for read in (allmlp.load, read_preprocessing, lambda folder: next(generate(folder))):
+        with pytest.raises(allmlp.UserError, match=one):
+            read(tmp_path / "runs")

@@ -73,6 +73,7 @@ def test_a_module_is_imported_by_name(
     (tmp_path / "mine.py").write_text((PLUGIN / "allmlp_shift.py").read_text())
     shown = allmlp("--import", "mine", "show", "shift_tiny", path=tmp_path, cwd=tmp_path)
     assert shown.returncode == 0 and "TokenShift" in shown.stdout, shown.stderr
+    assert "next: allmlp --import mine bench shift_tiny" in shown.stderr
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("ALLMLP_IMPORT", "")  # where the command keeps the name

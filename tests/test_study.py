@@ -585,6 +585,18 @@ def test_curves(fake: Path, tmp_path: Path) -> None:
     assert draw(summary, tmp_path / "out")
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_seeds_that_draw_their_examples_are_not_said_to_have_different_data(drawn: bool) -> None:
+    row = Row("digits_mixer", {"train_per_class": "4"} if drawn else {})
+    study = small(rows={"mixer": row}, reference="", seeds=2)
+    result = {"test": {"accuracy": 0.5}, "seconds": 5.0, "epochs": 1.0, "steps": 9}
+    found = [
+        records.make("small", trial, 1, 99.0, {"result": result, "data": {"sha256": str(trial.seed)}})
+        for trial in study.final_trials("mixer", "")
+    ]
+    assert summarize(progress(study, found)).data == {"mixer": set() if drawn else {"0", "1"}}
+
+
 def test_seconds_until_a_loss_has_fallen_to_a_target() -> None:
     rows = {"mixer": Row("digits_mixer", curve=("mixer", 1), metric="mse")}
     study = small(rows=rows, reference="", seeds=1, axis="seconds", target=0.5)

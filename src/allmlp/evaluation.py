@@ -197,6 +197,8 @@ def evaluate_model(
 def evaluate_run(name: str, knn: int | None, setup: Setup) -> Evaluation:
     path, world, metrics = Path(name), setup.world, setup.metrics
     if path.is_dir() and not (path / RUN).is_file():
+        folder.read_spec(path)
+    if not (path / RUN).is_file() and (path.is_dir() or ":" in name):  # allmlp:cifar10, timm:NAME
         raise UserError(f"{name} is a model without a run, so it has no data of its own: allmlp eval {name} DATA")
     run = setup.apply(read_run(path))
     warn_of_slow_format(world.device, compute_dtype(run, world.device))

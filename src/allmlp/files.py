@@ -18,6 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+CONFIG = "config.json"
+"""The architecture of a model, in its folder."""
 RUN = "run.json"
 """The configuration of a run, in its folder."""
 MAX_BYTES = 2**29

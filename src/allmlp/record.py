@@ -19,13 +19,14 @@ from typing import Any
 
 from allmlp import checkpoint, pace, threads
 from allmlp.data.dataset import Data, Dataset
+from allmlp.data.preprocessing import refuse_runs
 from allmlp.data.tokenizer import TOKENIZER_FILE, TextData, Tokenizer, load_tokenizer
 from allmlp.errors import UserError, writing
 from allmlp.files import RUN, lock_folder, write_text_atomically
 from allmlp.parallel import World
 from allmlp.provenance import environment
 from allmlp.run import Run
-from allmlp.spec import from_dict, to_dict
+from allmlp.spec import from_dict, plugin_hint, to_dict
 from allmlp.weights.folder import WEIGHTS
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,7 @@ def write_record(out: Path, record: dict[str, Any]) -> None:
 def read_record(out: Path) -> dict[str, Any]:
     file = out / RUN
     if not file.is_file():
+        refuse_runs(out)
         raise UserError(f"{out} is not a run: it has no {RUN}")
     try:
         record = json.loads(file.read_text(encoding="utf8"))
@@ -149,7 +151,7 @@ def read_run(out: Path) -> Run:
     try:
         run = from_dict(record.get("run"), "run")
     except ValueError as reason:
-        raise UserError(f"{file}: {reason}") from None
+        raise UserError(f"{file}: {reason}{plugin_hint(reason)}") from None
     if not isinstance(run, Run):
         raise UserError(f"{file} does not describe a run")
     return run

@@ -271,6 +271,15 @@ def from_dict(data: Any, path: str = "config") -> Any:
     return kind(**values)
 
 
+def plugin_hint(reason: ValueError) -> str:
+    """The end of an error message about a file with an unknown kind."""
+    return (
+        "; if it comes from a plug-in, import that first: allmlp --import MODULE ..."
+        if str(reason).startswith("unknown kind of ")
+        else ""
+    )
+
+
 def to_json(spec: Spec) -> str:
     return json.dumps(to_dict(spec), indent=2) + "\n"
 

@@ -347,6 +347,24 @@ def test_the_bundled_model_reads_images(photos: Path, command: Command) -> None:
     assert code == 0 and out.startswith(f"{photos}/0.png: ")
 
 
+def test_a_folder_of_runs_is_not_an_input_of_the_bundled_model(photos: Path, tmp_path: Path, command: Command) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "run.json").touch()
+    code, out, err = command("predict", tmp_path / "runs", photos)
+    assert (code, out) == (2, "") and "runs holds 1 run: name one of them, such as " in err
+
+
+def test_the_bundled_model_reads_a_long_text(command: Command) -> None:
+    code, out, _ = command("predict", "a wonderful film " * 300)
+    assert code == 0 and "positive" in out
+
+
+def test_the_error_of_a_long_text_has_its_reason(command: Command) -> None:
+    code, _, err = command("predict", "allmlp:text", " " * 999)
+    assert code == 2 and err.endswith("...: the text is empty\n")
+    assert command("predict", "allmlp:text", "")[2] == "error: input: the text is empty\n"
+
+
 @pytest.mark.slow
 def test_one_image_needs_few_imports(images: Path, photos: Path) -> None:
     """torch._dynamo and torch.distributed.fsdp take longer to import than torch itself; reading a run needs neither."""

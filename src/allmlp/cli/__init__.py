@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -81,6 +82,11 @@ def is_first(line: str) -> bool:
         return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
+def listed(names: list[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def explain(error: Any) -> str:
     """The message; for a missing argument with where examples are; for an unknown option with a correction of a typo,
     the field of --set it may correspond to, or the commands that have it.
@@ -91,6 +97,10 @@ def explain(error: Any) -> str:
         missing = hasattr(error, "param_type")  # click's MissingParameter, or that of typer's own click
         return f"{message.rstrip('.')}; for examples: {error.ctx.command_path} --help" if missing else message
     message, known = f"No such option: {option}", [name for param in error.cmd.params for name in param.opts]
+    usage = " ".join(error.ctx.get_usage().split()[1:])
+    arguments = re.findall("[A-Z]+", usage)
+    if option.lstrip("-").upper() in arguments or (option == "--out" and {"TARGET", "FILE"} & {*arguments}):
+        return f"{message}; it is an argument: {usage}"
     if option in ("--debug", "--import"):
         return f"{message}; it comes before the command: allmlp {option} ..."
     if close := difflib.get_close_matches(option, known, cutoff=0.75):
@@ -100,7 +110,7 @@ def explain(error: Any) -> str:
         return f"{message}; did you mean --set {SYNONYMS.get(name, (name,))[-1]}=VALUE?"
     others = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
     having = [f"allmlp {name}" for name, command in others if any(option in param.opts for param in command.params)]
-    return f"{message}; {' and '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else message
+    return f"{message}; {listed(having)} {'has' if len(having) == 1 else 'have'} it" if having else message
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -32,6 +32,8 @@ def examples(*lines: str) -> str:
 
 
 DEBUG = "ALLMLP_DEBUG"
+IMPORTED: list[str] = []
+"""The modules of --import, which the next command needs, too."""
 """Set to show the traceback of an error; a variable, so that the processes of a study see it as well."""
 VERBS = {
     "classify": "predict",
@@ -207,6 +209,7 @@ def root(
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"
+    IMPORTED[:] = modules or []
     if modules:
         from allmlp.plugins import VARIABLE
 
@@ -316,7 +319,8 @@ def next_command(*parts: object) -> None:
     next_command("predict", folder, "IMAGE") prints `next: allmlp predict runs/photos IMAGE`.
     """
     if is_main_process():
-        say(f"next: allmlp {shlex.join(map(str, parts))}")
+        imports = [word for module in IMPORTED for word in ("--import", module)]
+        say(f"next: allmlp {shlex.join([*imports, *map(str, parts)])}")
 
 
 def next_prediction(folder: Path) -> None:

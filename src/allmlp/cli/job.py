@@ -122,7 +122,7 @@ class PredictionJob:
                 self.done += 1
                 if answer.error:
                     self.failed += 1
-                    self.error = f"{answer.item.name}: {answer.error}"
+                    self.error = answer.message
                     if self.done > 1 and self.failed <= MAX_REPORTS:
                         self.report(self.error)
                 progress.advance(task)
@@ -224,14 +224,17 @@ def refuse_unused(inputs: Inputs, fast: bool | None, part_size: int | None) -> N
 
 def split_model(arguments: list[str]) -> tuple[str, list[str]]:
     """The model, if the first argument is one, or the bundled one for such inputs; and the inputs."""
+    from allmlp.data.preprocessing import refuse_runs
     from allmlp.weights.published import published_weights
 
     first = arguments[0]
-    is_folder = any((Path(first) / name).is_file() for name in MODEL_FILES)
+    is_folder = any(os.path.isfile(os.path.join(first, name)) for name in MODEL_FILES)
     if is_folder or first.startswith(MODEL_PREFIXES) or first in published_weights():
         if len(arguments) == 1:
             raise UserError(f"name the input of {first}: an image file, a folder, a table or a text")
         return first, arguments[1:]
+    if os.path.isdir(first):
+        refuse_runs(Path(first))
     if first.endswith((".onnx", ".pt2")):
         raise UserError(f"{first} is an exported model: name the folder it was exported from")
     if len(arguments) > 1 and not os.path.exists(first) and "/" in first and not any(map(str.isspace, first)):

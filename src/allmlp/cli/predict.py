@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -124,7 +125,7 @@ def predict(
 def is_forecaster(name: str) -> bool:
     """Whether this is the folder of a model of time series."""
     file = Path(name) / "preprocessing.json"
-    return file.is_file() and b'"SeriesPreprocessing"' in file.read_bytes()
+    return os.path.isfile(file) and b'"SeriesPreprocessing"' in file.read_bytes()
 
 
 def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | None) -> None:

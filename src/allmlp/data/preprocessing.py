@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from allmlp.data.frequency import Frequency
-from allmlp.errors import UserError
-from allmlp.files import RUN, write_atomically, write_text_atomically
+from allmlp.errors import UserError, plural
+from allmlp.files import CONFIG, RUN, write_atomically, write_text_atomically
 from allmlp.spec import Count, Rate, Spec, from_json, to_json
 
 PREPROCESSING_FILE = "preprocessing.json"
@@ -74,10 +74,13 @@ def write_preprocessing(folder: Path, preprocessing: Preprocessing) -> None:
     write_text_atomically(folder / PREPROCESSING_FILE, to_json(preprocessing))
 
 
-def refuse_unfinished(folder: Path) -> None:
-    """Raise UserError for a run that is not finished: model and preprocessing are written at its end."""
+def refuse_runs(folder: Path) -> None:
+    """Raise UserError for a run that is not finished, which has no model yet, and for a folder of runs."""
     if (folder / RUN).is_file():
         raise UserError(f"the run in {folder} is not finished: continue it with allmlp train --resume {folder}")
+    runs = sorted(file.parent for file in folder.glob(f"*/{RUN}"))
+    if runs:
+        raise UserError(f"{folder} holds {plural(len(runs), 'run')}: name one of them, such as {runs[0]}")
 
 
 def read_preprocessing(folder: Path) -> Preprocessing:
@@ -85,7 +88,9 @@ def read_preprocessing(folder: Path) -> Preprocessing:
     if not file.is_file():
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
-        refuse_unfinished(folder)
+        refuse_runs(folder)
+        if not (folder / CONFIG).is_file():
+            raise UserError(f"{folder} is not a model folder: it has no {CONFIG}")
         how = "set model.preprocessing before allmlp.save"
         raise UserError(f"{folder} has no {PREPROCESSING_FILE}, which says how to prepare inputs: {how}")
     try:

@@ -28,6 +28,8 @@ from allmlp.threads import Threads, limit
 T = TypeVar("T")
 GPU_BATCH_SIZE = 256
 """By default."""
+MAX_NAME = 200
+"""Characters of an input in an error, whose reason would be cut off after a long text."""
 
 
 class Answer(NamedTuple):
@@ -35,6 +37,12 @@ class Answer(NamedTuple):
     value: Any
     """Rows of predictions, or features; None if the input could not be used."""
     error: str = ""
+
+    @property
+    def message(self) -> str:
+        """The error after the name of the input, which is the text itself for a text."""
+        name = self.item.name
+        return f"{(name if len(name) <= MAX_NAME else f'{name[:MAX_NAME]}...') or 'input'}: {self.error}"
 
 
 class DecodedBatch(NamedTuple):
@@ -169,7 +177,7 @@ def values(found: Iterable[Answer]) -> Iterator[Any]:
     """The values of answers; raises UserError for an input that could not be used."""
     for answer in found:
         if answer.error:
-            raise UserError(f"{answer.item.name}: {answer.error}")
+            raise UserError(answer.message)
         yield answer.value
 
 

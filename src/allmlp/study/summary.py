@@ -86,7 +86,11 @@ def summarize(now: Progress) -> Summary:
         for candidate in dict.fromkeys(trial.candidate for trial in study.tuning_trials(row))
     ]
     data = {
-        row: {record["data"]["sha256"] for record in with_result(found) if "data" in record}
+        row: {
+            record["data"]["sha256"]
+            for record in with_result(found)
+            if "data" in record and not record["run"].get("train_per_class")  # which each seed draws anew
+        }
         for row, found in finals.items()
     }
     reached = {} if study.target is None else seconds_to_target(now, finals)

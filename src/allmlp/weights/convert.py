@@ -6,6 +6,7 @@ The format is detected from keys and shapes; source-specific settings are carrie
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
@@ -24,6 +25,7 @@ from allmlp.data.preprocessing import (
     ImagePreprocessing,
     Preprocessing,
     known_preprocessing,
+    refuse_runs,
     write_preprocessing,
 )
 from allmlp.errors import UserError, lookup, one_line
@@ -41,6 +43,7 @@ from allmlp.models.timm import PREFIX, Timm
 from allmlp.models.zoo import preset
 from allmlp.spec import Spec, override_all
 from allmlp.weights import folder
+from allmlp.weights.bundled import BUNDLED_PREFIX, model_path
 from allmlp.weights.fetch import locate
 from allmlp.weights.formats import huggingface, timm
 from allmlp.weights.formats.fair import Fair
@@ -99,7 +102,7 @@ def convert(
     if source.startswith(PREFIX):
         found = timm_pretrained(source, overrides)
     else:
-        located = locate(source, notify)
+        located = locate(os.fspath(model_path(source)) if source.startswith(BUNDLED_PREFIX) else source, notify)
         if weight_format is None and is_model_folder(expand_user(source)):
             raise UserError(
                 f"{source} is already a model folder; choose a format with to={' or '.join(map(repr, FORMATS))}"
@@ -125,6 +128,7 @@ def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> Convert
         return import_state(path, read(path), config, overrides)
     if is_model_folder(path):
         return read_folder(path, overrides)
+    refuse_runs(path)
     config = huggingface.read_config(path)
     found = import_state(path, huggingface.read_weights(path), config, overrides)
     return found._replace(files=read_tokenizer_files(path))

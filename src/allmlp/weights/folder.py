@@ -21,22 +21,22 @@ from allmlp.data.preprocessing import (
     TextPreprocessing,
     copy_tokenizer,
     known_preprocessing,
-    refuse_unfinished,
+    refuse_runs,
     write_preprocessing,
 )
 from allmlp.device import as_dtype, usable_device
 from allmlp.errors import UserError, one_line, suggest_keywords
-from allmlp.files import RUN, write_atomically, write_text_atomically
+from allmlp.files import CONFIG, RUN, write_atomically, write_text_atomically
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.grid import Rule, make_dynamic
 from allmlp.models.model import Model, ModelSpec, check_merged, uncompiled
 from allmlp.models.zoo import presets
-from allmlp.spec import from_json, override_all, to_json
+from allmlp.spec import from_json, override_all, plugin_hint, to_json
 from allmlp.weights.bundled import model_path
 from allmlp.weights.int8 import SCALE, dequantize, quantize
 from allmlp.weights.resize import resize_model
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WEIGHTS = "model.safetensors"
 WRAPPED_TYPE, WRAPPED_PREFIX = "allmlp", "model."
 """The model type and the prefix of weights in folders of `allmlp.hf`."""
 MAX_CONFIG_BYTES = 2**20
@@ -208,7 +208,7 @@ def read_spec(folder: Path) -> ModelSpec:
     folder = model_path(folder)
     file = folder / CONFIG
     if not file.is_file():
-        refuse_unfinished(folder)
+        refuse_runs(folder)
         reason = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a model folder: {reason}")
     if file.stat().st_size > MAX_CONFIG_BYTES:
@@ -216,9 +216,7 @@ def read_spec(folder: Path) -> ModelSpec:
     try:
         spec = from_json(unwrap_config(file.read_bytes()))
     except UserError as reason:
-        added = "; if it comes from a plug-in, import that first: allmlp --import MODULE ..."
-        hint = added if str(reason).startswith("unknown kind of ") else ""
-        raise UserError(f"{file}: {reason}{hint}") from None
+        raise UserError(f"{file}: {reason}{plugin_hint(reason)}") from None
     except (OSError, UnicodeError, OverflowError) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
     if not isinstance(spec, ModelSpec):
