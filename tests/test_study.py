@@ -766,6 +766,7 @@ def test_command(
         ((), "--list"),
         (("digits", "--sweep", "optim.lr=1,2"), "--sweep"),
         (("digits_vit", "--sweep", "optim.lr=1,,2"), "FIELD=A,B,C"),
+        (("digits_vit", "--sweep", "optim.lr=1", "--sweep", "optim.lr=2"), "a field is swept twice"),
         (("digits_vit", "--val-size", "90"), "--sweep"),
         (("cifar10", "--jobs", "2"), "one at a time"),
     ):

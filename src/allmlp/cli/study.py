@@ -128,6 +128,8 @@ def make_study(
         if val_size and not sweeps:
             raise UserError("--val-size holds out examples for --sweep: without it nothing is chosen on validation")
         choices = {field: split_values(values) for field, values in assignments(sweeps).items()}
+        if len(choices) < len(sweeps):
+            raise UserError("a field is swept twice: write --sweep FIELD=VALUE,VALUE once, with all its values")
         study = sweep(name, choices, options, locations, val_size)
     else:
         hint = did_you_mean(name, [*studies(), *recipes()])
