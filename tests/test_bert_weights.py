@@ -183,7 +183,7 @@ def test_files_that_are_missing_or_damaged(read: Any, tmp_path: Path) -> None:
         read(tmp_path)
     weights.unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(allmlp.UserError, match=r"pytorch_model.bin is not a weights file"):
+    with pytest.raises(allmlp.UserError, match=r"pytorch_model.bin is damaged or not a weights file"):
         read(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(allmlp.UserError, match=r"has neither model.safetensors nor pytorch_model.bin"):

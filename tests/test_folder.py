@@ -233,3 +233,10 @@ def test_a_folder_of_runs_names_one(tmp_path: Path) -> None:
     for read in (allmlp.load, read_preprocessing, lambda folder: next(generate(folder))):
         with pytest.raises(allmlp.UserError, match=one):
             read(tmp_path / "runs")
+
+
+def test_a_file_is_not_a_model_folder(folder: Path, tmp_path: Path) -> None:
+    """One in a model folder names the folder, any other how to make one."""
+    assert refusal(folder / "model.safetensors").endswith(f"is a file, not a model folder: name its folder, {folder}")
+    other = shutil.copy(folder / "model.safetensors", tmp_path / "other.safetensors")
+    assert refusal(Path(other)).endswith(f"convert it: allmlp convert {other} FOLDER")

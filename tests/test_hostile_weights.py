@@ -153,7 +153,7 @@ def make_safetensors(folder: Path) -> dict[str, str]:
     os.truncate(folder / "sparse.safetensors", 2**31)
     return {
         "claim.safetensors": "is damaged or not a safetensors file",
-        "header.safetensors": "is not a weights file",
+        "header.safetensors": "is damaged or not a weights file",
         "sparse.safetensors": "it declares a header of 2,147,483,640 bytes",
     }
 

@@ -209,6 +209,10 @@ def read_spec(folder: Path) -> ModelSpec:
     file = folder / CONFIG
     if not file.is_file():
         refuse_runs(folder)
+        if folder.is_file():
+            beside = (folder.parent / CONFIG).is_file()
+            advice = f"name its folder, {folder.parent}" if beside else f"convert it: allmlp convert {folder} FOLDER"
+            raise UserError(f"{folder} is a file, not a model folder: {advice}")
         reason = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a model folder: {reason}")
     if file.stat().st_size > MAX_CONFIG_BYTES:

@@ -69,7 +69,7 @@ def read(file: Path) -> dict[str, Tensor]:
         raise UserError("".join(letter if letter.isprintable() else "?" for letter in str(reason))) from None
     except Exception as reason:  # the readers raise many types for damaged files
         raise UserError(f"{file} is damaged or not a weights file: {one_line(reason)}") from None
-    raise UserError(f"{file} is not a weights file; {SUPPORTED}")
+    raise UserError(f"{file} is damaged or not a weights file; {SUPPORTED}")
 
 
 # --- safetensors -------------------------------------------------------------------------------------------
