@@ -81,7 +81,8 @@ def text_card() -> str:
             (
                 "pretrained with",
                 f"`allmlp train text_encoder`, {pretraining['seconds'] / 60:.1f} minutes on one H200: masked words of"
-                f" English Wikipedia and IMDb reviews, test perplexity {pretraining['test']['perplexity']:.2f}",
+                " English Wikipedia and IMDb reviews, a third of these behind their ratings, test perplexity"
+                f" {pretraining['test']['perplexity']:.2f}",
             ),
             ("fine-tuned with", "`allmlp train text_encoder_sst2` on the 67,349 phrases of SST-2"),
             ("stored as", "int8 with a scale per row (5.9 MB)"),
