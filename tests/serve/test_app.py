@@ -709,7 +709,7 @@ def test_metrics_of_two_applications_are_separate(folder: Path) -> None:
 
 
 def test_invalid_folders(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(allmlp.UserError, match=r"has no preprocessing\.json"):
+    with pytest.raises(allmlp.UserError, match=r"is not a model folder"):
         load_service(tmp_path)
     (tmp_path / "preprocessing.json").write_bytes((folder / "preprocessing.json").read_bytes())
     with pytest.raises(allmlp.UserError, match=r"it has no config\.json"):

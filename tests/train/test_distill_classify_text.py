@@ -203,7 +203,7 @@ def test_unsuitable_teachers_are_refused(data: LabeledText, teacher: Path, tmp_p
     longer = data.replace(seq_len=40, tokenizer=TokenizerConfig(path=str(teacher))).load()
     with pytest.raises(allmlp.UserError, match=r"reads 12 tokens, the rows have 40: set data\.seq_len=12"):
         DistillClassifyText(str(teacher)).build(model, longer)
-    with pytest.raises(allmlp.UserError, match=r"has no preprocessing\.json"):
+    with pytest.raises(allmlp.UserError, match=r"is not a model folder"):
         DistillClassifyText(str(tmp_path)).build(model, dataset)
     (tmp_path / "other.tsv").write_text("sentence\tlabel\nthe film was good\tyes\nthe book was bad\tno\n")
     other = data.replace(path=str(tmp_path / "other.tsv"), test=str(tmp_path / "other.tsv")).load()

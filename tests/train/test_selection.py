@@ -42,8 +42,8 @@ def script_evaluations(patch: pytest.MonkeyPatch, accuracies: dict[int, float]) 
 
     def remember(self: loop.RunLog, *arguments: Any) -> None:
         original(self, *arguments)
-        steps[:] = [step for step in sorted(accuracies) if step >= self.start]
-        if self.start and self.start in accuracies and checkpoint_state(self.out)["evaluation_due"] is False:
+        steps[:] = [step for step in sorted(accuracies) if step >= self.step]
+        if self.step and self.step in accuracies and checkpoint_state(self.out)["evaluation_due"] is False:
             steps.pop(0)
 
     patch.setattr(loop.RunLog, "__init__", remember)
