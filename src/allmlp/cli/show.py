@@ -90,7 +90,10 @@ def show(
         show_recipe(name, changes, as_json)
         return
     if not is_folder and ":" not in name:
-        lookup(name, dict.fromkeys([*presets(), *recipes()]), "model or recipe")
+        known_names = dict.fromkeys([*presets(), *recipes()])
+        if name not in known_names and Path(name).is_file():
+            read_spec(Path(name))  # says which folder to name
+        lookup(name, known_names, "model or recipe")
     spec = read_spec(Path(name)) if is_folder else preset(name).spec
     changed = configure(spec, overrides=changes, **options)
     known = None if is_folder or changed != spec else preset(name)
