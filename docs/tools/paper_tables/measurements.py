@@ -17,18 +17,9 @@ from allmlp.plan.hardware import GPUS, Speed
 from allmlp.plan.jobs import job
 from allmlp.plan.time import training_flops
 from paper_tables.published import Cell
-from results.records import study
+from results.records import Record, study
 
 MEASURED = r"""
-resmlp_ablations | S12                         | CIFAR-10 | cifar10_ablations.jsonl row=linear    | accuracy %
-resmlp_ablations | S12: Aff -> LayerNorm       | CIFAR-10 | cifar10_ablations.jsonl row=layernorm | accuracy %
-resmlp_ablations | S12: average -> Class-MLP   | CIFAR-10 | cifar10_ablations.jsonl row=class     | accuracy %
-resmlp_ablations | S12: linear -> none         | CIFAR-10 | cifar10_ablations.jsonl row=none      | accuracy %
-resmlp_ablations | S12: linear -> MLP          | CIFAR-10 | cifar10_ablations.jsonl row=mlp       | accuracy %
-resmlp_ablations | S12: linear -> conv 3x3     | CIFAR-10 | cifar10_ablations.jsonl row=conv      | accuracy %
-resmlp_ablations | S12: linear -> depth-wise   | CIFAR-10 | cifar10_ablations.jsonl row=depthwise | accuracy %
-resmlp_ablations | S12: linear -> separable    | CIFAR-10 | cifar10_ablations.jsonl row=separable | accuracy %
-resmlp_ablations | S12/8                       | CIFAR-10 | cifar10_ablations.jsonl row=patch2    | accuracy %
 resmlp_ablations | Mixer, 0.85 M: labels alone | CIFAR-10 | cifar10_distill_labels.jsonl          | accuracy %
 resmlp_ablations | Mixer, 0.85 M: distillation | CIFAR-10 | cifar10_distill_hard.jsonl            | accuracy %
 resmlp_dino | gMLP, 7.19 M, 84 epochs of CIFAR-10 | linear | cifar10_probe.jsonl | accuracy %
@@ -84,6 +75,18 @@ CIFAR10 = {
     ("cifar10_staged", "mlp"): "plain MLP, 7.10 M",
 }
 """Study and row -> model."""
+ABLATIONS = {
+    "linear": "S12",
+    "layernorm": "S12: Aff -> LayerNorm",
+    "class": "S12: average -> Class-MLP",
+    "none": "S12: linear -> none",
+    "mlp": "S12: linear -> MLP",
+    "conv": "S12: linear -> conv 3x3",
+    "depthwise": "S12: linear -> depth-wise",
+    "separable": "S12: linear -> separable",
+    "patch2": "S12/8",
+}
+"""Row of the study `resmlp_ablations` -> row of ResMLP's table."""
 SPEEDS = ("gmlp", "vit", "resmlp", "mixer")
 """Rows of the study `cifar10` whose speed of training is used for plans."""
 CIFAR10_TABLES = ("mixer_finetuning", "transformer_images", "transformer_small_data")
@@ -105,13 +108,21 @@ def measurements(docs: Path) -> Iterator[LoggedFigure]:
     for (name, row), model in CIFAR10.items():
         found = study(name, row)
         label = f"{model}, 32 px, {found[0]['result']['seconds']:.0f} s, {len(found)} seeds"
-        value = fmean(record["result"]["test"]["accuracy"] for record in found)
-        yield LoggedFigure(CIFAR10_TABLES, label, "CIFAR-10", 100 * value, f"logs/study/{name}.jsonl")
+        yield of_study(name, found, CIFAR10_TABLES, label)
+    for row, label in ABLATIONS.items():
+        if found := study("resmlp_ablations", row):
+            yield of_study("resmlp_ablations", found, ("resmlp_ablations",), label)
     for line in MEASURED.strip().splitlines():
         tables, row, column, source, field = (part.strip() for part in line.split(" | "))
         name, _, which = source.partition(" ")
         value = last(docs / "logs" / name, which, field.removesuffix(" %")) * (100 if field.endswith("%") else 1)
         yield LoggedFigure(tuple(tables.split()), row, column, value, f"logs/{name}")
+
+
+def of_study(name: str, found: list[Record], tables: tuple[str, ...], label: str) -> LoggedFigure:
+    """The mean accuracy of these runs."""
+    value = fmean(record["result"]["test"]["accuracy"] for record in found)
+    return LoggedFigure(tables, label, "CIFAR-10", 100 * value, f"logs/study/{name}.jsonl")
 
 
 def last(file: Path, which: str, field: str) -> float:

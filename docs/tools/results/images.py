@@ -5,7 +5,9 @@ from __future__ import annotations
 from statistics import mean
 from textwrap import indent
 
+from allmlp.study.statistics import paired_difference
 from allmlp.study.summary import show_interval
+from paper_tables.measurements import ABLATIONS
 from paper_tables.vision import TABLES
 from results.markdown import NOTHING, accuracy, log, percent, table
 from results.records import LOGS, Record, document, epochs, evaluation, seeds, study
@@ -41,17 +43,19 @@ EARLIER = {
     "cifar10_mixer": "MLP-Mixer, 8.75 minutes, GPU shared by three runs",
 }
 VARIANTS = {
-    "layernorm": ("Affine to LayerNorm", "S12: Aff -> LayerNorm"),
-    "class": ("average pooling to Class-MLP", "S12: average -> Class-MLP"),
-    "none": ("linear to none", "S12: linear -> none"),
-    "mlp": ("linear to MLP", "S12: linear -> MLP"),
-    "conv": ("linear to 3x3 convolution", "S12: linear -> conv 3x3"),
-    "depthwise": ("linear to depthwise 3x3", "S12: linear -> depth-wise"),
-    "separable": ("linear to depthwise-separable 3x3", "S12: linear -> separable"),
-    "patch2": ("patch 4 to 2", "S12/8"),
-    "patch8": ("patch 4 to 8", ""),
+    "layernorm": "Affine to LayerNorm",
+    "class": "average pooling to Class-MLP",
+    "none": "linear to none",
+    "mlp": "linear to MLP",
+    "conv": "linear to 3x3 convolution",
+    "depthwise": "linear to depthwise 3x3",
+    "separable": "linear to depthwise-separable 3x3",
+    "patch2": "patch 4 to 2",
+    "patch8": "patch 4 to 8",
 }
-"""Rows of the ablations: name, and the row of ResMLP's table."""
+"""Rows of the ablations but the first, the model as it is."""
+WARMED = {"resmlp": "ResMLP", "resmlp, LayerNorm": "ResMLP with LayerNorm", "vit": "ViT, which has LayerNorm"}
+"""Rows of the study of warm-up; each has another without."""
 
 
 def cifar10() -> str:
@@ -126,24 +130,25 @@ def cifar10_earlier() -> str:
 
 
 def ablations() -> str:
-    plain, published = ablation("linear"), published_ablations()
-    rows = [("linear (the model)", seeds_text(plain), NOTHING, f"{published['S12']:.1f}", NOTHING)]
-    for row, (what, label) in VARIANTS.items():
-        values, theirs = ablation(row), ("", "")
-        if label:
-            theirs = f"{published[label]:.1f}", f"{published[label] - published['S12']:+.1f}"
-        rows.append((what, seeds_text(values), f"{mean(values) - mean(plain):+.1f}", *theirs))
-    return table(("variant", "CIFAR-10, two seeds, %", "change", "ImageNet, published, %", "change"), rows)
+    found = summary("resmlp_ablations")
+    assert found is not None, "its records are in docs/logs"
+    published, short = published_ablations(), {row: mean(short_ablation(row)) for row in ("linear", *VARIANTS)}
+    plain = study("resmlp_ablations", "linear")
+    rows = [("linear (the model)", str(len(plain)), accuracy(plain), NOTHING, NOTHING, NOTHING)]
+    lines = {line.row: line for line in found.lines}
+    for row, what in VARIANTS.items():
+        records, label = study("resmlp_ablations", row), ABLATIONS.get(row)
+        result = (accuracy(records), show_interval(lines[row].difference, signed=True)) if records else ("not run", "")
+        theirs = f"{published[label] - published['S12']:+.1f}" if label else ""
+        rows.append((what, str(len(records)), *result, f"{short[row] - short['linear']:+.1f}", theirs))
+    header = ("variant", "n", "test accuracy", "change", "change after 12 epochs", "change on ImageNet, published")
+    return table(header, rows)
 
 
-def ablation(row: str) -> list[float]:
-    """Accuracies in percent, by seed."""
+def short_ablation(row: str) -> list[float]:
+    """Accuracies in percent of the runs of 12 epochs, by seed."""
     name = "cifar10_ablations"
     return [100 * evaluation(name, row, seed)["accuracy"] for seed in seeds(name, row)]
-
-
-def seeds_text(values: list[float]) -> str:
-    return ", ".join(f"{value:.1f}" for value in values)
 
 
 def published_ablations() -> dict[str, float]:
@@ -151,6 +156,16 @@ def published_ablations() -> dict[str, float]:
     (paper,) = [entry for entry in TABLES if entry.name == "resmlp_ablations"]
     place = [column.name for column in paper.columns if column.published].index("val")
     return {row.label: float(row.cells[place]) for row in paper.rows}
+
+
+def warmup() -> str:
+    rows = []
+    for row, what in WARMED.items():
+        found = study("resmlp_warmup", row), study("resmlp_warmup", f"{row}, no warm-up")
+        warm, cold = ({run["seed"]: 100 * run["result"]["test"]["accuracy"] for run in runs} for runs in found)
+        change = show_interval(paired_difference(cold, warm), signed=True)
+        rows.append((what, str(len(found[0])), *map(accuracy, found), change))
+    return table(("model", "n", "with warm-up", "without", "change"), rows)
 
 
 def features() -> str:
@@ -216,6 +231,7 @@ BLOCKS = {
     "cifar10-short": cifar10_short,
     "cifar10-earlier": cifar10_earlier,
     "ablations": ablations,
+    "warmup": warmup,
     "features": features,
     "resized": resized,
     "quantized": quantized,
