@@ -19,7 +19,7 @@ from allmlp.real_labels import evaluate_real_labels
 from allmlp.transfer import embed_split, load_images, probe_datasets
 from data.official import write_flowers, write_pets
 from data.sample_images import encode, scene
-from serve.folders import image_folder
+from folders import image_folder
 from tiny import randomize
 
 

@@ -24,7 +24,7 @@ from allmlp.parallel import World
 from allmlp.prediction import open_predictor
 from allmlp.run import Run
 from allmlp.training import evaluate
-from serve.folders import image_folder
+from folders import image_folder
 from tiny import tiny_model
 from train.runs import language, selfsupervised, small
 

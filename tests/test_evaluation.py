@@ -42,7 +42,7 @@ from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.translate import Translation
 from allmlp.training import evaluate_checkpoint, train
 from data.sample_images import encode, scene
-from serve.folders import CLASSES, image_folder, text_folder
+from folders import CLASSES, image_folder, text_folder
 from train.runs import small
 
 METRICS = {

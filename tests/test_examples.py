@@ -39,7 +39,7 @@ from allmlp.training import train
 from allmlp.weights.convert import convert
 from data.sample_images import encode, scene
 from data.test_cifar import binary as write_cifar10
-from serve.folders import image_folder, text_folder
+from folders import image_folder, text_folder
 
 for package in ("tokenizers", "PIL", "matplotlib", "jinja2"):
     pytest.importorskip(package)

@@ -44,7 +44,7 @@ from allmlp.spec import override_all, to_json
 from allmlp.tasks.task import Losses
 from allmlp.train_step import TrainStep
 from allmlp.training import train
-from serve.folders import text_folder
+from folders import text_folder
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -22,7 +22,7 @@ from allmlp.prediction.predictor import check_vocabulary
 from allmlp.tasks.causal_lm import continue_text, generate, sample, stream_text, truncate
 from allmlp.weights.convert import convert
 from command import run
-from serve.folders import text_folder
+from folders import text_folder
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.9), (None, 0.3), (5, None), (5, 0.6), (100, 1e-9), (3, 1.0)])

@@ -30,7 +30,7 @@ from allmlp.tasks.causal_lm import generate
 from allmlp.tasks.task import Normalize
 from allmlp.tasks.translate import translate
 from data.sample_images import encode, rotated, scene
-from serve.folders import CLASSES, image_folder, text_folder
+from folders import CLASSES, image_folder, text_folder
 from tiny import IMAGES, TEXTS, TINY_SPECS, randomize, text_model, tiny_model
 from without_allmlp import PRELUDE
 

@@ -22,7 +22,7 @@ from allmlp.weights import fetch
 from allmlp.weights import model_card as card
 from allmlp.weights.convert import convert
 from allmlp.weights.fetch import MAX_DOWNLOAD_BYTES
-from serve.folders import text_folder
+from folders import text_folder
 from tiny import randomize, tiny_model
 
 hub = pytest.importorskip("huggingface_hub")

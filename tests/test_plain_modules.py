@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import allmlp
 from allmlp.models.model import Model
-from serve.folders import image_folder, text_folder
+from folders import image_folder, text_folder
 from tiny import IMAGES, TEXTS, text_model, tiny_model
 from train.launcher import Launcher
 from train.test_distributed import launch

@@ -50,7 +50,7 @@ from allmlp.layers.mixers.attention import TalkingHeadsLayer
 from allmlp.layers.pool import ClassAttentionGather
 from allmlp.models.encoder import Encoder
 from allmlp.models.zoo import preset
-from serve.folders import text_folder
+from folders import text_folder
 from tiny import TINY_SPECS, randomize, tiny_model
 
 CTX = BuildContext(tokens=6, channels=8, init=Init())

@@ -26,7 +26,7 @@ from allmlp.record import read_run
 from allmlp.run import Budget, Run
 from allmlp.spec import from_json, to_json
 from allmlp.tasks.classify_text import ClassifyText
-from serve.folders import image_folder, text_folder
+from folders import image_folder, text_folder
 from train import runs
 
 pytest.importorskip("tokenizers")

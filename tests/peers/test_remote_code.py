@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from folders import image_folder, text_folder
 from peers.installed import peer
-from serve.folders import image_folder, text_folder
 from without_allmlp import PRELUDE
 
 peer("transformers")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import allmlp
+from folders import text_folder
 from peers.installed import example, peer
-from serve.folders import text_folder
 
 sentence_transformers = peer("sentence_transformers")
 

@@ -10,7 +10,7 @@ import pytest
 
 from command import run
 from data.sample_images import encode, scene
-from serve.folders import image_folder, text_folder
+from folders import image_folder, text_folder
 
 pytest.importorskip("tokenizers")
 

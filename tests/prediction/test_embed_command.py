@@ -19,8 +19,8 @@ from allmlp.data.tokenizer import load_tokenizer
 from allmlp.prediction import open_predictor
 from allmlp.prediction.neighbors import NamedFeatures, nearest, read_features
 from data.sample_images import encode, scene
+from folders import image_folder, text_folder
 from prediction.conftest import Command
-from serve.folders import image_folder, text_folder
 
 FILES = ("0.png", "2.png", "4.png", "6.png", "b/1.png", "b/3.png", "b/5.png")
 

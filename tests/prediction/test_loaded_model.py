@@ -16,8 +16,8 @@ from PIL import Image
 import allmlp
 from allmlp.data.preprocessing import ImagePreprocessing
 from allmlp.models.model import Model
+from folders import text_folder
 from prediction.conftest import Command
-from serve.folders import text_folder
 
 SENTENCES = ["the red cat sat", "a dog jumped over the fence", "seven"]
 

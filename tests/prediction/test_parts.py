@@ -15,8 +15,8 @@ import pytest
 import allmlp
 from allmlp.prediction import ImagePredictor
 from data.sample_images import encode, scene
+from folders import image_folder
 from prediction.conftest import Command
-from serve.folders import image_folder
 
 pq = pytest.importorskip("pyarrow.parquet")
 

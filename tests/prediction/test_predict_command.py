@@ -22,8 +22,8 @@ from allmlp.prediction import ImagePredictor
 from allmlp.prediction.answers import Prediction
 from allmlp.prediction.output import AnswerTable
 from data.sample_images import encode, scene
+from folders import CLASSES, image_folder, text_folder
 from prediction.conftest import Command
-from serve.folders import CLASSES, image_folder, text_folder
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:

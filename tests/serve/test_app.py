@@ -38,7 +38,7 @@ from allmlp.serve.page import page_files, samples
 from allmlp.serve.schema import MAX_INPUTS
 from allmlp.weights.bundled import bundled
 from data.sample_images import CORRUPT, encode, scene
-from serve.folders import CLASSES, TASKS, image_folder, text_folder
+from folders import CLASSES, TASKS, image_folder, text_folder
 
 LIMIT = 100_000
 

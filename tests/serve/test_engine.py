@@ -16,7 +16,7 @@ from allmlp.prediction import open_predictor
 from allmlp.prediction.staging import Staging
 from allmlp.serve import engine as engines
 from allmlp.serve.engine import BatchingEngine
-from serve.folders import image_folder
+from folders import image_folder
 
 
 def test_results_are_those_of_the_predictor(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 from allmlp.data.frequency import DAY, Frequency
 from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.prediction.forecast import Forecaster
-from serve.folders import running, series_folder
+from folders import series_folder
+from serve.servers import running
 
 HEAT, LOAD = [float(step % 7) for step in range(30)], [1.0, None, 3.0] * 10
 

@@ -14,7 +14,7 @@ import allmlp
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
 from allmlp.serve.app import create_app, load_service
 from data.sample_images import encode, scene
-from serve.folders import CLASSES, image_folder
+from folders import CLASSES, image_folder
 
 
 def test_importance_in_another_dtype(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("fastapi")
 
 from allmlp.serve.batching import Batcher
-from serve.folders import TASKS, image_folder, running, series_folder, text_folder
+from folders import TASKS, image_folder, series_folder, text_folder
+from serve.servers import running
 
 FOLDERS = {"images": image_folder, "series": series_folder}
 

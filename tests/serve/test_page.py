@@ -21,7 +21,8 @@ from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing, w
 from allmlp.serve.batching import Batcher
 from allmlp.serve.limits import RequestLimits
 from data.sample_images import encode, scene
-from serve.folders import CLASSES, TASKS, image_folder, running, series_folder, text_folder
+from folders import CLASSES, TASKS, image_folder, series_folder, text_folder
+from serve.servers import running
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

@@ -21,7 +21,7 @@ from allmlp.serve.attention import AttentionInput, attend_to_images, attend_to_t
 from allmlp.serve.images import ImageService
 from allmlp.serve.maps import layers
 from allmlp.serve.texts import TextService
-from serve.folders import CLASSES, text_folder, tokenizer
+from folders import CLASSES, text_folder, tokenizer
 
 
 @pytest.mark.parametrize("text", ["the", "the cat sat", "the cat sat on the red mat"])

@@ -29,7 +29,8 @@ from allmlp.serve.batching import Batcher
 from allmlp.serve.limits import RequestLimits
 from allmlp.weights.bundled import bundled
 from data.sample_images import encode, scene
-from serve.folders import image_folder, running
+from folders import image_folder
+from serve.servers import running
 
 HEAD = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n"
 

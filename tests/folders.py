@@ -1,14 +1,8 @@
-"""Small model folders for every endpoint, and a server for them."""
+"""Small model folders of every task."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 import allmlp
 from allmlp.data.frequency import Frequency
@@ -21,10 +15,6 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.model import ModelSpec
 from allmlp.models.seq2seq import resmlp_seq2seq
-from allmlp.serve.app import create_app, load_service
-from allmlp.serve.batching import Batcher
-from allmlp.serve.limits import RequestLimits
-from allmlp.serve.server import Network, Server, listen
 from tiny import randomize, tiny
 
 TEXT = ["the cat sat on the red mat", "a dog jumped over the blue fence", "one two three four five six seven"] * 10
@@ -78,27 +68,3 @@ def series_folder(folder: Path, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) 
     known = SeriesPreprocessing(("heat", "load"), Frequency(86_400_000), ("",), ((5.0, 1.0),), ((2.0, 0.5),), "day")
     write_preprocessing(folder, known)
     return folder
-
-
-@contextmanager
-def running(
-    *folders: Path,
-    batcher: Batcher | None = None,
-    limits: RequestLimits = RequestLimits(),
-    trusted_proxies: Sequence[Network] = (),
-) -> Iterator[int]:
-    """Run a server in a thread and yield its port. At the end it does not wait for clients that may come."""
-    batcher = batcher or Batcher()
-    app = create_app({one.name: load_service(one) for one in folders}, batcher, limits)
-    server = Server(app, batcher, trusted_proxies)
-    with listen("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("allmlp.serve.server.LINGER_SECONDS", 0.0)
-                server.handle_exit(signal.SIGTERM, None)
-                thread.join(20)
-    assert not thread.is_alive()
