@@ -193,6 +193,21 @@ def test_texts_with_odd_letters(text: str, tmp_path: Path, monkeypatch: pytest.M
     assert sources(text, context="more") == [(text, "more")]
 
 
+def test_a_squad_file_is_a_table_of_questions(tmp_path: Path) -> None:
+    asked = [{"id": 7, "question": "who sat?"}, {"question": "where?", "answers": []}]
+    content = {"data": [{"paragraphs": [{"context": "the cat sat", "qas": asked}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    found = list(Inputs([str(tmp_path / "dev.json")], "texts", Columns(keep=("id",))))
+    assert [(item.source, dict(item.columns)) for item in found] == [
+        (("who sat?", "the cat sat"), {"id": "7"}),
+        (("where?", "the cat sat"), {"id": ""}),
+    ]
+    assert sources(tmp_path) == [item.source for item in found], "in a folder"
+    (tmp_path / "dev.json").write_text('{"data": [{"paragraphs": 1}]}')
+    with pytest.raises(UserError, match="is not a SQuAD file"):
+        sources(tmp_path / "dev.json")
+
+
 def test_pairs_files_of_lines_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [{"question": "who sat?", "context": "the cat sat"}, {"question": "where?", "context": ""}]
     file = write(tmp_path / "pairs.csv", pairs)

@@ -40,9 +40,9 @@ from allmlp.data.pets import OxfordPets, is_pets
 from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, refuse_times
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
-from allmlp.data.squad import Squad
+from allmlp.data.squad import Squad, is_squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
-from allmlp.data.text_files import PEEKED_BYTES, file_system, find_encoding, find_files, open_file
+from allmlp.data.text_files import file_system, find_encoding, find_files
 from allmlp.data.text_folder import TextFolder
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
@@ -207,14 +207,6 @@ def detect_squad(folder: Path, files: list[str]) -> Data | None:
     if "train" not in splits or not test:
         raise UserError(f"{folder} needs SQuAD files for training and testing, called train*.json and dev*.json")
     return Squad(splits["train"], test)
-
-
-def is_squad(file: str) -> bool:
-    if table_suffix(file) != ".json":
-        return False
-    with open_file(file) as binary:
-        start = binary.read(PEEKED_BYTES)
-    return start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{") and b'"paragraphs"' in start
 
 
 def detect_aligned(files: list[Path]) -> Data | None:

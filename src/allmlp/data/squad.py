@@ -16,7 +16,8 @@ from torch import Tensor
 
 from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.text_files import open_file
+from allmlp.data.tables import Table, TableRow, table_suffix
+from allmlp.data.text_files import PEEKED_BYTES, open_file
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig, replace_surrogates
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
@@ -210,6 +211,14 @@ class Squad(TextData):
 # --- reading -----------------------------------------------------------------------------------------------
 
 
+def is_squad(file: str) -> bool:
+    if table_suffix(file) != ".json":
+        return False
+    with open_file(file) as binary:
+        start = binary.read(PEEKED_BYTES)
+    return start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{") and b'"paragraphs"' in start
+
+
 class SquadExample(NamedTuple):
     """A question in a SQuAD file."""
 
@@ -217,6 +226,17 @@ class SquadExample(NamedTuple):
     context: str
     answers: tuple[ReferenceAnswer, ...]
     impossible: bool
+    id: str = ""
+
+
+def question_table(file: str) -> Table:
+    """The questions of a SQuAD file as a table."""
+
+    def rows() -> Iterator[TableRow]:
+        for example in read(file):
+            yield {"id": example.id, "question": example.question, "context": example.context}
+
+    return Table(file, ("id", "question", "context"), rows)
 
 
 def read(file: str) -> list[SquadExample]:
@@ -243,7 +263,8 @@ def parse(record: Any) -> Iterator[SquadExample]:
                 impossible = bool(entry.get("is_impossible", False))
                 given = [] if impossible else entry.get("answers") or []
                 answers = tuple(ReferenceAnswer(clean(one["text"]), int(one.get("answer_start", 0))) for one in given)
-                yield SquadExample(clean(entry["question"]), context, answers, impossible)
+                name = clean(str(entry.get("id", "")))
+                yield SquadExample(clean(entry["question"]), context, answers, impossible, name)
 
 
 def clean(text: Any) -> str:

@@ -29,7 +29,7 @@ from allmlp.data.columns import (
 )
 from allmlp.data.decode import SUFFIXES
 from allmlp.data.shards import Shard, expand_range
-from allmlp.data.tables import Table, is_table, read_table
+from allmlp.data.tables import Table, is_table, read_table, table_suffix
 from allmlp.data.tar_members import members
 from allmlp.data.text_files import file_system, read_documents
 from allmlp.errors import UserError, one_line
@@ -179,7 +179,7 @@ class Inputs:
 
     def file_items(self, path: str) -> Iterator[Item]:
         if is_table(path):
-            return self.rows(read_table(path))
+            return self.rows(open_table(path))
         if path.lower().endswith(SHARD_SUFFIX):
             return self.members(Shard(path))
         if self.reads == "images":
@@ -207,7 +207,7 @@ class Inputs:
             for file in files:
                 name = store.unstrip_protocol(file)
                 if is_table(file):
-                    yield from self.rows(read_table(name))
+                    yield from self.rows(open_table(name))
                 elif file.lower().endswith(SHARD_SUFFIX):
                     yield from self.members(Shard(file, store))
                 elif self.reads == "images":
@@ -299,6 +299,16 @@ def fetch(read: Callable[[], bytes]) -> bytes:
 def read_url(url: str) -> bytes:
     store, path = file_system(url)
     return store.cat_file(path)
+
+
+def open_table(file: str) -> Table:
+    """A table, or the questions of a SQuAD file as one."""
+    if table_suffix(file) == ".json":
+        from allmlp.data.squad import is_squad, question_table
+
+        if is_squad(file):
+            return question_table(file)
+    return read_table(file)
 
 
 # --- columns ------------------------------------------------------------------------------------------------
