@@ -56,6 +56,8 @@ def test_pairs_and_several_test_files(tmp_path: Path) -> None:
     assert test_set.tolist() == [0, 0, 1, 1] and data.test_names == ("dev0", "dev1")
     second = ids[0][segments[0].bool()]
     assert data.tokenizer.decode(second.tolist()) == "it is wet" and second[-1] == data.tokenizer.sep_token_id
+    known = from_json(data.files()["preprocessing.json"])
+    assert known.text_columns == ("sentence1", "sentence2")  # type: ignore[attr-defined]
 
 
 def test_validation_file(tmp_path: Path) -> None:
@@ -130,7 +132,8 @@ def test_text_files_in_folders_of_classes(tmp_path: Path) -> None:
         *(f"{label} {rest}" for label in data.class_names for rest in ("1 seen", "2 train", "0 train")),
     }
     assert data.train.examples.labels.bincount().tolist() == [3, 3]
-    assert from_json(data.files()["preprocessing.json"]).whole_files  # type: ignore[attr-defined]
+    known = from_json(data.files()["preprocessing.json"])
+    assert known.whole_files and not known.text_columns  # type: ignore[attr-defined]
     every, strays, skipped, shared = data.notes
     assert every.startswith("every folder of text files is a class, every file a text: neg, pos; for a language model")
     assert strays.startswith("9 text files are outside of class folders and not used: test/unsup/0.txt, ")

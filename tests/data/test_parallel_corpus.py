@@ -149,7 +149,7 @@ def test_one_tokenizer_for_both_languages_is_kept(tmp_path: Path, cache: Path) -
     ]
     files = first.files()
     assert parse_tokenizer(files["tokenizer.json"], "it") == first.tokenizer
-    assert from_json(files["preprocessing.json"]) == TextPreprocessing("translation", 32)
+    assert from_json(files["preprocessing.json"]) == TextPreprocessing("translation", 32, text_columns=("de",))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text(files["tokenizer.json"], encoding="utf8")
     other = data(tmp_path, tsv(LINES[:2])).for_model(str(tmp_path / "model"))

@@ -92,8 +92,8 @@ class PredictionJob:
         self.rank, self.processes = self.process
         self.is_folder = out is not None and (out.endswith("/") or Path(out).is_dir() or not Path(out).suffix)
         self.model, rest = split_model(arguments)
-        reads, questions, whole_files = model_inputs(self.model)
-        self.options = reads, columns, context, questions, whole_files
+        kind = model_inputs(self.model)
+        self.options = kind.reads, columns, context, *kind[1:]
         self.inputs = Inputs(rest, *self.options)
         refuse_unused(self.inputs, fast, part_size if not self.is_folder else None)
         if self.processes > 1 and not (self.is_folder and self.inputs.repeatable):

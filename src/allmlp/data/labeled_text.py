@@ -80,6 +80,8 @@ class LabeledTextDataset(Dataset):
     """Number of training texts without a label; they come last."""
     whole_files: bool = False
     """Whether every text was a file."""
+    text_columns: tuple[str, ...] = ()
+    """The column of texts, and that of second ones, if they came from a table."""
 
     def split_validation(self, examples: int) -> LabeledTextDataset:
         """Hold out whole groups of the labeled texts, at most `examples` texts, so that no text is in both splits."""
@@ -106,8 +108,8 @@ class LabeledTextDataset(Dataset):
         )
 
     def files(self) -> dict[str, str]:
-        known = TextPreprocessing("classes", self.seq_len, self.class_names, whole_files=self.whole_files)
-        return self.tokenizer.files(known)
+        known = TextPreprocessing("classes", self.seq_len, self.class_names)
+        return self.tokenizer.files(known.replace(whole_files=self.whole_files, text_columns=self.text_columns))
 
 
 class LabeledText(TextData):
@@ -158,7 +160,8 @@ class LabeledText(TextData):
                 raise UserError(f"{name} has no labeled texts")
         check_classes([row.label for row in train], label_column, self.path, reader.skipped_notes())
         dataset = self.assemble(train, validation, tests, extra, reader.notes())
-        return replace(dataset, whole_files=reader.whole_files)
+        columns = () if reader.whole_files else tuple(filter(None, reader.columns[:2]))
+        return replace(dataset, whole_files=reader.whole_files, text_columns=columns)
 
     def assemble(
         self,

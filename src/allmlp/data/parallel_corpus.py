@@ -46,13 +46,14 @@ class TranslationDataset(Dataset):
     seq_len: int
     references: tuple[str, ...]
     """The target texts of all splits."""
+    source_lang: str
     tokens_per_pair: int
     """Mean number of tokens of a training pair, both sides together, without padding."""
     test_sets: tuple[tuple[str, int], ...] = ()
     """Where there are several test files: their names, and the `reference_index` at which each begins."""
 
     def files(self) -> dict[str, str]:
-        return self.tokenizer.files(TextPreprocessing("translation", self.seq_len))
+        return self.tokenizer.files(TextPreprocessing("translation", self.seq_len, text_columns=(self.source_lang,)))
 
 
 class ParallelCorpus(TextData):
@@ -110,6 +111,7 @@ class ParallelCorpus(TextData):
             tokenizer,
             self.seq_len,
             references,
+            self.source_lang,
             max(round(real / len(kept)), 1),
             test_sets=test_sets(tests, len(kept) + len(val_pairs)),
             validation=self.encode(val_pairs, len(kept), tokenizer) if val_pairs else None,
@@ -120,7 +122,9 @@ class ParallelCorpus(TextData):
         tests = self.read_tests()
         pairs = [pair for _, found in tests for pair in found]
         test, references = self.encode(pairs, 0, tokenizer), tuple(target for _, target in pairs)
-        return TranslationDataset(test, test, tokenizer, self.seq_len, references, 0, test_sets=test_sets(tests, 0))
+        return TranslationDataset(
+            test, test, tokenizer, self.seq_len, references, self.source_lang, 0, test_sets=test_sets(tests, 0)
+        )
 
     def read_tests(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """Every test file with its pairs."""

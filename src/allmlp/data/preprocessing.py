@@ -40,6 +40,8 @@ class TextPreprocessing(Spec):
     """
     whole_files: bool = False
     """Whether a text file is one text, as in training; else every line is one."""
+    text_columns: tuple[str, ...] = ()
+    """The column of texts, and that of second ones, of the table in training; empty if there was none."""
 
 
 class SeriesPreprocessing(Spec):

@@ -88,7 +88,7 @@ class Inputs:
     shards are found at any depth. A text model takes tables with a column of texts, text files with one text per line
     (or one text in all, with `whole_files`), and anything else as a text. `context` belongs to every text that has no
     second one of its own. Where texts are `questions`, a column called context is the second one; a classifier is not
-    trained on such a column.
+    trained on such a column. Tables that have the `text_columns` of the training data are read by these.
     """
 
     def __init__(
@@ -99,9 +99,10 @@ class Inputs:
         context: str = "",
         questions: bool = True,
         whole_files: bool = False,
+        text_columns: tuple[str, ...] = (),
     ) -> None:
         self.reads, self.columns, self.context, self.questions = reads, columns, context, questions
-        self.whole_files = whole_files
+        self.whole_files, self.text_columns = whole_files, text_columns
         self.places = [(argument, self.resolve(argument)) for argument in arguments]
 
     def __iter__(self) -> Iterator[Item]:
@@ -238,7 +239,7 @@ class Inputs:
             for row in table:
                 yield image_item(find(row), columns(row))
             return
-        column, pair = text_columns(table, self.columns, self.questions)
+        column, pair = text_columns(table, self.columns, self.questions, self.text_columns)
         for number, row in enumerate(table, 1):
             source = row[column], (row[pair] if pair else "") or self.context
             yield Item(row[column] or f"{table.file}, row {number}", source, columns(row))
@@ -349,11 +350,13 @@ def image_finder(table: Table, column: str) -> Callable[[Mapping[str, str]], str
     return lambda row: finder.find(row[column].strip()) or direct(row)
 
 
-def text_columns(table: Table, wanted: Columns, questions: bool) -> tuple[str, str | None]:
-    """The columns of texts and of second texts, if there are any: by name, else by content."""
+def text_columns(table: Table, wanted: Columns, questions: bool, known: tuple[str, ...]) -> tuple[str, str | None]:
+    """The columns of texts and of second texts, if there are any: the `known` ones, else by name, else by content."""
+    if known and not (wanted.input or wanted.pair) and {*known} <= {*table.columns}:
+        return known[0], known[1] if len(known) > 1 else None
     first = named_column(table.columns, wanted.input, TEXT_COLUMNS, table.file)
-    known = (*TEXT_PAIR_COLUMNS, "context") if questions else TEXT_PAIR_COLUMNS
-    second = named_column(table.columns, wanted.pair, known, table.file, taken=(first,))
+    pairs = (*TEXT_PAIR_COLUMNS, "context") if questions else TEXT_PAIR_COLUMNS
+    second = named_column(table.columns, wanted.pair, pairs, table.file, taken=(first,))
     if first is None:
         samples = [sample for sample in sample_columns(table) if sample.name != second]
         first, *others = guess_texts(samples, 2 - bool(second), table, "--column")
@@ -369,7 +372,7 @@ def as_items(inputs: Any, kind: ModelInputs, context: str = "") -> Iterator[Item
 
     For a text model a string is a text, whatever it looks like, a pair of strings is a pair, and a `Path` is a file.
     """
-    reads, questions, whole_files = kind
+    reads = kind.reads
     is_array = getattr(inputs, "ndim", 4) < 4
     single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array
     try:
@@ -378,7 +381,7 @@ def as_items(inputs: Any, kind: ModelInputs, context: str = "") -> Iterator[Item
         raise UserError(f"the inputs must be {reads}, not {type(inputs).__name__}") from None
     for number, source in enumerate(sources):
         if isinstance(source, os.PathLike) or (isinstance(source, str) and reads == "images"):
-            yield from Inputs([os.fspath(source)], reads, Columns(), context, questions, whole_files)
+            yield from Inputs([os.fspath(source)], reads, Columns(), context, *kind[1:])
         elif isinstance(source, str):
             yield Item(source, (source, context))
         else:

@@ -365,11 +365,14 @@ class ModelInputs(NamedTuple):
     """Whether the texts are questions, which need a context."""
     whole_files: bool = False
     """Whether a text file is one text."""
+    text_columns: tuple[str, ...] = ()
+    """The columns of texts in training."""
 
 
 def inputs_of(preprocessing: Preprocessing | None) -> ModelInputs:
     if isinstance(preprocessing, TextPreprocessing):
-        return ModelInputs("texts", preprocessing.task == "span", preprocessing.whole_files)
+        known = preprocessing
+        return ModelInputs("texts", known.task == "span", known.whole_files, known.text_columns)
     return ModelInputs("images")
 
 
