@@ -148,6 +148,11 @@ FILES: dict[str, tuple[str, str, Data]] = {
         "id,en,de\n1,a dog,ein Hund\n2,a cat,eine Katze\n",
         ParallelCorpus("a.csv", source_lang="de"),
     ),
+    "names of languages": (
+        "a.csv",
+        "English,German\na dog,ein Hund\na cat,eine Katze\n",
+        ParallelCorpus("a.csv", source_lang="German", target_lang="English"),
+    ),
     "source, target": (
         "a.jsonl",
         "\n".join(json.dumps({"target": f"it is {n}", "source": f"es ist {n}"}) for n in range(9)),

@@ -70,7 +70,9 @@ LANGUAGES = frozenset(
     re.findall(
         r"\w+",
         """ar bg bn ca cs da de el en es et eu fa fi fr gl he hi hr hu is it ja ka ko lt lv mk ms mt nb nl pl pt ro ru
-        sk sl sq sr sv sw ta th tr uk ur vi zh source target src tgt""",
+        sk sl sq sr sv sw ta th tr uk ur vi zh source target src tgt
+        arabic chinese czech danish dutch english finnish french german greek hebrew hindi hungarian italian japanese
+        korean norwegian polish portuguese romanian russian spanish swedish turkish ukrainian vietnamese""",
     )
 )
 """Columns of a translation table, and suffixes of aligned files; not id and no, which have other meanings."""
@@ -241,7 +243,8 @@ def detect_aligned(files: list[Path]) -> Data | None:
 def direction(languages: list[str]) -> tuple[str, str]:
     """Source and target: by their names, else into English, else in order."""
     first, second, *_ = languages
-    return (second, first) if second in SOURCE_FIRST or first == "en" else (first, second)
+    is_source, is_english = second.casefold() in SOURCE_FIRST, first.casefold() in ("en", "english")
+    return (second, first) if is_source or is_english else (first, second)
 
 
 def detect_text(folder: Path) -> Data:
