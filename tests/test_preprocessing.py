@@ -17,6 +17,7 @@ from tiny import tiny_model
         (torch.rand(1, 4, 6, 8), "expected images with 3 channels, got 4"),
         (torch.rand(3, 6, 8), "expected float images of shape"),
         (torch.zeros(1, 3, 6, 8, dtype=torch.uint8), "expected float images"),
+        (torch.rand(1, 3, 6, 8, dtype=torch.float64), r"float64 and the model float32: convert the input, x\.float"),
     ],
 )
 def test_images(images: Tensor, message: str) -> None:

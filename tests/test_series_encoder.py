@@ -226,6 +226,8 @@ def test_refused_inputs() -> None:
     for bad in (torch.randn(2, 11, 3), torch.randn(2, 12, 2), torch.randn(12, 3), torch.ones(2, 12, 3).long()):
         with pytest.raises(allmlp.UserError, match=r"expected a float series of shape \[B, 12, 3\], got "):
             model(bad)
+    with pytest.raises(allmlp.UserError, match="the input is float64 and the model float32"):
+        model(torch.randn(2, 12, 3, dtype=torch.float64))
     with pytest.raises(allmlp.UserError, match="expected a bool mask"):
         model(torch.randn(2, 12, 3), torch.ones(2, 12, 3))
     with pytest.raises(allmlp.UserError, match=r"has no 'num_classes'.*it has seq_len, in_chans, horizon"):

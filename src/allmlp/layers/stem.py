@@ -181,6 +181,7 @@ class PatchEmbedLayer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         self.validate(images)
+        refuse_double(images, self)
         return self.complete(embed_patches(images, self.proj, self.spec.patch_size, self.spec.kernel))
 
     def embed_grid(self, grid: Tensor) -> Tensor:
@@ -209,6 +210,12 @@ class PatchEmbedLayer(nn.Module):
                 f"the model is built for {height}x{width} images, got {size}; resize the images, or the model: "
                 f"allmlp resize FOLDER TARGET --img-size {size}, or create and load with dynamic=True"
             )
+
+
+def refuse_double(x: Tensor, module: nn.Module) -> None:
+    """Refuse float64, which numpy makes, in a module of float32."""
+    if x.dtype == torch.float64 and next(module.parameters()).dtype == torch.float32:
+        raise UserError("the input is float64 and the model float32: convert the input, x.float()")
 
 
 class TokenEmbed(Stem):

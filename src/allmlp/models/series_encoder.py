@@ -15,6 +15,7 @@ from allmlp.layers.mixers.attention import RelativePositionBias
 from allmlp.layers.norm import LayerNorm, Norm, build_norm
 from allmlp.layers.scale import DropPath
 from allmlp.layers.series import ForecastHead, Level, RevIN, SeriesHead, SeriesNorm, SeriesPatchesLayer, SeriesStem
+from allmlp.layers.stem import refuse_double
 from allmlp.models.encoder import part_paths
 from allmlp.models.model import Model, ModelSpec
 from allmlp.spec import Count, Range
@@ -139,6 +140,7 @@ class SeriesEncoderModel(Model[SeriesEncoder]):
                 f"expected a float series of shape [B, {expected[0]}, {expected[1]}], got "
                 f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
             )
+        refuse_double(x, self)
         if mask is not None and (mask.shape != x.shape or mask.dtype != torch.bool):
             raise UserError(f"expected a bool mask of the shape {list(x.shape)} of the series, got {list(mask.shape)}")
 
