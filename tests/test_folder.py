@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch.optim.swa_utils import AveragedModel
 
 import allmlp
 from allmlp.data.preprocessing import copy_tokenizer, read_preprocessing
@@ -212,6 +213,9 @@ def test_a_compiled_model_is_saved_as_itself(tmp_path: Path) -> None:
     model = tiny_model("mixer_s32", torch.float32)
     allmlp.save(torch.compile(model), tmp_path)  # type: ignore[arg-type]
     assert allmlp.load(tmp_path).state_dict().keys() == model.state_dict().keys()
+    average = AveragedModel(tiny_model("mixer_s32", torch.float32))
+    with pytest.raises(allmlp.UserError, match=r"can be saved, not AveragedModel: save its \.module"):
+        allmlp.save(average, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(allmlp.UserError, match="only models of this library can be saved, not Linear"):
         allmlp.save(torch.nn.Linear(2, 2), tmp_path)  # type: ignore[arg-type]
 

@@ -64,7 +64,8 @@ def save(
     """
     model = uncompiled(model)
     if not isinstance(model, Model):
-        raise UserError(f"only models of this library can be saved, not {type(model).__name__}")
+        inside = ": save its .module" if isinstance(uncompiled(getattr(model, "module", None)), Model) else ""
+        raise UserError(f"only models of this library can be saved, not {type(model).__name__}{inside}")
     check_merged(model)
     state = model.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
