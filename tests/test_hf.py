@@ -287,12 +287,20 @@ def test_padding_is_not_read(saved: dict[str, Path]) -> None:
             assert (together[:, length:] < -1e30).all()
 
 
-def test_texts_of_whole_files_stay_whole(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_how_texts_are_read_is_kept(folders: dict[str, Path], tmp_path: Path) -> None:
     place = shutil.copytree(folders["classes"], tmp_path / "classes")
     known = json.loads((place / "preprocessing.json").read_text())
-    (place / "preprocessing.json").write_text(json.dumps(known | {"whole_files": True}))
+    (place / "preprocessing.json").write_text(json.dumps(known | {"whole_files": True, "text_columns": ["a", "b"]}))
     allmlp.hf.wrap(place).save_pretrained(tmp_path / "saved")
-    assert json.loads((tmp_path / "saved" / "preprocessing.json").read_text())["whole_files"]
+    saved = json.loads((tmp_path / "saved" / "preprocessing.json").read_text())
+    assert saved["whole_files"] and saved["text_columns"] == ["a", "b"]
+
+
+def test_classes_keep_their_names_if_their_number_does(folders: dict[str, Path]) -> None:
+    names = dict(enumerate(allmlp.load(folders["classes"]).preprocessing.class_names))  # type: ignore[union-attr]
+    same = allmlp.hf.wrap(folders["classes"], num_labels=len(names)).config
+    assert same.id2label == names and set(same.label2id) == set(names.values())
+    assert "LABEL_0" in allmlp.hf.wrap(folders["classes"], num_labels=len(names) + 1).config.id2label.values()
 
 
 def test_padding_that_a_model_was_trained_to_read(folders: dict[str, Path], tmp_path: Path) -> None:

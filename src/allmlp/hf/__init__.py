@@ -140,7 +140,7 @@ def head_task(spec: Any) -> str:
 def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, options: dict[str, Any]) -> AllMlpConfig:
     fields: dict[str, Any] = {"spec": to_dict(model.spec)}
     names = model.preprocessing.class_names if model.preprocessing is not None else ()
-    if names and "num_labels" not in options:
+    if names and "id2label" not in options:
         fields["id2label"] = dict(enumerate(names))
         fields["label2id"] = {name: number for number, name in enumerate(names)}
     if isinstance(model, EncoderModel) and isinstance(model.spec.stem, PatchEmbed):
@@ -159,7 +159,7 @@ def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, op
         }
         known = model.preprocessing
         if isinstance(known, TextPreprocessing):
-            fields["whole_files"] = known.whole_files
+            fields |= {"whole_files": known.whole_files, "text_columns": known.text_columns}
             if known.task in READ_PADDING:
                 fields["mask_padding"] = known.mask_padding
     return AllMlpConfig(**fields | options)

@@ -53,6 +53,8 @@ class AllMlpConfig(PreTrainedConfig):
     `TextPreprocessing`."""
     whole_files: bool = False
     """Whether a text file is one text, as in training: see `TextPreprocessing`."""
+    text_columns: list[str] | tuple[str, ...] = ()
+    """The columns of the table in training."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.spec is not None:
@@ -110,7 +112,8 @@ class AllMlpConfig(PreTrainedConfig):
             span, translation = isinstance(head, QAHead), isinstance(spec, EncoderDecoder)
             task = "classes" if classifies else "span" if span else "translation" if translation else "text"
             masked = self.mask_padding or task not in READ_PADDING
-            return TextPreprocessing(task, self.encoder.stem.tokens, class_names, masked, self.whole_files)
+            known = TextPreprocessing(task, self.encoder.stem.tokens, class_names, masked)
+            return known.replace(whole_files=self.whole_files, text_columns=tuple(self.text_columns))
         if self.image_mean is None or self.image_std is None:
             return None
         task = "values" if self.problem_type == "regression" else "classes"
