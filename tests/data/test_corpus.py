@@ -132,16 +132,24 @@ def test_the_tokenizer_of_another_model(spec: Corpus, tmp_path: Path) -> None:
         (tmp_path / "model" / name).write_text(text)
     other = spec.replace(tokenizer=TokenizerConfig(vocab_size=50)).for_model(str(tmp_path / "model")).load()
     assert other.tokenizer == data.tokenizer
+    with pytest.raises(UserError, match=r"train split of \d+ documents: set data\.test or lower data\.test_fraction"):
+        spec.replace(test="", test_fraction=1.0).for_model(str(tmp_path / "model")).load()
 
 
 def test_too_little_text(spec: Corpus, tmp_path: Path) -> None:
     Path(spec.test).write_text("\n\n  \n")
     with pytest.raises(UserError, match="there is no text in the test split: give more"):
         spec.load()
-    with pytest.raises(UserError, match=r"test split: set data\.test or .*, or set data\.sample_by=line"):
+    with pytest.raises(
+        UserError,
+        match=r"test split of \d+ documents: set data\.test or raise .*, or set data\.sample_by=line$",
+    ):
         spec.replace(test="", test_fraction=0.0).load()
     with pytest.raises(UserError, match=r"raise data\.test_fraction$"):
         spec.replace(test="", test_fraction=0.0, sample_by="line").load()
+    Path(spec.path).write_text("one line\nanother\n")
+    with pytest.raises(UserError, match=r"all of it is one document: set data\.test, or set data\.sample_by=line$"):
+        spec.replace(test="", test_fraction=0.0).load()
     Path(spec.path).write_text("")
     with pytest.raises(UserError, match="cannot train a tokenizer"):
         spec.load()

@@ -202,15 +202,25 @@ def load_split(folder: Path, name: str, tokenizer: Tokenizer, spec: Corpus) -> S
     if seq_len < 3:
         raise UserError("a row needs at least three tokens: [CLS], one of the text, [SEP]; raise data.seq_len")
     if not len(ends) or not ends[-1]:
-        smaller = ", or set data.sample_by=line" if spec.sample_by != "line" else ""
-        how = "give more" if spec.test else f"set data.test or raise data.test_fraction{smaller}"
-        raise UserError(f"there is no text in the {name} split: {how}")
+        documents = sum(len(np.load(folder / f"{split}.ends.npy")) for split in ("train", "test"))
+        raise UserError(f"there is no text in the {name} split{how_to_split(spec, name, documents)}")
     tokens = np.memmap(file, dtype=dtype, mode="r")
     bounds = row_bounds(ends, seq_len - 2, spec.packing and not spec.separate_documents)
     rows = (SeparateRows if spec.separate_documents else TokenRows)(tokens, *bounds, tokenizer, seq_len)
     if len(rows) * seq_len * 4 > MAX_BYTES_IN_MEMORY:
         return rows
     return InMemory(*rows.fetch(torch.arange(len(rows))), batch_type=TokenBatch)
+
+
+def how_to_split(spec: Corpus, name: str, documents: int) -> str:
+    """What to do about a split without text."""
+    if spec.test or not documents:
+        return ": give more"
+    smaller = ", or set data.sample_by=line" if spec.sample_by != "line" else ""
+    if documents == 1:
+        return f", for all of it is one document: set data.test{smaller}"
+    change = "raise" if name == "test" else "lower"
+    return f" of {documents:,} documents: set data.test or {change} data.test_fraction{smaller}"
 
 
 def row_bounds(ends: np.ndarray, size: int, packing: bool) -> tuple[np.ndarray, np.ndarray]:
