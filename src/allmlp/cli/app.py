@@ -328,9 +328,12 @@ def next_prediction(folder: Path) -> None:
     from allmlp.data.preprocessing import TextPreprocessing, known_preprocessing
     from allmlp.weights.folder import read_spec
 
-    known, block = known_preprocessing(folder), getattr(read_spec(folder), "block", None)
+    known, spec = known_preprocessing(folder), read_spec(folder)
+    block = getattr(spec, "block", None)
     if known is None:
         next_command("show", folder)
+    elif not spec.has_head:
+        next_command("train", "DATA", "--model", folder)
     elif not isinstance(known, TextPreprocessing):
         next_command("predict", folder, "IMAGE")
     elif known.task == "span":

@@ -99,7 +99,7 @@ class ImagePredictor:
         if self.task == "values":
             outputs = outputs.flatten(1)
         else:
-            check_classes(self.name, outputs, self.class_names)
+            check_classes(self.name, self.original.spec, outputs, self.class_names)
         count = outputs.shape[1]
         return self.class_names if len(self.class_names) == count else tuple(map(str, range(count)))
 
@@ -150,7 +150,9 @@ class ImagePredictor:
 
     def probabilities(self, images: Images) -> Tensor:
         """Class probabilities, n k."""
-        return self.outputs(images).softmax(1)
+        outputs = self.outputs(images)
+        check_classes(self.name, self.original.spec, outputs, self.class_names)
+        return outputs.softmax(1)
 
     def predict(self, images: Images, top_k: int = 5) -> list[Rows]:
         """The `top_k` most probable classes of each image; all values for a regression."""
@@ -298,7 +300,7 @@ class TextPredictor:
         from allmlp.tasks.classify_text import classify_texts
 
         probabilities = classify_texts(self.model, self.tokenizer, pairs, self.preprocessing.mask_padding)
-        check_classes(self.name, probabilities, self.class_names)
+        check_classes(self.name, self.original.spec, probabilities, self.class_names)
         return probabilities
 
     def predict(self, pairs: list[tuple[str, str]], top_k: int = 5) -> list[Rows]:
