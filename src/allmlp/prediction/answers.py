@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from allmlp.errors import UserError
+from allmlp.errors import UserError, command
 from allmlp.models.model import ModelSpec
 
 
@@ -30,9 +30,8 @@ class Prediction(NamedTuple):
 def check_classes(model: object, spec: ModelSpec, outputs: Tensor, class_names: tuple[str, ...]) -> None:
     """Raise UserError if the outputs cannot be scores of these classes."""
     if outputs.dim() != 2 or not spec.has_head:
-        raise UserError(
-            f"the model in {model} outputs features, not class scores: allmlp train DATA --model {model} trains a head"
-        )
+        train = command("train", "DATA", "--model", model)
+        raise UserError(f"the model in {model} outputs features, not class scores: {train} trains a head")
     if outputs.shape[1] == 1:
         raise UserError(
             f"the model in {model} has a single output, so it is not a classifier: "

@@ -31,7 +31,7 @@ from allmlp.data.preprocessing import (
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.data.workers import Workers, own_cores
 from allmlp.device import as_dtype, own_device, warn_of_slow_format
-from allmlp.errors import UserError, one_line, require
+from allmlp.errors import UserError, command, one_line, require
 from allmlp.files import read_regular
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
@@ -428,7 +428,7 @@ def open_predictor(
     if isinstance(preprocessing, ImagePreprocessing):
         return ImagePredictor(str(folder), load(folder, device=place), preprocessing, dtype, fast)
     if isinstance(preprocessing, SeriesPreprocessing):
-        raise UserError(f"{folder} forecasts time series: name a table, allmlp predict {folder} TABLE.csv")
+        raise UserError(f"{folder} forecasts time series: name a table, {command('predict', folder, 'TABLE.csv')}")
     return TextPredictor(str(folder), load(folder, device=place, dtype=dtype or torch.float32), preprocessing)
 
 
