@@ -241,6 +241,8 @@ def test_expected_time_is_that_of_the_measured_speed() -> None:
         (["shwo"], "No such command 'shwo'"),
         (["train", "digits_mixer", "--steps", "3"], "--steps; did you mean --set budget.steps=VALUE?"),
         (["train", "digits_mixer", "--batch-size", "3"], "did you mean --set batch_size=VALUE?"),
+        (["train", "digits_mixer", "--sweep", "seed=0,1"], "No such option: --sweep; allmlp study has it"),
+        (["study", "digits", "--model", "mixer_nano"], "No such option: --model; did you mean --set model=VALUE?"),
         (["train", "digits_mixer", "--set", "model=mixer_nanno"], "did you mean 'mixer_nano'"),
         (["train", "digits_mixer", "--epoch", "3"], "No such option: --epoch; did you mean --epochs?"),
         (["report", "runs/a", "--epochs", "3"], "No such option: --epochs; allmlp train and allmlp plan have it"),

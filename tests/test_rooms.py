@@ -273,6 +273,7 @@ BELOW = {
         "plugins",
         "auto",
         "resolve",
+        "run",
         "data",
         "evaluation",
         "accuracy",

@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -20,6 +21,16 @@ MAX_LINE = 300
 """Characters of an error message."""
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """All control characters but tab and line feed, including those that change the text direction."""
+
+
+IMPORTED: list[str] = []
+"""Plug-ins of `allmlp --import`, which a suggested command needs as well."""
+
+
+def command(*parts: object) -> str:
+    """`allmlp PARTS` as it is typed: quoted for the shell, with the plug-ins of this one."""
+    imports = [word for module in IMPORTED for word in ("--import", module)]
+    return shlex.join(["allmlp", *imports, *map(str, parts)])
 
 
 class UserError(ValueError):

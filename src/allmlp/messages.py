@@ -13,7 +13,7 @@ from allmlp.accuracy import wilson_interval
 from allmlp.data.dataset import Dataset, Split
 from allmlp.data.sampler import Sampler
 from allmlp.device import has_amx, slow_format
-from allmlp.errors import plural
+from allmlp.errors import command, plural
 from allmlp.log import format_duration, format_values
 from allmlp.models.model import ModelSpec
 from allmlp.models.zoo import short_name
@@ -93,7 +93,7 @@ def describe_stop(out: Path, step: int) -> str:
     if kept is None:
         return f"stopped at step {step}, before the first checkpoint: nothing is kept"
     lost = f" the last checkpoint is of step {kept};" if kept < step else ""
-    return f"stopped at step {step};{lost} resume with: allmlp train --resume {out}"
+    return f"stopped at step {step};{lost} resume with: {command('train', '--resume', out)}"
 
 
 def describe_result(out: Path, result: dict[str, Any], floors: dict[str, float], dataset: Dataset) -> str:

@@ -21,7 +21,7 @@ from allmlp.auto import Reason, TrainOptions, choose_run, show
 from allmlp.data.detect import NAMED, detect_data
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.tables import is_table
-from allmlp.errors import UserError, did_you_mean, lookup
+from allmlp.errors import UserError, command, did_you_mean, lookup
 from allmlp.files import RUN, expand_user
 from allmlp.models.zoo import preset, presets
 from allmlp.plugins import import_file
@@ -73,11 +73,13 @@ def resolve(
         if (out or RUNS / name).resolve() == folder.resolve():
             raise UserError(
                 f"{folder} is the run itself: name another folder with --out to repeat it, or continue it with "
-                f"allmlp train --resume {folder}"
+                + command("train", "--resume", folder)
             )
         return changed({name: read_run(folder)}, options, overrides, out)
     if (path / CONFIG).is_file():
-        raise UserError(f"{source} is a model: name the data to train it on, allmlp train DATA --model {source}")
+        raise UserError(
+            f"{source} is a model: name the data to train it on, {command('train', 'DATA', '--model', source)}"
+        )
     if not path.exists() and source not in NAMED and re.fullmatch(r"[\w./-]+", source):
         hint = did_you_mean(source, [*recipes.recipes(), *NAMED, *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import allmlp
 from allmlp import log
 from allmlp import training as loop
+from allmlp.cli.app import next_prediction
 from allmlp.data.augment import MultiCrop
 from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
@@ -26,6 +28,7 @@ from allmlp.run import Budget
 from allmlp.tasks.dino import Dino, DinoModule, dino_loss
 from allmlp.tasks.probe import Probe
 from allmlp.tasks.task import StepContext
+from command import run as run_command
 from train.runs import Blobs, selfsupervised, small
 from train.test_train import losses, same_weights, train_interrupted
 
@@ -184,3 +187,19 @@ def test_a_skipped_step_does_not_spoil_the_next_ones(tmp_path: Path) -> None:
     run = selfsupervised().replace(data=Blobs(spoiled=True), nan="skip", batch_size=8, **steps)
     loop.train(run, tmp_path, "cpu")
     assert len(losses(tmp_path)) == 9 and all(map(math.isfinite, losses(tmp_path).values()))
+
+
+def test_a_pretrained_model_is_a_start_and_not_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next command was `allmlp predict`, which failed, and its evaluation on other images ended in a traceback."""
+    folder, photos = tmp_path / "dino", tmp_path / "photos"
+    loop.train(selfsupervised().replace(budget=Budget(steps=1)), folder, "cpu")
+    next_prediction(folder)
+    assert capsys.readouterr().err.endswith(f"\nnext: allmlp train DATA --model {folder}\n")
+    for name in "ab":
+        (photos / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(photos / name / "0.png")
+    for command in (("predict", folder, photos / "a" / "0.png"), ("eval", folder, photos)):
+        code, _, err = run_command(capsys, *command)
+        assert code == 2 and "features, not class scores" in err and f"allmlp train DATA --model {folder}" in err
+    with pytest.raises(UserError, match="features, not class scores"):
+        allmlp.predict(allmlp.load(folder), photos / "a" / "0.png")

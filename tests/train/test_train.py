@@ -208,6 +208,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The step that is being trained is finished and saved; a second Ctrl-C would end it."""
+    monkeypatch.setattr("allmlp.errors.IMPORTED", ["my_mixers"])
     with monkeypatch.context() as patch:
         original = loop.TrainStep.backward
 
@@ -219,7 +220,8 @@ def test_ctrl_c_saves_and_says_how_to_resume(
         patch.setattr(loop.TrainStep, "backward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(small(), tmp_path, "cpu")
-    assert f"stopped at step 6; resume with: allmlp train --resume {tmp_path}" in capsys.readouterr().err
+    resume = f"allmlp --import my_mixers train --resume {tmp_path}"
+    assert f"stopped at step 6; resume with: {resume}" in capsys.readouterr().err
     assert checkpoint.newest(tmp_path)[1]["step"] == 6  # type: ignore[index]
     train(small(), tmp_path, "cpu")
     assert losses(tmp_path) == losses(whole) and same_weights(tmp_path, whole)

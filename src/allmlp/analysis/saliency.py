@@ -51,7 +51,7 @@ def saliency(model: Model, images: Tensor, squares: int = SQUARES) -> list[Salie
 
 def class_logits(model: Model, images: Tensor) -> Tensor:
     logits, spec = model(images), model.spec
-    if logits.dim() != 2 or logits.shape[1] < 2 or (isinstance(spec, Encoder) and spec.head is None):
+    if logits.dim() != 2 or logits.shape[1] < 2 or not spec.has_head:
         raise UserError("the model outputs no class scores: there is no prediction to explain")
     return logits
 

@@ -53,8 +53,7 @@ class AnalysisTarget:
     @property
     def output(self) -> Literal["classes", "values", "features"]:
         """Output of an image model's head: class scores, other numbers, or features if there is no head."""
-        spec = self.model.spec
-        if isinstance(spec, Encoder) and spec.head is None:
+        if not self.model.spec.has_head:
             return "features"
         return self.preprocessing.task if self.preprocessing else "classes"
 

@@ -87,6 +87,14 @@ def listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def is_field(name: str) -> bool:
+    """Whether a run has this field, or one that is also called so."""
+    from allmlp.run import Run
+    from allmlp.spec import hints
+
+    return name in SYNONYMS or name in hints(Run)
+
+
 def explain(error: Any) -> str:
     """The message; for a missing argument with where examples are; for an unknown option with a correction of a typo,
     the field of --set it may correspond to, or the commands that have it.
@@ -105,11 +113,11 @@ def explain(error: Any) -> str:
         return f"{message}; it comes before the command: allmlp {option} ..."
     if close := difflib.get_close_matches(option, known, cutoff=0.75):
         return f"{message}; did you mean {' or '.join(close)}?"
-    if "--set" in known:
-        name = option.lstrip("-").replace("-", "_")
-        return f"{message}; did you mean --set {SYNONYMS.get(name, (name,))[-1]}=VALUE?"
     others = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
     having = [f"allmlp {name}" for name, command in others if any(option in param.opts for param in command.params)]
+    name = option.lstrip("-").replace("-", "_")
+    if "--set" in known and (not having or is_field(name)):
+        return f"{message}; did you mean --set {SYNONYMS.get(name, (name,))[-1]}=VALUE?"
     return f"{message}; {listed(having)} {'has' if len(having) == 1 else 'have'} it" if having else message
 
 

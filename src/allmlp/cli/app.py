@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from allmlp.errors import UserError, printable
+from allmlp.errors import IMPORTED, UserError, command, printable
 from allmlp.files import finite
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ def examples(*lines: str) -> str:
 
 
 DEBUG = "ALLMLP_DEBUG"
-IMPORTED: list[str] = []
-"""The modules of --import, which the next command needs, too."""
 """Set to show the traceback of an error; a variable, so that the processes of a study see it as well."""
 VERBS = {
     "classify": "predict",
@@ -319,8 +317,7 @@ def next_command(*parts: object) -> None:
     next_command("predict", folder, "IMAGE") prints `next: allmlp predict runs/photos IMAGE`.
     """
     if is_main_process():
-        imports = [word for module in IMPORTED for word in ("--import", module)]
-        say(f"next: allmlp {shlex.join([*imports, *map(str, parts)])}")
+        say(f"next: {command(*parts)}")
 
 
 def next_prediction(folder: Path) -> None:
@@ -328,9 +325,12 @@ def next_prediction(folder: Path) -> None:
     from allmlp.data.preprocessing import TextPreprocessing, known_preprocessing
     from allmlp.weights.folder import read_spec
 
-    known, block = known_preprocessing(folder), getattr(read_spec(folder), "block", None)
+    known, spec = known_preprocessing(folder), read_spec(folder)
+    block = getattr(spec, "block", None)
     if known is None:
         next_command("show", folder)
+    elif not spec.has_head:
+        next_command("train", "DATA", "--model", folder)
     elif not isinstance(known, TextPreprocessing):
         next_command("predict", folder, "IMAGE")
     elif known.task == "span":

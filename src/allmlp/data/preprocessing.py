@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from allmlp.data.frequency import Frequency
-from allmlp.errors import UserError, plural
+from allmlp.errors import UserError, command, plural
 from allmlp.files import CONFIG, RUN, write_atomically, write_text_atomically
 from allmlp.spec import Count, Rate, Spec, from_json, to_json
 
@@ -79,7 +79,8 @@ def write_preprocessing(folder: Path, preprocessing: Preprocessing) -> None:
 def refuse_runs(folder: Path) -> None:
     """Raise UserError for a run that is not finished, which has no model yet, and for a folder of runs."""
     if (folder / RUN).is_file():
-        raise UserError(f"the run in {folder} is not finished: continue it with allmlp train --resume {folder}")
+        resume = command("train", "--resume", folder)
+        raise UserError(f"the run in {folder} is not finished: continue it with {resume}")
     runs = sorted(file.parent for file in folder.glob(f"*/{RUN}"))
     if runs:
         raise UserError(f"{folder} holds {plural(len(runs), 'run')}: name one of them, such as {runs[0]}")

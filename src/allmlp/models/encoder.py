@@ -111,6 +111,10 @@ class Encoder(ModelSpec):
         return self.stem.img_size if isinstance(self.stem, PatchEmbed) else None
 
     @property
+    def has_head(self) -> bool:
+        return self.head is not None
+
+    @property
     def input_spec(self) -> str:
         return super().input_spec if isinstance(self.stem, PatchEmbed) else f"{self.stem.tokens} tokens"
 

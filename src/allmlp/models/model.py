@@ -49,6 +49,11 @@ class ModelSpec(Spec, abstract=True):
         """Height and width of the input images; None for other inputs."""
         return None
 
+    @property
+    def has_head(self) -> bool:
+        """False for a model whose output are features."""
+        return True
+
     def configure(self, **options: Any) -> Self:
         """A copy with another input or output; the options are those of `allmlp.create`, without None."""
         for name in options:

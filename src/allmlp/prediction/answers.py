@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from allmlp.errors import UserError
+from allmlp.errors import UserError, command
+from allmlp.models.model import ModelSpec
 
 
 class Prediction(NamedTuple):
@@ -26,10 +27,11 @@ class Prediction(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-def check_classes(model: object, outputs: Tensor, class_names: tuple[str, ...]) -> None:
+def check_classes(model: object, spec: ModelSpec, outputs: Tensor, class_names: tuple[str, ...]) -> None:
     """Raise UserError if the outputs cannot be scores of these classes."""
-    if outputs.dim() != 2:
-        raise UserError(f"the model in {model} outputs features, not class scores: it has no head")
+    if outputs.dim() != 2 or not spec.has_head:
+        train = command("train", "DATA", "--model", model)
+        raise UserError(f"the model in {model} outputs features, not class scores: {train} trains a head")
     if outputs.shape[1] == 1:
         raise UserError(
             f"the model in {model} has a single output, so it is not a classifier: "

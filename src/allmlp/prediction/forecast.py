@@ -16,7 +16,7 @@ from allmlp.data.preprocessing import SeriesPreprocessing, read_preprocessing
 from allmlp.data.series import level
 from allmlp.data.series_table import SeriesRows, read_series, split_name
 from allmlp.device import own_device
-from allmlp.errors import UserError, one_line, require
+from allmlp.errors import UserError, command, one_line, require
 from allmlp.files import write_csv_atomically
 from allmlp.layers.series import ReconstructionHead
 from allmlp.models.model import Model
@@ -69,7 +69,7 @@ class Forecaster:
         if isinstance(getattr(spec, "head", None), ReconstructionHead):
             raise UserError(
                 f"the model in {folder} restores hidden patches: train it to forecast, "
-                f"allmlp train TABLE --horizon STEPS --model {folder}"
+                + command("train", "TABLE", "--horizon", "STEPS", "--model", folder)
             )
         self.seq_len: int = spec.stem.seq_len if hasattr(spec, "stem") else spec.seq_len
         self.horizon: int = spec.head.horizon if hasattr(spec, "stem") else spec.horizon

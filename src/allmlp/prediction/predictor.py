@@ -31,7 +31,7 @@ from allmlp.data.preprocessing import (
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.data.workers import Workers, own_cores
 from allmlp.device import as_dtype, own_device, warn_of_slow_format
-from allmlp.errors import UserError, one_line, require
+from allmlp.errors import UserError, command, one_line, require
 from allmlp.files import read_regular
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder import EncoderModel
@@ -99,7 +99,7 @@ class ImagePredictor:
         if self.task == "values":
             outputs = outputs.flatten(1)
         else:
-            check_classes(self.name, outputs, self.class_names)
+            check_classes(self.name, self.original.spec, outputs, self.class_names)
         count = outputs.shape[1]
         return self.class_names if len(self.class_names) == count else tuple(map(str, range(count)))
 
@@ -150,7 +150,9 @@ class ImagePredictor:
 
     def probabilities(self, images: Images) -> Tensor:
         """Class probabilities, n k."""
-        return self.outputs(images).softmax(1)
+        outputs = self.outputs(images)
+        check_classes(self.name, self.original.spec, outputs, self.class_names)
+        return outputs.softmax(1)
 
     def predict(self, images: Images, top_k: int = 5) -> list[Rows]:
         """The `top_k` most probable classes of each image; all values for a regression."""
@@ -298,7 +300,7 @@ class TextPredictor:
         from allmlp.tasks.classify_text import classify_texts
 
         probabilities = classify_texts(self.model, self.tokenizer, pairs, self.preprocessing.mask_padding)
-        check_classes(self.name, probabilities, self.class_names)
+        check_classes(self.name, self.original.spec, probabilities, self.class_names)
         return probabilities
 
     def predict(self, pairs: list[tuple[str, str]], top_k: int = 5) -> list[Rows]:
@@ -429,7 +431,7 @@ def open_predictor(
     if isinstance(preprocessing, ImagePreprocessing):
         return ImagePredictor(str(folder), load(folder, device=place), preprocessing, dtype, fast)
     if isinstance(preprocessing, SeriesPreprocessing):
-        raise UserError(f"{folder} forecasts time series: name a table, allmlp predict {folder} TABLE.csv")
+        raise UserError(f"{folder} forecasts time series: name a table, {command('predict', folder, 'TABLE.csv')}")
     return TextPredictor(str(folder), load(folder, device=place, dtype=dtype or torch.float32), preprocessing)
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allmlp.data.augment import MultiCrop
-from allmlp.data.dataset import ImageDataset, LabeledImages
+from allmlp.data.dataset import Dataset, ImageDataset, LabeledImages
+from allmlp.data.preprocessing import PREPROCESSING_FILE
 from allmlp.data.sampler import Batch
 from allmlp.errors import UserError
 from allmlp.layers.init import truncated_normal
@@ -23,7 +24,7 @@ from allmlp.models.grid import ForwardAtSize
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.resnet import ResNet
 from allmlp.models.zoo import create
-from allmlp.spec import Count, Rate
+from allmlp.spec import Count, Rate, from_json, to_json
 from allmlp.tasks.probe import KnnEval, evaluate_knn, pooled_features, subsample
 from allmlp.tasks.task import Losses, Normalize, StepContext, Sums, Task, TaskModule, Temperature
 
@@ -70,6 +71,11 @@ class Dino(Task):
 
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return DinoModule(self, model, dataset)
+
+    def files(self, dataset: Dataset) -> dict[str, str]:
+        files = dataset.files()
+        features = from_json(files[PREPROCESSING_FILE]).replace(class_names=())
+        return files | {PREPROCESSING_FILE: to_json(features)}
 
     def build_evaluator(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return self.knn.build_evaluator(model, dataset)
