@@ -17,7 +17,7 @@ import torch
 import allmlp
 from allmlp.cli.app import next_prediction
 from allmlp.cli.job import most_frequent
-from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, write_preprocessing
 from allmlp.prediction import ImagePredictor
 from allmlp.prediction.answers import Prediction
 from allmlp.prediction.output import AnswerTable
@@ -237,6 +237,13 @@ def test_top_k_and_threshold_are_checked(images: Path, photos: Path, tmp_path: P
     ):
         code, out, err = command(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1) and message in err, err
+
+
+def test_a_model_of_pairs_suggests_two_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = text_folder(tmp_path / "pairs", "classes")
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("premise", "hypothesis")))
+    next_prediction(folder)
+    assert capsys.readouterr().err == f"next: allmlp predict {folder} TEXT --context TEXT\n"
 
 
 def test_tokens_of_every_mask(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:

@@ -340,7 +340,7 @@ def next_prediction(folder: Path) -> None:
     elif known.task == "text":
         next_command("predict", folder, "TEXT WITH [MASK]")
     else:
-        next_command("predict", folder, "TEXT")
+        next_command("predict", folder, "TEXT", *(["--context", "TEXT"] if len(known.text_columns) > 1 else []))
 
 
 def print_results(results: dict[str, dict[str, float]]) -> None:
