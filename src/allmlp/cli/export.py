@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.app import app, examples, next_for_head
 
 
 @app.command(
@@ -36,7 +36,6 @@ def export(
 ) -> None:
     """Export a trained model to ONNX or torch.export, and compare the outputs of the file with the model's."""
     from allmlp.export.files import export
-    from allmlp.weights.folder import read_spec
 
     for exported in export(folder, file, int8=int8, aot=aot, on=on, device=device):
         size = exported.file.stat().st_size / 1e6
@@ -44,4 +43,4 @@ def export(
             f"{exported.file}: {size:.1f} MB, any batch size, "
             f"differs by {exported.difference:.1e} on {exported.compared_on}"
         )
-    next_command(*(("serve", folder) if read_spec(folder).has_head else ("train", "DATA", "--model", folder)))
+    next_for_head(folder, "serve", folder)
