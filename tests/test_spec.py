@@ -157,6 +157,14 @@ def test_wrong_overrides_are_one_line_errors(path: str, text: str, message: str)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_field_of_what_is_not_set_names_what_to_set_first() -> None:
+    run = runs("digits_mixer")["digits_mixer"]
+    with pytest.raises(allmlp.UserError, match=r"lora is None: it has no field 'rank'; first set lora=Lora$"):
+        override(run, "lora.rank", "4")
+    with pytest.raises(allmlp.UserError, match=r"model is None: it has no field 'depth'$"):
+        override(run.replace(model=None, init_from="allmlp:image"), "model.depth", "4")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

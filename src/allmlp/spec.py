@@ -325,7 +325,9 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
         part = override(child[int(number)], rest, value, f"{above}{head}.{number}.")
         return spec.replace(**{head: (*child[: int(number)], part, *child[int(number) + 1 :])})
     if not isinstance(child, Spec):
-        raise UserError(f"{above}{head} is {child!r}: it has no field {rest!r}")
+        kinds = [kind.__name__ for kind in options(hint) if kind in Spec.kinds.values()]
+        first = f"; first set {above}{head}={' or '.join(kinds)}" if child is None and kinds else ""
+        raise UserError(f"{above}{head} is {child!r}: it has no field {rest!r}{first}")
     return spec.replace(**{head: override(child, rest, value, f"{above}{head}.")})
 
 

@@ -201,5 +201,12 @@ def test_a_pretrained_model_is_a_start_and_not_a_classifier(tmp_path: Path, caps
     for command in (("predict", folder, photos / "a" / "0.png"), ("eval", folder, photos)):
         code, _, err = run_command(capsys, *command)
         assert code == 2 and "features, not class scores" in err and f"allmlp train DATA --model {folder}" in err
+    resized = tmp_path / "resized"
+    for command, named in (
+        (("export", folder, tmp_path / "dino.pt2"), folder),
+        (("resize", folder, resized, "--img-size", "16"), resized),
+    ):
+        code, _, err = run_command(capsys, *command)
+        assert code == 0 and err.endswith(f"next: allmlp train DATA --model {named}\n")
     with pytest.raises(UserError, match="features, not class scores"):
         allmlp.predict(allmlp.load(folder), photos / "a" / "0.png")

@@ -320,6 +320,13 @@ def next_command(*parts: object) -> None:
         say(f"next: {command(*parts)}")
 
 
+def next_for_head(folder: Path, *parts: object) -> None:
+    """Print what to run next with a model's outputs; for a model without a head, what trains one."""
+    from allmlp.weights.folder import read_spec
+
+    next_command(*(parts if read_spec(folder).has_head else ("train", "DATA", "--model", folder)))
+
+
 def next_prediction(folder: Path) -> None:
     """Print the command that uses a trained model of images or texts, if its folder says how."""
     from allmlp.data.preprocessing import TextPreprocessing, known_preprocessing

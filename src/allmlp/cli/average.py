@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.app import app, examples, next_for_head
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import UserError, plural
 
@@ -50,4 +50,4 @@ def average(
 
         for one in (*folders, out):
             print(f"{one}  {format_values(evaluate_checkpoint(folders[0], device, model=one))}")
-    next_command("eval", out, "DATA")
+    next_for_head(out, "eval", out, "DATA")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.app import app, examples, next_for_head
 
 
 @app.command(
@@ -43,4 +43,4 @@ def export(
             f"{exported.file}: {size:.1f} MB, any batch size, "
             f"differs by {exported.difference:.1e} on {exported.compared_on}"
         )
-    next_command("serve", folder)
+    next_for_head(folder, "serve", folder)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.app import app, examples, next_for_head
 from allmlp.cli.job import DeviceOption
 from allmlp.errors import UserError
 
@@ -48,7 +48,7 @@ def prune(
     save(model, target, like=folder)
     left = sum(int(matrix.count_nonzero()) for matrix in token_matrices(model).values())
     print(f"{target}: {left:,} of {before:,} token-mixing weights are left")
-    next_command("eval", target, "DATA")
+    next_for_head(target, "eval", target, "DATA")
 
 
 def print_curve(folder: Path, data: str, count: int, file: Path | None, device: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from allmlp.cli.app import app, examples, next_command
+from allmlp.cli.app import app, examples, next_for_head
 from allmlp.errors import UserError
 
 
@@ -48,4 +48,6 @@ def resize(
     save(model, target, like=source)
     print(f"{target}: {read_spec(source).input_spec} -> {model.spec.input_spec}")
     series = isinstance(model.spec, SeriesEncoder)
-    next_command(*(("predict", target, "TABLE", "--out", "forecast.csv") if series else ("eval", target, "DATA")))
+    next_for_head(
+        target, *(("predict", target, "TABLE", "--out", "forecast.csv") if series else ("eval", target, "DATA"))
+    )
