@@ -29,6 +29,7 @@ from allmlp.errors import UserError
 
 REVIEWS = "text,label\n" + "".join(f"film number {n},{'good' if n % 2 else 'bad'}\n" for n in range(20))
 WORDS = "".join(f"a story of {n} words\n\n" for n in range(20))
+ANSWERS = "question,context,answer\nwho sat?,the cat sat,cat\n"
 SQUAD = json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": []}]})
 
 
@@ -102,6 +103,7 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
             "D/test_2016.de+D/test_2016.en,D/test_2017.de+D/test_2017.en",
         ),
     ),
+    "questions": ({"train.csv": ANSWERS, "test.csv": ANSWERS}, Squad("D/train.csv", "D/test.csv")),
     "SQuAD": ({"train-v1.1.json": SQUAD, "dev-v1.1.json": SQUAD}, Squad("D/train-v1.1.json", "D/dev-v1.1.json")),
     "shards": (
         {"train-0.tar": b"", "val-0.tar": b"", "classes.txt": "a\nb"},
@@ -210,8 +212,9 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         ({}, "nowhere", "there is no file or folder nowhere"),
         ({"x.png": ""}, "D/x.png", "is an image: training needs a folder with one folder of images per class"),
         ({"x.bin": b"a\0"}, "D/x.bin", "is not text"),
-        ({"x.json": SQUAD}, "D/x.json", "is one SQuAD file"),
-        ({"x.json": SQUAD}, "D", "needs SQuAD files for training and testing"),
+        ({"x.json": SQUAD}, "D/x.json", "is one file of questions with answers"),
+        ({"x.json": SQUAD}, "D", "needs files of questions for training and testing"),
+        ({"x.csv": ANSWERS}, "D/x.csv", "is one file of questions with answers"),
         ({"a.csv": REVIEWS, "b.csv": REVIEWS}, "D", r"has 2 tables, such as a\.csv, b\.csv: name one, or several as"),
         ({"a-train.csv": REVIEWS, "b-train.csv": "x,label\n1 a,1\n"}, "D", "has 2 tables"),
         (

@@ -20,6 +20,7 @@ from allmlp.data.squad import (
     TokenizedQuestion,
     WindowConfig,
     max_context_windows,
+    read,
 )
 from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig
 from allmlp.errors import UserError
@@ -269,6 +270,52 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         Squad(str(good), str(good), seq_len=128)
     with pytest.raises(UserError, match="neither"):
         Squad(str(good), str(good)).for_model(str(tmp_path)).load()
+
+
+ANSWER_FORMS = {
+    "Hub.jsonl": {"answers": {"text": ["cat", "the cat"], "answer_start": [4, 0]}},
+    "SQuAD.jsonl": {"answers": [{"text": "cat", "answer_start": 4}, {"text": "the cat", "answer_start": 0}]},
+    "texts.jsonl": {"answers": ["cat", "the cat"]},
+    "one.csv": {"answer": "cat"},
+    "position.csv": {"answer": "cat", "answer_start": 4},
+    "bracket.csv": {"answer": "[cat"},
+    "none.csv": {"answer": ""},
+    "empty.jsonl": {"answers": {"text": [], "answer_start": []}},
+    "array.json": {"answers": ["cat"]},
+    "lines.json": {"answers": ["cat"]},
+}
+
+
+@pytest.mark.parametrize("name", ANSWER_FORMS)
+def test_tables_of_questions(name: str, tmp_path: Path) -> None:
+    row = {"id": "7", "question": "who sat?", "context": "the cat sat", **ANSWER_FORMS[name]}
+    text = "".join(",".join(f'"{cell}"' for cell in cells) + "\n" for cells in (row, row.values()))
+    if ".json" in name:
+        text = json.dumps([row] if name == "array.json" else row)
+    (tmp_path / name).write_text(text, encoding="utf8")
+    (found,) = read(str(tmp_path / name))
+    assert found[:2] == ("who sat?", "the cat sat") and found.id == "7"
+    expected = {"bracket.csv": ["[cat"], "none.csv": [], "empty.jsonl": []}.get(name, ["cat"])
+    assert [answer.text for answer in found.answers][:1] == expected and found.impossible == (not expected)
+    positions = [answer.start for answer in found.answers]
+    assert positions == ([4, 0] if name in ("Hub.jsonl", "SQuAD.jsonl") else [4] if "position" in name else positions)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"answer_start": [4]}, "'text' is missing"),
+        ({"text": ["cat", "mat"], "answer_start": [4]}, "shorter"),
+        ([3], "cannot be read"),
+        ({"text": [3]}, "is not text"),
+        ([{"text": "cat", "answer_start": "x"}], "invalid literal"),
+    ],
+)
+def test_answers_that_cannot_be_read(answers: object, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"question": "who?", "context": "the cat", "answers": answers}))
+    with pytest.raises(UserError, match=rf"a\.jsonl, question 1: the answers .*{message}"):
+        read(str(file))
 
 
 def test_packed_files_are_the_same(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from allmlp.data.pets import OxfordPets, is_pets
 from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, refuse_times
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
-from allmlp.data.squad import Squad, is_squad
+from allmlp.data.squad import Squad, has_answers
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
 from allmlp.data.text_files import file_system, find_encoding, find_files
 from allmlp.data.text_folder import TextFolder
@@ -114,9 +114,10 @@ def detect_files(files: list[str], place: str) -> Data:
             f"{place} is an image: training needs a folder with one folder of images per class, or a table with the "
             "columns image and label"
         )
-    if is_squad(files[0]):
+    if has_answers(files[0]):
         raise UserError(
-            f"{place} is one SQuAD file: training and test files must be in one folder, train*.json and dev*.json"
+            f"{place} is one file of questions with answers: files for training and testing must be in one folder, "
+            "such as train.json and dev.json"
         )
     if is_table(name):
         return detect_tables({"train": [PeekedTable(file) for file in files]})
@@ -146,7 +147,8 @@ def detect_folder(folder: Path) -> Data:
     if any(name.endswith(".tar") for name in names) and len(with_images) < 2:  # else an archive of these folders
         return detect_shards(str(folder), folder)
     files = [folder / name for name in names if (folder / name).is_file()]
-    tables = [PeekedTable(str(file)) for file in files if is_table(file) and not is_squad(str(file))]
+    questions = [str(file) for file in files if has_answers(str(file))]
+    tables = [PeekedTable(str(file)) for file in files if is_table(file) and str(file) not in questions]
     classes = [name for name in with_images if name.casefold() not in SPLIT_NAMES or split_folders(folder)]
     by_stem = len(classes) < 2 and (bool(with_images) or any(map(is_image_name, names)))
     listings = [table for table in tables if table.lists_images(by_stem) and table.label]
@@ -162,7 +164,7 @@ def detect_folder(folder: Path) -> Data:
     if tables:
         return tables_in(folder, tables)
     return (
-        detect_squad(folder, [str(file) for file in files if is_squad(str(file))])
+        detect_squad(folder, questions)
         or detect_aligned(files)
         or (LabeledText(str(folder)) if TextFolder(folder).has_classes() else detect_text(folder))
     )
@@ -207,7 +209,10 @@ def detect_squad(folder: Path, files: list[str]) -> Data | None:
     splits = {split_of(Path(file).name): file for file in reversed(files)}
     test = splits.get("validation") or splits.get("test")
     if "train" not in splits or not test:
-        raise UserError(f"{folder} needs SQuAD files for training and testing, called train*.json and dev*.json")
+        raise UserError(
+            f"{folder} needs files of questions for training and testing, called after their split, such as train.json "
+            "and dev.json"
+        )
     return Squad(splits["train"], test)
 
 

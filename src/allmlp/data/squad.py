@@ -1,4 +1,4 @@
-"""SQuAD v1.1 and v2.0: windows of the context for training, whole questions for evaluation."""
+"""SQuAD v1.1 and v2.0 and tables alike: windows of the context for training, whole questions for evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import TextPreprocessing
-from allmlp.data.tables import Table, TableRow, table_suffix
+from allmlp.data.tables import Table, TableRow, is_table, read_table, table_suffix
 from allmlp.data.text_files import PEEKED_BYTES, open_file
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig, replace_surrogates
 from allmlp.errors import UserError, one_line
@@ -159,7 +159,7 @@ class SquadDataset(Dataset):
 
 
 class Squad(TextData):
-    """SQuAD's JSON files (plain, .gz, .xz) for training and testing.
+    """SQuAD's JSON files (plain, .gz, .xz) or tables of questions, contexts and answers for training and testing.
 
         [CLS] question [SEP] context[k doc_stride : k doc_stride + room] [SEP],   k = 0, 1, ...
 
@@ -214,9 +214,29 @@ class Squad(TextData):
 def is_squad(file: str) -> bool:
     if table_suffix(file) != ".json":
         return False
-    with open_file(file) as binary:
-        start = binary.read(PEEKED_BYTES)
+    start = peek(file)
     return start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{") and b'"paragraphs"' in start
+
+
+def peek(file: str) -> bytes:
+    with open_file(file) as binary:
+        return binary.read(PEEKED_BYTES)
+
+
+def has_answers(file: str) -> bool:
+    """Whether this is a SQuAD file or a table of questions, contexts and answers."""
+    return is_squad(file) or answer_table(file) is not None
+
+
+def answer_table(file: str) -> Table | None:
+    """A table with the columns question, context, and answers or answer; None for any other file."""
+    if not is_table(file) or is_squad(file):
+        return None
+    if table_suffix(file) == ".json" and b'"question"' not in peek(file):
+        return None
+    table = read_table(file)
+    named = {"question", "context"} <= {*table.columns} and not {"answers", "answer"}.isdisjoint(table.columns)
+    return table if named else None
 
 
 class SquadExample(NamedTuple):
@@ -241,8 +261,14 @@ def question_table(file: str) -> Table:
 
 def read(file: str) -> list[SquadExample]:
     if not file:
-        raise UserError("no files: set data.train and data.test to SQuAD's JSON files")
+        raise UserError(
+            "no files: set data.train and data.test to SQuAD's JSON files or to tables with the columns question, "
+            "context and answers"
+        )
     path = file if "://" in file else str(expand_user(file))
+    table = answer_table(path)
+    if table is not None:
+        return [parse_row(row, number, file) for number, row in enumerate(table, 1)]
     with open_file(path) as binary:
         content = binary.read()
     try:
@@ -265,6 +291,37 @@ def parse(record: Any) -> Iterator[SquadExample]:
                 answers = tuple(ReferenceAnswer(clean(one["text"]), int(one.get("answer_start", 0))) for one in given)
                 name = clean(str(entry.get("id", "")))
                 yield SquadExample(clean(entry["question"]), context, answers, impossible, name)
+
+
+def parse_row(row: TableRow, number: int, file: str) -> SquadExample:
+    """A question in a table. Its answers are one text, a list of texts, SQuAD's list of objects, or an object of lists
+    as in datasets of the Hub; without one it cannot be answered.
+    """
+    given = (row.get("answers") or row.get("answer") or "").strip()
+    try:
+        answers = tuple(parse_answers(given, row.get("answer_start") or 0))
+    except (ValueError, KeyError, TypeError) as reason:
+        what = f"{reason} is missing" if isinstance(reason, KeyError) else one_line(reason)
+        raise UserError(
+            f"{file}, question {number}: the answers {one_line(given)[:80]} cannot be read: {what}"
+        ) from None
+    return SquadExample(clean(row["question"]), clean(row["context"]), answers, not answers, row.get("id", ""))
+
+
+def parse_answers(given: str, start: str | int) -> Iterator[ReferenceAnswer]:
+    try:
+        value = json.loads(given) if given.startswith(("[", "{")) else given
+    except ValueError:  # a text that starts with a bracket
+        value = given
+    if isinstance(value, dict):
+        texts = value["text"]
+        starts = value.get("answer_start") or [0] * len(texts)
+        value = [{"text": text, "answer_start": first} for text, first in zip(texts, starts, strict=True)]
+    if isinstance(value, str):
+        value = [{"text": value, "answer_start": start}] if value else []
+    for answer in value:
+        known = {"text": answer} if isinstance(answer, str) else answer
+        yield ReferenceAnswer(clean(known["text"]), int(known.get("answer_start") or 0))
 
 
 def clean(text: Any) -> str:
