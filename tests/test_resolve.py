@@ -17,6 +17,7 @@ from allmlp.recipes import runs
 from allmlp.resolve import free_folder, resolve
 from allmlp.run import Budget, Run
 from allmlp.spec import to_dict
+from allmlp.tasks.dino import Dino
 
 EXPERIMENTS = """
 from allmlp.recipes import runs
@@ -161,6 +162,19 @@ def test_fields_of_the_data_are_set_before_they_are_read(here: Path) -> None:
         resolve("films.csv", device="cpu")
     found = only("films.csv", overrides={"data.label_column": "two", "data.cache": str(here)})
     assert found.data.load().class_names == ("x", "y", "z")  # type: ignore[attr-defined]
+
+
+def test_another_task_has_no_head_to_fit(here: Path) -> None:
+    images(here / "photos", count=20)
+    ((run, _, plain),) = resolve("photos", TrainOptions(model="allmlp:image"), device="cpu").values()
+    assert run.head_init is not None and run.start_margin > 0
+    overrides = {"task": "Dino", "start_margin": "0.5"}
+    ((run, _, reasons),) = resolve("photos", TrainOptions(model="allmlp:image"), overrides, "cpu").values()
+    assert isinstance(run.task, Dino) and run.head_init is None and run.start_margin == 0.5
+    fields = {reason.field for reason in plain} - {reason.field for reason in reasons}
+    assert {"head_init", "start_margin"} <= fields
+    run = only("photos", options=TrainOptions(model="allmlp:image"), overrides={"task.label_smoothing": "0"})
+    assert run.head_init is not None
 
 
 def test_train_alone_tells_what_can_be_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,8 @@ from allmlp.weights.start import open_start
 
 RECIPE_PREFIX = "recipe:"
 RUNS = Path("runs")
+NO_HEAD_INIT: dict[str, Any] = {"head_init": None, "start_margin": 0.0}
+"""For another task than the chosen one, whose head would be fitted."""
 
 
 class Resolved(NamedTuple):
@@ -90,10 +92,14 @@ def resolve(
     data = SeriesTable(source) if series else detect_data(source)
     choice = choose_run(override_all(data, fields), device=device, overrides=overrides, **options._asdict())
     run = override_all(choice.run, overrides)
+    changes = {*overrides, *(field.partition(".")[0] for field in overrides if field.startswith(("task.", "budget.")))}
+    if type(run.task) is not type(choice.run.task):
+        run = run.replace(**{field: value for field, value in NO_HEAD_INIT.items() if field not in overrides})
+        changes |= NO_HEAD_INIT.keys()
     check_sizes(run, overrides)
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
-    changes = {*overrides, *(field.partition(".")[0] for field in overrides if field.startswith(("task.", "budget.")))}
-    reasons = [reason for reason in choice.reasons if reason.field not in changes]
+    kept = (reason for reason in choice.reasons if reason.field.partition(".")[0] not in overrides)
+    reasons = [reason for reason in kept if reason.field not in changes]
     return {name: Resolved(run, out or free_folder(name, run), reasons)}
 
 
