@@ -183,6 +183,10 @@ def test_names_are_sorted_as_published() -> None:
 def test_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no cifar10 in .*: put cifar-10-binary.tar.gz there .*download=true"):
         Cifar10(path=str(tmp_path / "nowhere")).load()
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "cat" / "1.jpg").touch()
+    with pytest.raises(UserError, match=r"for its own images: --set data=ImageFolder --set data\.path=.*photos$"):
+        Cifar10(path=str(tmp_path / "photos")).load()
     monkeypatch.delenv("ALLMLP_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no cifar100 in data/cifar100 or data:"):

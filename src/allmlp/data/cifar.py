@@ -16,9 +16,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from allmlp.data.columns import is_image_name
 from allmlp.data.dataset import Data, ImageDataset, InMemory
 from allmlp.data.paths import download, join_paths, search_paths
 from allmlp.errors import UserError, one_line, require
+from allmlp.files import expand_user
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -136,9 +138,11 @@ def load(
         download(archive.url, archive.md5, target / archive.file)
         found = open_archive(target / archive.file, layouts)
     if found is None:
+        own = path and any(is_image_name(file.name) for file in expand_user(path).rglob("*"))
         raise UserError(
             f"{incomplete[0] if incomplete else f'no {name} in {join_paths(folders)}'}: put {archive.file} there "
             f"(from {archive.url}), set data.path or $ALLMLP_DATA to its folder, or set data.download=true"
+            + (f"; for its own images: --set data=ImageFolder --set data.path={path}" if own else "")
         )
     layout, place, read_file = found
     train, test = (split(layout, names, place, read_file, num_classes) for names in (layout.train, layout.test))
