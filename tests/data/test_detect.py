@@ -103,6 +103,7 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
             "D/test_2016.de+D/test_2016.en,D/test_2017.de+D/test_2017.en",
         ),
     ),
+    "one file of questions": ({"x.csv": ANSWERS}, Squad("D/x.csv")),
     "questions": ({"train.csv": ANSWERS, "test.csv": ANSWERS}, Squad("D/train.csv", "D/test.csv")),
     "SQuAD": ({"train-v1.1.json": SQUAD, "dev-v1.1.json": SQUAD}, Squad("D/train-v1.1.json", "D/dev-v1.1.json")),
     "shards": (
@@ -165,6 +166,7 @@ FILES: dict[str, tuple[str, str, Data]] = {
         "\n".join(json.dumps({"body": f"story {n}"}) for n in range(9)),
         Corpus("a.jsonl", text_field="body"),
     ),
+    "questions": ("qa.csv", ANSWERS, Squad("qa.csv")),
     "text": ("book.txt", WORDS, Corpus("book.txt")),
     "text without a suffix": ("book", WORDS, Corpus("book")),
     "one shard": ("a.tar", "", Shards("a.tar")),
@@ -212,9 +214,7 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         ({}, "nowhere", "there is no file or folder nowhere"),
         ({"x.png": ""}, "D/x.png", "is an image: training needs a folder with one folder of images per class"),
         ({"x.bin": b"a\0"}, "D/x.bin", "is not text"),
-        ({"x.json": SQUAD}, "D/x.json", "is one file of questions with answers"),
-        ({"x.json": SQUAD}, "D", "needs files of questions for training and testing"),
-        ({"x.csv": ANSWERS}, "D/x.csv", "is one file of questions with answers"),
+        ({"x.json": SQUAD, "y.json": SQUAD}, "D", "needs files of questions for training and testing"),
         ({"a.csv": REVIEWS, "b.csv": REVIEWS}, "D", r"has 2 tables, such as a\.csv, b\.csv: name one, or several as"),
         ({"a-train.csv": REVIEWS, "b-train.csv": "x,label\n1 a,1\n"}, "D", "has 2 tables"),
         (

@@ -301,6 +301,29 @@ def test_tables_of_questions(name: str, tmp_path: Path) -> None:
     assert positions == ([4, 0] if name in ("Hub.jsonl", "SQuAD.jsonl") else [4] if "position" in name else positions)
 
 
+def test_contexts_are_held_out_without_a_test_file(tmp_path: Path) -> None:
+    words = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh", "ii", "jj", "kk"]
+    rows = [f"{kind},{word} x,x\n" for word in words for kind in "op"]
+    (tmp_path / "a.csv").write_text("question,context,answer\n" + "".join(rows))
+    data = Squad(
+        str(tmp_path / "a.csv"),
+        tokenizer=TokenizerConfig(path=vocab_file(tmp_path)),
+        seq_len=12,
+        doc_stride=3,
+        max_query_length=2,
+    )
+    first, again = data.load(), data.load()
+    train, test = (
+        {question.context.text for question in part} for part in (first.train_questions, first.test_questions)
+    )
+    assert train | test == {f"{word} x" for word in words} and not train & test and len(test) == 2
+    assert first.notes == ("split by context with seed 0: 18 train, 4 test",)
+    assert test == {question.context.text for question in again.test_questions}
+    (tmp_path / "a.csv").write_text("question,context,answer\n" + rows[0])
+    with pytest.raises(UserError, match=r"has a single context.*: set data\.test"):
+        data.load()
+
+
 @pytest.mark.parametrize(
     ("answers", "message"),
     [

@@ -114,11 +114,8 @@ def detect_files(files: list[str], place: str) -> Data:
             f"{place} is an image: training needs a folder with one folder of images per class, or a table with the "
             "columns image and label"
         )
-    if has_answers(files[0]):
-        raise UserError(
-            f"{place} is one file of questions with answers: files for training and testing must be in one folder, "
-            "such as train.json and dev.json"
-        )
+    if len(files) == 1 and has_answers(files[0]):
+        return Squad(place)
     if is_table(name):
         return detect_tables({"train": [PeekedTable(file) for file in files]})
     find_encoding(files[0])  # which checks that it is text
@@ -206,6 +203,8 @@ def split_of(name: str) -> str:
 def detect_squad(folder: Path, files: list[str]) -> Data | None:
     if not files:
         return None
+    if len(files) == 1:
+        return Squad(files[0])
     splits = {split_of(Path(file).name): file for file in reversed(files)}
     test = splits.get("validation") or splits.get("test")
     if "train" not in splits or not test:

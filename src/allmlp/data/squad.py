@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -169,7 +169,8 @@ class Squad(TextData):
     """
 
     train: str
-    test: str
+    test: str = ""
+    """Empty: the questions of a tenth of the training file's contexts are held out."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     seq_len: Count = 384
     doc_stride: Count = 128
@@ -184,7 +185,12 @@ class Squad(TextData):
         self.windows.check()
 
     def load(self) -> SquadDataset:
-        train_examples, test_examples = read(self.train), read(self.test)
+        train_examples, notes = read(self.train), ()
+        if self.test:
+            test_examples = read(self.test)
+        else:
+            train_examples, test_examples = hold_out(train_examples, self.train)
+            notes = (f"split by context with seed 0: {len(train_examples):,} train, {len(test_examples):,} test",)
         contexts = dict.fromkeys(example.context for example in train_examples)
         texts = [*contexts, *(example.question for example in train_examples)]
         tokenizer = self.tokenizer.build_cached(texts, self.cache)
@@ -200,12 +206,25 @@ class Squad(TextData):
             log.warning(message, self.train, skipped, len(train_questions))
         if not kept:
             raise UserError(f"{self.train} has no training question whose answer is in its context")
-        return build_dataset(kept, test_questions, tokenizer, self.windows)
+        return replace(build_dataset(kept, test_questions, tokenizer, self.windows), notes=notes)
 
     def load_test(self, tokenizer: Tokenizer) -> SquadDataset:
         questions = encode(read(self.test), tokenizer, self.max_query_length)
         test = test_split(questions, tokenizer, self.windows)
         return SquadDataset(test, test, tokenizer, self.windows, questions, questions)
+
+
+def hold_out(examples: list[SquadExample], file: str) -> tuple[list[SquadExample], list[SquadExample]]:
+    """The questions of nine tenths of the contexts, and those of the others."""
+    contexts = list(dict.fromkeys(example.context for example in examples))
+    if len(contexts) < 2:
+        raise UserError(f"{file} has a single context, so no questions can be held out: set data.test")
+    order = torch.randperm(len(contexts), generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = {contexts[number] for number in order[: -(-len(contexts) // 10)]}
+    parts: tuple[list[SquadExample], list[SquadExample]] = [], []
+    for example in examples:
+        parts[example.context in held_out].append(example)
+    return parts
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -262,8 +281,7 @@ def question_table(file: str) -> Table:
 def read(file: str) -> list[SquadExample]:
     if not file:
         raise UserError(
-            "no files: set data.train and data.test to SQuAD's JSON files or to tables with the columns question, "
-            "context and answers"
+            "no files: set data.train to SQuAD's JSON file or to a table with the columns question, context and answers"
         )
     path = file if "://" in file else str(expand_user(file))
     table = answer_table(path)
