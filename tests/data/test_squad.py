@@ -276,6 +276,7 @@ ANSWER_FORMS = {
     "Hub.jsonl": {"answers": {"text": ["cat", "the cat"], "answer_start": [4, 0]}},
     "SQuAD.jsonl": {"answers": [{"text": "cat", "answer_start": 4}, {"text": "the cat", "answer_start": 0}]},
     "texts.jsonl": {"answers": ["cat", "the cat"]},
+    "object.jsonl": {"answers": {"text": "cat", "answer_start": 4}},
     "one.csv": {"answer": "cat"},
     "position.csv": {"answer": "cat", "answer_start": 4},
     "bracket.csv": {"answer": "[cat"},
@@ -319,6 +320,9 @@ def test_contexts_are_held_out_without_a_test_file(tmp_path: Path) -> None:
     assert train | test == {f"{word} x" for word in words} and not train & test and len(test) == 2
     assert first.notes == ("split by context with seed 0: 18 train, 4 test",)
     assert test == {question.context.text for question in again.test_questions}
+    (tmp_path / "a.csv").write_text("question,context,answer\n")
+    with pytest.raises(UserError, match=r"a\.csv has no questions"):
+        data.load()
     (tmp_path / "a.csv").write_text("question,context,answer\n" + rows[0])
     with pytest.raises(UserError, match=r"has a single context.*: set data\.test"):
         data.load()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -286,7 +286,8 @@ def read(file: str) -> list[SquadExample]:
     path = file if "://" in file else str(expand_user(file))
     table = answer_table(path)
     if table is not None:
-        return [parse_row(row, number, file) for number, row in enumerate(table, 1)]
+        rows = [parse_row(row, number, file) for number, row in enumerate(table, 1)]
+        return rows or refuse_empty(file)
     with open_file(path) as binary:
         content = binary.read()
     try:
@@ -294,9 +295,11 @@ def read(file: str) -> list[SquadExample]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         what = f"{reason} is missing" if isinstance(reason, KeyError) else one_line(reason)
         raise UserError(f"{file} is not a SQuAD file (JSON with data, paragraphs, context and qas): {what}") from None
-    if not found:
-        raise UserError(f"{file} has no questions")
-    return found
+    return found or refuse_empty(file)
+
+
+def refuse_empty(file: str) -> NoReturn:
+    raise UserError(f"{file} has no questions")
 
 
 def parse(record: Any) -> Iterator[SquadExample]:
@@ -318,7 +321,7 @@ def parse_row(row: TableRow, number: int, file: str) -> SquadExample:
     given = (row.get("answers") or row.get("answer") or "").strip()
     try:
         answers = tuple(parse_answers(given, row.get("answer_start") or 0))
-    except (ValueError, KeyError, TypeError) as reason:
+    except (ValueError, KeyError, TypeError, RecursionError) as reason:
         what = f"{reason} is missing" if isinstance(reason, KeyError) else one_line(reason)
         raise UserError(
             f"{file}, question {number}: the answers {one_line(given)[:80]} cannot be read: {what}"
@@ -331,6 +334,8 @@ def parse_answers(given: str, start: str | int) -> Iterator[ReferenceAnswer]:
         value = json.loads(given) if given.startswith(("[", "{")) else given
     except ValueError:  # a text that starts with a bracket
         value = given
+    if isinstance(value, dict) and isinstance(value["text"], str):
+        value = [value]
     if isinstance(value, dict):
         texts = value["text"]
         starts = value.get("answer_start") or [0] * len(texts)
