@@ -192,6 +192,26 @@ def test_jobs_run_side_by_side(fake: Path, tmp_path: Path, monkeypatch: pytest.M
     assert len(now.done) == 2 and max(record["wall"] for record in read(tmp_path / "out")) < 20
 
 
+def test_tuning_by_epochs_side_by_side_and_timed_runs_alone(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both tuning runs of the row wait for each other; a final run counts the others that are under way."""
+    under_way = "busy = out + '.busy'; os.mkdir(busy); folder = os.path.dirname(out)\n"
+    under_way += "n = lambda: sum(f.endswith('.busy') for f in os.listdir(folder))\n"
+    tuning = (
+        "end = time.time() + 30 * (sets['val_size'] != '0')\nwhile n() < 2 and time.time() < end: time.sleep(0.01)\n"
+    )
+    final = "if sets['val_size'] == '0': time.sleep(0.3); score = float(n())\nelse: time.sleep(0.5)\nos.rmdir(busy)"
+    monkeypatch.setenv("FAKE", under_way + tuning + final)
+    rows = {"mixer": Row("digits_mixer", candidates=grid({"optim.lr": ("1e-3", "2e-3")}))}
+    timed = {"compared": "seconds", "reference": "", "rows": rows, "overrides": {"budget.minutes": "1"}}
+    now, _ = work(small(**timed, tuning=Tuning(100, compared="epochs")), tmp_path / "out", jobs=2)
+    found = [(one["purpose"], one["jobs"]) for one in read(tmp_path / "out")]
+    assert found == [("tune", 2)] * 2 + [("final", 1)] * 3
+    assert all(now.value(one) == 1 for one in now.done.values() if one["purpose"] == "final")
+    assert max(one["wall"] for one in read(tmp_path / "out")) < 20
+
+
 @pytest.fixture
 def mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for nvidia-cuda-mps-control; the file of what it was told."""
@@ -531,7 +551,7 @@ def test_every_study_is_complete(name: str) -> None:
     for trial in trials:
         assert (trial.run.val_size > 0) == (trial.purpose == "tune") and trial.run.eval_every == MAX_COUNT
         budget = trial.run.budget
-        if study.compared == "seconds":
+        if study.is_timed(trial.purpose):
             assert budget.minutes is not None and budget.epochs is None and budget.steps is None
         else:
             assert budget.minutes is None, "equal epochs or tokens must not depend on the machine"

@@ -67,7 +67,7 @@ def study(
     minutes: Annotated[
         float | None, typer.Option(help="Start only runs that will end within this time.", min=0)
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at the same time, unless the study compares seconds.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs at the same time; those that compare seconds run alone.", min=1)] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Repeat runs that have failed.")] = False,
     keep_models: Annotated[
@@ -200,12 +200,13 @@ def report(now: Progress, runner: Runner) -> None:
         print(f"{text}, none in the rows of --rows")
         return
     text += f", {len(wanted)} in the rows of --rows" if len(wanted) < len(left) else ""
-    durations = [expected_seconds(trial, now.records) for trial in wanted]
-    known = [duration for duration in durations if duration is not None]
+    durations = [(runner.jobs_for(trial), expected_seconds(trial, now.records)) for trial in wanted]
+    known = [(jobs, duration) for jobs, duration in durations if duration is not None]
     if len(known) == len(durations):
-        text += f", about {format_duration(sum(known) / runner.jobs)}"
+        text += f", about {format_duration(sum(duration / jobs for jobs, duration in known))}"
         if runner.minutes:
-            count = portions(known, 60 * runner.minutes, runner.jobs)
+            alike = {jobs: [duration for others, duration in known if others == jobs] for jobs, _ in known}
+            count = sum(portions(found, 60 * runner.minutes, jobs) for jobs, found in alike.items())
             text += f" in {plural(count, 'portion')} of {plural(runner.minutes, 'minute', form='g')}"
     print(text if runner.minutes == 0 else f"{text}; continue with: {repeat()}")
 

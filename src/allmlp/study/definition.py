@@ -66,6 +66,9 @@ class Tuning:
     seeds: int = 1
     overrides: Overrides = field(default_factory=dict)
     """Overrides of tuning runs only, for example a smaller budget."""
+    compared: Compared | None = None
+    """The budget that is equal for the candidates of a row, if it is another than the study's: where candidates do not
+    differ in speed, equal epochs are equal seconds, and their runs can take place at the same time."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Study:
     name: str
     rows: Mapping[str, Row]
     compared: Compared
-    """The budget that is equal for all rows. Runs that compare seconds run one at a time."""
+    """The budget that is equal for all rows. Runs that compare seconds take place one at a time."""
     metric: str = ""
     """The metric to tune and to report; the first one of the evaluation if not given."""
     also: tuple[str, ...] = ()
@@ -112,6 +115,11 @@ class Study:
                 lookup(start, self.rows, f"row of {self.name}")
                 if row.candidates and self.data_of(start) == self.data_of(name):
                     raise UserError(f"study {self.name}: row {name} cannot be tuned, {start} has seen its examples")
+
+    def is_timed(self, purpose: Purpose) -> bool:
+        """Whether runs of this purpose compare seconds."""
+        compared = self.tuning.compared if self.tuning and purpose == "tune" else None
+        return (compared or self.compared) == "seconds"
 
     @property
     def parents(self) -> set[tuple[str, int]]:

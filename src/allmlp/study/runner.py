@@ -280,7 +280,7 @@ class Runner:
         self.shared: dict[str, str] | None = None
         """Variables of processes that share a GPU, from the first start on."""
         self.wanted = self.study.with_needed(self.rows) if self.rows else {*self.study.rows}
-        if self.jobs > 1 and self.study.compared == "seconds":
+        if self.jobs > 1 and self.study.is_timed("final") and (not self.study.tuning or self.study.is_timed("tune")):
             raise UserError(
                 f"study {self.study.name} compares seconds: its runs take place one at a time, without --jobs"
             )
@@ -290,6 +290,10 @@ class Runner:
         if self.retry_failed:
             found = [one for number, one in enumerate(found) if "failed" not in one or number >= self.earlier]
         return progress(self.study, found, self.out / "models")
+
+    def jobs_for(self, trial: Trial) -> int:
+        """Number of runs at the same time while this one runs."""
+        return 1 if self.study.is_timed(trial.purpose) else self.jobs
 
     def left(self) -> float:
         """Seconds left in the portion."""
@@ -316,14 +320,16 @@ class Runner:
         return now
 
     def start_what_fits(self, now: Progress) -> None:
-        """Start trials in the order of the rows; in a portion the longest first, so that short ones fill the rest."""
+        """Start trials in the order of the rows, those that compare seconds last and alone; in a portion the longest
+        first, so that short ones fill the rest.
+        """
         busy = {active.trial.key for active in self.active}
         free = [one for one in now.ready if one.key not in busy and one.row in self.wanted - self.unstarted.keys()]
         expected = {trial.key: self.expected_seconds(trial, now) for trial in free}
         if self.minutes is not None:
             free.sort(key=lambda trial: -(expected[trial.key] or math.inf))
-        for trial in free:
-            if len(self.active) == self.jobs:
+        for trial in sorted(free, key=self.jobs_for, reverse=True):
+            if len(self.active) >= min(map(self.jobs_for, [trial, *(active.trial for active in self.active)])):
                 return
             duration = expected[trial.key]
             # A run of unknown duration is started if half a portion is left.
@@ -353,8 +359,8 @@ class Runner:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         environment = dict(os.environ)
-        if self.jobs > 1:
-            environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self.jobs, 1)))
+        if (jobs := self.jobs_for(trial)) > 1:
+            environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
             if self.shared is None:
                 on_cpu = self.device == "cpu"
                 self.shared = {} if on_cpu else self.open.enter_context(multi_process_service(self.say))
@@ -458,7 +464,7 @@ class Runner:
         records.append(self.out / records.FILE, self.record(active, found))
 
     def record(self, active: Process, found: Record) -> Record:
-        return records.make(self.study.name, active.trial, self.jobs, active.seconds, found)
+        return records.make(self.study.name, active.trial, self.jobs_for(active.trial), active.seconds, found)
 
     def keep(self, active: Process) -> None:
         """Keep the model if another row starts from it, or with `keep_models`."""
