@@ -8,6 +8,7 @@ import shutil
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from allmlp.errors import UserError, one_line
 
@@ -53,6 +54,13 @@ def count_devices(kind: str) -> int:
         return int(torch.backends.mps.is_available())
     module = getattr(torch, kind)
     return module.device_count() if module.is_available() else 0
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device without waiting for its queued work; from pageable memory a GPU would."""
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def has_cpp_compiler() -> bool:

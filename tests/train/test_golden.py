@@ -36,7 +36,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.series_encoder import SeriesEncoder
 from allmlp.recipes import runs
-from allmlp.run import Budget
+from allmlp.run import Budget, Run
 from allmlp.spec import Spec, hints
 from allmlp.tasks.task import Task
 from allmlp.weights.folder import ModelChanges
@@ -180,20 +180,26 @@ def trained() -> dict[str, Path]:
     return {}
 
 
-def train(name: str, texts: Path, trained: dict[str, Path], out: Path) -> Path:
-    """Train the recipe of a task, and the teacher's before."""
-    if name in trained:
-        return trained[name]
+def small_run(name: str, texts: Path, teacher: Path | None = None) -> Run:
+    """The recipe of a task, with a small model, few examples and few steps."""
     (run,) = runs(RECIPES[name]).values()
     model, task = shrink(run.model or gmlp_text(2, 16, 24)), shrink(run.task)
     if task.dataset_type is ImageDataset:
         model = model.configure(img_size=32)
-    if name in TEACHERS:
-        task = task.replace(teacher=str(train(TEACHERS[name], texts, trained, out)))
+    if teacher is not None:
+        task = task.replace(teacher=str(teacher))
     run = run.replace(model=model, task=task, data=small_data(task.dataset_type, model.input_size, texts))
     # At this rate every parameter matters after a few steps.
     run = run.replace(batch_size=6, budget=Budget(steps=STEPS), optim=run.optim.replace(lr=0.02), log_every=1)
-    run = run.replace(compile=False, init_from=None)
+    return run.replace(compile=False, init_from=None)
+
+
+def train(name: str, texts: Path, trained: dict[str, Path], out: Path) -> Path:
+    """Train the recipe of a task, and the teacher's before."""
+    if name in trained:
+        return trained[name]
+    teacher = train(TEACHERS[name], texts, trained, out) if name in TEACHERS else None
+    run = small_run(name, texts, teacher)
     with OnlyFloat64():
         loop.train(run, out / name, "cpu")
     trained[name] = out / name

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from allmlp.data.preprocessing import PREPROCESSING_FILE, ImagePreprocessing
+from allmlp.device import upload
 from allmlp.errors import UserError
 from allmlp.spec import Spec, to_json
 
@@ -70,7 +71,7 @@ class InMemory:
         return InMemory(*self.fetch(indices), batch_type=type(self.examples))
 
     def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> Examples:
-        indices = indices.to(self.examples[0].device)
+        indices = upload(indices, self.examples[0].device)
         return map_tensors(self.examples, lambda tensor: tensor[indices])
 
     def content(self) -> Iterator[Any]:

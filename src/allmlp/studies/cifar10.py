@@ -10,6 +10,11 @@ SECONDS_300 = {"budget.epochs": "none", "budget.minutes": "5"}
 TUNING_60 = Tuning(val_size=5000, overrides={"budget.minutes": "1"})
 TUNING_50_EPOCHS = Tuning(5000, overrides={"budget.epochs": "50", "budget.minutes": "none"}, compared="epochs")
 
+UNMIXED_END: Overrides = {"task.mix_until": "0.85"}
+WHITENED_STEM: Overrides = {"stem_init": "Whitening"}
+FAST_VECTORS: Overrides = {"optim.vector_lr_scale": "4"}
+ALL_THREE: Overrides = {**UNMIXED_END, **WHITENED_STEM, **FAST_VECTORS}
+
 
 def cifar10() -> Study:
     """gMLP, ResMLP, Mixer, ViT and ResNet-18 on CIFAR-10 with today's recipes: 300 seconds of training alone each.
@@ -66,16 +71,13 @@ def cifar10_tuned() -> Study:
     are not mixed in the last 15 % of the run; the stem starts with whitened patches; norms, Affine, LayerScale and
     biases have four times the learning rate; all three; all three with 1.5 times the learning rate of the recipe.
     """
-    unmixed: Overrides = {"task.mix_until": "0.85"}
-    whitened: Overrides = {"stem_init": "Whitening"}
-    vectors: Overrides = {"optim.vector_lr_scale": "4"}
     settings: dict[str, Overrides] = {
         "recipe": {},
-        "unmixed end": unmixed,
-        "unmixed end, whitened stem": {**unmixed, **whitened},
-        "unmixed end, fast vectors": {**unmixed, **vectors},
-        "all three": {**unmixed, **whitened, **vectors},
-        "all three, lr 3e-3": {**unmixed, **whitened, **vectors, "optim.lr": "3e-3"},
+        "unmixed end": UNMIXED_END,
+        "unmixed end, whitened stem": {**UNMIXED_END, **WHITENED_STEM},
+        "unmixed end, fast vectors": {**UNMIXED_END, **FAST_VECTORS},
+        "all three": ALL_THREE,
+        "all three, lr 3e-3": {**ALL_THREE, "optim.lr": "3e-3"},
     }
     families = ("gmlp", "resmlp", "mixer")
     return Study(

@@ -16,6 +16,7 @@ from allmlp.data.augment import MultiCrop
 from allmlp.data.dataset import Dataset, ImageDataset, LabeledImages
 from allmlp.data.preprocessing import PREPROCESSING_FILE
 from allmlp.data.sampler import Batch
+from allmlp.device import upload
 from allmlp.errors import UserError
 from allmlp.layers.init import truncated_normal
 from allmlp.models.cost import measure
@@ -122,7 +123,8 @@ class DinoModule(TaskModule):
         self.num_outputs += spec.crops.num_global * len(images)
         start, end = spec.warmup_teacher_temperature, spec.teacher_temperature
         temperature = start + min(10 * context.progress, 1.0) * (end - start)
-        scalars = torch.tensor([temperature, float(context.progress >= spec.freeze_last_layer)], device=images.device)
+        scalars = torch.tensor([temperature, float(context.progress >= spec.freeze_last_layer)])
+        scalars = upload(scalars, images.device)
         return images, context.uniform(len(images), spec.crops.num_uniforms()), scalars[0], scalars[1]
 
     def compute_loss(self, *inputs: Tensor) -> Losses:

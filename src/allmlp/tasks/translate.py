@@ -15,7 +15,7 @@ from allmlp.data.dataset import Dataset, InMemory, Split
 from allmlp.data.parallel_corpus import TranslationBatch, TranslationDataset, source_ids
 from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
-from allmlp.device import sum_dtype
+from allmlp.device import sum_dtype, upload
 from allmlp.errors import UserError, require
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.encoder_decoder import EncoderDecoder, EncoderDecoderModel
@@ -100,7 +100,7 @@ class TranslationModule(TaskModule):
 
     def drop_words(self, ids: Tensor, uniforms: Tensor) -> Tensor:
         """Replace tokens by [MASK]; special tokens stay."""
-        words = ~self.tokenizer.special_tokens_mask.to(ids.device)[ids]
+        words = ~upload(self.tokenizer.special_tokens_mask, ids.device)[ids]
         return torch.where((uniforms < self.spec.word_dropout) & words, self.tokenizer.mask_token_id, ids)
 
     def compute_loss(self, *inputs: Tensor) -> Losses:
