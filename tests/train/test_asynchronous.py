@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # Recorded steps read nothing back, and run with optimizers that need not either.
-    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty", "ignore:Synchronization debug mode is a prototype"),
 ]
 FIRST, LAST = 8, 12
 """Steps that must not wait: the first ones allocate and record."""

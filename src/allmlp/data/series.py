@@ -14,6 +14,7 @@ from torch import Tensor
 from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.frequency import Frequency
 from allmlp.data.preprocessing import PREPROCESSING_FILE, SeriesPreprocessing
+from allmlp.device import upload
 from allmlp.errors import UserError
 from allmlp.spec import to_json
 
@@ -51,7 +52,7 @@ class Windows(InMemory):
         return Windows(self.values, self.offsets, self.origins[indices], self.seq_len, self.horizon)
 
     def fetch(self, indices: Tensor, uniforms: Tensor | None = None) -> SeriesBatch:
-        origins = self.origins[indices.to(self.origins.device)]
+        origins = self.origins[upload(indices, self.origins.device)]
         series = torch.searchsorted(self.offsets, origins, right=True) - 1
         steps = torch.arange(-self.seq_len, self.horizon, device=origins.device)
         rows = origins[:, None] + steps  # b l+h
