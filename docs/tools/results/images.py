@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from textwrap import indent
 
+from allmlp.recipes.anysize import SIZES
 from allmlp.study.statistics import paired_difference
 from allmlp.study.summary import show_interval
 from paper_tables.measurements import ABLATIONS
@@ -168,6 +169,14 @@ def warmup() -> str:
     return table(("model", "n", "with warm-up", "without", "change"), rows)
 
 
+def anysize() -> str:
+    rows = []
+    for row, what in {"gmlp_fixed": "at 32 pixels", "gmlp_any": "at a random size in every step"}.items():
+        found = study("anysize", row)
+        rows.append((what, str(len(found)), *(accuracy(found, f"accuracy_{size}") for size in SIZES)))
+    return table(("trained", "n", *(f"at {size}" for size in SIZES)), rows)
+
+
 def features() -> str:
     """DINO and distillation: one seed each."""
     runs = {
@@ -232,6 +241,7 @@ BLOCKS = {
     "cifar10-earlier": cifar10_earlier,
     "ablations": ablations,
     "warmup": warmup,
+    "anysize": anysize,
     "features": features,
     "resized": resized,
     "quantized": quantized,

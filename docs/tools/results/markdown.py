@@ -31,9 +31,9 @@ def over_seeds(values: Sequence[float], digits: int, seeds: int | None = None) -
     return f"{found.mean:.{digits}f} ± {found.half:.{digits}f}{count}"
 
 
-def accuracy(records: Sequence[Record]) -> str:
+def accuracy(records: Sequence[Record], metric: str = "accuracy") -> str:
     """Of runs that differ by their seed, on the test split."""
-    values = [100 * record["result"]["test"]["accuracy"] for record in records]
+    values = [100 * record["result"]["test"][metric] for record in records]
     return f"{over_seeds(values, 2)} %" if values else NOTHING
 
 
