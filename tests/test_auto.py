@@ -143,6 +143,10 @@ def test_what_is_asked_for_is_taken(here: Path) -> None:
     assert fields(scratch)["model"] == "mixer_nano" and scratch.run.optim.lr > run.optim.lr
     with pytest.raises(allmlp.UserError, match="model does not read these data: it is a model for images"):
         choose(reviews(here / "reviews.csv"), model=model)
+    with pytest.raises(
+        allmlp.UserError, match="images with 3 channels; a model of `allmlp list` is trained from random"
+    ):
+        choose(Digits(), model=model)
 
 
 @pytest.mark.slow

@@ -64,6 +64,7 @@ class Dino(Task):
         return "it resizes whole token matrices, which FSDP splits"
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
+        model = model.with_channels(len(dataset.mean))
         if isinstance(model, ResNet):
             return model.configure(img_size=self.crops.global_size)
         if not isinstance(model, Encoder) or model.pool is None:
