@@ -79,7 +79,8 @@ def transfer(model: Model, start: Start) -> list[str]:
         )
     source = resized(start.model, model.spec)
     source |= dense_matrices(model, source)
-    prefixes = (*HEAD_PREFIXES, f"{model.parts().get('head', 'head')}.")
+    heads = (f"{part.parts().get('head', 'head')}." for part in (model, start.model))
+    prefixes = (*HEAD_PREFIXES, *heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in source.items()}
     fresh = [name for name, shape in shapes.items() if name.startswith(prefixes) and given.get(name) != shape]
