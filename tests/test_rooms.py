@@ -172,6 +172,7 @@ BELOW = {
         "device",
         "errors",
         "files",
+        "spec",
         "data",
         "weights",
         "tasks",

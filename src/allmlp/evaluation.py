@@ -16,6 +16,7 @@ from allmlp.backtest import Origin, by_origin, unseen_windows
 from allmlp.data.class_names import ClassMatch, imagenet_numbers, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
 from allmlp.data.dataset import Split
+from allmlp.data.detect import detect_data
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.prefetch import Moving, Transfer, read_ahead
 from allmlp.data.sampler import eval_batches
@@ -33,6 +34,7 @@ from allmlp.prediction.stream import Pixels
 from allmlp.record import read_run
 from allmlp.report.predictions import calibrate, logits_of
 from allmlp.run import Run
+from allmlp.spec import override_all
 from allmlp.split_metrics import Metric, SplitMetrics
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import ClassifyModule
@@ -50,6 +52,7 @@ from allmlp.weights import folder
 
 MIN_TOP5_CLASSES = 10
 MAX_CONFUSED = 10
+DATA_PREFIX = "data."
 TINY = 1e-45
 """The smallest positive float32: the probability of an impossible class."""
 LEFT_OUT, UNREADABLE = -1, -2
@@ -134,6 +137,8 @@ class Setup:
     metrics: SplitMetrics = field(default_factory=SplitMetrics)
     """The user's metrics."""
     progress: Progress = lambda done, total: None
+    data_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Changed fields of other data, such as the names of columns."""
 
     @property
     def keeps_logits(self) -> bool:
@@ -155,6 +160,7 @@ def evaluate_model(
     dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Evaluate a run on its own test split, or any model on `data`: a path, a name of `NAMED`, a dataset of the Hub.
@@ -162,14 +168,14 @@ def evaluate_model(
     Data without splits are evaluated as a whole. Their classes are matched with the model's by name; `classes` is a
     table for those with other names. `knn` evaluates the features of a run by this many nearest neighbors.
     `metrics` are functions of logits and labels, as for training; on other data, the logits are log-probabilities of
-    the distinguished classes.
+    the distinguished classes. `overrides` changes fields of `data`, such as {"data.label_column": "rating"}.
     """
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"models cannot be evaluated in {dtype}: use float32, bfloat16 or float16")
-    own = SplitMetrics(metrics)
+    own, fields = SplitMetrics(metrics), data_fields(overrides or {}, data)
     with parallel.join(device) as world:
-        setup = Setup(world, dtype, batch_size, own, progress)
+        setup = Setup(world, dtype, batch_size, own, progress, fields)
         warn_of_slow_format(world.device, dtype)
         if data is None:
             if classes is not None:
@@ -180,6 +186,8 @@ def evaluate_model(
         if (place := series_folder(model)) is not None:
             if classes is not None:
                 raise UserError(f"--classes is for classifiers: {model} forecasts time series")
+            if fields:
+                raise UserError(f"{model} forecasts time series, and reads a table by the columns of its training")
             return evaluate_series(model, place, data, setup)
         predictor = open_predictor(model, device=device, dtype=dtype)
         if predictor.task == "values":
@@ -189,6 +197,16 @@ def evaluate_model(
                 raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
             return evaluate_text_task(predictor, model, data, setup)
         return evaluate_classifier(predictor, model, data, classes, setup)
+
+
+def data_fields(overrides: Mapping[str, Any], data: str | None) -> dict[str, Any]:
+    """The fields of `data` that are changed, by their names in it."""
+    for name in overrides:
+        if not name.startswith(DATA_PREFIX):
+            raise UserError(f"an evaluation changes fields of its data, such as data.label_column, not {name}")
+    if overrides and data is None:
+        raise UserError("the data of a run are evaluated as they are: name other data after the model")
+    return {name.removeprefix(DATA_PREFIX): value for name, value in overrides.items()}
 
 
 # --- the run's own data ------------------------------------------------------------------------------------
@@ -259,7 +277,8 @@ def run_outputs(
 
 
 def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: str | None, setup: Setup) -> Evaluation:
-    inputs = text_inputs(place) if isinstance(predictor, TextPredictor) else image_inputs(place, predictor)
+    data = override_all(detect_data(place), setup.data_fields)
+    inputs = text_inputs(data, place) if isinstance(predictor, TextPredictor) else image_inputs(data, place, predictor)
     num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
     names = model_class_names(predictor.preprocessing.class_names, num_classes)
     numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
@@ -340,7 +359,8 @@ def evaluate_text_task(predictor: TextPredictor, name: str, place: str, setup: S
     if isinstance(run.data, Corpus | Squad | ParallelCorpus):
         data = run.data
     seq_len = predictor.preprocessing.seq_len
-    dataset = data.replace(test=place, seq_len=seq_len).load_test(predictor.tokenizer)
+    data = override_all(data.replace(test=place, seq_len=seq_len), setup.data_fields)
+    dataset = data.load_test(predictor.tokenizer)
     run.task.check_dataset(dataset)
     run = setup.apply(run)
     module = run.task.build_evaluator(predictor.original, dataset).to(setup.world.device)
