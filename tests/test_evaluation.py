@@ -25,7 +25,7 @@ from allmlp.data.digits import Digits
 from allmlp.data.docstrings import Docstrings
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
-from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.evaluation import ClassResult, Evaluation, classifier_outputs, evaluate_model
 from allmlp.labeled_inputs import fit, image_inputs
@@ -331,6 +331,25 @@ def test_columns_of_other_data_are_named_by_their_settings(tmp_path: Path, capsy
     ):
         code, _, err = run_command(capsys, "eval", run, *([place] if place else []), *settings)
         assert (code, err.count("\n")) == (2, 1) and expected in err, err
+
+
+def test_texts_are_those_of_the_columns_in_training(tmp_path: Path) -> None:
+    """They were guessed anew: the longest texts, and not those that the run and `predict` read."""
+    pytest.importorskip("tokenizers")
+    folder, table = text_folder(tmp_path / "model", "classes"), tmp_path / "texts.csv"
+    rows = [("the cat", "dog"), ("a dog", "ship"), ("a ship", "cat")] * 3
+    lines = [f"{text},one two three four five six seven {text},{label}" for text, label in rows]
+    table.write_text("\n".join(["title,body,label", *lines]), encoding="utf8")
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("title",)))
+    plain = tmp_path / "plain.csv"
+    plain.write_text("\n".join(["text,label", *(",".join(row) for row in rows)]), encoding="utf8")
+    found, expected = (evaluate_model(str(folder), str(place), device="cpu") for place in (table, plain))
+    assert found.metrics == expected.metrics and not found.notes
+    other = evaluate_model(str(folder), str(table), device="cpu", overrides={"data.text_column": "body"})
+    assert other.metrics["loss"] != found.metrics["loss"]
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("title", "body")))
+    pairs = evaluate_model(str(folder), str(table), device="cpu")
+    assert pairs.metrics["loss"] not in (found.metrics["loss"], other.metrics["loss"])
 
 
 def test_a_label_column_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,7 +278,10 @@ def run_outputs(
 
 def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: str | None, setup: Setup) -> Evaluation:
     data = override_all(detect_data(place), setup.data_fields)
-    inputs = text_inputs(data, place) if isinstance(predictor, TextPredictor) else image_inputs(data, place, predictor)
+    if isinstance(predictor, TextPredictor):
+        inputs = text_inputs(data, place, predictor.preprocessing.text_columns)
+    else:
+        inputs = image_inputs(data, place, predictor)
     num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
     names = model_class_names(predictor.preprocessing.class_names, num_classes)
     numbers = {} if classes else imagenet_numbers(inputs.class_names, names)

@@ -120,14 +120,16 @@ def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -
     return images if images.shape[1] == 1 else images.float().mean(1, keepdim=True).round().byte()
 
 
-def text_inputs(data: Data, place: str) -> LabeledInputs:
-    """The test split of labeled texts, or all texts of data without splits."""
+def text_inputs(data: Data, place: str, trained_on: tuple[str, ...]) -> LabeledInputs:
+    """The test split of labeled texts, or all texts of data without splits; tables are read by the columns that the
+    model was `trained_on` if they have them.
+    """
     if not isinstance(data, LabeledText):
         raise UserError(
             f"the model classifies texts, but {place} is neither a table of texts with labels nor a folder of text "
             "files per class"
         )
-    reader, title = LabeledTextReader(data), place
+    reader, title = LabeledTextReader(data, trained_on), place
     rows = reader.read(data.test or data.path)
     last = "" if data.test else split_for_testing({row.split for row in rows})
     if data.test or last:
