@@ -149,6 +149,19 @@ def test_what_is_asked_for_is_taken(here: Path) -> None:
         choose(Digits(), model=model)
 
 
+def test_a_model_that_is_set_is_chosen(here: Path) -> None:
+    """The settings were those of a trained model, whose weights did not fit the one that was set."""
+    data = photos(here / "photos", {"cat": 12, "dog": 12})
+    changes = {"model": "mixer_nano", "model.depth": "2", "optim.lr": "0.5"}
+    named, found = (
+        next(iter(resolve(data, *given, device="cpu").values())).run
+        for given in ((TrainOptions("mixer_nano"), changes), (TrainOptions(), changes))
+    )
+    assert found.init_from is None and found.head_init is None and found.optim.lr == 0.5
+    assert isinstance(found.model, Encoder) and found.model.depth == 2
+    assert found.optim.weight_decay == named.optim.weight_decay and found.budget == named.budget
+
+
 @pytest.mark.slow
 def test_the_start_with_the_better_features_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = photos(here / "photos", {"cat": 20, "dog": 20, "emu": 20})

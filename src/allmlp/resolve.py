@@ -85,6 +85,12 @@ def resolve(
     if not path.exists() and source not in NAMED and re.fullmatch(r"[\w./-]+", source):
         hint = did_you_mean(source, [*recipes.recipes(), *NAMED, *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
+    model = overrides.get("model")
+    is_preset = isinstance(model, str) and model in presets() and not Path(model).exists()
+    if is_preset and options.model is None and "init_from" not in overrides:
+        # As with --model: settings for this model, and not for a trained one, whose weights do not fit it.
+        options = options._replace(model=model)
+        overrides = {name: value for name, value in overrides.items() if name != "model"}
     # Overrides of the data come first: without them data may be unreadable, as with two possible label columns.
     names = (name for name in overrides if name.startswith("data.") and name not in Run.aliases)
     fields = {name.removeprefix("data."): overrides[name] for name in names}
