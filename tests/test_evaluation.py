@@ -34,6 +34,7 @@ from allmlp.models.seq2seq import resmlp_seq2seq
 from allmlp.optim import AdamW
 from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
+from allmlp.resolve import resolve
 from allmlp.run import Budget, Run
 from allmlp.spec import to_dict
 from allmlp.tasks.causal_lm import CausalLM
@@ -350,6 +351,21 @@ def test_texts_are_those_of_the_columns_in_training(tmp_path: Path) -> None:
     write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("title", "body")))
     pairs = evaluate_model(str(folder), str(table), device="cpu")
     assert pairs.metrics["loss"] not in (found.metrics["loss"], other.metrics["loss"])
+
+
+def test_texts_as_short_as_labels(tmp_path: Path) -> None:
+    """The table was no table of texts for eval, as these are detected by their length, and predict read it."""
+    pytest.importorskip("tokenizers")
+    folder, table = text_folder(tmp_path / "model", "classes"), tmp_path / "texts.csv"
+    rows = [f"{word}{number},{label}" for number in range(12) for word, label in zip(("red", "mat", "sat"), CLASSES)]
+    table.write_text("\n".join(["title,label", *rows]), encoding="utf8")
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("title",)))
+    assert evaluate_model(str(folder), str(table), device="cpu").examples == 36
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES))
+    with pytest.raises(allmlp.UserError, match="there is no file or folder"):
+        evaluate_model(str(folder), str(tmp_path / "no.csv"), device="cpu")
+    (found,) = resolve(str(table), overrides={"data.text_column": "title"}, device="cpu").values()
+    assert isinstance(found.run.data, LabeledText) and found.run.data.text_column == "title"
 
 
 def test_a_label_column_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

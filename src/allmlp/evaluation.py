@@ -15,17 +15,19 @@ from allmlp.accuracy import wilson_interval
 from allmlp.backtest import Origin, by_origin, unseen_windows
 from allmlp.data.class_names import ClassMatch, imagenet_numbers, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
-from allmlp.data.dataset import Split
+from allmlp.data.dataset import Data, Split
 from allmlp.data.detect import detect_data
+from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.prefetch import Moving, Transfer, read_ahead
 from allmlp.data.sampler import eval_batches
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import Squad, WindowConfig
+from allmlp.data.tables import is_table
 from allmlp.data.tokenizer import TextData, TokenizerConfig, load_tokenizer
 from allmlp.device import as_dtype, sum_dtype, warn_of_slow_format
 from allmlp.errors import UserError
-from allmlp.files import RUN, finite
+from allmlp.files import RUN, expand_user, finite
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.forecast import Forecaster, series_folder
@@ -277,7 +279,7 @@ def run_outputs(
 
 
 def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: str | None, setup: Setup) -> Evaluation:
-    data = override_all(detect_data(place), setup.data_fields)
+    data = override_all(detect_for(predictor, place), setup.data_fields)
     if isinstance(predictor, TextPredictor):
         inputs = text_inputs(data, place, predictor.preprocessing.text_columns)
     else:
@@ -301,6 +303,16 @@ def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: st
     )
     found.metrics.update(own_metrics(setup, kept))
     return found
+
+
+def detect_for(predictor: Predictor, place: str) -> Data:
+    """The data at `place`. For a model of texts an undetected table is one of texts: they may be as short as labels."""
+    try:
+        return detect_data(place)
+    except UserError:
+        if isinstance(predictor, TextPredictor) and is_table(place) and expand_user(place).is_file():
+            return LabeledText(place)
+        raise
 
 
 def imagenet_note(class_names: Sequence[str], match: ClassMatch) -> str:

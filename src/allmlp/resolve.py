@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from allmlp import recipes
 from allmlp.auto import Reason, TrainOptions, choose_run, show
 from allmlp.data.detect import NAMED, detect_data
+from allmlp.data.labeled_text import LabeledText
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.tables import is_table
 from allmlp.errors import UserError, command, did_you_mean, lookup
@@ -95,7 +96,8 @@ def resolve(
     names = (name for name in overrides if name.startswith("data.") and name not in Run.aliases)
     fields = {name.removeprefix("data."): overrides[name] for name in names}
     series = is_table(source) and not fields.keys().isdisjoint(("horizon", "time_column", "id_columns"))
-    data = SeriesTable(source) if series else detect_data(source)
+    texts = path.is_file() and is_table(source) and "text_column" in fields  # which may be as short as labels
+    data = SeriesTable(source) if series else LabeledText(source) if texts else detect_data(source)
     choice = choose_run(override_all(data, fields), device=device, overrides=overrides, **options._asdict())
     run = override_all(choice.run, overrides)
     changes = {*overrides, *(field.partition(".")[0] for field in overrides if field.startswith(("task.", "budget.")))}
